@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.core.local import Local, Workers
+from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
@@ -21,6 +22,7 @@ from elasticjob_rendezvous.core.records import (
     Save,
 )
 from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 from tests.unit.rendezvous.builders import Job, a_failure, a_round, identity
 
 IDLE = Local(ready=True, master_port=1)
@@ -96,6 +98,45 @@ def test_who_leaves_starts_nothing() -> None:
 
 def test_nothing_is_known_yet() -> None:
     assert directed(Job("a")) == Idle("registering")
+
+
+PATIENT = replace(BOUNDS, scale_up_wait_seconds=600.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "local", "bounds", "said"),
+    [
+        (2, RoundState.FINAL, IDLE, BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, replace(IDLE, round=2), BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, replace(IDLE, round=1, done=True), BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, IDLE, None, "round 2 is final"),
+        (2, RoundState.JOINABLE, IDLE, BOUNDS, "round 2 is joinable"),
+        (2, RoundState.JOINABLE, IDLE, PATIENT, "round 2 is joinable"),
+        (2, RoundState.FROZEN, replace(IDLE, round=2, done=True), BOUNDS, "round 2 is frozen"),
+        (1, RoundState.JOINABLE, IDLE, None, "round 1 is joinable"),
+        (1, RoundState.FROZEN, IDLE, BOUNDS, "round 1 is frozen"),
+    ],
+)
+def test_a_member_without_a_seat_says_how_the_round_stands(
+    number: int, state: RoundState, local: Local, bounds: Bounds | None, said: str
+) -> None:
+    job = Job("a", "b").sealed("b", number=number).round(number, state, nodes=1)
+    assert direct(Facts(job.own("a", local=local), bounds, True, None)) == Idle(said)
+
+
+def test_a_member_that_waits_for_a_checkpoint_says_so() -> None:
+    own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
+    said = waiting_reason(PATIENT, 1, 1)
+    assert said
+    assert direct(Facts(own, PATIENT, True, None)) == Idle(f"round 2 is final: {said}")
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_member_that_waits_for_etcd_says_why(registered: bool) -> None:
+    trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
+    job = Job("a").round(2) if registered else Job("a")
+    facts = Facts(job.own("a", local=IDLE), BOUNDS, True, None, store=trouble)
+    assert direct(facts) == Idle(trouble.waiting)
 
 
 # -- going on and stopping ------------------------------------------------------------

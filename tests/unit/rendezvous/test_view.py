@@ -208,6 +208,19 @@ def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
     assert mine.created == mine.modified == view.revision
 
 
+@pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(1)), (KEYS.bounds, Bounds(1, 1))])
+def test_an_own_write_heals_a_malformed_record(key: str, record: object) -> None:
+    job = Job("a").put(key, [])
+    view = job.view()
+    assert key in view.malformed
+    txn = Txn((), (Put(key, encode(record)),))
+    view.wrote(txn, job.commit(txn))
+    healed = view.round if key == KEYS.round else view.bounds
+    assert healed is not None
+    assert (healed.record, healed.created) == (record, view.revision)
+    assert not view.malformed
+
+
 def test_a_deleted_folder_is_empty() -> None:
     job = Job("a", "b").failure("a").failure("b").failure("b", round=10)
     view = job.view()
@@ -360,6 +373,16 @@ def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
     view = view_of(session("a", "x-1", 5))
     view.told_leaving((farewell(agent),))
     assert (identity("a") in view.farewells) is kept
+
+
+def test_the_echo_of_what_was_known_before_a_farewell_does_not_refute_it() -> None:
+    known = session("a", "x-1", 5)
+    view = view_of(known)
+    view.told_leaving((farewell("x"),))
+    view.apply(5, (known,))
+    assert identity("a") in view.farewells
+    view.apply(6, (session("a", "x-1", 6),))
+    assert not view.farewells
 
 
 @pytest.mark.parametrize(
