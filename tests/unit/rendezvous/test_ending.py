@@ -231,6 +231,18 @@ def test_nothing_planned_begins_while_somebody_may_register_again() -> None:
     assert round.seen(LEASE) == (CauseKind.LOSS, ("b",))
 
 
+def test_who_registered_again_and_went_has_no_such_time_twice() -> None:
+    round = Round()
+    round.job.gone("b")
+    round.timers.clear()
+    round.timers.since("took over")
+    assert round.seen() is None
+    round.job.member("b", state=RUNNING, round=1, session="s2")
+    assert round.seen(1) is None
+    round.job.gone("b")
+    assert round.seen(1) == (CauseKind.LOSS, ("b",))
+
+
 def test_who_goes_later_has_no_such_time() -> None:
     round = Round()
     round.job.gone("b")

@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.directives import Stop
-from elasticjob_rendezvous.core.effects import KeepAlive, Probe, Read, Write
+from elasticjob_rendezvous.core.effects import KeepAlive, Probe, Read, Watch, Write
 from elasticjob_rendezvous.core.events import (
     LinkDown,
     LinkHeard,
@@ -19,8 +19,10 @@ from elasticjob_rendezvous.core.events import (
     PeerUp,
     Probed,
     Verdict,
+    WatchBroken,
 )
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
+from elasticjob_rendezvous.core.kv import Range
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import identity
 from tests.unit.rendezvous.node import Node
@@ -50,6 +52,19 @@ def test_what_is_no_event_is_refused() -> None:
     nothing: Any = object()
     with pytest.raises(TypeError, match="event"):
         Node(SimEtcd(), "a").hear(nothing)
+
+
+def test_a_broken_watch_of_the_coordinators_key_makes_a_member_look_again() -> None:
+    """The key may have gone since."""
+    a, b = pair()
+    b.later(0.3)
+    watch = b.made(Watch)[-1]
+    assert watch.ranges == (Range(key_of(a)),)
+    reads = len(b.made(Read))
+    b.hear(WatchBroken(watch.generation, "unavailable")).later(1)
+    assert len(b.made(Read)) == reads + 1
+    assert b.made(Watch)[-1].ranges == watch.ranges
+    assert b.made(Watch)[-1].generation > watch.generation
 
 
 # -- our link to the coordinator ------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.kv import (
     Compare,
     Delete,
@@ -434,19 +435,24 @@ def test_who_was_never_heard_of_said_nothing() -> None:
 def test_every_kind_of_record_finds_its_place() -> None:
     job = Job("a", "b").sealed("a", "b", number=3)
     job.failure("a", round=3).done("b", round=3)
-    view = job.view()
+    history = History(3, job.current().cause, 2)
+    view = job.put(KEYS.history(3), history).view()
     assert view.bounds is not None
+    assert view.histories[3].record == history
     assert view.rosters[3].seat(identity("b")) is not None
     assert view.failures[3][identity("a")] == a_failure("a", round=3)
     assert view.dones[3][identity("b")].name == "b"
     job.delete(KEYS.roster(3)).delete(KEYS.failure(3, identity("a")))
-    job.delete(KEYS.done(3, identity("b"))).delete(KEYS.bounds).delete(KEYS.round)
+    job.delete(KEYS.history(3)).delete(KEYS.done(3, identity("b"))).delete(KEYS.bounds).delete(
+        KEYS.round
+    )
     view.absorb(job.etcd.revision, ((ALL, job.etcd.range(ALL).kvs),))
     after = view_of()
     after.absorb(job.etcd.revision, ((ALL, job.etcd.range(ALL).kvs),))
     assert (view.bounds, view.round) == (after.bounds, after.round)
     assert after.bounds is None
     assert not view.rosters
+    assert not view.histories
     assert not any(view.failures.values())
     assert not any(view.dones.values())
 
