@@ -124,11 +124,26 @@ def test_a_member_without_a_seat_says_how_the_round_stands(
     assert direct(Facts(job.own("a", local=local), bounds, True, None)) == Idle(said)
 
 
-def test_a_member_that_waits_for_a_checkpoint_says_so() -> None:
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (PATIENT, "for 600 s"),
+        (replace(PATIENT, scale_up_wait_seconds=0.5), "for 0.5 s"),
+        (replace(PATIENT, min_nodes=1, increment=2), "by 1"),
+    ],
+    ids=["long", "not long", "of no use"],
+)
+def test_a_member_that_waits_for_a_checkpoint_says_so(bounds: Bounds, said: str) -> None:
     own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
-    said = waiting_reason(PATIENT, 1, 1)
-    assert said
-    assert direct(Facts(own, PATIENT, True, None)) == Idle(f"round 2 is final: {said}")
+    waits = direct(Facts(own, bounds, True, None))
+    assert waits == Idle(f"round 2 is final: {waiting_reason(bounds, 1, 1)}")
+    assert isinstance(waits, Idle)
+    assert said in waits.reason
+
+
+def test_a_member_that_nobody_has_room_for_says_no_more_where_newcomers_do_not_wait() -> None:
+    own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
+    assert direct(Facts(own, Bounds(1, 1), True, None)) == Idle("round 2 is final")
 
 
 @pytest.mark.parametrize("registered", [False, True])

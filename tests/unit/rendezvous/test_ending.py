@@ -590,3 +590,16 @@ def test_a_maximum_that_was_raised_again_is_forgotten() -> None:
     assert round.seen(0) is None
     round.job.bounds(max_nodes=2)
     assert round.seen(9) is None
+
+
+def test_a_gang_that_is_over_its_maximum_once_more_has_the_whole_grace_again() -> None:
+    round = Round("abc")
+    for most in (2, 3, 2):
+        round.job.bounds(max_nodes=most, stop_grace_seconds=10)
+        assert round.seen() is None
+        assert round.seen(9.5) is None
+    cause = round.look_after(0.5).cause
+    assert cause is not None
+    assert (cause.kind, cause.members) == (CauseKind.SCALE_DOWN, ())
+    assert "3" in cause.detail
+    assert "2" in cause.detail

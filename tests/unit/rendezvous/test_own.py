@@ -350,6 +350,10 @@ def updated(job: Job, **own: Any) -> Member:
     return record(job)
 
 
+def test_before_any_round_there_is_nothing_to_confirm() -> None:
+    assert update(Job("a")) is None
+
+
 def test_nothing_new_is_not_written() -> None:
     job = Job("a").round(1)
     assert update(job) is None

@@ -209,6 +209,19 @@ def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
     assert mine.created == mine.modified == view.revision
 
 
+@pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(2)), (KEYS.bounds, Bounds(1, 1))])
+def test_an_own_write_over_a_record_of_the_job_keeps_its_creation(key: str, record: object) -> None:
+    job = Job("a").round(1)
+    stored = job.etcd.get(key)
+    view = job.view()
+    txn = Txn((), (Put(key, encode(record)),))
+    view.wrote(txn, job.commit(txn))
+    known = view.round if key == KEYS.round else view.bounds
+    assert known is not None
+    assert stored is not None
+    assert known.created == stored.create_revision < known.modified
+
+
 @pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(1)), (KEYS.bounds, Bounds(1, 1))])
 def test_an_own_write_heals_a_malformed_record(key: str, record: object) -> None:
     job = Job("a").put(key, [])
@@ -506,6 +519,11 @@ def test_a_malformed_record_replaces_the_good_one_and_is_named() -> None:
     view = view_of(at(3, 5), KeyValue(KEYS.round, b"{}", 1, 6))
     assert view.round is None
     assert KEYS.round in str(view.malformed[KEYS.round])
+
+
+@pytest.mark.parametrize("key", KEYS_OF_RECORDS)
+def test_a_malformed_record_is_named_with_its_key(key: str) -> None:
+    assert key in str(view_of(KeyValue(key, b"[]", 1, 6)).malformed[key])
 
 
 def test_a_good_record_heals_a_malformed_one() -> None:
