@@ -75,6 +75,12 @@ def test_what_forbids_a_start(own: dict[str, Any]) -> None:
     assert isinstance(directed(final("a", "b"), **own), Idle)
 
 
+@pytest.mark.parametrize("state", [s for s in MemberState if s is not MemberState.WAITING])
+def test_who_has_not_said_that_it_waits_starts_nothing(state: MemberState) -> None:
+    """The coordinator may still wait for its older workers."""
+    assert directed(final("a", "b").change("a", state=state)) == Idle("round 2 is final")
+
+
 def test_the_first_round_says_what_it_waits_for() -> None:
     job = final("a", "b", number=1).round(1, RoundState.JOINABLE)
     said = "round 1 is joinable: it begins with 4 nodes, or with 1 or more after 30 s"

@@ -603,3 +603,16 @@ def test_a_gang_that_is_over_its_maximum_once_more_has_the_whole_grace_again() -
     assert (cause.kind, cause.members) == (CauseKind.SCALE_DOWN, ())
     assert "3" in cause.detail
     assert "2" in cause.detail
+
+
+def test_newcomers_settle_anew_in_each_round() -> None:
+    round = Round("ab", expected=6)
+    round.job.member("c")
+    for number in (1, 2):
+        round.job.later(60).sealed(*"ab", number=number)
+        round.number = number
+        assert round.look_after(0) == FinalLook()
+        first = round.job.now
+        assert round.seen(2.9) is None
+        look = round.look_after(0.2)
+        assert look == FinalLook(cause=Cause(CauseKind.JOIN, ("c",)), symptom=first)

@@ -567,6 +567,7 @@ def test_members_must_be_given_the_same_sizes(mine: Bounds, differs: str) -> Non
     said = own_key.disagreement(Job("a").own("a", bounds=mine))
     assert differs in said
     assert bool(said) is bool(differs)
+    assert ("same sizes" in said) is bool(differs)
 
 
 def test_without_sizes_of_its_own_a_member_agrees() -> None:
