@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.core.local import Local, Workers
+from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
@@ -17,8 +19,10 @@ from elasticjob_rendezvous.core.records import (
     Outcome,
     OutcomeKind,
     RoundState,
+    Save,
 )
 from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 from tests.unit.rendezvous.builders import Job, a_failure, a_round, identity
 
 IDLE = Local(ready=True, master_port=1)
@@ -71,6 +75,12 @@ def test_what_forbids_a_start(own: dict[str, Any]) -> None:
     assert isinstance(directed(final("a", "b"), **own), Idle)
 
 
+@pytest.mark.parametrize("state", [s for s in MemberState if s is not MemberState.WAITING])
+def test_who_has_not_said_that_it_waits_starts_nothing(state: MemberState) -> None:
+    """The coordinator may still wait for its older workers."""
+    assert directed(final("a", "b").change("a", state=state)) == Idle("round 2 is final")
+
+
 def test_the_first_round_says_what_it_waits_for() -> None:
     job = final("a", "b", number=1).round(1, RoundState.JOINABLE)
     said = "round 1 is joinable: it starts with 4 nodes, or with at least 1 after 30 s"
@@ -96,6 +106,60 @@ def test_nothing_is_known_yet() -> None:
     assert directed(Job("a")) == Idle("registering")
 
 
+PATIENT = replace(BOUNDS, scale_up_wait_seconds=600.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "local", "bounds", "said"),
+    [
+        (2, RoundState.FINAL, IDLE, BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, replace(IDLE, round=2), BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, replace(IDLE, round=1, done=True), BOUNDS, "round 2 is final"),
+        (2, RoundState.FINAL, IDLE, None, "round 2 is final"),
+        (2, RoundState.JOINABLE, IDLE, BOUNDS, "round 2 is joinable"),
+        (2, RoundState.JOINABLE, IDLE, PATIENT, "round 2 is joinable"),
+        (2, RoundState.FROZEN, replace(IDLE, round=2, done=True), BOUNDS, "round 2 is frozen"),
+        (1, RoundState.JOINABLE, IDLE, None, "round 1 is joinable"),
+        (1, RoundState.FROZEN, IDLE, BOUNDS, "round 1 is frozen"),
+    ],
+)
+def test_a_member_without_a_seat_says_how_the_round_stands(
+    number: int, state: RoundState, local: Local, bounds: Bounds | None, said: str
+) -> None:
+    job = Job("a", "b").sealed("b", number=number).round(number, state, nodes=1)
+    assert direct(Facts(job.own("a", local=local), bounds, True, None)) == Idle(said)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        (PATIENT, "for 600 s"),
+        (replace(PATIENT, scale_up_wait_seconds=0.5), "for 0.5 s"),
+        (replace(PATIENT, min_nodes=1, increment=2), "by 1"),
+    ],
+    ids=["long", "not long", "of no use"],
+)
+def test_a_member_that_waits_for_a_checkpoint_says_so(bounds: Bounds, said: str) -> None:
+    own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
+    waits = direct(Facts(own, bounds, True, None))
+    assert waits == Idle(f"round 2 is final: {waiting_reason(bounds, 1, 1)}")
+    assert isinstance(waits, Idle)
+    assert said in waits.reason
+
+
+def test_a_member_that_nobody_has_room_for_says_no_more_where_newcomers_do_not_wait() -> None:
+    own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
+    assert direct(Facts(own, Bounds(1, 1), True, None)) == Idle("round 2 is final")
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_member_that_waits_for_etcd_says_why(registered: bool) -> None:
+    trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
+    job = Job("a").round(2) if registered else Job("a")
+    facts = Facts(job.own("a", local=IDLE), BOUNDS, True, None, store=trouble)
+    assert direct(facts) == Idle(trouble.waiting)
+
+
 # -- continuing and stopping ----------------------------------------------------------
 
 
@@ -108,7 +172,9 @@ def test_running_workers_go_on() -> None:
 def test_unsafe_workers_are_killed() -> None:
     order = directed(final("a", "b"), running(), safe=False)
     assert isinstance(order, Stop)
-    assert (order.round, order.kill, order.cause.kind) == (2, True, CauseKind.LOSS)
+    assert (order.round, order.kill, order.grace_seconds) == (2, True, 0.0)
+    assert (order.cause.kind, order.cause.members) == (CauseKind.LOSS, ())
+    assert order.cause.detail.startswith("cut off")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +206,13 @@ def test_who_leaves_lets_its_workers_end() -> None:
     assert order == Stop(2, False, Cause(CauseKind.LEAVE, ("a",), "drained"), 10.0)
 
 
+def test_workers_of_a_leaver_have_the_jobs_grace() -> None:
+    own = final("a", "b").own("a", local=running(), leaving="drained")
+    order = direct(Facts(own, Bounds(1, 4, stop_grace_seconds=7), safe=True, remembered=None))
+    assert isinstance(order, Stop)
+    assert (order.kill, order.grace_seconds) == (False, 7.0)
+
+
 @pytest.mark.parametrize("leaving", ["", "drained"])
 def test_workers_that_should_long_have_stopped_get_no_more_grace(leaving: str) -> None:
     job = final("a", "b").round(3, cause=Cause(CauseKind.JOIN, ("b",)))
@@ -157,7 +230,36 @@ def test_who_leaves_while_cut_off_kills_its_workers() -> None:
 def test_without_etcd_the_remembered_roster_serves() -> None:
     roster = final("a", "b").roster(2)
     assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5, asks=True)
-    assert isinstance(directed(Job(), running(3), remembered=roster), Idle)
+    unknown = directed(Job(), running(3), remembered=roster)
+    assert isinstance(unknown, Idle)
+    assert unknown.reason.startswith("workers are running")
+
+
+# -- saving ---------------------------------------------------------------------------
+
+
+SAVE = Save(Cause(CauseKind.JOIN, ("c",)), 60.0)
+
+
+def test_workers_of_the_final_round_are_asked_to_save() -> None:
+    job = final("a", "b")
+    asked = job.round(2, RoundState.FINAL, save=SAVE)
+    order = Run(job.roster(2), identity("a"), max_restarts=5, save=SAVE, asks=True)
+    assert directed(asked, running()) == order
+    assert directed(asked.round(2, RoundState.FINAL), running()) == replace(order, save=None)
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(1, RoundState.FINAL), (1, RoundState.FROZEN), (2, RoundState.FROZEN)],
+    ids=["older and final", "older and frozen", "frozen"],
+)
+def test_a_request_to_save_counts_in_its_final_round_alone(number: int, state: RoundState) -> None:
+    """A member that outlived a loss of etcd's data may run a later round than the one it reads."""
+    job = final("a", "b")
+    roster = job.roster(2)
+    order = directed(job.round(number, state, save=SAVE), running(), remembered=roster)
+    assert order == Run(roster, identity("a"), max_restarts=5, save=None, asks=True)
 
 
 # -- finishing ------------------------------------------------------------------------

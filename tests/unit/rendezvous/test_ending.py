@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.newcomers import must_wait, waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
@@ -34,6 +34,7 @@ class Round:
         self.peers, self.timers = Peers(), Timers()
         self.leavers: dict[str, str] = {}
         self.silent: set[str] = set()
+        self.number = 1
         self.take_over()
 
     def take_over(self) -> None:
@@ -49,8 +50,8 @@ class Round:
         view = job.view()
         assert view.bounds is not None
         return look_at_final(
-            view, job.roster(1), view.bounds.record, self.peers, self.timers, self.leavers,
-            self.silent,
+            view, job.roster(self.number), view.bounds.record, self.peers, self.timers,
+            self.leavers, self.silent,
         )  # fmt: skip
 
     def seen(self, after: float = 0.0) -> tuple[CauseKind, tuple[str, ...]] | None:
@@ -166,6 +167,34 @@ def test_a_loss_is_dated_from_its_first_symptom() -> None:
     assert look.symptom == round.job.now - 5.0
 
 
+@pytest.mark.parametrize("trouble", ["failure", "loss"])
+def test_the_trouble_of_each_round_has_its_own_first_symptom(trouble: str) -> None:
+    round = Round()
+    for number in (1, 2):
+        round.job.later(60)
+        if number == 2 and trouble == "loss":
+            round.job.member("b", session="s2")
+        round.job.sealed(*"abc", number=number)
+        round.number = number
+        assert round.look_after(1) == FinalLook()
+        if trouble == "failure":
+            round.job.failure("b", round=number)
+        else:
+            round.job.gone("b" if number == 1 else "c")
+        look = round.look_after(1)
+        assert look.symptom == round.job.now
+        assert round.look_after(5).symptom == look.symptom
+
+
+def test_an_aborted_collective_is_told_with_who_was_done_by_then() -> None:
+    round = Round("ab")
+    round.job.done("a")
+    cause = round.abort("b").look_after(0).cause
+    assert cause is not None
+    assert cause.members == ("b",)
+    assert "a had ended" in cause.detail
+
+
 def test_who_stopped_its_workers_itself_is_lost_too() -> None:
     """The member was cut off for longer than its lease, and came back."""
     round = Round()
@@ -200,6 +229,18 @@ def test_nothing_planned_begins_while_somebody_may_register_again() -> None:
     round.timers.since("took over")
     assert round.seen() is None
     assert round.seen(LEASE) == (CauseKind.LOSS, ("b",))
+
+
+def test_who_registered_again_and_went_has_no_such_time_twice() -> None:
+    round = Round()
+    round.job.gone("b")
+    round.timers.clear()
+    round.timers.since("took over")
+    assert round.seen() is None
+    round.job.member("b", state=RUNNING, round=1, session="s2")
+    assert round.seen(1) is None
+    round.job.gone("b")
+    assert round.seen(1) == (CauseKind.LOSS, ("b",))
 
 
 def test_who_goes_later_has_no_such_time() -> None:
@@ -277,6 +318,66 @@ def test_a_leave_that_does_not_follow_its_mark_is_not_waited_for_without_end() -
     look = round.look_after(LEAVE_COALESCE_SECONDS)
     assert look.cause is not None
     assert look.cause.members == ("b",)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
+    marks = (Mark(identity("a"), "scaled down"),) if marked else ()
+    seconds = LEAVE_COALESCE_SECONDS if marked else LEAVE_QUIET_SECONDS
+    round = Round(marks=marks)
+    for number in (1, 2):
+        round.job.sealed(*"abc", number=number)
+        round.number = number
+        round.leavers.clear()
+        round.job.later(60).change("b", state=LEAVING, reason="drained")
+        assert round.seen() is None
+        first = round.job.now
+        assert round.seen(seconds - 0.01) is None
+        look = round.look_after(0.02)
+        assert look == FinalLook(cause=Cause(CauseKind.LEAVE, ("b",), "drained"), symptom=first)
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "urgent"),
+    [
+        (MemberState.LEAVING, False, False),
+        (MemberState.LEAVING, True, False),
+        (MemberState.RUNNING, True, True),
+    ],
+    ids=["by its key, which stands", "by its key, which went", "by a link alone"],
+)
+def test_a_leave_that_only_a_link_told_is_urgent(
+    said: MemberState, gone: bool, urgent: bool
+) -> None:
+    """Its peers may be stuck in collectives for a while."""
+    round = Round()
+    round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
+    round.job.change("b", state=said, reason="drained" if said is LEAVING else "")
+    round.seen()
+    if gone:
+        round.job.gone("b")
+        round.seen()
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=urgent)
+
+
+def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
+    """Its key stands, so it told its peers in time."""
+    round = Round()
+    round.job.change("b", state=LEAVING, reason="drained")
+    round.seen()
+    round.job.change("b", state=RUNNING)
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained")
+
+
+def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> None:
+    round = Round()
+    round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
+    round.job.gone("b").view().departed.clear()
+    round.seen()
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
 
 
 def test_who_said_that_it_leaves_is_never_lost() -> None:
@@ -537,3 +638,30 @@ def test_a_maximum_that_was_raised_again_is_forgotten() -> None:
     assert round.seen(0) is None
     round.job.bounds(max_nodes=2)
     assert round.seen(9) is None
+
+
+def test_a_gang_that_is_over_its_maximum_once_more_has_the_whole_grace_again() -> None:
+    round = Round("abc")
+    for most in (2, 3, 2):
+        round.job.bounds(max_nodes=most, stop_grace_seconds=10)
+        assert round.seen() is None
+        assert round.seen(9.5) is None
+    cause = round.look_after(0.5).cause
+    assert cause is not None
+    assert (cause.kind, cause.members) == (CauseKind.SCALE_DOWN, ())
+    assert "3" in cause.detail
+    assert "2" in cause.detail
+
+
+@pytest.mark.parametrize(("expected", "seconds"), [(6, 3.0), (None, 0.5)])
+def test_newcomers_settle_anew_in_each_round(expected: int | None, seconds: float) -> None:
+    round = Round("ab", expected=expected)
+    round.job.member("c")
+    for number in (1, 2):
+        round.job.later(60).sealed(*"ab", number=number)
+        round.number = number
+        assert round.look_after(0) == FinalLook()
+        first = round.job.now
+        assert round.seen(seconds - 0.1) is None
+        look = round.look_after(0.2)
+        assert look == FinalLook(cause=Cause(CauseKind.JOIN, ("c",)), symptom=first)

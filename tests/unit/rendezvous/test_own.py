@@ -11,7 +11,7 @@ import pytest
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.kv import Txn
+from elasticjob_rendezvous.core.kv import Compare, Target, Txn
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
@@ -70,11 +70,36 @@ def test_the_record_says_who_and_where() -> None:
     assert (said.id, said.session, said.name, said.address) == (A, "s1", "a", "host-a")
     assert (said.agent_port, said.launcher_port, said.master_port) == (7000, 7001, 20000)
     assert (said.round, said.lease, said.known, said.start_ms) == (3, 9, 4, 250)
-    assert said.sizes == ""
+    assert (said.sizes, said.confirmed) == ("", 0)
     assert Job("a").own("a", local=busy(3, cold="a shell")).record().cold == "a shell"
     stopping = busy(3, workers=Workers.STOPPING, cold="a shell")
     assert Job("a").own("a", local=stopping).record().cold is None
     assert Job("a").own("a", bounds=Bounds(1, 4, 3)).record().sizes == "1:4:3"
+
+
+@pytest.mark.parametrize("workers", list(Workers))
+def test_the_record_says_all_that_is_known_of_the_workers(workers: Workers) -> None:
+    """The start is reported only while workers run; it is unknown for others."""
+    told: dict[str, Any] = {
+        "step": 7, "checkpoint_step": 5, "master_served": True, "busy_ms": 40, "saves": True,
+        "passed": 3, "saved": True, "completed": True,
+    }  # fmt: skip
+    starts = {"start_ms": 250, "first_step_ms": 900, "cold": "a shell"}
+    own = Job("a").own("a", local=busy(3, workers=workers, **told, **starts))
+    said = own.record(confirmed=8, known=6)
+    runs = workers is Workers.RUNNING
+    assert {name: getattr(said, name) for name in told} == told
+    assert (said.start_ms, said.first_step_ms) == ((250, 900) if runs else (0, 0))
+    assert said.cold == ("a shell" if runs else None)
+    assert (said.confirmed, said.known, said.reason) == (8, 6, "")
+
+
+def test_the_record_says_what_its_node_is_for() -> None:
+    own = Job("a").own("a", leaving="drained")
+    me = replace(own.config.identity, slots=8, role="learner", node="node-7")
+    said = replace(own, config=replace(own.config, identity=me)).record()
+    assert (said.slots, said.role, said.node) == (8, "learner", "node-7")
+    assert said.reason == "drained"
 
 
 # -- only the rightful session writes -------------------------------------------------
@@ -162,6 +187,58 @@ def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
     assert record(job).node == "changed by another hand"
 
 
+@pytest.mark.parametrize("name", ["update", "say leaving", "resign"])
+def test_a_written_key_hangs_on_the_lease(name: str) -> None:
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    lease = job.etcd.grant(30, 0.0).id
+    mine = job.own("a", **own, lease=lease)
+    txn = write(mine)
+    assert txn is not None
+    assert job.commit(txn).succeeded
+    stored = job.etcd.get(job.stored("a").key)
+    assert stored is not None
+    assert stored.lease == lease
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("update", {KEYS.round, KEYS.session(A, "s1")}),
+        ("drop", {KEYS.session(A, "s1")}),
+        ("say leaving", {KEYS.session(A, "s1")}),
+        ("resign", {KEYS.session(A, "s1")}),
+        ("close", {KEYS.round}),
+        ("depose", {KEYS.round, KEYS.bounds, KEYS.session(B, "s1")}),
+        ("set aside", {KEYS.round, KEYS.bounds, KEYS.session(B, "s1")}),
+    ],
+)
+def test_a_refused_write_reads_what_it_was_refused_for(name: str, keys: set[str]) -> None:
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    txn = write(job.own("a", **own))
+    job.round(2).change("a", node="changed").change("b", node="changed")
+    assert txn is not None
+    result = job.commit(txn)
+    assert not result.succeeded
+    found = {kv.key: kv for _, kvs in result.ranges for kv in kvs}
+    assert set(found) == keys
+    assert all(kv == job.etcd.get(key) for key, kv in found.items())
+
+
+@pytest.mark.parametrize("name", ["close", "depose", "set aside"])
+def test_what_concerns_all_is_written_on_the_session_and_not_on_its_last_word(name: str) -> None:
+    """A key of ours that merely changed does not stop it."""
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    txn = write(job.own("a", **own))
+    mine = job.stored("a")
+    assert txn is not None
+    assert Compare(mine.key, Target.CREATE, mine.created) in txn.compares
+    job.change("a", node="changed")
+    assert job.commit(txn).succeeded
+
+
 # -- adoption of a member -------------------------------------------------------------
 
 
@@ -180,7 +257,12 @@ def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
 
 def test_a_session_is_never_created_twice() -> None:
     job = Job("a")
-    assert not job.commit(own_key.take_up(job.own("a"), carries=False)).succeeded
+    txn = own_key.take_up(job.own("a"), carries=False)
+    assert txn.compares == (Compare(job.stored("a").key, Target.CREATE, 0),)
+    result = job.round(1).commit(txn)
+    assert not result.succeeded
+    found = {kv.key for _, kvs in result.ranges for kv in kvs}
+    assert found == {KEYS.round, KEYS.bounds, job.stored("a").key}, "it reads where things stand"
 
 
 def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
@@ -190,6 +272,16 @@ def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
     assert record(job).session == "x-1"
     assert record(job).state is RUNNING
     assert job.etcd.get(KEYS.session(A, "s1")) is None
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_past_counts_where_nothing_stands_until_a_round_is_opened(opened: bool) -> None:
+    """etcd lost its data: neither the round nor a key of this member is there."""
+    job = Job("b")
+    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    if opened:
+        job.round(1)
+    assert job.commit(txn).succeeded is not opened
 
 
 @pytest.mark.parametrize("change", ["round", "old session", "old session gone"])
@@ -238,6 +330,12 @@ def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
     assert job.own("a", local=local).record().round == ran
 
 
+def test_who_had_no_seat_in_the_last_round_has_not_run_it() -> None:
+    job = Job("a", "b").sealed("b", number=3).round(4, previous=3)
+    assert job.own("a").record().round == 0
+    assert job.own("b", local=busy(1, workers=Workers.NONE)).record().round == 3
+
+
 # -- updates --------------------------------------------------------------------------
 
 
@@ -250,6 +348,10 @@ def updated(job: Job, **own: Any) -> Member:
     assert txn is not None, "nothing was worth a request"
     assert job.commit(txn).succeeded
     return record(job)
+
+
+def test_before_any_round_there_is_nothing_to_confirm() -> None:
+    assert update(Job("a")) is None
 
 
 def test_nothing_new_is_not_written() -> None:
@@ -406,7 +508,7 @@ def test_closing_ends_the_round_once() -> None:
     assert job.commit(txn).succeeded
     current = job.current()
     assert (current.number, current.state, current.ids) == (4, RoundState.CLOSED, ())
-    assert current.outcome == STOPPED
+    assert (current.outcome, current.since_ms) == (STOPPED, UTC_MS)
     assert close(job.own("a")) is None
 
 
@@ -465,6 +567,7 @@ def test_members_must_be_given_the_same_sizes(mine: Bounds, differs: str) -> Non
     said = own_key.disagreement(Job("a").own("a", bounds=mine))
     assert differs in said
     assert bool(said) is bool(differs)
+    assert ("same sizes" in said) is bool(differs)
 
 
 def test_without_sizes_of_its_own_a_member_agrees() -> None:

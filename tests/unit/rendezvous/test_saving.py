@@ -103,6 +103,11 @@ def test_who_cannot_all_save_is_not_asked(bounds: dict[str, Any], change: dict[s
     assert gang.due() == LEAVING
 
 
+@pytest.mark.parametrize(("leave_seconds", "seconds"), [(5.5, 0.5), (6.0, 1.0)])
+def test_the_least_time_is_enough_to_be_asked(leave_seconds: float, seconds: float) -> None:
+    assert Gang(leave_seconds=leave_seconds).due() == Save(LEAVE, seconds)
+
+
 def test_a_gang_that_misses_one_is_not_asked() -> None:
     gang = Gang()
     gang.job.gone("b")
@@ -142,11 +147,10 @@ def test_where_nobody_must_go_there_is_more_time() -> None:
 def test_who_was_asked_is_stopped_though_the_reason_went() -> None:
     gang = Gang()
     gang.due()
-    gang.answered(1, 1, 1).due(NOTHING)
+    asked_at = gang.job.now
+    gang.answered(1, 1, 1).due(NOTHING, after=2)
     gang.job.change("a", completed=True)
-    found = gang.due(NOTHING)
-    assert isinstance(found, FinalLook)
-    assert found.cause == LEAVE
+    assert gang.due(NOTHING, after=3) == FinalLook(cause=LEAVE, symptom=asked_at)
 
 
 def test_a_script_that_is_through_meanwhile_is_let_go_on() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.kv import (
     Compare,
     Delete,
@@ -23,7 +24,7 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchEvent,
 )
-from elasticjob_rendezvous.core.records import MemberState, Round, RoundState
+from elasticjob_rendezvous.core.records import Farewell, MemberState, Round, RoundState
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.view import KEPT_ROSTERS, View
@@ -82,6 +83,41 @@ def test_repeated_news_changes_nothing() -> None:
     assert number(view_of(at(2, 6), at(2, 6), at(1, 5))) == 2
 
 
+KEYS_OF_RECORDS = (
+    KEYS.round,
+    KEYS.bounds,
+    KEYS.session(identity("a"), "s1"),
+    KEYS.roster(3),
+    KEYS.seats,
+    KEYS.history(3),
+    KEYS.failure(3, identity("a")),
+    KEYS.done(3, identity("a")),
+)
+
+
+@pytest.mark.parametrize("key", KEYS_OF_RECORDS)
+def test_news_of_a_key_that_was_never_read_as_a_record_leaves_nothing(key: str) -> None:
+    """It is gone already, or what it says cannot be read."""
+    for view in (view_of(Deleted(key, 7)), view_of(KeyValue(key, b"[]", 7, 7), Deleted(key, 8))):
+        assert (view.round, view.bounds, view.malformed) == (None, None, {})
+        assert (view.sessions, view.members(), view.departed) == ({}, {}, {})
+        assert (view.rosters, view.histories) == ({}, {})
+        assert not any(view.failures.values())
+        assert not any(view.dones.values())
+
+
+def test_repeated_news_of_a_deletion_does_not_take_what_came_after_it() -> None:
+    """The copy of a roster outlives the roster's own key."""
+    copy = kv(KEYS.seats, roster(3), 8)
+    view = view_of(Deleted(KEYS.roster(3), 7), copy, Deleted(KEYS.roster(3), 7))
+    assert view.rosters == {3: roster(3)}
+
+
+def test_a_member_without_a_session_is_not_kept() -> None:
+    key = KEYS.session(identity("a"), "s1")
+    assert view_of(session("a", "s1", 5), Deleted(key, 6)).sessions == {}
+
+
 def test_the_revision_only_grows() -> None:
     view = view_of(at(1, 5))
     view.apply(3, ())
@@ -118,6 +154,15 @@ def test_a_limited_read_proves_no_absence() -> None:
     assert set(view.members()) == {identity("a"), identity("b")}
 
 
+def test_what_is_read_beside_a_limited_range_counts_in_full() -> None:
+    view = view_of(at(1, 4), session("a", "s1", 5))
+    first = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
+    view.absorb(8, ((first, (session("a", "s1", 5),)), (Range(KEYS.round), ())))
+    assert view.round is None
+    view.absorb(9, ((first, ()), (Range(KEYS.round), (at(2, 9),))))
+    assert number(view) == 2
+
+
 def test_a_read_that_found_nothing_keeps_older_news_away() -> None:
     view = view_of(at(1, 5))
     view.absorb(8, ((Range(KEYS.round), ()),))
@@ -151,6 +196,43 @@ def test_overwriting_keeps_the_revision_of_creation() -> None:
     assert (mine.created, mine.record.state) == (created, MemberState.LEAVING)
     assert mine.modified > created
     assert view.lowest() == mine
+
+
+def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
+    job = Job("a")
+    key = job.stored("a").key
+    view = job.gone("a").view()
+    txn = Txn((), (Put(key, encode(a_member("a"))),))
+    view.wrote(txn, job.commit(txn))
+    mine = view.member(identity("a"))
+    assert mine is not None
+    assert mine.created == mine.modified == view.revision
+
+
+@pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(2)), (KEYS.bounds, Bounds(1, 1))])
+def test_an_own_write_over_a_record_of_the_job_keeps_its_creation(key: str, record: object) -> None:
+    job = Job("a").round(1)
+    stored = job.etcd.get(key)
+    view = job.view()
+    txn = Txn((), (Put(key, encode(record)),))
+    view.wrote(txn, job.commit(txn))
+    known = view.round if key == KEYS.round else view.bounds
+    assert known is not None
+    assert stored is not None
+    assert known.created == stored.create_revision < known.modified
+
+
+@pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(1)), (KEYS.bounds, Bounds(1, 1))])
+def test_an_own_write_heals_a_malformed_record(key: str, record: object) -> None:
+    job = Job("a").put(key, [])
+    view = job.view()
+    assert key in view.malformed
+    txn = Txn((), (Put(key, encode(record)),))
+    view.wrote(txn, job.commit(txn))
+    healed = view.round if key == KEYS.round else view.bounds
+    assert healed is not None
+    assert (healed.record, healed.created) == (record, view.revision)
+    assert not view.malformed
 
 
 def test_a_deleted_folder_is_empty() -> None:
@@ -219,18 +301,33 @@ STATE = Range(KEYS.state, prefix=True)
         (4, (at(1, 3),), False),  # an answer sent before the event came
         (9, (), True),
         (5, (), False),
+        (6, (at(1, 5),), True),
+        (6, (), True),
     ],
-    ids=["as known", "newer", "gone back", "an older answer", "no round", "before the round"],
-)
+    ids=[
+        "as known", "newer", "gone back", "an older answer", "no round", "before the round",
+        "gone back at once", "no round at once",
+    ],
+)  # fmt: skip
 def test_a_store_that_was_set_up_anew_contradicts_what_is_known(
     target: Range, revision: int, found: tuple[KeyValue, ...], contradicted: bool
 ) -> None:
     assert view_of(at(2, 6)).contradicted_by(revision, ((target, found),)) is contradicted
 
 
+def test_a_read_of_other_keys_contradicts_no_round() -> None:
+    limited = Range(KEYS.state, prefix=True, limit=1)
+    view = view_of(at(2, 6))
+    assert not view.contradicted_by(9, ((MEMBERS, ()), (limited, ()), (Range(KEYS.bounds), ())))
+
+
 def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
     assert not view_of().contradicted_by(9, ((ROUND, (at(1, 5),)), (MEMBERS, ())))
     assert not view_of(session("a", "s1", 5)).contradicted_by(9, ((ROUND, ()), (MEMBERS, ())))
+
+
+def test_a_view_that_heard_of_no_etcd_has_neither_revision_nor_cluster() -> None:
+    assert (View(KEYS).revision, View(KEYS).cluster_id) == (0, 0)
 
 
 # -- sessions -------------------------------------------------------------------------
@@ -269,25 +366,106 @@ def test_who_has_another_session_has_not_departed() -> None:
     assert view.departed == {}
 
 
+# -- farewells ------------------------------------------------------------------------
+
+
+def farewell(agent: str) -> Farewell:
+    return Farewell(identity("a"), agent, "drained")
+
+
+def test_a_farewell_is_kept_until_its_member_is_heard_of() -> None:
+    view = view_of()
+    view.told_leaving((farewell("x"),))
+    assert view.farewells == {identity("a"): farewell("x")}
+    assert view.leaves(identity("a")) == "drained"
+
+
+@pytest.mark.parametrize(("agent", "kept"), [("x", True), ("y", False)])
+def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
+    agent: str, kept: bool
+) -> None:
+    view = view_of(session("a", "x-1", 5))
+    view.told_leaving((farewell(agent),))
+    assert (identity("a") in view.farewells) is kept
+
+
+def test_the_echo_of_what_was_known_before_a_farewell_does_not_refute_it() -> None:
+    known = session("a", "x-1", 5)
+    view = view_of(known)
+    view.told_leaving((farewell("x"),))
+    view.apply(5, (known,))
+    assert identity("a") in view.farewells
+    view.apply(6, (session("a", "x-1", 6),))
+    assert not view.farewells
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "told", "leaves"),
+    [
+        (MemberState.RUNNING, False, False, None),
+        (MemberState.RUNNING, True, False, None),
+        (MemberState.LEAVING, False, False, "by its key"),
+        (MemberState.LEAVING, True, False, "by its key"),
+        (MemberState.LEAVING, True, True, "by its key"),
+        (MemberState.RUNNING, False, True, None),
+        (MemberState.RUNNING, True, True, "drained"),
+    ],
+)
+def test_why_a_member_leaves_is_said_by_its_key_and_else_by_a_link(
+    said: MemberState, gone: bool, told: bool, leaves: str | None
+) -> None:
+    other = session("b", "x-1", 3, state=MemberState.LEAVING, reason="of another")
+    view = view_of(other, session("a", "x-1", 5, state=said, reason="by its key"))
+    view.told_leaving((farewell("x"),) if told else ())
+    if gone:
+        view.apply(6, (Deleted(KEYS.session(identity("a"), "x-1"), 6),))
+    last = view.last_word(identity("a"))
+    assert last is not None
+    assert (last.state, view.leaves(identity("a"))) == (said, leaves)
+
+
+def test_a_round_of_which_nobody_told_has_neither_failures_nor_successes() -> None:
+    for view in (view_of(), view_of(kv(KEYS.seats, roster(5), 5))):
+        assert (view.failures_of(5), view.dones_of(5), view.undone(5)) == ({}, {}, [])
+
+
+def test_the_highest_number_that_any_member_knows_is_known() -> None:
+    members = [
+        session(name, "s1", 5, known=known) for name, known in (("a", 3), ("b", 7), ("c", 0))
+    ]
+    assert view_of(*members).known() == 7
+
+
+def test_who_was_never_heard_of_said_nothing() -> None:
+    view = view_of(session("b", "x-1", 3, state=MemberState.LEAVING, reason="drained"))
+    assert view.last_word(identity("a")) is None
+    assert view.leaves(identity("a")) is None
+
+
 # -- record storage -------------------------------------------------------------------
 
 
 def test_every_kind_of_record_finds_its_place() -> None:
     job = Job("a", "b").sealed("a", "b", number=3)
     job.failure("a", round=3).done("b", round=3)
-    view = job.view()
+    history = History(3, job.current().cause, 2)
+    view = job.put(KEYS.history(3), history).view()
     assert view.bounds is not None
+    assert view.histories[3].record == history
     assert view.rosters[3].seat(identity("b")) is not None
     assert view.failures[3][identity("a")] == a_failure("a", round=3)
     assert view.dones[3][identity("b")].name == "b"
     job.delete(KEYS.roster(3)).delete(KEYS.failure(3, identity("a")))
-    job.delete(KEYS.done(3, identity("b"))).delete(KEYS.bounds).delete(KEYS.round)
+    job.delete(KEYS.history(3)).delete(KEYS.done(3, identity("b"))).delete(KEYS.bounds).delete(
+        KEYS.round
+    )
     view.absorb(job.etcd.revision, ((ALL, job.etcd.range(ALL).kvs),))
     after = view_of()
     after.absorb(job.etcd.revision, ((ALL, job.etcd.range(ALL).kvs),))
     assert (view.bounds, view.round) == (after.bounds, after.round)
     assert after.bounds is None
     assert not view.rosters
+    assert not view.histories
     assert not any(view.failures.values())
     assert not any(view.dones.values())
 
@@ -341,6 +519,11 @@ def test_a_malformed_record_replaces_the_good_one_and_is_named() -> None:
     view = view_of(at(3, 5), KeyValue(KEYS.round, b"{}", 1, 6))
     assert view.round is None
     assert KEYS.round in str(view.malformed[KEYS.round])
+
+
+@pytest.mark.parametrize("key", KEYS_OF_RECORDS)
+def test_a_malformed_record_is_named_with_its_key(key: str) -> None:
+    assert key in str(view_of(KeyValue(key, b"[]", 1, 6)).malformed[key])
 
 
 def test_a_good_record_heals_a_malformed_one() -> None:

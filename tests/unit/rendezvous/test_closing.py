@@ -1,0 +1,55 @@
+"""The write that ends a job, and what it says of the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.acts import Act, Scene
+from elasticjob_rendezvous.core.closing import close, outcome_of_charge
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind, RoundState, Streak
+from tests.unit.rendezvous.builders import Job, identity
+
+
+def scene(job: Job) -> Scene:
+    view = job.view()
+    assert view.bounds is not None
+    return Scene(view, job.stored("a"), view.bounds.record, job.clock)
+
+
+def closed(job: Job, outcome: Outcome) -> Act:
+    act = close(scene(job), outcome)
+    assert job.commit(act.txn).succeeded
+    return act
+
+
+def test_a_closed_round_asks_nobody() -> None:
+    job = Job("a", "b").round(3, RoundState.FROZEN, ids=(identity("a"), identity("b")))
+    closed(job, Outcome(OutcomeKind.STOPPED))
+    current = job.current()
+    assert (current.number, current.state, current.ids) == (3, RoundState.CLOSED, ())
+
+
+@pytest.mark.parametrize("detail", ["", "by hand"])
+def test_the_note_of_the_end_names_its_kind_and_detail(detail: str) -> None:
+    said = closed(Job("a").round(1), Outcome(OutcomeKind.STOPPED, detail)).note
+    assert said.endswith(f"stopped {detail}".rstrip())
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(0, "no restarts"), (1, "1 restart)"), (2, "2 restarts)")],
+)
+def test_the_end_of_the_budget_says_how_many_restarts_there_were(most: int, said: str) -> None:
+    job = Job("a", max_restarts=most).sealed("a").failure("a")
+    outcome = outcome_of_charge(scene(job), tuple(range(most + 1)), Streak(), 1)
+    assert outcome is not None
+    assert said in outcome.detail
+    assert outcome.culprit == identity("a")
+
+
+def test_an_end_without_failure_records_is_put_down_to_nobody() -> None:
+    """They were cleared away, or never arrived."""
+    job = Job("a", max_restarts=0).sealed("a")
+    outcome = outcome_of_charge(scene(job), (1,), Streak(), 1)
+    assert outcome is not None
+    assert (outcome.kind, outcome.culprit) == (OutcomeKind.FAILED, "")

@@ -1,0 +1,48 @@
+"""First round after a loss of etcd's data."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.acts import Act
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Round, RoundState
+from elasticjob_rendezvous.core.roster import seal
+from tests.unit.rendezvous.builders import Job, a_member
+
+
+def lost() -> Job:
+    """Nothing stands in etcd; b remembers that there was a round 7."""
+    return Job("a", "b", keep_alive_seconds=5).change("b", known=7).idle().later(5)
+
+
+@pytest.mark.parametrize(("state", "others"), [("joinable", 3), ("frozen", 3), ("final", 4)])
+def test_a_final_round_that_is_outnumbered_counts_as_an_interruption(
+    state: str, others: int
+) -> None:
+    job = Job("a", "b").round(1, RoundState(state), counts=Counts(losses=2, others=3))
+    assert job.change("b", known=7).act().counts == Counts(losses=2, others=others)
+
+
+def due(job: Job) -> Act:
+    act = job.look()
+    assert act is not None
+    return act
+
+
+def test_a_round_after_a_loss_of_data_says_so() -> None:
+    cause = lost().act().cause
+    assert (cause.kind, cause.members) == (CauseKind.DATA_LOST, ())
+    assert cause.detail.startswith("etcd")
+
+
+def test_the_note_of_a_round_after_a_loss_of_data_names_its_number() -> None:
+    said = due(lost()).note
+    assert "8" in said
+    assert "7" not in said
+
+
+def test_the_note_of_a_restored_round_names_its_number() -> None:
+    job = Job("a", "b").change("a", known=7).change("b", known=7)
+    final = Round(7, RoundState.FINAL, Cause(CauseKind.START), previous=7)
+    job.coordinator.last = (final, seal(7, [a_member("a"), a_member("b")], 0))
+    assert "7" in due(job.idle().later(5)).note

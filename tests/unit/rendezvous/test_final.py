@@ -1,0 +1,126 @@
+"""Writes of the coordinator when a final round ends, or when it asks to save beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+    Streak,
+)
+from tests.unit.rendezvous.builders import Job, identity
+
+LEAVING = MemberState.LEAVING
+
+
+def note(job: Job) -> str:
+    act = job.look()
+    assert act is not None
+    return act.note
+
+
+# -- asking to save -------------------------------------------------------------------
+
+
+def leaver(**bounds: Any) -> Job:
+    """b leaves a gang that wants to save, and nobody else has followed it."""
+    job = Job("a", "b", "c", **{"leave_seconds": 30.0, "expected": 3, **bounds})
+    job.sealed("a", "b", "c")
+    for name in "abc":
+        job.change(name, saves=True)
+    job.change("b", state=LEAVING, reason="drained").idle()
+    return job.later(1)
+
+
+def answered(job: Job, places: int = 7) -> Job:
+    for name in "abc":
+        job.change(name, passed=places)
+    return job
+
+
+def test_the_gang_is_asked_to_save_in_the_round_itself() -> None:
+    before = leaver().current()
+    current = leaver().act()
+    assert current.save is not None
+    assert (current.save.cause.members, current.save.seconds, current.save.point) == (("b",), 25, 0)
+    assert (current.number, current.state, current.nodes) == (1, RoundState.FINAL, before.nodes)
+
+
+def test_once_all_have_answered_the_gang_is_told_the_place() -> None:
+    job = leaver()
+    job.act()
+    save = answered(job).act().save
+    assert save is not None
+    assert (save.seconds, save.point) == (25, 8)
+
+
+def test_the_note_of_a_request_to_save_names_the_cause_and_the_time() -> None:
+    said = note(leaver())
+    assert "leave" in said
+    assert "25" in said
+
+
+def test_the_note_of_a_place_to_save_names_the_place() -> None:
+    job = leaver()
+    job.act()
+    said = note(answered(job))
+    assert "leave" in said
+    assert "8" in said
+    assert "25" not in said
+
+
+# -- the next round -------------------------------------------------------------------
+
+
+def test_the_detection_of_an_end_is_measured_in_milliseconds() -> None:
+    job = Job("a", "b", expected=2).sealed("a", "b").idle().later(60)
+    job.coordinator.peers.symptoms[identity("b")] = job.now - 4.0
+    assert job.gone("b", proven=True).act().number == 2
+    assert job.coordinator.detected_ms == {2: 4000}
+
+
+@pytest.mark.parametrize(("step", "row"), [(-1, 3), (0, 0), (1, 0)])
+def test_a_first_step_of_any_member_ends_a_row_of_failures(step: int, row: int) -> None:
+    job = Job("a", "b").sealed("a", "b", streak=Streak(2)).change("a", step=step).idle()
+    current = job.failure("b", ran_ms=1000).act()
+    assert current.streak.row == row
+
+
+def test_a_step_of_an_older_round_ends_no_row_of_failures() -> None:
+    job = Job("a", "b").sealed("a", "b", streak=Streak(2)).member("c", round=0, step=7)
+    assert job.failure("b", ran_ms=1000).act().streak.row == 3
+
+
+def test_a_job_that_a_failure_closes_keeps_the_row_that_it_ended() -> None:
+    job = Job("a", "b", max_restarts=0).sealed("a", "b", streak=Streak(2)).idle()
+    closed = job.failure("b", ran_ms=1000).act()
+    assert (closed.state, closed.charged, closed.streak.row) == (RoundState.CLOSED, (1,), 3)
+
+
+def test_a_job_whose_whole_roster_is_done_succeeded() -> None:
+    closed = Job("a", "b").sealed("a", "b").done("a", "b").act()
+    assert (closed.state, closed.outcome) == (RoundState.CLOSED, Outcome(OutcomeKind.SUCCEEDED))
+
+
+def test_the_note_of_a_new_round_names_three_of_those_behind_it() -> None:
+    job = Job(*"abcde", max_nodes=5, expected=5).sealed(*"abcde").idle().later(60)
+    said = note(job.gone(*"bcde", proven=True))
+    assert "2" in said
+    assert "loss" in said
+    assert "b, c, d" in said
+    assert ", e" not in said
+
+
+def test_the_note_of_a_new_round_without_anybody_behind_it_ends_with_its_kind() -> None:
+    job = Job(*"abc", expected=3).sealed(*"abc").bounds(max_nodes=2, stop_grace_seconds=0)
+    act = job.look()
+    assert act is not None
+    assert act.note == act.note.strip()
+    job.commit(act.txn)
+    assert job.current().cause.kind is CauseKind.SCALE_DOWN

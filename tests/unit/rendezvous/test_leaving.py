@@ -1,0 +1,173 @@
+"""Order and content of the writes of a leaving member until its key is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.directives import Left, Run, Stop
+from elasticjob_rendezvous.core.effects import Write
+from elasticjob_rendezvous.core.events import LocalChanged, Tick
+from elasticjob_rendezvous.core.kv import Delete, Put, Txn
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, RoundState, Save
+from tests.sim.simetcd import SimEtcd
+from tests.unit.rendezvous.builders import KEYS, a_round
+from tests.unit.rendezvous.node import READY, Node
+from tests.unit.rendezvous.test_engine import (
+    BUSY,
+    LEAVES,
+    STOPPED,
+    key_of,
+    pair,
+    reopened,
+    running,
+    sessions,
+    settle,
+)
+
+
+def told(node: Node, before: int) -> list[str]:
+    """Return the effect on its keys of each write after the first `before`, as one word."""
+    said = []
+    for write in node.made(Write)[before:]:
+        for op in write.txn.success:
+            if isinstance(op, Delete):
+                said.append("gone")
+            elif isinstance(op, Put) and op.key.startswith(KEYS.members):
+                member = decode(Member, op.key, op.value)
+                said.append(f"{member.state}{' and stopped' * member.stopped}")
+    return said
+
+
+def leaves(node: Node, *steps: LocalChanged | Tick) -> list[str]:
+    before = len(node.made(Write))
+    for step in steps:
+        node.hear(step)
+    return told(node, before)
+
+
+def test_a_member_that_never_ran_goes_without_a_word() -> None:
+    node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
+    assert leaves(node, LocalChanged(replace(READY, leaving="drained"))) == ["gone"]
+
+
+def test_a_member_goes_before_there_is_any_round() -> None:
+    node = Node(SimEtcd(), "a", bounds=None).start()
+    assert node.engine.view.round is None
+    assert leaves(node, LocalChanged(replace(READY, leaving="drained"))) == ["gone"]
+    assert node.directive == Left()
+
+
+def test_a_member_that_is_done_goes_without_a_word() -> None:
+    _, b = pair()
+    done = replace(BUSY, workers=Workers.NONE, done=True)
+    b.hear(LocalChanged(done))
+    assert leaves(b, LocalChanged(replace(done, leaving="drained"))) == ["gone"]
+
+
+def test_a_leaver_says_that_its_workers_ended_though_its_round_is_over() -> None:
+    """Else it would be asked for them."""
+    _, b = pair()
+    assert leaves(b, LocalChanged(LEAVES)) == ["leaving"]
+    reopened(b.etcd)
+    assert leaves(b, Tick(), LocalChanged(STOPPED)) == ["leaving and stopped", "gone"]
+
+
+def test_a_coordinator_that_leaves_resigns_before_it_says_so() -> None:
+    a, b = pair()
+    before = key_of(a)
+    assert leaves(a, LocalChanged(LEAVES)) == ["gone", "leaving"]
+    assert set(sessions(b)) == {key_of(a), key_of(b)} - {before}
+
+
+def test_a_leaver_that_coordinates_again_does_not_resign_again() -> None:
+    a, b = pair()
+    a.hear(LocalChanged(LEAVES))
+    session = a.engine.session
+    b.hear(LocalChanged(LEAVES))
+    a.hear(Tick()).later(1)
+    b.hear(Tick()).later(1)
+    assert a.engine.session == session
+
+
+# -- saving first ---------------------------------------------------------------------
+
+
+SAVES = replace(LEAVES, saves=True)
+
+
+def saving_pair(**bounds: Any) -> Node:
+    """The younger of two members; both run round 1, and its workers can save."""
+    etcd = SimEtcd()
+    nodes = [Node(etcd, name, bounds=Bounds(2, 2, **bounds)).start() for name in "ab"]
+    settle(*nodes)
+    for node in nodes:
+        running(node)
+    settle(*nodes)
+    return nodes[1].hear(LocalChanged(replace(BUSY, saves=True)))
+
+
+def asked_to_save(node: Node) -> Node:
+    at = node.engine.view.round
+    assert at is not None
+    save = Save(Cause(CauseKind.LEAVE, ("b",)), 25.0)
+    node.etcd.txn(Txn((), (Put(KEYS.round, encode(replace(at.record, save=save))),)))
+    return node.hear(Tick())
+
+
+@pytest.mark.parametrize(
+    ("asked", "leave_seconds", "seconds"),
+    [(False, 30.0, 2.0), (False, 6.0, 1.0), (True, 9.0, 4.0), (True, 7.5, 2.5)],
+    ids=["to be asked", "to be asked in a hurry", "to save", "to save in a hurry"],
+)
+def test_workers_of_a_leaver_run_on_to_save(
+    asked: bool, leave_seconds: float, seconds: float
+) -> None:
+    b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(SAVES))
+    assert isinstance(b.directive, Run)
+    if asked:
+        asked_to_save(b)
+    b.later(seconds - 0.1)
+    assert isinstance(b.directive, Run)
+    b.later(0.1)
+    assert isinstance(b.directive, Stop)
+    assert not b.directive.kill
+
+
+def test_workers_of_a_leaver_without_time_to_save_are_stopped_at_once() -> None:
+    b = saving_pair(leave_seconds=5.0).hear(LocalChanged(SAVES))
+    assert isinstance(b.directive, Stop)
+
+
+def test_workers_of_a_leaver_that_cannot_save_are_stopped_at_once() -> None:
+    b = saving_pair().hear(LocalChanged(LEAVES))
+    assert isinstance(b.directive, Stop)
+
+
+@pytest.mark.parametrize(
+    ("number", "state"), [(1, RoundState.FROZEN), (1, RoundState.JOINABLE), (2, RoundState.FINAL)]
+)
+def test_workers_of_a_leaver_are_stopped_once_their_round_is_over(
+    number: int, state: RoundState
+) -> None:
+    b = saving_pair().hear(LocalChanged(SAVES))
+    b.etcd.txn(Txn((), (Put(KEYS.round, encode(a_round(number, state))),)))
+    assert isinstance(b.hear(Tick()).directive, Stop)
+
+
+def test_workers_of_a_leaver_have_the_usual_time_where_nobody_knows_the_bounds() -> None:
+    """The record of the bounds was damaged, and this member brought none."""
+    etcd = SimEtcd()
+    etcd.txn(Txn((), (Put(KEYS.bounds, encode(Bounds(1, 1))),)))
+    node = running(Node(etcd, "a", bounds=None).start())
+    node.hear(LocalChanged(replace(BUSY, saves=True)))
+    etcd.txn(Txn((), (Put(KEYS.bounds, b"[]"),)))
+    node.hear(LocalChanged(SAVES)).later(1.9)
+    assert isinstance(node.directive, Run)
+    node.later(0.1)
+    assert isinstance(node.directive, Stop)
