@@ -157,13 +157,10 @@ class Effects:
 
     def _renames(self, old: Any, new: Any, old_fd: int, new_fd: int) -> None:
         source, target = _absolute(old, old_fd), _absolute(new, new_fd)
-        made = self._made.pop(source, None)
-        if made is None:
+        if self._made.pop(source, None) is None:
             self._note(source, f"renames {source}")
         elif os.path.lexists(target) and target not in self._made:
             self._note(target, f"writes to the file {target}")
-        elif made == _TRUSTED_FILE:
-            self._made[target] = made
         else:
             self._make(target, "file")
 
