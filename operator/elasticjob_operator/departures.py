@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from elasticjob_operator.core.actions import CloseRendezvous
+from elasticjob_operator.core.mirrored import outcome_record
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.etcd_access import forget_job
 from elasticjob_operator.etcds import Etcds
@@ -26,7 +26,7 @@ async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) 
     Return True if everything is closed; the resync retries the rest. Raises `TROUBLE`.
     """
     etcds.agents.forget(uid)
-    outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.DELETED).outcome
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.DELETED)
     whole = True
     for etcd in etcds.all():
         newest = etcd.newest(namespace, uid)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticjob_operator.core.mirrored import outcome_record
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_rendezvous.core import records
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,9 @@ class CloseRendezvous:
     message: str = ""
 
     @property
-    def outcome(self) -> records.Outcome:
-        """Record to write. Its detail repeats the reason for readers of the previous release."""
-        detail = f"{self.reason}: {self.message}" if self.message else self.reason.value
-        kind = records.OutcomeKind(self.kind.value)
-        return records.Outcome(kind, detail, reason=self.reason.value)
+    def outcome(self) -> Outcome:
+        """Record to write."""
+        return outcome_record(self.kind, self.reason, self.message)
 
 
 @dataclass(frozen=True, slots=True)

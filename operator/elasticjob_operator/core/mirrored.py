@@ -20,6 +20,7 @@ from elasticjob_operator.core.rendezvous_view import (
     StopReason,
 )
 from elasticjob_operator.model.enums import RendezvousState
+from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core import served, verdicts
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
@@ -245,6 +246,15 @@ def _interruptions(counts: Counts) -> InterruptionsView:
 
 
 _REASONS = {reason.value: reason for reason in StopReason}
+
+
+def outcome_record(kind: OutcomeKind, reason: StopReason, message: str = "") -> Outcome:
+    """Return the record of an end that the operator decides.
+
+    Its detail repeats the reason for readers of the previous release.
+    """
+    detail = f"{reason}: {message}" if message else reason.value
+    return Outcome(stored.OutcomeKind(kind.value), detail, reason=reason.value)
 
 
 def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
