@@ -9,7 +9,6 @@ takes all modules that decide: hours.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -17,10 +16,9 @@ import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from scripts.environment import ROOT, dependencies, is_complete, key, locked, site_packages
-from scripts.mutation_simulation import ALIVE, PACKAGE, statuses
+from scripts.mutation_simulation import ALIVE, PACKAGE, simulated, statuses
 
 MUTMUT = "mutmut==3.8.1"
 CORE = "elasticjob_rendezvous/core"
@@ -109,12 +107,6 @@ def simulate(work: Path, seeds: int) -> None:
     """Simulate the mutants that are alive."""
     command = [sys.executable, "-m", "scripts.mutation_simulation", str(work), f"--seeds={seeds}"]
     subprocess.run(command, cwd=ROOT, check=True)
-
-
-def simulated(work: Path) -> dict[str, dict[str, Any]]:
-    """Return the simulation's results by mutant."""
-    kept = work / "simulation.json"
-    return json.loads(kept.read_text()) if kept.exists() else {}
 
 
 def report(work: Path) -> None:

@@ -8,7 +8,6 @@ seeds tries the survivors again.
 """
 
 from __future__ import annotations
-import __future__
 
 import argparse
 import ast
@@ -18,8 +17,11 @@ import multiprocessing
 import signal
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.sim.run import simulate
 
 PACKAGE = "elasticjob_rendezvous.core"
 ALIVE = (None, 0, 33)
@@ -36,8 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    kept = options.work / "simulation.json"
-    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    results = simulated(options.work)
     todo = []
     for name, exit_code in statuses(options.work):
         known = results.get(name, {"killed": False, "seeds": 0})
@@ -45,7 +46,8 @@ def main() -> None:
             first = known["seeds"]
             if first < options.seeds:
                 todo.append((options.work, name, first, options.seeds))
-    importlib.import_module("tests.sim.run")  # once, before the children are forked
+    for module in {name.rpartition(".")[0] for _, name, _, _ in todo}:
+        _definitions(options.work, module)  # once, for all children
     context = multiprocessing.get_context("fork")
     with context.Pool(options.jobs, maxtasksperchild=1) as pool:
         for number, (name, seed) in enumerate(pool.imap_unordered(_try, todo, chunksize=1), 1):
@@ -53,7 +55,16 @@ def main() -> None:
             told = "survived" if seed is None else f"killed by seed {seed}"
             print(f"{number}/{len(todo)} {name.removeprefix(PACKAGE + '.')}: {told}", flush=True)
             if number % 20 == 0 or number == len(todo):
-                kept.write_text(json.dumps(results, indent=1, sort_keys=True))
+                _kept(options.work).write_text(json.dumps(results, indent=1, sort_keys=True))
+
+
+def simulated(work: Path) -> dict[str, dict[str, Any]]:
+    """Return the simulation's results by mutant."""
+    return json.loads(_kept(work).read_text()) if _kept(work).exists() else {}
+
+
+def _kept(work: Path) -> Path:
+    return work / "simulation.json"
 
 
 def statuses(work: Path) -> Iterator[tuple[str, int | None]]:
@@ -65,12 +76,11 @@ def statuses(work: Path) -> Iterator[tuple[str, int | None]]:
 def _try(task: tuple[Path, str, int, int]) -> tuple[str, int | None]:
     """Return the first seed with a violation, `KILLED_BY_TIME`, or None."""
     work, name, first, seeds = task
-    run = importlib.import_module("tests.sim.run")
     replace_code(work, name)
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.alarm(MUTANT_SECONDS)
     for seed in range(first, seeds):
-        violation = run.simulate(seed).violation
+        violation = simulate(seed).violation
         if violation is not None:
             late = isinstance(violation.__cause__, TimeoutError)
             return name, KILLED_BY_TIME if late else seed
@@ -86,30 +96,23 @@ def replace_code(work: Path, name: str) -> None:
     """Give the mutated function, in this process, the code and defaults of the mutant."""
     module_name, _, mangled = name.rpartition(".")
     module = importlib.import_module(module_name)
-    source = work / "mutants" / f"{module_name.replace('.', '/')}.py"
-    definition = _definition(source, mangled)
+    definition = _definitions(work, module_name)[mangled]
+    definition.decorator_list = []
     namespace = dict(vars(module))
     tree = ast.Module([definition], type_ignores=[])
-    flags = __future__.annotations.compiler_flag
-    exec(compile(tree, str(source), "exec", flags, dont_inherit=True), namespace)
+    exec(compile(tree, mangled, "exec"), namespace)  # annotations stay texts, as in this module
     mutant = namespace[definition.name]
     target = _target(module, mangled)
     target.__code__ = mutant.__code__
     target.__defaults__, target.__kwdefaults__ = mutant.__defaults__, mutant.__kwdefaults__
 
 
-_TREES: dict[Path, dict[str, ast.FunctionDef]] = {}
-
-
-def _definition(source: Path, mangled: str) -> ast.FunctionDef:
-    if source not in _TREES:
-        tree = ast.parse(source.read_text())
-        _TREES[source] = {
-            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-        }
-    definition = _TREES[source][mangled]
-    definition.decorator_list = []
-    return definition
+@cache
+def _definitions(work: Path, module_name: str) -> dict[str, ast.FunctionDef]:
+    """Return all mutants of a module by name; large modules take a second to parse."""
+    source = work / "mutants" / f"{module_name.replace('.', '/')}.py"
+    nodes = ast.walk(ast.parse(source.read_text()))
+    return {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def _target(module: types.ModuleType, mangled: str) -> types.FunctionType:
