@@ -146,14 +146,21 @@ def test_module_without_a_lasting_effect_is_preloaded(
     assert said_warm(tmp_path / "logs", path) == "['odd_pkg', 'plain_pkg']\n"
 
 
+def is_preloaded(tmp_path: Path, installed: Path, source: str) -> bool:
+    """Return True if a trusted package with that source is preloaded; no worker imports it."""
+    (installed / "fsspec.py").write_text(f"{source}\n")
+    program = "import sys\nprint('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
+    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    return {"True\n": True, "False\n": False}[printed]
+
+
 def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded(
     tmp_path: Path, installed: Path
 ) -> None:
     """Torch's compiler cache is such a folder, with the same name in every process."""
     cache = tmp_path / "cache"
-    (installed / "fsspec.py").write_text(f"import os; os.makedirs({str(cache)!r}, exist_ok=True)\n")
-    source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
-    assert said_warm(tmp_path / "logs", script(tmp_path / "code", source)) == "True\n"
+    source = f"import os; os.makedirs({str(cache)!r}, exist_ok=True)"
+    assert is_preloaded(tmp_path, installed, source)
     assert cache.is_dir()
 
 
@@ -171,9 +178,7 @@ def test_trusted_package_may_change_the_files_that_it_created(
 ) -> None:
     """The first call of `tempfile.gettempdir`, in torch's import, creates and removes a file."""
     new = "import os; new = os.environ['PLACE'] + '/new'; open(new, 'w').close()"
-    (installed / "fsspec.py").write_text(f"{new}\n{CHANGES[name]}\n")
-    source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
-    assert said_warm(tmp_path / "logs", script(tmp_path / "code", source)) == "True\n"
+    assert is_preloaded(tmp_path, installed, f"{new}\n{CHANGES[name]}")
 
 
 @pytest.mark.parametrize("change", ["os.remove(old)", "os.rename(old, old + '2')"])
@@ -182,9 +187,7 @@ def test_trusted_package_that_changes_an_older_file_is_left_to_the_worker(
 ) -> None:
     (tmp_path / "old").touch()
     old = "import os; old = os.environ['PLACE'] + '/old'"
-    (installed / "fsspec.py").write_text(f"{old}\n{change}\n")
-    program = f"{LOADED}print('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
-    assert said_warm(tmp_path / "logs", script(tmp_path / "code", program)) == "False\n"
+    assert not is_preloaded(tmp_path, installed, f"{old}\n{change}")
 
 
 def test_importers_of_a_refused_module_are_found_at_once(
