@@ -7,6 +7,7 @@ actions follow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from typing import assert_never
@@ -63,17 +64,17 @@ class Applier:
 
     async def apply(self, task: Task, planned: Plan) -> Applied:
         """Apply the plan. Return `EXPECTED` errors in the result instead of raising them."""
-        applied = Applied()
+        applied = Applied(refusal=task.memory.refusal)
         creates = any(isinstance(action, CreatePod) for action in planned.actions)
         if not creates and task.etcd is not None:
-            task.memory.refusal = None  # it concerned pods that are no longer wanted
+            applied.refusal = None  # it concerned pods that are no longer wanted
         try:
             for kind, group in groupby(planned.actions, key=type):
                 await self._apply_alike(task, planned, kind, list(group), applied)
             if not creates:
                 await self._prepare(task, planned, needed=False)
         except NameTaken as error:
-            task.memory.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
+            applied.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
             applied.error = error
         except EXPECTED as error:
             applied.error = error
@@ -91,7 +92,7 @@ class Applier:
                 obstacle = obstacle_of(error)
                 if obstacle is None:
                     raise
-                task.memory.refuse(obstacle, str(error), self._now())
+                applied.refuse(obstacle, str(error), self._now())
                 applied.refused = True
             else:
                 await self._pods.create(task, creations, applied)
@@ -119,7 +120,9 @@ class Applier:
             case WriteBounds(incarnation, bounds):
                 etcd = task.usable_etcd()
                 revision = await write_bounds(etcd.client, task.prefix(incarnation), bounds)
-                task.memory.incarnation, task.memory.bounds = incarnation, bounds
+                task.memory.rendezvous = replace(
+                    task.memory.rendezvous, incarnation=incarnation, bounds=bounds
+                )
                 await etcd.mirror.reached(revision, SEEN_SECONDS)
             case CloseRendezvous(incarnation):
                 etcd, now_ms = task.usable_etcd(), int(self._now().timestamp() * 1000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 
 from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core import children
@@ -64,7 +65,7 @@ class Dependents:
         Raises:
             NameTaken: an object that is not the job's has the name.
         """
-        access, age = memory.access, self._clock() - memory.checked_at
+        access, age = memory.owned.access, self._clock() - memory.owned.checked_at
         if access is None:
             due = needed or isinstance(etcd, Agents)  # polling agents requires the job's key
         else:
@@ -74,8 +75,8 @@ class Dependents:
                 due = due or await self._is_gone(job)
         if due or renew or age > RECHECK_SECONDS:
             await self._find_or_create(job, memory, SERVICES, children.service(job))
-            memory.access = await self._ensure_access(job, memory, etcd)
-            memory.checked_at = self._clock()
+            access = await self._ensure_access(job, memory, etcd)
+            memory.owned = replace(memory.owned, access=access, checked_at=self._clock())
 
     async def _is_gone(self, job: ElasticJob) -> bool:
         """Return True if the Secret or the Service was deleted."""
@@ -91,7 +92,7 @@ class Dependents:
         if least is None:
             await self.drop_budget(job, memory)
             return
-        if memory.min_available == least and not self._is_old(memory):
+        if memory.owned.min_available == least and not self._is_old(memory):
             return
         name, namespace = budget_name(job), job.metadata.namespace
         wanted = children.budget(job, least)
@@ -102,20 +103,23 @@ class Dependents:
         if changed:
             patch = {"metadata": _preconditions(found), "spec": changed}
             await self._kube.patch(BUDGETS, namespace, name, patch)
-        memory.min_available, memory.budget_checked_at = least, self._clock()
+        self._keep_budget(memory, least)
 
     async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
         """Delete the job's budget, if any: all of its pods may be evicted."""
-        if memory.min_available is None and not self._is_old(memory):
+        if memory.owned.min_available is None and not self._is_old(memory):
             return
         name, namespace = budget_name(job), job.metadata.namespace
         found = await self._get(BUDGETS, namespace, name)
         if found is not None and children.is_owned(job, found):
             await self._kube.delete(BUDGETS, namespace, name, uid=found["metadata"]["uid"])
-        memory.min_available, memory.budget_checked_at = None, self._clock()
+        self._keep_budget(memory, None)
+
+    def _keep_budget(self, memory: JobMemory, least: int | None) -> None:
+        memory.owned = replace(memory.owned, min_available=least, budget_checked_at=self._clock())
 
     def _is_old(self, memory: JobMemory) -> bool:
-        return self._clock() - memory.budget_checked_at > RECHECK_SECONDS
+        return self._clock() - memory.owned.budget_checked_at > RECHECK_SECONDS
 
     async def _ensure_access(
         self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents
@@ -126,7 +130,7 @@ class Dependents:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
         # After loss of the Secret, new agents must share the key that running agents still hold.
-        known = before or memory.access
+        known = before or memory.owned.access
         access = await access_for(etcd.users, namespace, job.metadata.uid, known, etcd.ca)
         if not etcd.own and (given := job.spec.rendezvous.secret_name):
             access = given_access(await self._kube.get(SECRETS, namespace, given), access.job_key)

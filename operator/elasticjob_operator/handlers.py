@@ -39,7 +39,7 @@ class Handlers:
         raw = self._took(ELASTICJOBS, event)
         key = JobKey(raw["metadata"]["namespace"], raw["metadata"]["name"])
         memory = self._jobs.find(key)
-        if memory is None or memory.written != raw["metadata"]["resourceVersion"]:
+        if memory is None or memory.report.version != raw["metadata"]["resourceVersion"]:
             self._wakeups.wake(key)
 
     async def pod(self, event: Any, **_: Any) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from elasticjob_operator.agent_status import Agent, Agents, Asked
 from elasticjob_operator.core.access import access_of
-from elasticjob_operator.core.agent_causes import Attendance, with_causes
+from elasticjob_operator.core.agent_causes import with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.ends import bounded, first_seen
@@ -19,26 +19,19 @@ from elasticjob_operator.core.names import (
     secret_name,
     uid_selector,
 )
-from elasticjob_operator.core.observed import Observed, Pod, SeenTrouble
+from elasticjob_operator.core.observed import Observed, Pod, SeenTrouble, Sight
 from elasticjob_operator.core.podview import pod_of
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.etcds import Etcd
-from elasticjob_operator.jobs import JobMemory
+from elasticjob_operator.jobs import JobMemory, PodMemory, RendezvousMemory
 from elasticjob_operator.kube import PODS, SECRETS, Json, Kube, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.nodes import Nodes
+from elasticjob_operator.task import Applied
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import MemberState
 from elasticjob_rendezvous.core.roster import natural_order
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """Observation of a job. `incarnation_known` is False while the incarnation is only assumed."""
-
-    observed: Observed
-    incarnation_known: bool = True
 
 
 class Observer:
@@ -60,7 +53,7 @@ class Observer:
             return await self._look_through_agents(job, memory, etcd)
         namespace, uid = job.metadata.namespace, job.metadata.uid
         mirrored = etcd.newest(namespace, uid) if etcd else None
-        newest = max(mirrored or 0, memory.incarnation or 0)
+        newest = max(mirrored or 0, memory.rendezvous.incarnation or 0)
         found = etcd.records(namespace, uid, newest) if etcd and newest else None
         own = await self._own_pods(job, memory)
         labelled = max((incarnation_of(raw) for raw in own), default=0)
@@ -70,22 +63,26 @@ class Observer:
             found = etcd.records(namespace, uid, newest) if etcd else None
         readable = etcd is not None and etcd.mirror.known
         # Suspension ended the last incarnation: while unreadable, the next may have begun.
-        known = readable or _has_pods(own, newest) or memory.goes_on
+        known = readable or _has_pods(own, newest) or memory.rendezvous.goes_on
         if known:
-            memory.incarnation = newest
+            memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
             more = await self._unlisted(job, own, _without_pods(job, found, own))
-            memory.unlisted |= {raw["metadata"]["name"] for raw in more}
+            unlisted = memory.pods.unlisted | {raw["metadata"]["name"] for raw in more}
+            memory.pods = replace(memory.pods, unlisted=unlisted)
             own += more
         pods = await self._pods(job, memory, own)
-        if isinstance(etcd, Etcd) and memory.access is not None:
+        if isinstance(etcd, Etcd) and memory.owned.access is not None:
             there = (raw for raw in own if incarnation_of(raw) == newest)
             prefix = job_prefix(namespace, uid, newest)
-            etcd.follow(namespace, uid, Asked(prefix, memory.access.job_key, agents_of(there)))
+            etcd.follow(
+                namespace, uid, Asked(prefix, memory.owned.access.job_key, agents_of(there))
+            )
         seen = observed(memory, newest, found, pods, store_of(etcd, uid))
         if seen.rendezvous.readable:
-            memory.goes_on = not seen.rendezvous.suspended
+            goes_on = not seen.rendezvous.suspended
+            memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
         return Sight(seen, known)
 
     async def _look_through_agents(
@@ -99,20 +96,20 @@ class Observer:
         own = await self._own_pods(job, memory)
         labelled = max((incarnation_of(raw) for raw in own), default=0)
         newest = max(labelled or job.metadata.generation, 1)
-        if memory.incarnation not in (None, newest):
-            memory.attendance = Attendance()  # the old one is of another incarnation
-        memory.incarnation = newest
+        if memory.rendezvous.incarnation != newest:
+            # The old attendance is of another incarnation.
+            memory.rendezvous = RendezvousMemory(newest)
         pods = await self._pods(job, memory, own)
         if own and (job_key := await self._job_key(job, memory)):
-            prefix = job_prefix(job.metadata.namespace, job.metadata.uid, memory.incarnation)
-            there = (raw for raw in own if incarnation_of(raw) == memory.incarnation)
+            prefix = job_prefix(job.metadata.namespace, job.metadata.uid, newest)
+            there = (raw for raw in own if incarnation_of(raw) == newest)
             agents.follow(Asked(prefix, job_key, agents_of(there)))
         return Sight(observed_through_agents(job, memory, agents, pods, self._now()))
 
     async def _job_key(self, job: ElasticJob, memory: JobMemory) -> bytes | None:
         """Return the key that signs requests to the job's agents; None before its Secret exists."""
-        if memory.access is not None:
-            return memory.access.job_key
+        if memory.owned.access is not None:
+            return memory.owned.access.job_key
         try:
             raw = await self._kube.get(SECRETS, job.metadata.namespace, secret_name(job))
         except NotFound:
@@ -124,8 +121,9 @@ class Observer:
         metadata = job.metadata
         listed = await self._kube.list(PODS, metadata.namespace, uid_selector(metadata.uid))
         own = [raw for raw in listed if is_owned(job, raw)]
-        more = await self._unlisted(job, own, memory.unlisted)
-        memory.unlisted = {raw["metadata"]["name"] for raw in more}
+        more = await self._unlisted(job, own, memory.pods.unlisted)
+        unlisted = frozenset(raw["metadata"]["name"] for raw in more)
+        memory.pods = replace(memory.pods, unlisted=unlisted)
         return own + more
 
     async def _unlisted(self, job: ElasticJob, own: list[Json], names: Set[str]) -> list[Json]:
@@ -142,29 +140,35 @@ class Observer:
         return found
 
     async def _pods(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
-        await self._check_foreign(job, memory)
+        foreign = await self._still_foreign(job, memory.pods.foreign)
         pods = tuple(pod for raw in own if (pod := self.pod(job, raw)) is not None)
-        memory.ends = first_seen(pods, memory.ends, self._now())
-        pods = tuple(bounded(pod, memory.ends) for pod in pods)
-        memory.pods = frozenset(pod.uid for pod in pods)
-        memory.nodes = frozenset(pod.node for pod in pods if pod.node)
+        ends = first_seen(pods, memory.pods.ends, self._now())
+        pods = tuple(bounded(pod, ends) for pod in pods)
+        memory.pods = PodMemory(
+            uids=frozenset(pod.uid for pod in pods),
+            nodes=frozenset(pod.node for pod in pods if pod.node),
+            ends=ends,
+            foreign=foreign,
+            unlisted=memory.pods.unlisted,
+        )
         return pods
 
     def pod(self, job: ElasticJob, raw: Json) -> Pod | None:
         """Convert a Pod object to the planner's form."""
         return pod_of(job, raw, self._nodes.known)
 
-    async def _check_foreign(self, job: ElasticJob, memory: JobMemory) -> None:
-        """Drop indices whose pod name is no longer taken by another owner's pod."""
-        for index in tuple(memory.foreign):
+    async def _still_foreign(self, job: ElasticJob, indices: frozenset[int]) -> frozenset[int]:
+        """Return the indices whose pod name is still taken by another owner's pod."""
+        found = set()
+        for index in indices:
             name = pod_name(job.metadata.name, index)
             try:
                 raw = await self._kube.get(PODS, job.metadata.namespace, name)
             except NotFound:
-                memory.foreign.discard(index)
                 continue
-            if is_owned(job, raw):
-                memory.foreign.discard(index)
+            if not is_owned(job, raw):
+                found.add(index)
+        return frozenset(found)
 
 
 def observed(
@@ -178,10 +182,10 @@ def observed(
     return Observed(
         pods=pods,
         rendezvous=UNREADABLE if found is None else rendezvous_view(found),
-        bounds=memory.bounds if found is None else found.bounds,
+        bounds=memory.rendezvous.bounds if found is None else found.bounds,
         incarnation=incarnation,
         refusal=memory.refusal,
-        foreign=frozenset(memory.foreign),
+        foreign=memory.pods.foreign,
         store=store,
     )
 
@@ -196,13 +200,14 @@ def observed_through_agents(
 ) -> Observed:
     """Return the planner's input for a job read through its agents, which hold no bounds."""
     view = agent_view(job, pods, agents.records({pod.uid for pod in pods}), now)
-    memory.attendance = memory.attendance.seen(pods, view)
+    attendance = memory.rendezvous.attendance.seen(pods, view)
+    memory.rendezvous = replace(memory.rendezvous, attendance=attendance)
     return Observed(
         pods=pods,
-        rendezvous=with_causes(view, remembered(job.status), memory.attendance.went.values()),
-        incarnation=memory.incarnation or 1,
+        rendezvous=with_causes(view, remembered(job.status), attendance.went.values()),
+        incarnation=memory.rendezvous.incarnation or 1,
         refusal=memory.refusal,
-        foreign=frozenset(memory.foreign),
+        foreign=memory.pods.foreign,
         store=store_of(agents, job.metadata.uid),
     )
 
@@ -222,16 +227,23 @@ def seen_again(
     etcd: Etcd | Agents | None,
     job: ElasticJob,
     created: tuple[Pod, ...],
-    deleted: frozenset[str],
+    applied: Applied,
     now: datetime,
 ) -> Observed:
     """Return the observation after a plan: the rendezvous read again, the pods from responses."""
-    kept = (replace(pod, terminating=True) if pod.uid in deleted else pod for pod in before.pods)
+    kept = (
+        replace(pod, terminating=True) if pod.uid in applied.deleted else pod for pod in before.pods
+    )
     pods = (*kept, *created)
-    memory.pods = frozenset(pod.uid for pod in pods)
+    memory.pods = replace(
+        memory.pods,
+        uids=frozenset(pod.uid for pod in pods),
+        foreign=memory.pods.foreign | applied.foreign,
+        unlisted=memory.pods.unlisted | applied.unlisted,
+    )
     if isinstance(etcd, Agents):
         return observed_through_agents(job, memory, etcd, pods, now)
-    incarnation = memory.incarnation or before.incarnation
+    incarnation = memory.rendezvous.incarnation or before.incarnation
     found = None
     if etcd is not None:
         found = etcd.records(job.metadata.namespace, job.metadata.uid, incarnation)

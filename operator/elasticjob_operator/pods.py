@@ -62,35 +62,33 @@ class Pods:
                 applied.refused = True
                 return
             at_once = MOST_AT_ONCE
-        task.memory.refusal = None
+        applied.refusal = None
 
     async def _create_one(self, task: Task, action: CreatePod, applied: Applied) -> None:
         """Create a pod; store a refusal."""
-        namespace, memory = task.job.metadata.namespace, task.memory
-        assert memory.access is not None
+        namespace, access = task.job.metadata.namespace, task.memory.owned.access
+        assert access is not None
         try:
             avoid = avoided(task.job.status, self._now())
-            body = pod(
-                task.job, action.index, action.incarnation, self._settings, memory.access, avoid
-            )
+            body = pod(task.job, action.index, action.incarnation, self._settings, access, avoid)
             # Strict: otherwise the API server silently drops a misspelt field of the template.
             raw = await self._kube.create(PODS, namespace, body, strict=True)
         except AlreadyExists:
-            await self._find_holder(task, action)
+            await self._find_holder(task, action, applied)
         except TemplateRefused as error:
-            memory.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
+            applied.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
         except KubeError as error:
             template = isinstance(error, Invalid)
             obstacle = Obstacle.TEMPLATE_INVALID if template else obstacle_of(error)
             if obstacle is None:
                 raise
-            memory.refuse(obstacle, error.message, self._now())
+            applied.refuse(obstacle, error.message, self._now())
         else:
             applied.actions.append(action)
             applied.created.append(raw)
             self._metrics.pods_created.inc()
 
-    async def _find_holder(self, task: Task, action: CreatePod) -> None:
+    async def _find_holder(self, task: Task, action: CreatePod, applied: Applied) -> None:
         """Find the owner of the pod with this name; the next pass skips a foreign pod's index."""
         try:
             raw = await self._kube.get(PODS, task.job.metadata.namespace, action.name)
@@ -99,9 +97,9 @@ class Pods:
             raise Retry(f"pod {action.name} existed and was deleted since") from error
         if is_owned(task.job, raw):
             # Created by an earlier request without a response, or its label was removed.
-            task.memory.unlisted.add(action.name)
+            applied.unlisted.add(action.name)
             raise Retry(f"pod {action.name} exists but was not listed")
-        task.memory.foreign.add(action.index)
+        applied.foreign.add(action.index)
 
     async def delete(self, task: Task, deletions: list[DeletePod], applied: Applied) -> None:
         """Delete pods, several at a time; the uid protects a successor of the same name."""

@@ -22,7 +22,7 @@ from elasticjob_operator.core.happenings import (
 )
 from elasticjob_operator.core.lifecycle import FINISHED, deadline
 from elasticjob_operator.core.mergepatch import merge_patch
-from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.observed import Observed, Refusal
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.departures import TROUBLE, close_departed
@@ -100,7 +100,7 @@ class Reconciler:
         job = self._parse(memory, raw)
         if job is None:
             return None
-        changed_at, memory.changed_at = memory.changed_at, None
+        changed_at = memory.change.take()
         etcd = await self._etcd(job, memory)
         sight = await self._parts.observer.look(job, memory, etcd)
         self._tell_of_labels(job, memory, sight.observed)
@@ -111,8 +111,9 @@ class Reconciler:
             planned = replace(planned, actions=first)
         task = Task(job, memory, etcd, sight)
         applied = await self._parts.applier.apply(task, planned)
+        memory.refusal = applied.refusal
         if any(isinstance(action, WriteNodes) for action in applied.actions):
-            memory.changed_at = changed_at
+            memory.change.restore(changed_at)
             self._tell(job, job.status, job.status, applied)
             return AT_ONCE_SECONDS
         created = (self._parts.observer.pod(job, made) for made in applied.created)
@@ -122,11 +123,11 @@ class Reconciler:
             etcd,
             job,
             tuple(pod for pod in created if pod is not None),
-            frozenset(applied.deleted),
+            applied,
             self._parts.now(),
         )
         if etcd is not None and etcd.is_settling(self._parts.clock()):
-            memory.changed_at = changed_at
+            memory.change.restore(changed_at)
             self._tell(job, job.status, job.status, applied)
             return SETTLING_SECONDS
         status = await self._write_status(job, raw, memory, observed, applied, changed_at)
@@ -145,14 +146,14 @@ class Reconciler:
         applied: Applied,
         planned: Plan,
     ) -> float | None:
-        if frozenset(memory.foreign) != seen.foreign:
+        if memory.pods.foreign != seen.foreign:
             return AT_ONCE_SECONDS  # the next plan uses the next free name
         if applied.refused and memory.refusal is not None:
             message = f"pods cannot be created: {memory.refusal.message}"
             raise Retry(message, kind=memory.refusal.obstacle.value)
-        if memory.phase in FINISHED and any(pod.active for pod in seen.pods):
+        if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._parts.dependents.drop_budget(job, memory)
-        again = UNLISTED_SECONDS if memory.unlisted else None
+        again = UNLISTED_SECONDS if memory.pods.unlisted else None
         return _soonest(due_seconds(planned.wake_at, self._parts.now()), again)
 
     def _due_by(self, job: ElasticJob, status: Status) -> float | None:
@@ -186,8 +187,9 @@ class Reconciler:
         try:
             return parse_manifest(raw)
         except InvalidManifest as error:
-            if memory.invalid != raw["metadata"]["resourceVersion"]:
-                memory.invalid = raw["metadata"]["resourceVersion"]
+            version = raw["metadata"]["resourceVersion"]
+            if memory.report.invalid != version:
+                memory.report = replace(memory.report, invalid=version)
                 self._parts.events.tell(Subject.of(raw), (invalid(str(error)),))
             return None
 
@@ -195,7 +197,8 @@ class Reconciler:
         try:
             return await self._parts.etcds.of(job)
         except Refused as error:
-            memory.refuse(error.obstacle, str(error), self._parts.now())
+            now = self._parts.now()
+            memory.refusal = Refusal.after(memory.refusal, error.obstacle, str(error), now)
             return None
 
     async def _write_status(
@@ -209,7 +212,7 @@ class Reconciler:
     ) -> Status | None:
         """Write the status if it differs; return it, or None if the job has changed meanwhile."""
         status = next_status(job, observed, observed.rendezvous, self._parts.now())
-        memory.phase = status.phase
+        memory.report = replace(memory.report, phase=status.phase)
         patch = _status_patch(job.status if raw.get("status") else None, status)
         if patch:
             metadata = raw["metadata"]
@@ -225,19 +228,20 @@ class Reconciler:
                     ELASTICJOBS, metadata["namespace"], metadata["name"], body, subresource="status"
                 )
             except KubeError as error:
-                memory.changed_at = changed_at
+                memory.change.restore(changed_at)
                 self._tell(job, job.status, job.status, applied)  # post the applied actions
                 if isinstance(error, Conflict | NotFound):
                     return None
-                if isinstance(error, Unreachable) and memory.untold is None:
-                    memory.untold = job.status
+                if isinstance(error, Unreachable) and memory.report.unanswered is None:
+                    memory.report = replace(memory.report, unanswered=job.status)
                 raise
-            memory.written = written["metadata"]["resourceVersion"]
+            memory.report = replace(memory.report, version=written["metadata"]["resourceVersion"])
             self._parts.metrics.status_writes.inc()
             if changed_at is not None:
                 self._parts.metrics.status_lag.observe(self._parts.clock() - changed_at)
         # Post the events of an earlier status write without an answer, written or not.
-        before, memory.untold = memory.untold or job.status, None
+        before = memory.report.unanswered or job.status
+        memory.report = replace(memory.report, unanswered=None)
         self._tell(job, self._told_before(memory, before), status, applied)
         for found in settled_rounds(before, status):
             self._parts.metrics.observe_round(found)
@@ -252,16 +256,17 @@ class Reconciler:
         For a status written by a previous process this leaves out its newest changes, so only jobs
         that changed recently get an event posted twice.
         """
-        if memory.told:
+        if memory.report.posted:
             return before
-        memory.told = True
+        memory.report = replace(memory.report, posted=True)
         return perhaps_untold(before, self._parts.now() - UNTOLD_TIME)
 
     def _tell_of_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
         """Post one event per pod that lost its labels; the status shows the lasting condition."""
         lost = [pod for pod in seen.pods if pod.lost_labels]
-        told = tuple(unlabelled(pod) for pod in lost if pod.uid not in memory.unlabelled)
-        memory.unlabelled = frozenset(pod.uid for pod in lost)
+        told = tuple(unlabelled(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
+        unlabelled_now = frozenset(pod.uid for pod in lost)
+        memory.report = replace(memory.report, unlabelled=unlabelled_now)
         self._parts.events.tell(Subject.of_job(job), told)
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:

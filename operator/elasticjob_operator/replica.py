@@ -90,7 +90,7 @@ class Active:
             self._wakeups, time.monotonic, self._kube.now,
         )  # fmt: skip
         self._metrics.queue_depth.set_function(lambda: self._wakeups.depth)
-        self._metrics.count_jobs(lambda: (str(memory.phase or "") for memory in self._jobs))
+        self._metrics.count_jobs(lambda: (str(memory.report.phase or "") for memory in self._jobs))
         self._health.checks += [sweep.ailment, self._stuck]
         parts = [
             tasks.create_task(part)
@@ -145,8 +145,7 @@ class Active:
     def _etcd_changed(self, namespace: str, uid: str) -> None:
         memory = self._jobs.find_uid(uid)
         if memory is not None and memory.key.namespace == namespace:
-            if memory.changed_at is None:
-                memory.changed_at = time.monotonic()
+            memory.change.note(time.monotonic())
             self._wakeups.wake(memory.key, COALESCE_SECONDS)
 
     def _stuck(self) -> str:

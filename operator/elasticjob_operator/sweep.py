@@ -121,7 +121,7 @@ class Sweep:
         there = {raw["metadata"]["uid"] for raw in pods}
         for memory in self._jobs:
             # An interrupted watch does not deliver the deletions it missed.
-            if memory.key not in present or not memory.pods <= there:
+            if memory.key not in present or not memory.pods.uids <= there:
                 self._wakeups.wake(memory.key)
 
     async def _clear_gone(

@@ -15,7 +15,7 @@ from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.etcd_access import access_for, uids_with_users
 from elasticjob_operator.etcds import Etcd, Etcds, Refused
-from elasticjob_operator.jobs import JobKey, Jobs
+from elasticjob_operator.jobs import JobKey, Jobs, PodMemory
 from elasticjob_operator.kube import ELASTICJOBS, PODS, Kube
 from elasticjob_operator.model import parse_manifest
 from elasticjob_operator.nodes import Nodes
@@ -186,7 +186,7 @@ def test_a_pod_whose_deletion_was_missed_wakes_its_job(
 
     async def scenario(rig: Rig) -> None:
         memory = rig.jobs.recall(JobKey(namespace, "job"), raw["metadata"]["uid"])
-        memory.pods = frozenset({made["metadata"]["uid"]})
+        memory.pods = PodMemory(uids=frozenset({made["metadata"]["uid"]}))
         await rig.sweep.sweep()
         rig.woken.clear()
         rig.delivered.take(ELASTICJOBS, raw["metadata"], deleted=False)
@@ -208,7 +208,7 @@ def test_a_node_whose_deletion_was_missed_wakes_the_jobs_on_it(
 
     async def scenario(rig: Rig) -> None:
         memory = rig.jobs.recall(JobKey(namespace, "job"), raw["metadata"]["uid"])
-        memory.nodes = frozenset({"gone"})
+        memory.pods = PodMemory(nodes=frozenset({"gone"}))
         await rig.sweep.sweep()
         rig.woken.clear()
         rig.delivered.take(ELASTICJOBS, raw["metadata"], deleted=False)

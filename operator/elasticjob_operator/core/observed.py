@@ -133,6 +133,13 @@ class Refusal:
     message: str
     since: datetime
 
+    @classmethod
+    def after(
+        cls, before: Refusal | None, obstacle: Obstacle, message: str, now: datetime
+    ) -> Refusal:
+        """Return the newest refusal in a row; its time is that of the first."""
+        return cls(obstacle, message, before.since if before else now)
+
 
 @dataclass(frozen=True, slots=True)
 class SeenTrouble:
@@ -164,3 +171,11 @@ class Observed:
     refusal: Refusal | None = None
     foreign: frozenset[int] = frozenset()
     store: SeenTrouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Observation of a job. `incarnation_known` is False while the incarnation is only assumed."""
+
+    observed: Observed
+    incarnation_known: bool = True

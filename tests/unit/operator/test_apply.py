@@ -10,11 +10,11 @@ from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.actions import CreatePod
+from elasticjob_operator.core.observed import Sight
 from elasticjob_operator.core.pod import PodSettings
-from elasticjob_operator.jobs import JobKey, JobMemory
+from elasticjob_operator.jobs import JobKey, JobMemory, OwnedMemory
 from elasticjob_operator.kube import AlreadyExists, NotFound
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.observe import Sight
 from elasticjob_operator.task import Task
 from elasticjob_operator.wakeups import Retry
 from tests.unit.operator.builders import NOW, job, observed
@@ -39,10 +39,10 @@ def test_a_name_that_was_taken_a_moment_ago_is_tried_again() -> None:
     played: Any = Vanishing()
     applier = Applier(played, played, PodSettings("sidecar:1"), Metrics(), lambda: NOW)
     memory = JobMemory(JobKey("default", "job"), "job-uid")
-    memory.access = Access(b"k", None, None, None)
+    memory.owned = OwnedMemory(Access(b"k", None, None, None))
     etcd: Any = object.__new__(Agents)
     task = Task(job(), memory, etcd, Sight(observed()))
     planned: Any = SimpleNamespace(actions=(CreatePod(0, "job-0", 1),), bounds=None)
     applied = asyncio.run(applier.apply(task, planned))
     assert isinstance(applied.error, Retry)
-    assert memory.foreign == set()
+    assert applied.foreign == set()

@@ -10,11 +10,11 @@ import pytest
 
 from elasticjob_operator.core.actions import CreatePod
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
+from elasticjob_operator.core.observed import Sight
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import Conflict, KubeError, Unreachable
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.observe import Sight
 from elasticjob_operator.reconcile import Parts, Reconciler
 from elasticjob_operator.task import Applied
 from elasticjob_operator.wakeups import Retry
