@@ -226,32 +226,6 @@ class AgentStatus:
         return max(PERIOD_SECONDS, len(job.asked.agents) / PODS_A_SECOND)
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
-    """Rendezvous of one job as reported by its agents; the counterpart of `Etcd` for backends that
-    the operator cannot read. The job's Secret holds its author's credentials and the agents' key.
-    """
-
-    status: AgentStatus
-    namespace: str
-    uid: str
-    users: None = None
-    ca: None = None
-    own: bool = False
-
-    def is_settling(self, now: float) -> bool:
-        return self.status.is_settling(self.uid)
-
-    def trouble_of(self, uid: str) -> SeenTrouble | None:
-        return self.status.trouble(uid)
-
-    def follow(self, asked: Asked) -> None:
-        self.status.follow(self.namespace, self.uid, asked)
-
-    def records(self, pods: Collection[str]) -> Records | None:
-        return self.status.records(self.uid, pods)
-
-
 async def ask(address: str, port: int, job_key: bytes) -> bytes:
     """Return one agent's answer. Raises one of `NO_ANSWER` without a usable one."""
     async with asyncio.timeout(ASK_SECONDS):

@@ -7,7 +7,6 @@ actions follow.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from itertools import groupby
 from typing import assert_never
@@ -32,7 +31,7 @@ from elasticjob_operator.kube import (
     KubeError,
 )
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.mirror import Contended, close, remove_members, write_bounds
+from elasticjob_operator.mirror import Contended
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.pods import Pods
 from elasticjob_operator.refusals import obstacle_of
@@ -40,8 +39,6 @@ from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
-SEEN_SECONDS = 2.0
-"""Maximum wait for a write to reach the informer cache before the status is computed."""
 EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 """Errors of a pass that are not bugs in this program."""
 
@@ -66,7 +63,7 @@ class Applier:
         """Apply the plan. Return `EXPECTED` errors in the result instead of raising them."""
         applied = Applied(refusal=task.memory.refusal)
         creates = any(isinstance(action, CreatePod) for action in planned.actions)
-        if not creates and task.etcd is not None:
+        if not creates and task.source.usable:
             applied.refusal = None  # it concerned pods that are no longer wanted
         try:
             for kind, group in groupby(planned.actions, key=type):
@@ -106,10 +103,11 @@ class Applier:
 
     async def _prepare(self, task: Task, planned: Plan, needed: bool) -> None:
         """Ensure the objects pods need before creation and while running. Raises `NameTaken`."""
-        if planned.bounds is None or task.etcd is None:
+        if planned.bounds is None or not task.source.usable:
             return
+        renew = task.source.has_lost(task.sight.observed)
         await self._dependents.ensure(
-            task.job, task.memory, task.etcd, needed=needed, renew=task.lost
+            task.job, task.memory, task.source, needed=needed, renew=renew
         )
         await self._dependents.ensure_budget(task.job, task.memory, task.ready)
 
@@ -118,22 +116,12 @@ class Applier:
             case WriteNodes(nodes):
                 await self._write_nodes(task.job, nodes)
             case WriteBounds(incarnation, bounds):
-                etcd = task.usable_etcd()
-                revision = await write_bounds(etcd.client, task.prefix(incarnation), bounds)
-                task.memory.rendezvous = replace(
-                    task.memory.rendezvous, incarnation=incarnation, bounds=bounds
-                )
-                await etcd.mirror.reached(revision, SEEN_SECONDS)
+                await task.source.write_bounds(task.memory, incarnation, bounds)
             case CloseRendezvous(incarnation):
-                etcd, now_ms = task.usable_etcd(), int(self._now().timestamp() * 1000)
-                closed = await close(etcd.client, task.prefix(incarnation), action.outcome, now_ms)
-                if closed is not None:
-                    await etcd.mirror.reached(closed, SEEN_SECONDS)
+                now_ms = int(self._now().timestamp() * 1000)
+                await task.source.close(incarnation, action.outcome, now_ms)
             case RemoveMembers(incarnation, members):
-                etcd = task.usable_etcd()
-                revision = await remove_members(etcd.client, task.prefix(incarnation), members)
-                # Else a reconcile in between would remove and report them again.
-                await etcd.mirror.reached(revision, SEEN_SECONDS)
+                await task.source.remove_members(incarnation, members)
             case DeleteJob():
                 metadata = task.job.metadata
                 await self._kube.delete(

@@ -6,17 +6,13 @@ cached with the job and refreshed periodically.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 
-from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core import children
-from elasticjob_operator.core.access import Access, access_of, data_of, given_access
+from elasticjob_operator.core.access import Access, access_of, data_of
 from elasticjob_operator.core.budget import min_available
 from elasticjob_operator.core.names import budget_name, secret_name, service_name
-from elasticjob_operator.etcd_access import access_for
-from elasticjob_operator.etcds import Etcd
 from elasticjob_operator.jobs import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.kube import (
     BUDGETS,
@@ -29,6 +25,7 @@ from elasticjob_operator.kube import (
     NotFound,
 )
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.sources import RendezvousSource
 from elasticjob_operator.wakeups import Retry
 
 PREDECESSOR_SECONDS = 60.0
@@ -56,7 +53,13 @@ class Dependents:
         self._clock = clock
 
     async def ensure(
-        self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents, *, needed: bool, renew: bool
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        *,
+        needed: bool,
+        renew: bool,
     ) -> None:
         """Ensure Service and Secret exist and are current, if `needed` or due for a recheck.
 
@@ -67,15 +70,15 @@ class Dependents:
         """
         access, age = memory.owned.access, self._clock() - memory.owned.checked_at
         if access is None:
-            due = needed or isinstance(etcd, Agents)  # polling agents requires the job's key
+            due = needed or source.needs_access
         else:
-            due = _is_stale(access, etcd)
+            due = source.is_stale(access)
             # Check existence only: a full check costs etcd more.
             if needed and age > NEEDED_RECHECK_SECONDS:
                 due = due or await self._is_gone(job)
         if due or renew or age > RECHECK_SECONDS:
             await self._find_or_create(job, memory, SERVICES, children.service(job))
-            access = await self._ensure_access(job, memory, etcd)
+            access = await self._ensure_access(job, memory, source)
             memory.owned = replace(memory.owned, access=access, checked_at=self._clock())
 
     async def _is_gone(self, job: ElasticJob) -> bool:
@@ -122,7 +125,7 @@ class Dependents:
         return self._clock() - memory.owned.budget_checked_at > RECHECK_SECONDS
 
     async def _ensure_access(
-        self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
     ) -> Access:
         namespace, name = job.metadata.namespace, secret_name(job)
         raw = None if _is_new(job) else await self._get(SECRETS, namespace, name)
@@ -130,10 +133,7 @@ class Dependents:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
         # After loss of the Secret, new agents must share the key that running agents still hold.
-        known = before or memory.owned.access
-        access = await access_for(etcd.users, namespace, job.metadata.uid, known, etcd.ca)
-        if not etcd.own and (given := job.spec.rendezvous.secret_name):
-            access = given_access(await self._kube.get(SECRETS, namespace, given), access.job_key)
+        access = await source.access(job, before or memory.owned.access)
         if raw is None:
             try:
                 await self._kube.create(SECRETS, namespace, children.secret(job, access))
@@ -171,17 +171,6 @@ class Dependents:
             return await self._kube.get(kind, namespace, name)
         except NotFound:
             return None
-
-
-def _is_stale(access: Access, etcd: Etcd | Agents) -> bool:
-    """Return True if the Secret's content is out of date."""
-    if etcd.own:
-        return access.ca != etcd.ca
-    if not isinstance(etcd, Etcd) or not etcd.held:
-        return False
-    # The author's own Secret as read for the operator's client.
-    data = {name: b64encode(value).decode() for name, value in etcd.held.items()}
-    return given_access({"data": data}, access.job_key) != access
 
 
 def _is_new(job: ElasticJob) -> bool:

@@ -6,9 +6,12 @@ The job's Secret is authoritative for the password: etcd is updated to match it.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from elasticjob_operator.core.access import Access
+from elasticjob_operator.core.access import Access, given_access
+from elasticjob_operator.kube import SECRETS, Json, Kind
+from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.core.keys import job_folder
 from elasticjob_rendezvous.core.kv import Delete, Txn
 from elasticjob_rendezvous.etcd.client import Client
@@ -60,6 +63,20 @@ async def access_for(
     await users.put_user(name, access.password)
     await users.grant(name, name)
     return access
+
+
+async def access_of_author(
+    read: Callable[[Kind, str, str], Awaitable[Json]], job: ElasticJob, access: Access
+) -> Access:
+    """Return the content of the Secret that the job's author named, with the job's own key.
+
+    Without such a Secret, return `access`. `read` reads a Kubernetes object. Raises `KubeError`.
+    """
+    given = job.spec.rendezvous.secret_name
+    if not given:
+        return access
+    raw = await read(SECRETS, job.metadata.namespace, given)
+    return given_access(raw, access.job_key)
 
 
 async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:

@@ -12,18 +12,20 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from elasticjob_operator.agent_status import Agents, AgentStatus, Asked
+from elasticjob_operator.agent_status import AgentStatus
+from elasticjob_operator.agents_source import AgentsSource
 from elasticjob_operator.claim import Claims
-from elasticjob_operator.core.mirrored import Records, job_of
-from elasticjob_operator.core.observed import Obstacle, SeenTrouble
+from elasticjob_operator.core.mirrored import job_of
+from elasticjob_operator.core.observed import Obstacle
+from elasticjob_operator.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.kube import SECRETS, Json, Kube, NotFound
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import Backend, ElasticJob
 from elasticjob_operator.settings import EtcdSettings
-from elasticjob_rendezvous.core.keys import ROOT, cluster_key, job_prefix
+from elasticjob_operator.sources import RendezvousSource
+from elasticjob_rendezvous.core.keys import ROOT, cluster_key
 from elasticjob_rendezvous.core.store_trouble import endpoints_text
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
@@ -34,8 +36,6 @@ from elasticjob_rendezvous.store_monitor import StoreMonitor
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
-SETTLING_SECONDS = 5.0
-"""Time in seconds for which an unreadable etcd changes no status."""
 FIRST_READ_SECONDS = 5.0
 
 Changed = Callable[[str, str], None]
@@ -48,69 +48,6 @@ class Refused(Exception):
     def __init__(self, obstacle: Obstacle, message: str) -> None:
         super().__init__(message)
         self.obstacle = obstacle
-
-
-@dataclass(slots=True)
-class Etcd:
-    """One etcd.
-
-    `users` is set if each job gets its own user there. `held` is the content of the Secret that a
-    job named for it. `tasks` run its informer cache and its monitor.
-    """
-
-    client: Client
-    mirror: Mirror
-    users: Users | None = None
-    ca_file: Path | str | None = None
-    own: bool = True
-    lost_at: float | None = None
-    mirror_dead_since: float | None = None
-    """Time since which etcd has answered the resync while the informer cache was not in sync."""
-    stranger: str = ""
-    """Identity of the other cluster that owns it; empty if none does."""
-    held: dict[str, bytes] = field(default_factory=dict)
-    agents: AgentStatus | None = None
-    monitor: StoreMonitor | None = None
-    tasks: tuple[asyncio.Task[None], ...] = ()
-
-    def trouble_of(self, uid: str) -> SeenTrouble | None:
-        """Return the trouble with this etcd, seen by the operator or by agents of that job."""
-        if self.monitor is not None and self.monitor.trouble is not None:
-            return SeenTrouble(self.monitor.trouble)
-        return None if self.agents is None else self.agents.trouble(uid)
-
-    def follow(self, namespace: str, uid: str, asked: Asked) -> None:
-        """Poll a sample of these agents for the health of their connection to it."""
-        if self.agents is not None:
-            self.agents.follow(namespace, uid, replace(asked, sampled=True))
-
-    def is_settling(self, now: float) -> bool:
-        """Return True if it has been unreadable for too short a time to report."""
-        if self.monitor is not None and self.monitor.trouble is not None:
-            return False
-        if self.mirror.known:
-            self.lost_at = None
-            return False
-        if self.lost_at is None:
-            self.lost_at = now
-        return now - self.lost_at < SETTLING_SECONDS
-
-    async def guard(self) -> None:
-        """Enable authentication if jobs have users here. Raises `EtcdError`."""
-        if self.users is not None:
-            await self.users.enable_auth()
-
-    @property
-    def ca(self) -> bytes | None:
-        """Authorities that pods are to trust, as currently in the file."""
-        return Path(self.ca_file).read_bytes() if self.ca_file else None
-
-    def newest(self, namespace: str, uid: str) -> int | None:
-        """Return the newest incarnation of a job that has records here."""
-        return self.mirror.newest(namespace, uid)
-
-    def records(self, namespace: str, uid: str, incarnation: int) -> Records | None:
-        return self.mirror.records(job_prefix(namespace, uid, incarnation))
 
 
 class Etcds:
@@ -141,23 +78,24 @@ class Etcds:
     def all(self) -> list[Etcd]:
         return [self.own, *self._named.values()]
 
-    async def of(self, job: ElasticJob) -> Etcd | Agents:
+    async def of(self, job: ElasticJob) -> RendezvousSource:
         """Return the source of this job's rendezvous: its etcd, or its agents.
 
         Raises `Refused`, or `KubeError` if its Secret is unreadable.
         """
         wanted = job.spec.rendezvous
+        namespace, uid = job.metadata.namespace, job.metadata.uid
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
             self._check_owner()
-            return self.own
+            return EtcdSource(self.own, self._kube, namespace, uid)
         self._check_endpoints(job)
-        namespace, secret = job.metadata.namespace, wanted.secret_name
+        secret = wanted.secret_name
         place = (namespace, secret or "", *sorted(wanted.endpoints))
         if wanted.backend is not Backend.ETCD:
             if secret and place not in self._seen:
                 await self._secret(namespace, secret)
                 self._seen.add(place)
-            return Agents(self.agents, namespace, job.metadata.uid)
+            return AgentsSource(self.agents, self._kube, namespace, uid)
         found = self._named.get(place)
         if found is None or (secret and not found.mirror.known):
             # Read the Secret again: its password may have been mistyped, or changed since.
@@ -166,7 +104,7 @@ class Etcds:
             if found is None or found.held != held:
                 found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
                 await found.mirror.reached(0, FIRST_READ_SECONDS)
-        return found
+        return EtcdSource(found, self._kube, namespace, uid)
 
     async def guard(self) -> None:
         """Claim the operator's own etcd for this cluster and enable authentication there.

@@ -48,7 +48,7 @@ class Pods:
 
     async def create(self, task: Task, creations: list[CreatePod], applied: Applied) -> None:
         """Create one pod, then many at a time: a refusal usually applies to all of them."""
-        if task.etcd is None:
+        if not task.source.usable:
             applied.refused = True
             return  # the refusal already has the reason
         if not task.sight.incarnation_known:

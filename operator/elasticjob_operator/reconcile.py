@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applier
 from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.endings import Plan
@@ -27,7 +26,8 @@ from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.departures import TROUBLE, close_departed
 from elasticjob_operator.dependents import Dependents
-from elasticjob_operator.etcds import SETTLING_SECONDS, Etcd, Etcds, Refused
+from elasticjob_operator.etcd_source import SETTLING_SECONDS
+from elasticjob_operator.etcds import Etcds, Refused
 from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.kube import (
@@ -41,7 +41,8 @@ from elasticjob_operator.kube import (
 )
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
-from elasticjob_operator.observe import Observer, due_seconds, seen_again
+from elasticjob_operator.observe import Observer, due_seconds
+from elasticjob_operator.sources import RendezvousSource, UnusableSource
 from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
 
@@ -101,32 +102,23 @@ class Reconciler:
         if job is None:
             return None
         changed_at = memory.change.take()
-        etcd = await self._etcd(job, memory)
-        sight = await self._parts.observer.look(job, memory, etcd)
+        source = await self._source(job, memory)
+        sight = await self._parts.observer.look(job, memory, source)
         self._tell_of_labels(job, memory, sight.observed)
         planned = plan(job, sight.observed, self._parts.now())
         first = planned.actions[:1]
         if first and isinstance(first[0], WriteNodes):
             # It changes the object: the remaining actions must follow from the changed one.
             planned = replace(planned, actions=first)
-        task = Task(job, memory, etcd, sight)
+        task = Task(job, memory, source, sight)
         applied = await self._parts.applier.apply(task, planned)
         memory.refusal = applied.refusal
         if any(isinstance(action, WriteNodes) for action in applied.actions):
             memory.change.restore(changed_at)
             self._tell(job, job.status, job.status, applied)
             return AT_ONCE_SECONDS
-        created = (self._parts.observer.pod(job, made) for made in applied.created)
-        observed = seen_again(
-            sight.observed,
-            memory,
-            etcd,
-            job,
-            tuple(pod for pod in created if pod is not None),
-            applied,
-            self._parts.now(),
-        )
-        if etcd is not None and etcd.is_settling(self._parts.clock()):
+        observed = self._parts.observer.look_again(job, memory, source, sight.observed, applied)
+        if source.is_settling(self._parts.clock()):
             memory.change.restore(changed_at)
             self._tell(job, job.status, job.status, applied)
             return SETTLING_SECONDS
@@ -193,13 +185,13 @@ class Reconciler:
                 self._parts.events.tell(Subject.of(raw), (invalid(str(error)),))
             return None
 
-    async def _etcd(self, job: ElasticJob, memory: JobMemory) -> Etcd | Agents | None:
+    async def _source(self, job: ElasticJob, memory: JobMemory) -> RendezvousSource:
         try:
             return await self._parts.etcds.of(job)
         except Refused as error:
             now = self._parts.now()
             memory.refusal = Refusal.after(memory.refusal, error.obstacle, str(error), now)
-            return None
+            return UnusableSource()
 
     async def _write_status(
         self,

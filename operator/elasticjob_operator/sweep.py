@@ -16,7 +16,8 @@ from elasticjob_operator.core.names import UID_LABEL
 from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.departures import TROUBLE, close_departed, forget_departed
 from elasticjob_operator.etcd_access import forget_user, uids_with_users
-from elasticjob_operator.etcds import Etcd, Etcds
+from elasticjob_operator.etcd_source import Etcd
+from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import ELASTICJOBS, PODS, Json, Kind, Kube
 from elasticjob_operator.nodes import Nodes

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core.actions import Action
 from elasticjob_operator.core.observed import Obstacle, Refusal, Sight
-from elasticjob_operator.etcds import Etcd
 from elasticjob_operator.jobs import JobMemory
 from elasticjob_operator.kube import Json
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.wakeups import Retry
-from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_operator.sources import RendezvousSource
 
 
 @dataclass(slots=True)
@@ -45,30 +42,13 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Context of a plan: its job and observation. `etcd` is None while the job's is not usable."""
+    """Context of a plan: its job, the job's rendezvous, and their observation."""
 
     job: ElasticJob
     memory: JobMemory
-    etcd: Etcd | Agents | None
+    source: RendezvousSource
     sight: Sight
 
     @property
     def ready(self) -> int:
         return sum(pod.ready for pod in self.sight.observed.pods)
-
-    @property
-    def lost(self) -> bool:
-        """True if etcd lost the job's records, and with them its user."""
-        observed = self.sight.observed
-        if not isinstance(self.etcd, Etcd):
-            return False
-        return bool(observed.pods) and observed.rendezvous.readable and observed.bounds is None
-
-    def prefix(self, incarnation: int) -> str:
-        return job_prefix(self.job.metadata.namespace, self.job.metadata.uid, incarnation)
-
-    def usable_etcd(self) -> Etcd:
-        """Return the etcd for actions that are planned only while the rendezvous is readable."""
-        if not isinstance(self.etcd, Etcd):
-            raise Retry("the job's etcd may not be used")
-        return self.etcd

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elasticjob_operator.agent_status import Agents, AgentStatus
+from elasticjob_operator.agent_status import AgentStatus
+from elasticjob_operator.agents_source import AgentsSource
 from elasticjob_operator.core.names import secret_name, service_name
 from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.jobs import RECHECK_SECONDS, JobKey, JobMemory
@@ -30,7 +31,7 @@ def test_a_secret_that_was_deleted_comes_back_as_it_was(
         now = 0.0
         dependents = Dependents(kube, lambda: now)
         memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
-        agents = Agents(AgentStatus(lambda *_: None), namespace, job.metadata.uid)
+        agents = AgentsSource(AgentStatus(lambda *_: None), kube, namespace, job.metadata.uid)
 
         async def ensure(needed: bool) -> None:
             await dependents.ensure(job, memory, agents, needed=needed, renew=False)

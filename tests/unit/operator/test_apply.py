@@ -6,7 +6,6 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.actions import CreatePod
@@ -18,6 +17,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.task import Task
 from elasticjob_operator.wakeups import Retry
 from tests.unit.operator.builders import NOW, job, observed
+from tests.unit.operator.fake_source import FakeSource
 
 
 class Vanishing:
@@ -40,8 +40,7 @@ def test_a_name_that_was_taken_a_moment_ago_is_tried_again() -> None:
     applier = Applier(played, played, PodSettings("sidecar:1"), Metrics(), lambda: NOW)
     memory = JobMemory(JobKey("default", "job"), "job-uid")
     memory.owned = OwnedMemory(Access(b"k", None, None, None))
-    etcd: Any = object.__new__(Agents)
-    task = Task(job(), memory, etcd, Sight(observed()))
+    task = Task(job(), memory, FakeSource(), Sight(observed()))
     planned: Any = SimpleNamespace(actions=(CreatePod(0, "job-0", 1),), bounds=None)
     applied = asyncio.run(applier.apply(task, planned))
     assert isinstance(applied.error, Retry)

@@ -13,7 +13,7 @@ from elasticjob_operator.jobs import JobMemory, PendingChange
 OPERATOR = Path(elasticjob_operator.__file__).parent
 WRITERS = {
     "pods": {"observe"},
-    "rendezvous": {"apply", "observe"},
+    "rendezvous": {"agents_source", "etcd_source", "sources"},
     "owned": {"dependents"},
     "report": {"reconcile"},
     "refusal": {"reconcile"},

@@ -10,7 +10,7 @@ import pytest
 
 from elasticjob_operator.core.actions import CreatePod
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
-from elasticjob_operator.core.observed import Sight
+from elasticjob_operator.core.observed import Observed, Sight
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import Conflict, KubeError, Unreachable
@@ -21,6 +21,7 @@ from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
 from tests.unit.operator.builders import NOW, job, manifest, observed
+from tests.unit.operator.fake_source import FakeSource
 
 KEY = JobKey("default", "job")
 MADE = CreatePod(0, "job-0", 1)
@@ -45,17 +46,14 @@ class Played:
             raise self.error
         return {"metadata": {"resourceVersion": "8"}}
 
-    async def of(self, _: object) -> Any:
-        return self if self.found else None
-
-    def records(self, *_: object) -> Records | None:
-        return self.found
-
-    def is_settling(self, _: float) -> bool:
-        return False
+    async def of(self, _: object) -> FakeSource:
+        return FakeSource()
 
     async def look(self, *_: object) -> Sight:
         return Sight(observed())
+
+    def look_again(self, *_: object) -> Observed:
+        return Observed(rendezvous=rendezvous_view(self.found)) if self.found else observed()
 
     async def apply(self, *_: object) -> Applied:
         return Applied(actions=[MADE])

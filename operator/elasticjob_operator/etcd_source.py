@@ -1,0 +1,213 @@
+"""Rendezvous of a job in etcd v3: read from an informer cache, and written by the operator."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from elasticjob_operator.agent_status import AgentStatus, Asked
+from elasticjob_operator.core.access import Access, given_access
+from elasticjob_operator.core.labels import index_of
+from elasticjob_operator.core.mirrored import Records, rendezvous_view
+from elasticjob_operator.core.observed import Observed, SeenTrouble, Sight
+from elasticjob_operator.core.rendezvous_view import UNREADABLE
+from elasticjob_operator.etcd_access import access_for, access_of_author
+from elasticjob_operator.jobs import JobMemory
+from elasticjob_operator.kube import Json
+from elasticjob_operator.mirror import Mirror, close, remove_members, write_bounds
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.sources import KubeReader, PodReader, agents_of, has_pods, newest_label
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.records import MemberState, Outcome
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.store_monitor import StoreMonitor
+
+SETTLING_SECONDS = 5.0
+"""Time in seconds for which an unreadable etcd changes no status."""
+SEEN_SECONDS = 2.0
+"""Maximum wait for a write to reach the informer cache before the status is computed."""
+
+
+@dataclass(slots=True)
+class Etcd:
+    """One etcd.
+
+    `users` is set if each job gets its own user there. `held` is the content of the Secret that a
+    job named for it. `tasks` run its informer cache and its monitor.
+    """
+
+    client: Client
+    mirror: Mirror
+    users: Users | None = None
+    ca_file: Path | str | None = None
+    own: bool = True
+    lost_at: float | None = None
+    mirror_dead_since: float | None = None
+    """Time since which etcd has answered the resync while the informer cache was not in sync."""
+    stranger: str = ""
+    """Identity of the other cluster that owns it; empty if none does."""
+    held: dict[str, bytes] = field(default_factory=dict)
+    agents: AgentStatus | None = None
+    monitor: StoreMonitor | None = None
+    tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def trouble_of(self, uid: str) -> SeenTrouble | None:
+        """Return the trouble with this etcd, seen by the operator or by agents of that job."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return SeenTrouble(self.monitor.trouble)
+        return None if self.agents is None else self.agents.trouble(uid)
+
+    def follow(self, namespace: str, uid: str, asked: Asked) -> None:
+        """Poll a sample of these agents for the health of their connection to it."""
+        if self.agents is not None:
+            self.agents.follow(namespace, uid, replace(asked, sampled=True))
+
+    def is_settling(self, now: float) -> bool:
+        """Return True if it has been unreadable for too short a time to report."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return False
+        if self.mirror.known:
+            self.lost_at = None
+            return False
+        if self.lost_at is None:
+            self.lost_at = now
+        return now - self.lost_at < SETTLING_SECONDS
+
+    async def guard(self) -> None:
+        """Enable authentication if jobs have users here. Raises `EtcdError`."""
+        if self.users is not None:
+            await self.users.enable_auth()
+
+    @property
+    def ca(self) -> bytes | None:
+        """Authorities that pods are to trust, as currently in the file."""
+        return Path(self.ca_file).read_bytes() if self.ca_file else None
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """Return the newest incarnation of a job that has records here."""
+        return self.mirror.newest(namespace, uid)
+
+    def records(self, namespace: str, uid: str, incarnation: int) -> Records | None:
+        return self.mirror.records(job_prefix(namespace, uid, incarnation))
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSource:
+    """Rendezvous of one job in this etcd."""
+
+    etcd: Etcd
+    kube: KubeReader
+    namespace: str
+    uid: str
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+    @property
+    def needs_access(self) -> bool:
+        return False
+
+    def is_settling(self, now: float) -> bool:
+        return self.etcd.is_settling(now)
+
+    async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Sight:
+        mirrored = self.etcd.newest(self.namespace, self.uid) or 0
+        newest = max(mirrored, memory.rendezvous.incarnation or 0)
+        found = self._records(newest) if newest else None
+        own = await pods.own(job, memory)
+        labelled = newest_label(own)
+        if labelled > newest or newest == 0:
+            # etcd has lost the job's records or never had any: the pods' labels decide.
+            newest = max(labelled, 1)
+            found = self._records(newest)
+        # Suspension ended the last incarnation: while unreadable, the next may have begun.
+        known = self.etcd.mirror.known or has_pods(own, newest) or memory.rendezvous.goes_on
+        if known:
+            memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
+        if found is not None:
+            # The pod of a member missing from the LIST may still exist.
+            own += await pods.unlisted(job, memory, own, _without_pods(job, found, own))
+        seen = await pods.convert(job, memory, own)
+        if memory.owned.access is not None:
+            asked = Asked(self._prefix(newest), memory.owned.access.job_key, agents_of(own, newest))
+            self.etcd.follow(self.namespace, self.uid, asked)
+        made = self._combined(memory, Observed(seen, incarnation=newest), found)
+        if made.rendezvous.readable:
+            goes_on = not made.rendezvous.suspended
+            memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
+        return Sight(made, known)
+
+    def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
+        incarnation = memory.rendezvous.incarnation or seen.incarnation
+        found = self._records(incarnation)
+        return self._combined(memory, replace(seen, incarnation=incarnation), found)
+
+    def _combined(self, memory: JobMemory, seen: Observed, found: Records | None) -> Observed:
+        """Return this observation with the rendezvous as in these records."""
+        return replace(
+            seen,
+            rendezvous=UNREADABLE if found is None else rendezvous_view(found),
+            bounds=memory.rendezvous.bounds if found is None else found.bounds,
+            store=self.etcd.trouble_of(self.uid),
+        )
+
+    def has_lost(self, seen: Observed) -> bool:
+        return bool(seen.pods) and seen.rendezvous.readable and seen.bounds is None
+
+    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+        etcd = self.etcd
+        made = await access_for(etcd.users, self.namespace, self.uid, known, etcd.ca)
+        return made if etcd.own else await access_of_author(self.kube.get, job, made)
+
+    def is_stale(self, access: Access) -> bool:
+        if self.etcd.own:
+            return access.ca != self.etcd.ca
+        if not self.etcd.held:
+            return False
+        # The author's own Secret as read for the operator's client.
+        data = {name: b64encode(value).decode() for name, value in self.etcd.held.items()}
+        return given_access({"data": data}, access.job_key) != access
+
+    async def write_bounds(self, memory: JobMemory, incarnation: int, bounds: Bounds) -> None:
+        revision = await write_bounds(self.etcd.client, self._prefix(incarnation), bounds)
+        memory.rendezvous = replace(memory.rendezvous, incarnation=incarnation, bounds=bounds)
+        await self._seen(revision)
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        closed = await close(self.etcd.client, self._prefix(incarnation), outcome, now_ms)
+        if closed is not None:
+            await self._seen(closed)
+
+    async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
+        revision = await remove_members(self.etcd.client, self._prefix(incarnation), members)
+        # Else a reconcile in between would remove and report them again.
+        await self._seen(revision)
+
+    async def _seen(self, revision: int) -> None:
+        await self.etcd.mirror.reached(revision, SEEN_SECONDS)
+
+    def _records(self, incarnation: int) -> Records | None:
+        return self.etcd.records(self.namespace, self.uid, incarnation)
+
+    def _prefix(self, incarnation: int) -> str:
+        return job_prefix(self.namespace, self.uid, incarnation)
+
+
+def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:
+    """Return the names of participating members that match none of these pods.
+
+    The records are untrusted: only possible names of the job's pods are returned.
+    """
+    uids = {raw["metadata"]["uid"] for raw in own}
+    return frozenset(
+        member.name
+        for member in found.members
+        if member.id not in uids
+        and member.state is not MemberState.DONE
+        and index_of(job, member.name) is not None
+    )

@@ -1,0 +1,44 @@
+"""Rendezvous source whose observation a test sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from elasticjob_operator.core.observed import Observed, Sight
+from elasticjob_operator.core.rendezvous_view import NOBODY_YET, RendezvousView
+from elasticjob_operator.jobs import JobMemory
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.sources import PodReader, UnusableSource
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Outcome
+
+
+@dataclass
+class FakeSource(UnusableSource):
+    """Usable source; `writes` holds the names of the writes."""
+
+    view: RendezvousView = NOBODY_YET
+    settling: bool = False
+    writes: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+    def is_settling(self, now: float) -> bool:
+        return self.settling
+
+    async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Sight:
+        return Sight(Observed(rendezvous=self.view))
+
+    def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
+        return replace(seen, rendezvous=self.view)
+
+    async def write_bounds(self, memory: JobMemory, incarnation: int, bounds: Bounds) -> None:
+        self.writes.append("bounds")
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        self.writes.append("close")
+
+    async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
+        self.writes.append("remove")
