@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Protocol
 
-from elasticjob_operator.apply import EXPECTED, Applier
+from elasticjob_operator.apply import EXPECTED
 from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.happenings import (
+    Happening,
     happenings,
     invalid,
     perhaps_untold,
@@ -21,27 +23,26 @@ from elasticjob_operator.core.happenings import (
 )
 from elasticjob_operator.core.lifecycle import FINISHED, deadline
 from elasticjob_operator.core.mergepatch import merge_patch
-from elasticjob_operator.core.observed import Observed, Refusal
+from elasticjob_operator.core.observed import Observed, Refusal, Sight
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.departures import TROUBLE, close_departed
-from elasticjob_operator.dependents import Dependents
+from elasticjob_operator.departures import TROUBLE
 from elasticjob_operator.etcd_source import SETTLING_SECONDS
-from elasticjob_operator.etcds import Etcds, Refused
-from elasticjob_operator.events import Events, Subject
+from elasticjob_operator.etcds import Refused
+from elasticjob_operator.events import Subject
 from elasticjob_operator.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.kube import (
     ELASTICJOBS,
     Conflict,
     Json,
-    Kube,
+    Kind,
     KubeError,
     NotFound,
     Unreachable,
 )
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
-from elasticjob_operator.observe import Observer, due_seconds
+from elasticjob_operator.observe import due_seconds
 from elasticjob_operator.sources import RendezvousSource, UnusableSource
 from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
@@ -55,17 +56,82 @@ UNLISTED_SECONDS = 10.0
 """Reconcile interval of a job with a pod that lost the label it is watched by."""
 
 
+class JobApi(Protocol):
+    """Part of the Kubernetes client for jobs and their status."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        """Apply a merge patch; return the object. Raises `KubeError`."""
+
+
+class Sources(Protocol):
+    """Registry of the rendezvous sources."""
+
+    async def of(self, job: ElasticJob) -> RendezvousSource:
+        """Return the source of this job's rendezvous. Raises `Refused` or `KubeError`."""
+
+
+class JobObserver(Protocol):
+    """Reader of the observed state of jobs."""
+
+    async def look(self, job: ElasticJob, memory: JobMemory, source: RendezvousSource) -> Sight:
+        """Observe a job."""
+
+    def look_again(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        before: Observed,
+        applied: Applied,
+    ) -> Observed:
+        """Return the observation after a plan."""
+
+
+class PlanApplier(Protocol):
+    """Applier of plans."""
+
+    async def apply(self, task: Task, planned: Plan) -> Applied:
+        """Apply the plan; return expected errors in the result."""
+
+
+class BudgetKeeper(Protocol):
+    """Manager of the jobs' PodDisruptionBudgets."""
+
+    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        """Delete the job's budget, if any."""
+
+
+class EventRecorder(Protocol):
+    """Recorder of Kubernetes events."""
+
+    def tell(self, subject: Subject, found: Iterable[Happening]) -> None:
+        """Post these events, asynchronously."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Dependencies of the reconciler. `clock` is monotonic, `now` is UTC."""
+    """Dependencies of the reconciler.
 
-    kube: Kube
+    Args:
+        close_departed: closes the rendezvous of a deleted job, by namespace and uid, at a time;
+            raises `TROUBLE`.
+        clock: monotonic time in seconds.
+        now: UTC time.
+    """
+
+    kube: JobApi
     jobs: Jobs
-    etcds: Etcds
-    observer: Observer
-    applier: Applier
-    dependents: Dependents
-    events: Events
+    sources: Sources
+    close_departed: Callable[[str, str, datetime], Awaitable[object]]
+    observer: JobObserver
+    applier: PlanApplier
+    dependents: BudgetKeeper
+    events: EventRecorder
     metrics: Metrics
     clock: Callable[[], float]
     now: Callable[[], datetime]
@@ -167,7 +233,7 @@ class Reconciler:
         known = self._parts.jobs.find(key)
         if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
             try:
-                await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
+                await self._parts.close_departed(key.namespace, known.uid, self._parts.now())
             except TROUBLE as error:  # must not delay another job of the same name
                 log.warning("job %s: deleted, the next resync closes it: %s", key, error)
             self._parts.jobs.forget(key)
@@ -187,7 +253,7 @@ class Reconciler:
 
     async def _source(self, job: ElasticJob, memory: JobMemory) -> RendezvousSource:
         try:
-            return await self._parts.etcds.of(job)
+            return await self._parts.sources.of(job)
         except Refused as error:
             now = self._parts.now()
             memory.refusal = Refusal.after(memory.refusal, error.obstacle, str(error), now)

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, cast
 
 import kopf
@@ -18,6 +19,7 @@ import kopf
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.pod import PodSettings
 from elasticjob_operator.delivered import Delivered
+from elasticjob_operator.departures import close_departed
 from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.events import Events
@@ -132,7 +134,8 @@ class Active:
         return Parts(
             kube=self._kube,
             jobs=self._jobs,
-            etcds=etcds,
+            sources=etcds,
+            close_departed=partial(close_departed, etcds),
             observer=Observer(self._kube, self._nodes, self._kube.now),
             applier=Applier(self._kube, dependents, pods, self._metrics, self._kube.now),
             dependents=dependents,
