@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from itertools import groupby
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from elasticjob_operator.core.actions import (
     Action,
@@ -24,17 +24,20 @@ from elasticjob_operator.core.actions import (
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.core.pod import PodSettings
-from elasticjob_operator.dependents import Dependents, NameTaken
+from elasticjob_operator.dependents import NameTaken
+from elasticjob_operator.jobs import JobMemory
 from elasticjob_operator.kube import (
     ELASTICJOBS,
-    Kube,
+    Json,
+    Kind,
     KubeError,
 )
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.mirror import Contended
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.pods import Pods
+from elasticjob_operator.pods import PodApi, Pods
 from elasticjob_operator.refusals import obstacle_of
+from elasticjob_operator.sources import RendezvousSource
 from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.etcd.errors import EtcdError
@@ -43,13 +46,40 @@ EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 """Errors of a pass that are not bugs in this program."""
 
 
+class PlanApi(PodApi, Protocol):
+    """Part of the Kubernetes client for the objects that plans change."""
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        """Merge `body` into an object. Raises `KubeError`."""
+
+
+class OwnedObjects(Protocol):
+    """Manager of the objects that a job's pods need."""
+
+    async def ensure(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        *,
+        needed: bool,
+        renew: bool,
+    ) -> None:
+        """Ensure Service and Secret exist and are current. Raises `NameTaken`."""
+
+    async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
+        """Create or update the budget. Raises `NameTaken`."""
+
+
 class Applier:
     """Applier of plans to the API server and etcd."""
 
     def __init__(
         self,
-        kube: Kube,
-        dependents: Dependents,
+        kube: PlanApi,
+        dependents: OwnedObjects,
         settings: PodSettings,
         metrics: Metrics,
         now: Callable[[], datetime],

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from typing import Protocol
 from uuid import uuid4
 
 from elasticjob_operator.core.happenings import Happening
-from elasticjob_operator.kube import EVENTS, AlreadyExists, Json, Kube, KubeError, NotFound
+from elasticjob_operator.kube import EVENTS, AlreadyExists, Json, Kind, KubeError, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.job import API_VERSION, KIND
 
@@ -102,12 +103,22 @@ class _Told:
         return sha256(words.encode()).hexdigest()[:16]
 
 
+class EventApi(Protocol):
+    """Part of the Kubernetes client for events."""
+
+    async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
+        """Create an object. Raises `AlreadyExists` or another `KubeError`."""
+
+    async def patch(self, kind: Kind, namespace: str | None, name: str, body: Json) -> Json:
+        """Merge `body` into an object. Raises `NotFound` or another `KubeError`."""
+
+
 class Events:
     """Background event recorder, active while `run` runs. `clock` is monotonic, `now` is UTC."""
 
     def __init__(
         self,
-        kube: Kube,
+        kube: EventApi,
         instance: str,
         clock: Callable[[], float],
         now: Callable[[], datetime],

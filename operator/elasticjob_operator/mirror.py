@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from elasticjob_operator.core.mirrored import (
     Records,
@@ -55,6 +55,16 @@ OPERATIONS_A_TXN = 100
 """Maximum operations per transaction; etcd's own limit is 128."""
 
 
+class RecordReader(Protocol):
+    """Part of the etcd client that an informer cache uses."""
+
+    async def range(self, target: Range) -> RangeResult:
+        """Read one key or all keys of a prefix. Raises `EtcdError`."""
+
+    def watch(self, targets: Sequence[Range]) -> AsyncGenerator[WatchBatch, None]:
+        """Yield the changes of these keys from now on. Raises `EtcdError`."""
+
+
 class Mirror:
     """Informer cache of the records of all jobs below `root`, current while `run` runs.
 
@@ -62,7 +72,7 @@ class Mirror:
     taken. Losing and regaining etcd counts as a change of every job.
     """
 
-    def __init__(self, client: Client, root: str = ROOT) -> None:
+    def __init__(self, client: RecordReader, root: str = ROOT) -> None:
         self._client = client
         self._target = Range(root, prefix=True)
         self._jobs: dict[str, dict[str, KeyValue]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from typing import Protocol
 
 from elasticjob_operator.core.actions import CreatePod, DeletePod
 from elasticjob_operator.core.children import is_owned
@@ -18,7 +19,8 @@ from elasticjob_operator.kube import (
     PODS,
     AlreadyExists,
     Invalid,
-    Kube,
+    Json,
+    Kind,
     KubeError,
     NotFound,
 )
@@ -31,12 +33,27 @@ MOST_AT_ONCE = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""
 
 
+class PodApi(Protocol):
+    """Part of the Kubernetes client for pods. Every method may raise `KubeError`."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Json, *, strict: bool = False
+    ) -> Json:
+        """Create an object; refuse unknown fields if `strict`. Raises `AlreadyExists`."""
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        """Delete the object with this uid; return False if it is gone."""
+
+
 class Pods:
     """Writer of pods for `apply.Applier`. `now` is UTC."""
 
     def __init__(
         self,
-        kube: Kube,
+        kube: PodApi,
         settings: PodSettings,
         metrics: Metrics,
         now: Callable[[], datetime],

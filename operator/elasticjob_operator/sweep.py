@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Protocol
 
 from elasticjob_operator.apply import EXPECTED
 from elasticjob_operator.core.names import UID_LABEL
@@ -21,7 +22,6 @@ from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import ELASTICJOBS, PODS, Json, Kind, Kube
 from elasticjob_operator.nodes import Nodes
-from elasticjob_operator.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,13 @@ MOST_OF_THE_TIME = 20
 RESYNC_SWEEPS = 10
 """Number of sweeps over which every job is reconciled once, even if unchanged."""
 MIRROR_DEAD_SECONDS = 60.0
+
+
+class Waker(Protocol):
+    """Work queue of the jobs to reconcile."""
+
+    def wake(self, key: JobKey) -> None:
+        """Schedule a reconcile of this job."""
 
 
 class Sweep:
@@ -44,7 +51,7 @@ class Sweep:
         nodes: Nodes,
         delivered: Delivered,
         etcds: Etcds,
-        wakeups: Wakeups,
+        wakeups: Waker,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:

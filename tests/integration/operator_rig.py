@@ -155,10 +155,14 @@ class Namespace:
                 return None
             raise
 
-    def job(self, name: str = "job") -> Json:
-        found = self.get("elasticjobs", name)
-        assert found is not None
+    def present(self, plural: str, name: str) -> Json:
+        """Return an object that must exist."""
+        found = self.get(plural, name)
+        assert found is not None, f"{plural} {name} does not exist"
         return found
+
+    def job(self, name: str = "job") -> Json:
+        return self.present("elasticjobs", name)
 
     def status(self, name: str = "job") -> Json:
         return self.job(name).get("status") or {}

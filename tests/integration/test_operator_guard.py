@@ -67,7 +67,7 @@ def test_a_job_has_a_user_for_its_own_keys(
     here = Namespace(api_server, namespace)
     uid = here.create_job(maxNodes=1)["metadata"]["uid"]
     here.await_pods("job-0")
-    data = here.get("secrets", "job-elasticjob")["data"]  # type: ignore[index]
+    data = here.present("secrets", "job-elasticjob")["data"]
     login = ":".join(base64.b64decode(data[key]).decode() for key in ("user", "password"))
     own = f"/elasticjob/{namespace}/{uid}/"
     assert own in asked(etcd_of_users, "get", own, "--prefix", "--keys-only", user=login)

@@ -117,7 +117,7 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
 def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=3)
     here.await_pods("job-0", "job-1", "job-2")
-    uid = here.get("pods", "job-1")["metadata"]["uid"]  # type: ignore[index]
+    uid = here.present("pods", "job-1")["metadata"]["uid"]
     here.remove_pod("job-1")
 
     def replaced() -> bool:
@@ -200,7 +200,7 @@ def test_suspension_ends_the_pods_and_resumption_makes_others(here: Namespace) -
     here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
     here.await_pods("job-0", "job-1")
     here.await_status(phase="Pending", pods=2)
-    labels = here.get("pods", "job-0")["metadata"]["labels"]  # type: ignore[index]
+    labels = here.present("pods", "job-0")["metadata"]["labels"]
     assert labels["elasticjob.dev/incarnation"] == "2"
 
 
@@ -222,7 +222,7 @@ def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None
         here.server.request("DELETE", here.path(plural, name))
     here.server.request("DELETE", here.path("poddisruptionbudgets", "job"))
     here.await_pods("job-0", "job-1")
-    owner = here.get("pods", "job-1")["metadata"]["ownerReferences"][0]  # type: ignore[index]
+    owner = here.present("pods", "job-1")["metadata"]["ownerReferences"][0]
     assert owner["uid"] == second["metadata"]["uid"]
     here.await_condition("NameConflict", "NameConflict")
     here.remove_pod("job-0")

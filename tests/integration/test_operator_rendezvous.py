@@ -183,7 +183,7 @@ def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: Et
     assert here.pods() == []
     etcd.start()
     wait_until(lambda: here.pods() == ["job-0", "job-1"], "pods", _TAKEOVER_SECONDS)
-    labels = here.get("pods", "job-0")["metadata"]["labels"]  # type: ignore[index]
+    labels = here.present("pods", "job-0")["metadata"]["labels"]
     assert labels["elasticjob.dev/incarnation"] == "2"
 
 

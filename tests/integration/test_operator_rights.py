@@ -83,7 +83,7 @@ def live_a_life(here: Namespace) -> None:
     here.await_pods("job-0")
     here.await_event("PodsCreated", "created job-0, job-1, job-2")
     wait_until(
-        lambda: here.get("poddisruptionbudgets", "job")["spec"]["minAvailable"] == 0,  # type: ignore[index]
+        lambda: here.present("poddisruptionbudgets", "job")["spec"]["minAvailable"] == 0,
         "a budget for one",
         SECONDS,
     )

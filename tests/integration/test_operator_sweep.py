@@ -22,7 +22,6 @@ from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_operator.sweep import Sweep
-from elasticjob_operator.wakeups import Wakeups
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import Keys, cluster_key, job_prefix
@@ -38,19 +37,20 @@ OTHER_UID = "00000000-0000-0000-0000-000000000002"
 
 
 class Rig:
-    """Sweep of one namespace, with its dependencies."""
+    """Sweep of one namespace, with its dependencies; `woken` holds the woken jobs."""
 
     def __init__(self, kube: Kube, etcds: Etcds, namespace: str | None) -> None:
         self.woken: list[JobKey] = []
         self.etcds = etcds
         self.jobs = Jobs(time.monotonic, lambda: 0.0)
         self.delivered = Delivered()
-        self.wakeups = Wakeups(time.monotonic)
-        self.wakeups.wake = lambda key, delay_seconds=0.0: self.woken.append(key)  # type: ignore[method-assign]
         self.sweep = Sweep(
-            kube, (namespace,), self.jobs, Nodes(), self.delivered, etcds, self.wakeups,
+            kube, (namespace,), self.jobs, Nodes(), self.delivered, etcds, self,
             time.monotonic, lambda: datetime.now(UTC),
         )  # fmt: skip
+
+    def wake(self, key: JobKey) -> None:
+        self.woken.append(key)
 
 
 def run(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.core.actions import CreatePod
 from elasticjob_operator.core.agent_view import agent_view, undecided_until
 from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.mirrored import Records
@@ -182,7 +183,8 @@ def test_a_pod_that_gave_up_is_not_replaced_before_the_others_have_told() -> Non
     assert planned.wake_at == later(14) == undecided_until(c10d(), (given_up,), NOW)
     killed = observed(pod(0).get(), gave_up(1, code=KILLED), view=final_round(2))
     [created] = plan(c10d(minNodes=1, maxNodes=2), killed, NOW).actions
-    assert created.name == "job-2"  # type: ignore[union-attr]
+    assert isinstance(created, CreatePod)
+    assert created.name == "job-2"
 
 
 def test_success_is_seen_in_the_pods_whose_agents_are_gone() -> None:

@@ -1,47 +1,175 @@
-"""Application of a plan, against an API server whose answers the test plays."""
+"""Application of a plan on fake ports."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+import pytest
 
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.access import Access
-from elasticjob_operator.core.actions import CreatePod
-from elasticjob_operator.core.observed import Sight
+from elasticjob_operator.core.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    RemoveMembers,
+    WriteBounds,
+)
+from elasticjob_operator.core.observed import Obstacle, Refusal, Sight
+from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.pod import PodSettings
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.dependents import NameTaken
 from elasticjob_operator.jobs import JobKey, JobMemory, OwnedMemory
-from elasticjob_operator.kube import AlreadyExists, NotFound
+from elasticjob_operator.kube import SERVICES, AlreadyExists, Json, Kind, NotFound
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.task import Task
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.sources import RendezvousSource, UnusableSource
+from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
+from elasticjob_rendezvous.core.bounds import Bounds
 from tests.unit.operator.builders import NOW, job, observed
 from tests.unit.operator.fake_source import FakeSource
 
-
-class Vanishing:
-    """API server whose pod name is taken at creation and absent at the next read."""
-
-    async def create(self, *_: object, **__: object) -> None:
-        raise AlreadyExists("create pods", "pods job-0 already exists")
-
-    async def get(self, *_: object) -> None:
-        raise NotFound("get pods", "pods job-0 not found")
-
-    async def ensure(self, *_: object, **__: object) -> None: ...
-
-    async def ensure_budget(self, *_: object) -> None: ...
+BEFORE = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
 
 
-def test_a_name_that_was_taken_a_moment_ago_is_tried_again() -> None:
-    """The end of a foreign pod triggers no reconcile."""
-    played: Any = Vanishing()
-    applier = Applier(played, played, PodSettings("sidecar:1"), Metrics(), lambda: NOW)
-    memory = JobMemory(JobKey("default", "job"), "job-uid")
+@dataclass
+class Api:
+    """API server; `holder` is the pod that has the name of every new one."""
+
+    taken: bool = False
+    holder: Json | None = None
+    created: list[Json] = field(default_factory=list)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        if self.holder is None:
+            raise NotFound(f"get {kind.plural}", f"{kind.plural} {name} not found")
+        return self.holder
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Json, *, strict: bool = False
+    ) -> Json:
+        if self.taken:
+            raise AlreadyExists(f"create {kind.plural}", "it already exists")
+        self.created.append(body)
+        return body
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        return True
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        return body
+
+
+@dataclass
+class Owned:
+    """Objects that pods need; `error` fails them. `ensured` counts the calls."""
+
+    error: NameTaken | None = None
+    ensured: int = 0
+
+    async def ensure(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        *,
+        needed: bool,
+        renew: bool,
+    ) -> None:
+        self.ensured += 1
+        if self.error is not None:
+            raise self.error
+
+    async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None: ...
+
+
+def apply(
+    *actions: Action,
+    api: Api | None = None,
+    owned: Owned | None = None,
+    source: RendezvousSource | None = None,
+    refusal: Refusal | None = None,
+) -> Applied:
+    applier = Applier(
+        api or Api(), owned or Owned(), PodSettings("sidecar:1"), Metrics(), lambda: NOW
+    )
+    memory = JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
     memory.owned = OwnedMemory(Access(b"k", None, None, None))
-    task = Task(job(), memory, FakeSource(), Sight(observed()))
-    planned: Any = SimpleNamespace(actions=(CreatePod(0, "job-0", 1),), bounds=None)
-    applied = asyncio.run(applier.apply(task, planned))
+    wanted = job()
+    task = Task(wanted, memory, source or FakeSource(), Sight(observed()))
+    planned = replace(plan(wanted, observed(), NOW), actions=actions, bounds=Bounds(1, 2))
+    return asyncio.run(applier.apply(task, planned))
+
+
+MADE = CreatePod(0, "job-0", 1)
+
+
+def test_pod_name_that_became_free_is_tried_again() -> None:
+    """The end of a foreign pod triggers no reconcile."""
+    applied = apply(MADE, api=Api(taken=True))
     assert isinstance(applied.error, Retry)
     assert applied.foreign == set()
+
+
+def test_pod_name_of_another_owner_is_reported() -> None:
+    applied = apply(MADE, api=Api(taken=True, holder={"metadata": {"name": "job-0"}}))
+    assert applied.foreign == {0}
+    assert applied.unlisted == set()
+    assert applied.refused
+
+
+def test_pod_of_the_job_that_no_list_showed_is_reported() -> None:
+    owner = {"uid": "job-uid", "controller": True, "kind": "ElasticJob"}
+    held = {"metadata": {"name": "job-0", "ownerReferences": [owner]}}
+    applied = apply(MADE, api=Api(taken=True, holder=held))
+    assert isinstance(applied.error, Retry)
+    assert applied.unlisted == {"job-0"}
+    assert applied.foreign == set()
+
+
+def test_created_pods_end_a_refusal() -> None:
+    api = Api()
+    applied = apply(MADE, api=api, refusal=BEFORE)
+    assert applied.refusal is None
+    assert [body["metadata"]["name"] for body in api.created] == ["job-0"]
+
+
+def test_refusal_ends_once_no_pod_is_wanted() -> None:
+    assert apply(refusal=BEFORE).refusal is None
+
+
+@pytest.mark.parametrize("actions", [(), (MADE,)], ids=["no pod wanted", "a pod wanted"])
+def test_unusable_store_keeps_its_refusal(actions: tuple[Action, ...]) -> None:
+    api, owned = Api(), Owned()
+    applied = apply(*actions, api=api, owned=owned, source=UnusableSource(), refusal=BEFORE)
+    assert applied.refusal == BEFORE
+    assert applied.refused is bool(actions)
+    assert api.created == []
+    assert owned.ensured == 0
+
+
+@pytest.mark.parametrize("actions", [(), (MADE,)], ids=["later", "before a pod"])
+def test_taken_name_of_an_owned_object_refuses_pods(actions: tuple[Action, ...]) -> None:
+    applied = apply(*actions, owned=Owned(NameTaken(SERVICES, "job")))
+    assert applied.refused is bool(actions)
+    assert isinstance(applied.error, NameTaken) is not bool(actions)
+    assert applied.refusal is not None
+    assert applied.refusal.obstacle is Obstacle.NAME_CONFLICT
+
+
+def test_rendezvous_is_written_through_its_source() -> None:
+    source = FakeSource()
+    applied = apply(
+        WriteBounds(1, Bounds(1, 2)),
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED),
+        RemoveMembers(1, ("u1",)),
+        source=source,
+    )
+    assert source.writes == ["bounds", "close", "remove"]
+    assert len(applied.actions) == 3
+    assert applied.error is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def failure(number: int, rank: int, kind: FailureClass, at_ms: int) -> KeyValue:
     return kv(KEYS.failure(number, record.member), record)
 
 
-def final(**fields: object) -> Round:
+def final(**fields: Any) -> Round:
     members = [member("pod-0"), member("pod-2")]
     roster = seal(3, members, 0)
     return Round(
@@ -76,7 +77,7 @@ def final(**fields: object) -> Round:
         world_size=roster.world_size,
         master_name="pod-0",
         since_ms=1_000_500,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
@@ -304,8 +305,8 @@ def test_the_previous_release_reads_the_reason_of_a_new_record() -> None:
     assert outcome.detail == "Suspended"
 
 
-def told(name: str = "pod-0", **fields: object) -> KeyValue:
-    record = replace(member(name), **fields)  # type: ignore[arg-type]
+def told(name: str = "pod-0", **fields: Any) -> KeyValue:
+    record = replace(member(name), **fields)
     return kv(KEYS.session(record.id, record.session), record)
 
 
@@ -354,7 +355,7 @@ class Scripted:
     def __init__(self, *values: KeyValue) -> None:
         self._first, *self._later = values
 
-    async def watch(self, targets: object) -> AsyncIterator[WatchBatch]:
+    async def watch(self, targets: object) -> AsyncGenerator[WatchBatch, None]:
         yield WatchBatch(1, (), 1)
         for value in self._later:
             yield WatchBatch(value.mod_revision, (value,), 1)
@@ -371,7 +372,7 @@ def test_progress_wakes_a_look_only_now_and_then() -> None:
 async def _a_member_progresses() -> None:
     words = [KeyValue(told().key, told(step=n).value, 1, n) for n in range(1, 40)]
     news = KeyValue(told().key, told(step=40, state=MemberState.LEAVING).value, 1, 40)
-    mirror = Mirror(Scripted(*words, news))  # type: ignore[arg-type]
+    mirror = Mirror(Scripted(*words, news))
     seen: list[int] = []
 
     async def look() -> None:

@@ -19,7 +19,7 @@ from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.health import Health, answering
-from elasticjob_operator.kube import PODS
+from elasticjob_operator.kube import PODS, Json, Kind
 from elasticjob_operator.logs import JsonFormatter, TextFormatter
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
@@ -106,11 +106,15 @@ def test_an_event_of_what_is_no_text_is_posted_too() -> None:
     posted: list[dict[str, Any]] = []
 
     class Posting:
-        async def create(self, kind: object, namespace: str, body: dict[str, Any]) -> None:
+        async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
             posted.append(body)
+            return body
+
+        async def patch(self, kind: Kind, namespace: str | None, name: str, body: Json) -> Json:
+            raise AssertionError("there is no series yet")
 
     async def main() -> None:
-        events = Events(Posting(), "here", lambda: 0.0, lambda: NOW)  # type: ignore[arg-type]
+        events = Events(Posting(), "here", lambda: 0.0, lambda: NOW)
         said = Happening(EventType.WARNING, "WorkerFailed", "no file caf\udce9")
         events.tell(Subject("ns", "job", "uid", "1"), (said,))
         posting = asyncio.create_task(events.run())

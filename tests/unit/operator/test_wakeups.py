@@ -118,9 +118,9 @@ def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
     for key in busy:
         agenda.succeed(key)
     now += 2 * MOST_BACKOFF_SECONDS
-    found = set()
-    while (key := agenda.take(now)) is not None:  # type: ignore[assignment]
-        found.add(key)
+    found: set[JobKey] = set()
+    while (taken := agenda.take(now)) is not None:
+        found.add(taken)
     assert found == owed
 
 
