@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from elasticjob_operator.core.mirrored import Records, records_of_agents, rendezvous_view
@@ -21,9 +21,6 @@ from elasticjob_rendezvous.core.served import PATH, Served, headers, read, store
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS = 1.0
-LEAST_PERIOD_SECONDS = 0.2
-"""Minimum time between two polls of a job, however often it is reconciled."""
 PODS_A_SECOND = 100
 """Maximum request rate per job; a large job is polled less often."""
 ASK_SECONDS = 2.0
@@ -31,7 +28,6 @@ SILENCE_SECONDS = 5.0
 """Lifetime of an agent's report in seconds."""
 SAMPLE = 4
 """Number of agents polled together for a job whose records are in etcd."""
-SAMPLE_SECONDS = 2.0
 MOST_AT_ONCE = 64
 MOST_BYTES = 4 * 1024 * 1024
 NO_ANSWER = (
@@ -69,6 +65,27 @@ class Asked:
     sampled: bool = False
 
 
+Ask = Callable[[str, int, bytes], Awaitable[bytes]]
+"""Function that polls the agent at an address and a port, with the job's key; see `ask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polling:
+    """Intervals of the polls, in seconds, and the port of the agents.
+
+    Args:
+        period_seconds: time between two polls of a job that is read through its agents.
+        least_period_seconds: minimum time between two polls of a job, however often it is
+            reconciled.
+        sample_seconds: time between two polls of a sample.
+    """
+
+    period_seconds: float = 1.0
+    least_period_seconds: float = 0.2
+    sample_seconds: float = 2.0
+    port: int = HEALTH_PORT
+
+
 @dataclass(slots=True)
 class _Followed:
     namespace: str
@@ -88,9 +105,17 @@ class _Followed:
 class AgentStatus:
     """Latest reports of the agents of all followed jobs. `clock` is monotonic."""
 
-    def __init__(self, changed: Changed, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        changed: Changed,
+        clock: Callable[[], float] = time.monotonic,
+        polling: Polling | None = None,
+        request: Ask | None = None,
+    ) -> None:
         self._changed = changed
         self._clock = clock
+        self._polling = polling or Polling()
+        self._ask_agent = request or ask
         self._jobs: dict[str, _Followed] = {}
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
@@ -102,7 +127,7 @@ class AgentStatus:
         if job is None or job.asked.prefix != asked.prefix:
             job = self._jobs[uid] = _Followed(namespace, uid, asked, since=now, due=now)
         job.asked = asked
-        job.due = min(job.due, max(now, job.began + LEAST_PERIOD_SECONDS))
+        job.due = min(job.due, max(now, job.began + self._polling.least_period_seconds))
         self._news.set()
 
     def forget(self, uid: str) -> None:
@@ -176,7 +201,7 @@ class AgentStatus:
     async def _ask(self, job: _Followed, agent: Agent, job_key: bytes) -> None:
         async with self._slots:
             try:
-                body = await ask(agent.address, HEALTH_PORT, job_key)
+                body = await self._ask_agent(agent.address, self._polling.port, job_key)
                 said = read(body)
             except NO_ANSWER as error:
                 log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
@@ -222,11 +247,11 @@ class AgentStatus:
     def _period_seconds(self, job: _Followed) -> float:
         if job.asked.sampled:
             sampled = sum(other.asked.sampled for other in self._jobs.values())
-            return max(SAMPLE_SECONDS, sampled * SAMPLE / PODS_A_SECOND)
-        return max(PERIOD_SECONDS, len(job.asked.agents) / PODS_A_SECOND)
+            return max(self._polling.sample_seconds, sampled * SAMPLE / PODS_A_SECOND)
+        return max(self._polling.period_seconds, len(job.asked.agents) / PODS_A_SECOND)
 
 
-async def ask(address: str, port: int, job_key: bytes) -> bytes:
+async def ask(address: str, port: int, job_key: bytes, most_bytes: int = MOST_BYTES) -> bytes:
     """Return one agent's answer. Raises one of `NO_ANSWER` without a usable one."""
     async with asyncio.timeout(ASK_SECONDS):
         reader, writer = await asyncio.open_connection(address, port)
@@ -236,7 +261,7 @@ async def ask(address: str, port: int, job_key: bytes) -> bytes:
             line = head.partition(b"\r\n")[0].split(b" ", 2)
             if line[1:2] != [b"200"]:
                 raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
-            return await _body(reader)
+            return await _body(reader, most_bytes)
         finally:
             writer.close()
 
@@ -252,13 +277,13 @@ def _question(address: str, port: int, job_key: bytes) -> bytes:
     return f"GET {PATH} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
 
 
-async def _body(reader: asyncio.StreamReader) -> bytes:
+async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
     """Read until the agent closes the connection."""
-    parts, room = [], MOST_BYTES
+    parts, room = [], most_bytes
     while part := await reader.read(65536):
         room -= len(part)
         if room < 0:
-            raise MalformedRecord(PATH, f"its answer is longer than {MOST_BYTES} bytes")
+            raise MalformedRecord(PATH, f"its answer is longer than {most_bytes} bytes")
         parts.append(part)
     return b"".join(parts)
 

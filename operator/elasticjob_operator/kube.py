@@ -133,12 +133,14 @@ class Kube:
         namespace: str | None = None,
         selector: str = "",
         metadata_only: bool = False,
+        page_size: int = PAGE_SIZE,
     ) -> Objects:
         """Return all objects of a kind that match the label selector, in one or all namespaces.
 
-        `metadata_only` fetches only their metadata. Items of a list lack kind and apiVersion.
+        `metadata_only` fetches only their metadata; `page_size` is the number of objects per
+        request. Items of a list lack kind and apiVersion.
         """
-        query = {"limit": str(PAGE_SIZE)}
+        query = {"limit": str(page_size)}
         if selector:
             query["labelSelector"] = selector
         accept = _METADATA_ONLY if metadata_only else "application/json"

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from kubernetes.aio.config import incluster_config
 
-from elasticjob_operator import kube as kube_module
 from elasticjob_operator.kube import (
     BUDGETS,
     ELASTICJOBS,
@@ -105,36 +104,30 @@ def test_an_absent_object_is_not_found_and_an_unknown_kind_is_something_else(
     run(api_server, scenario)
 
 
-def test_a_list_has_every_page(
-    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kube_module, "PAGE_SIZE", 3)
-
+def test_a_list_has_every_page(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         names = [f"s-{number}" for number in range(7)]
         for name in names:
             await kube.create(
                 SECRETS, namespace, secret(name, labels={"odd": str(name[-1] in "135")})
             )
-        assert [one["metadata"]["name"] for one in await kube.list(SECRETS, namespace)] == names
-        found = await kube.list(SECRETS, namespace, selector="odd=True,odd!=False")
+        everything = await kube.list(SECRETS, namespace, page_size=3)
+        assert [one["metadata"]["name"] for one in everything] == names
+        odd = "odd=True,odd!=False"
+        found = await kube.list(SECRETS, namespace, selector=odd, page_size=3)
         assert [one["metadata"]["name"] for one in found] == ["s-1", "s-3", "s-5"]
-        everywhere = [one["metadata"]["namespace"] for one in await kube.list(SECRETS)]
+        everywhere = [one["metadata"]["namespace"] for one in await kube.list(SECRETS, page_size=3)]
         assert everywhere.count(namespace) == 7
         assert await kube.list(SECRETS, namespace, selector="odd=perhaps") == []
 
     run(api_server, scenario)
 
 
-def test_a_list_of_metadata_has_nothing_else(
-    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kube_module, "PAGE_SIZE", 1)
-
+def test_a_list_of_metadata_has_nothing_else(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         for name in ("a", "b"):
             await kube.create(ELASTICJOBS, namespace, elasticjob(name))
-        found = await kube.list(ELASTICJOBS, namespace, metadata_only=True)
+        found = await kube.list(ELASTICJOBS, namespace, metadata_only=True, page_size=1)
         assert [one["metadata"]["name"] for one in found] == ["a", "b"]
         assert all("spec" not in one and one["metadata"]["uid"] for one in found)
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from elasticjob_operator import agent_status
-from elasticjob_operator.agent_status import NO_ANSWER, Agent, AgentStatus, Asked, ask
+from elasticjob_operator.agent_status import NO_ANSWER, Agent, AgentStatus, Asked, Polling, ask
 from elasticjob_operator.core.mirrored import Records, records_of_agents
 from elasticjob_operator.core.observed import SeenTrouble
+from elasticjob_operator.core.sidecar import HEALTH_PORT
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, Round, RoundState
 from elasticjob_rendezvous.core.served import Served, served, written
@@ -65,6 +66,11 @@ async def serving(body: bytes, address: str = "127.0.0.1", port: int = 0) -> Asy
         yield one
 
 
+def often(port: int = HEALTH_PORT) -> Polling:
+    """Return polls of agents at this port, one immediately after the other."""
+    return Polling(period_seconds=0.01, least_period_seconds=0.0, sample_seconds=0.01, port=port)
+
+
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(SECONDS):
@@ -96,31 +102,28 @@ def test_the_question_proves_who_asks() -> None:
     ],
     ids=["refused", "no HTTP", "hung up", "too long", "no end of a head"],
 )
-def test_another_answer_is_none(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_status, "MOST_BYTES", 4096)
-
+def test_another_answer_is_none(reply: bytes) -> None:
     async def scenario() -> None:
         async with serving(b"") as server:
             server.reply = reply
             with pytest.raises(NO_ANSWER):
-                await ask("127.0.0.1", server.port, b"key")
+                await ask("127.0.0.1", server.port, b"key", most_bytes=4096)
 
     run(scenario)
 
 
-def test_what_changes_wakes_and_what_ends_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
+def test_what_changes_wakes_and_what_ends_is_forgotten() -> None:
     woken: list[tuple[str, str]] = []
     pods = {"one"}
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         late = 0.0
-        status = AgentStatus(lambda *job: woken.append(job), lambda: loop.time() + late)
-        asking = asyncio.create_task(status.run())
         async with serving(answer("one", 1)) as server:
-            monkeypatch.setattr(agent_status, "HEALTH_PORT", server.port)
+            status = AgentStatus(
+                lambda *job: woken.append(job), lambda: loop.time() + late, often(server.port)
+            )
+            asking = asyncio.create_task(status.run())
             asked = Asked(PREFIX, b"key", (Agent("one", "127.0.0.1"),))
             assert status.records("uid", pods) is None
             status.follow("team", "uid", asked)
@@ -162,19 +165,18 @@ def test_what_changes_wakes_and_what_ends_is_forgotten(monkeypatch: pytest.Monke
     run(scenario)
 
 
-def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_of_the_agents_are_not_the_whole() -> None:
     """A starting operator would consider the slow ones lost."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        status = AgentStatus(lambda *_: None, loop.time)
-        asking = asyncio.create_task(status.run())
         async with (
             serving(answer("one", 1)) as quick,
             serving(answer("two", 1), "127.0.0.2", quick.port) as slow,
         ):
             slow.held = asyncio.Event()
-            monkeypatch.setattr(agent_status, "HEALTH_PORT", quick.port)
+            status = AgentStatus(lambda *_: None, loop.time, Polling(port=quick.port))
+            asking = asyncio.create_task(status.run())
             agents = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
             status.follow("team", "uid", Asked(PREFIX, b"key", agents))
             await until(lambda: status.records("uid", {"one", "two"}) is not None)
@@ -193,8 +195,6 @@ def test_what_cannot_be_put_together_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Answers of one job's agents must not affect the other jobs."""
-    monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
     woken: list[str] = []
 
     def not_of_these(prefix: str, said: Collection[Served], present: Collection[str]) -> Records:
@@ -205,14 +205,14 @@ def test_what_cannot_be_put_together_ends_nothing(
     monkeypatch.setattr(agent_status, "records_of_agents", not_of_these)
 
     async def scenario() -> None:
-        status = AgentStatus(lambda _, uid: woken.append(uid), asyncio.get_running_loop().time)
-        asking = asyncio.create_task(status.run())
         async with (
             serving(answer("one", 1)) as bad,
             serving(answer("two", 1), "127.0.0.2", bad.port),
             serving(answer("three", 1), "127.0.0.3", bad.port),
         ):
-            monkeypatch.setattr(agent_status, "HEALTH_PORT", bad.port)
+            clock = asyncio.get_running_loop().time
+            status = AgentStatus(lambda _, uid: woken.append(uid), clock, often(bad.port))
+            asking = asyncio.create_task(status.run())
             those = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
             status.follow("team", "bad", Asked(PREFIX, b"key", those))
             await until(lambda: len(bad.heard) > 3)
@@ -232,11 +232,7 @@ async def until(so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_agents_over_etcd_are_asked_a_few_at_a_time_and_those_in_trouble_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(agent_status, "SAMPLE_SECONDS", 0.01)
-    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
+def test_agents_over_etcd_are_asked_a_few_at_a_time_and_those_in_trouble_again() -> None:
     trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
     woken: list[tuple[str, str]] = []
     calls: list[str] = []
@@ -247,10 +243,8 @@ def test_agents_over_etcd_are_asked_a_few_at_a_time_and_those_in_trouble_again(
         store = trouble if address in in_trouble else None
         return json.dumps(written(Served("etcd", address, {}, store=store))).encode()
 
-    monkeypatch.setattr(agent_status, "ask", answer)
-
     async def scenario() -> None:
-        status = AgentStatus(lambda *job: woken.append(job))
+        status = AgentStatus(lambda *job: woken.append(job), polling=often(), request=answer)
         agents = tuple(Agent(f"pod-{n}", f"pod-{n}") for n in range(20))
         status.follow("team", "uid", Asked(PREFIX, b"key", agents, sampled=True))
         asking = asyncio.create_task(status.run())
