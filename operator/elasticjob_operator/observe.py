@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import replace
 from datetime import datetime
+from typing import Protocol
 
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.ends import bounded, first_seen
@@ -15,7 +16,7 @@ from elasticjob_operator.core.names import (
 from elasticjob_operator.core.observed import Observed, Pod, Sight
 from elasticjob_operator.core.podview import pod_of
 from elasticjob_operator.jobs import JobMemory, PodMemory
-from elasticjob_operator.kube import PODS, Json, Kube, NotFound
+from elasticjob_operator.kube import PODS, Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.sources import RendezvousSource
@@ -23,12 +24,22 @@ from elasticjob_operator.task import Applied
 from elasticjob_rendezvous.core.roster import natural_order
 
 
+class PodLister(Protocol):
+    """Part of the Kubernetes client that reads pods."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str) -> list[Json]:
+        """Return the objects that match the label selector."""
+
+
 class Observer:
     """Reader of the observed state of jobs."""
 
     def __init__(
         self,
-        kube: Kube,
+        kube: PodLister,
         nodes: Nodes,
         now: Callable[[], datetime],
     ) -> None:
@@ -61,7 +72,7 @@ def _with_memory(seen: Observed, memory: JobMemory) -> Observed:
 class LivePods:
     """Reader of a job's pods from the API server."""
 
-    def __init__(self, kube: Kube, nodes: Nodes, now: Callable[[], datetime]) -> None:
+    def __init__(self, kube: PodLister, nodes: Nodes, now: Callable[[], datetime]) -> None:
         self._kube = kube
         self._nodes = nodes
         self._now = now
