@@ -16,7 +16,7 @@ from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.etcd_access import access_for, access_of_author
 from elasticjob_operator.jobs import JobMemory
 from elasticjob_operator.kube import Json
-from elasticjob_operator.mirror import Mirror, close, remove_members, write_bounds
+from elasticjob_operator.mirror import Mirror, RendezvousWriter
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.sources import KubeReader, PodReader, agents_of, has_pods, newest_label
 from elasticjob_rendezvous.core.bounds import Bounds
@@ -28,8 +28,6 @@ from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 SETTLING_SECONDS = 5.0
 """Time in seconds for which an unreadable etcd changes no status."""
-SEEN_SECONDS = 2.0
-"""Maximum wait for a write to reach the informer cache before the status is computed."""
 
 
 @dataclass(slots=True)
@@ -174,22 +172,18 @@ class EtcdSource:
         return given_access({"data": data}, access.job_key) != access
 
     async def write_bounds(self, memory: JobMemory, incarnation: int, bounds: Bounds) -> None:
-        revision = await write_bounds(self.etcd.client, self._prefix(incarnation), bounds)
+        await self._writer.write_bounds(incarnation, bounds)
         memory.rendezvous = replace(memory.rendezvous, incarnation=incarnation, bounds=bounds)
-        await self._seen(revision)
 
     async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
-        closed = await close(self.etcd.client, self._prefix(incarnation), outcome, now_ms)
-        if closed is not None:
-            await self._seen(closed)
+        await self._writer.close(incarnation, outcome, now_ms)
 
     async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
-        revision = await remove_members(self.etcd.client, self._prefix(incarnation), members)
-        # Else a reconcile in between would remove and report them again.
-        await self._seen(revision)
+        await self._writer.remove_members(incarnation, members)
 
-    async def _seen(self, revision: int) -> None:
-        await self.etcd.mirror.reached(revision, SEEN_SECONDS)
+    @property
+    def _writer(self) -> RendezvousWriter:
+        return RendezvousWriter(self.etcd.client, self.etcd.mirror, self._prefix)
 
     def _records(self, incarnation: int) -> Records | None:
         return self.etcd.records(self.namespace, self.uid, incarnation)

@@ -51,6 +51,8 @@ MOST_BACKOFF_SECONDS = 5.0
 ATTEMPTS = 5
 PROGRESS_SECONDS = 30.0
 """Minimum interval between two changes of a job that are training progress only."""
+SEEN_SECONDS = 2.0
+"""Maximum wait for a write to reach the informer cache before the status is computed."""
 OPERATIONS_A_TXN = 100
 """Maximum operations per transaction; etcd's own limit is 128."""
 
@@ -287,6 +289,33 @@ async def remove_members(client: Client, prefix: str, members: Sequence[str]) ->
         txn = Txn((), tuple(Delete(keys.sessions(member), prefix=True) for member in some))
         revision = (await _settled(partial(client.txn, txn))).revision
     return revision
+
+
+class RendezvousWriter:
+    """Writer of one job's rendezvous: each write waits until the informer cache shows it.
+
+    `prefix_of` returns the key prefix of an incarnation. The methods raise `EtcdError` or
+    `Contended`.
+    """
+
+    def __init__(self, client: Client, mirror: Mirror, prefix_of: Callable[[int], str]) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._prefix_of = prefix_of
+
+    async def write_bounds(self, incarnation: int, bounds: Bounds) -> None:
+        revision = await write_bounds(self._client, self._prefix_of(incarnation), bounds)
+        await self._mirror.reached(revision, SEEN_SECONDS)
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        revision = await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
+        if revision is not None:
+            await self._mirror.reached(revision, SEEN_SECONDS)
+
+    async def remove_members(self, incarnation: int, members: Sequence[str]) -> None:
+        revision = await remove_members(self._client, self._prefix_of(incarnation), members)
+        # Else a reconcile in between would remove and report them again.
+        await self._mirror.reached(revision, SEEN_SECONDS)
 
 
 async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:

@@ -20,13 +20,10 @@ from elasticjob_operator.core.actions import (
 )
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.grace import grace_seconds
-from elasticjob_operator.mirror import Contended, Mirror, close, remove_members, write_bounds
+from elasticjob_operator.mirror import Contended, Mirror, RendezvousWriter
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
-
-SEEN_SECONDS = 2.0
-"""Maximum wait for a write to reach the informer cache before the next reconcile."""
 
 
 class Applier:
@@ -43,7 +40,7 @@ class Applier:
         stored: StoredJob,
         note: Callable[[str], None],
     ) -> None:
-        self._etcd = etcd
+        self._writer = None if etcd is None else RendezvousWriter(*etcd, prefix_of)
         self._kubelet = kubelet
         self._prefix_of = prefix_of
         self._stored = stored
@@ -56,6 +53,11 @@ class Applier:
     def prefix(self) -> str:
         """Key prefix of the newest incarnation."""
         return self._prefix_of(self.incarnation)
+
+    @property
+    def _rendezvous(self) -> RendezvousWriter:
+        assert self._writer is not None, "no plan writes to a rendezvous outside etcd v3"
+        return self._writer
 
     async def apply(self, planned: Plan) -> None:
         """Apply the plan; the next plan repeats writes that etcd refused."""
@@ -72,9 +74,14 @@ class Applier:
         match action:
             case WriteNodes(nodes):
                 self._stored.change_spec(nodes=nodes)
-            case WriteBounds() | CloseRendezvous() | RemoveMembers():
-                assert self._etcd is not None, "no plan writes to a rendezvous outside etcd v3"
-                await self._write(action, *self._etcd)
+            case WriteBounds(incarnation, bounds):
+                await self._rendezvous.write_bounds(incarnation, bounds)
+                self.incarnation, self.bounds = incarnation, bounds
+            case CloseRendezvous(incarnation):
+                now_ms = time.time_ns() // 1_000_000
+                await self._rendezvous.close(incarnation, action.outcome, now_ms)
+            case RemoveMembers(incarnation, members):
+                await self._rendezvous.remove_members(incarnation, members)
             case CreatePod(index, name, incarnation):
                 await self._kubelet.create(index, name, incarnation)
             case DeletePod(name, uid, reason):
@@ -84,17 +91,3 @@ class Applier:
                 pass  # a local job's last status stays readable until its user deletes it
             case _:
                 assert_never(action)
-
-    async def _write(
-        self, action: WriteBounds | CloseRendezvous | RemoveMembers, client: Client, mirror: Mirror
-    ) -> None:
-        prefix = self._prefix_of(action.incarnation)
-        match action:
-            case WriteBounds(incarnation, bounds):
-                revision = await write_bounds(client, prefix, bounds)
-                self.incarnation, self.bounds = incarnation, bounds
-                await mirror.reached(revision, SEEN_SECONDS)
-            case CloseRendezvous():
-                await close(client, prefix, action.outcome, time.time_ns() // 1_000_000)
-            case RemoveMembers(_, members):
-                await remove_members(client, prefix, members)
