@@ -16,15 +16,16 @@ from elasticjob_operator.core.actions import (
     RemoveMembers,
     WriteBounds,
 )
+from elasticjob_operator.core.endings import ending
 from elasticjob_operator.core.observed import Obstacle, Refusal, Sight
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.pod import PodSettings
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.dependents import NameTaken
 from elasticjob_operator.jobs import JobKey, JobMemory, OwnedMemory
 from elasticjob_operator.kube import SERVICES, AlreadyExists, Json, Kind, NotFound
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.sources import RendezvousSource, UnusableSource
 from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
@@ -163,13 +164,10 @@ def test_taken_name_of_an_owned_object_refuses_pods(actions: tuple[Action, ...])
 
 
 def test_rendezvous_is_written_through_its_source() -> None:
-    source = FakeSource()
-    applied = apply(
-        WriteBounds(1, Bounds(1, 2)),
-        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED),
-        RemoveMembers(1, ("u1",)),
-        source=source,
-    )
+    source, entered = FakeSource(), observed(bounds=Bounds(1, 2))
+    [closing] = ending(job(), entered, Phase.RUNNING, StopReason.SUSPENDED).actions
+    assert isinstance(closing, CloseRendezvous)
+    applied = apply(WriteBounds(1, Bounds(1, 2)), closing, RemoveMembers(1, ("u1",)), source=source)
     assert source.writes == ["bounds", "close", "remove"]
     assert len(applied.actions) == 3
     assert applied.error is None
