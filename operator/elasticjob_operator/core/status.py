@@ -29,6 +29,7 @@ from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
+    MAX_REASONS,
     MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
     MAX_SENTENCES,
@@ -153,7 +154,13 @@ def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
-    return CauseStatus(kind=cause.kind, members=members, reason=reason, detail=cause.detail)
+    return CauseStatus(
+        kind=cause.kind,
+        members=members,
+        reason=reason,
+        detail=cause.detail,
+        reasons=list(cause.reasons[:MAX_REASONS]),
+    )
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:
@@ -201,6 +208,7 @@ def _round(found: RoundView, reason: str) -> RoundStatus:
         members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
         reason=reason,
         detail=found.detail,
+        reasons=list(found.reasons[:MAX_REASONS]),
         final_time=found.final_at,
     )
     return parts.model_copy(update={"recovery_ms": recovery_ms(parts)})

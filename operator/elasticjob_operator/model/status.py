@@ -25,6 +25,8 @@ MAX_AVOIDED = 10
 """Maximum number of avoided nodes, and of stragglers."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
+MAX_REASONS = 10
+"""Maximum number of reasons kept with each round."""
 
 
 class Condition(StatusModel):
@@ -56,6 +58,8 @@ class CauseStatus(StatusModel):
     NodeLost or OutOfMemory."""
     detail: str = ""
     """Further details in a sentence."""
+    reasons: Annotated[list[str], Field(max_length=MAX_REASONS)] = Field(default_factory=list)
+    """Reasons such as SIGTERM, EvictionByEvictionAPI or PeersAborted, at most ten."""
 
 
 class RendezvousStatus(StatusModel):
@@ -118,6 +122,8 @@ class RoundStatus(StatusModel):
     """Reason for the departure of the pods, if known, as in rendezvous.cause."""
     detail: str = ""
     """Further details of the cause in a sentence."""
+    reasons: Annotated[list[str], Field(max_length=MAX_REASONS)] = Field(default_factory=list)
+    """Reasons as in rendezvous.cause."""
     nodes: int
     """Number of nodes in the round."""
     final_time: Timestamp | None = None
