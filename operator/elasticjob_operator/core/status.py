@@ -7,7 +7,7 @@ from datetime import datetime
 
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
-from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.conditions import conditions, creation_refusal
 from elasticjob_operator.core.costs import recovery_ms
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
@@ -79,6 +79,7 @@ def next_status(
         members=_members(view) if view.readable else before.members,
         rounds=_rounds(view, reasons(view, reason, past), past) if view.readable else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
+        refusal=creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions

@@ -202,6 +202,15 @@ class Straggler(StatusModel):
     """Time of the first observation."""
 
 
+class CreationRefusal(StatusModel):
+    """Refusal to create pods."""
+
+    reason: str
+    """Reason in one word, such as QuotaExceeded."""
+    message: str = ""
+    """Message of the API server or of the operator."""
+
+
 class Interruptions(StatusModel):
     """Number of rounds that ended for reasons not charged as restarts; each round counts once."""
 
@@ -257,6 +266,8 @@ class Status(StatusModel):
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
     first_failure: FirstFailure | None = None
     """Culprit of the latest failure."""
+    refusal: CreationRefusal | None = None
+    """Refusal to create pods; absent if pods can be created."""
     conditions: Annotated[
         list[Condition],
         Field(
