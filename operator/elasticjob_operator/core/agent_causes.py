@@ -102,7 +102,13 @@ def _better(
     if those := _others(gone.get(found.round, []), found.cause, found.members):
         return replace(found, cause=_kind(those), members=_names(those))
     if told := known.get(found.round):
-        return replace(found, cause=told.cause, members=told.members, detail=told.detail)
+        return replace(
+            found,
+            cause=told.cause,
+            members=told.members,
+            detail=told.detail,
+            reasons=told.reasons,
+        )
     return found
 
 

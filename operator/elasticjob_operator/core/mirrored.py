@@ -188,7 +188,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         waiting_reason=_waiting_reason(found, waiting),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
-        cause=CauseView(current.cause.kind.value, current.cause.members, current.cause.detail),
+        cause=_cause_view(current.cause),
         since=_moment(current.since_ms),
         members=members,
         rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
@@ -198,6 +198,10 @@ def rendezvous_view(found: Records) -> RendezvousView:
         first_failure=_first_failure(found, current),
         outcome=_outcome_view(current.outcome),
     )
+
+
+def _cause_view(cause: Cause) -> CauseView:
+    return CauseView(cause.kind.value, cause.members, cause.detail, stored.reasons_of(cause))
 
 
 def _state(found: Records, current: Round) -> RendezvousState:
@@ -318,6 +322,7 @@ def _round_view(item: History) -> RoundView:
         cold_reason=item.cold_reason or None,
         members=item.cause.members,
         detail=item.cause.detail,
+        reasons=stored.reasons_of(item.cause),
         final_at=_moment(item.final_ms),
     )
 

@@ -46,6 +46,7 @@ class CauseView:
     kind: str
     members: tuple[str, ...] = ()
     detail: str = ""
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class RoundView:
     first_step_ms: int | None = None
     members: tuple[str, ...] = ()
     detail: str = ""
+    reasons: tuple[str, ...] = ()
     final_at: datetime | None = None
     backoff_ms: int | None = None
     cold_nodes: int | None = None

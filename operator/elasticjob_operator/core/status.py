@@ -7,7 +7,7 @@ from datetime import datetime
 
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
-from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.conditions import conditions, creation_refusal
 from elasticjob_operator.core.costs import recovery_ms
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
@@ -29,6 +29,7 @@ from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
+    MAX_REASONS,
     MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
     MAX_SENTENCES,
@@ -78,6 +79,7 @@ def next_status(
         members=_members(view) if view.readable else before.members,
         rounds=_rounds(view, reasons(view, reason, past), past) if view.readable else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
+        refusal=creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions
@@ -153,7 +155,13 @@ def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
-    return CauseStatus(kind=cause.kind, members=members, reason=reason, detail=cause.detail)
+    return CauseStatus(
+        kind=cause.kind,
+        members=members,
+        reason=reason,
+        detail=cause.detail,
+        reasons=list(cause.reasons[:MAX_REASONS]),
+    )
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:
@@ -201,6 +209,7 @@ def _round(found: RoundView, reason: str) -> RoundStatus:
         members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
         reason=reason,
         detail=found.detail,
+        reasons=list(found.reasons[:MAX_REASONS]),
         final_time=found.final_at,
     )
     return parts.model_copy(update={"recovery_ms": recovery_ms(parts)})
