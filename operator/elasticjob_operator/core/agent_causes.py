@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.core.observed import GIVEN_UP, NodeState, Pod, PodPhase
-from elasticjob_operator.core.rendezvous_view import CauseView, RendezvousView, RoundView
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_operator.core.rendezvous_view import RendezvousView, RoundView
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
 
 _WENT = (CauseKind.LEAVE, CauseKind.LOSS)
@@ -84,11 +84,11 @@ def _how(pod: Pod) -> CauseKind | None:
 
 def _cause(
     view: RendezvousView, before: RendezvousView, gone: dict[int, list[Went]]
-) -> CauseView | None:
+) -> Cause | None:
     if view.cause is None or not _doubtful(view.cause.kind):
         return view.cause
     if found := _others(gone.get(view.round, []), view.cause.kind, view.cause.members):
-        return CauseView(_kind(found), _names(found))
+        return Cause(_kind(found), _names(found))
     told = before.cause
     same = before.round == view.round and told is not None and told.kind in _WENT
     return told if same else view.cause
@@ -118,9 +118,9 @@ def _others(gone: list[Went], cause: str, members: tuple[str, ...]) -> list[Went
     return [] if own else gone
 
 
-def _kind(gone: list[Went]) -> str:
+def _kind(gone: list[Went]) -> CauseKind:
     lost = any(one.kind is CauseKind.LOSS for one in gone)
-    return (CauseKind.LOSS if lost else CauseKind.LEAVE).value
+    return CauseKind.LOSS if lost else CauseKind.LEAVE
 
 
 def _names(gone: list[Went]) -> tuple[str, ...]:

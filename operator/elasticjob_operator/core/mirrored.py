@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
     FailureView,
-    InterruptionsView,
     MemberView,
     OffenceView,
     OutcomeKind,
@@ -32,7 +30,6 @@ from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    Counts,
     Done,
     Member,
     MemberState,
@@ -188,12 +185,12 @@ def rendezvous_view(found: Records) -> RendezvousView:
         waiting_reason=_waiting_reason(found, waiting),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
-        cause=CauseView(current.cause.kind.value, current.cause.members, current.cause.detail),
+        cause=current.cause,
         since=_moment(current.since_ms),
         members=members,
         rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
-        interruptions=_interruptions(current.counts),
+        interruptions=current.counts,
         offences=tuple(_offences(found)),
         first_failure=_first_failure(found, current),
         outcome=_outcome_view(current.outcome),
@@ -237,12 +234,6 @@ def _offences(found: Records) -> Iterator[OffenceView]:
             culprit = verdicts.culprit(f for f in found.failures if f.round == before)
             if culprit is not None and culprit.node and culprit.kind in _OF_MACHINES:
                 yield OffenceView(culprit.node, at, culprit.kind.value)
-
-
-def _interruptions(counts: Counts) -> InterruptionsView:
-    return InterruptionsView(
-        counts.losses, counts.leaves, counts.preemptions, counts.joins, counts.others
-    )
 
 
 _REASONS = {reason.value: reason for reason in StopReason}

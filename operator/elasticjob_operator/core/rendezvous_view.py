@@ -5,11 +5,12 @@ Every source (etcd records, agents' reports, the job's status) is mapped to this
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.model.enums import RendezvousState
+from elasticjob_rendezvous.core.records import Cause, Counts
 
 
 class OutcomeKind(StrEnum):
@@ -37,15 +38,6 @@ class OutcomeView:
     kind: OutcomeKind
     detail: str = ""
     reason: StopReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CauseView:
-    """Cause of a round. `kind` is a `CauseKind` of the rendezvous (start, join, loss, …)."""
-
-    kind: str
-    members: tuple[str, ...] = ()
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +110,6 @@ class OffenceView:
 
 
 @dataclass(frozen=True, slots=True)
-class InterruptionsView:
-    """Number of rounds that ended for each reason that is not charged as a restart."""
-
-    losses: int = 0
-    leaves: int = 0
-    preemptions: int = 0
-    joins: int = 0
-    others: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RendezvousView:
     """Snapshot of the rendezvous. The default is a rendezvous without members.
 
@@ -153,12 +134,12 @@ class RendezvousView:
     waiting_reason: str = ""
     world_size: int = 0
     master: str | None = None
-    cause: CauseView | None = None
+    cause: Cause | None = None
     since: datetime | None = None
     members: tuple[MemberView, ...] = ()
     rounds: tuple[RoundView, ...] = ()
     failures_charged: int = 0
-    interruptions: InterruptionsView = InterruptionsView()
+    interruptions: Counts = field(default_factory=Counts)
     offences: tuple[OffenceView, ...] = ()
     first_failure: FailureView | None = None
     outcome: OutcomeView | None = None

@@ -18,8 +18,6 @@ from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.offenders import avoided_nodes, stragglers
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    CauseView,
-    InterruptionsView,
     MemberView,
     RendezvousView,
     RoundView,
@@ -39,7 +37,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.core.records import MemberState
+from elasticjob_rendezvous.core.records import Cause, Counts, MemberState
 from elasticjob_rendezvous.core.roster import natural_order
 
 
@@ -139,21 +137,21 @@ def _rendezvous(view: RendezvousView, reason: str, before: Status) -> Rendezvous
     )
 
 
-def _interruptions(view: InterruptionsView) -> Interruptions:
+def _interruptions(counts: Counts) -> Interruptions:
     return Interruptions(
-        losses=view.losses,
-        leaves=view.leaves,
-        preemptions=view.preemptions,
-        joins=view.joins,
-        others=view.others,
+        losses=counts.losses,
+        leaves=counts.leaves,
+        preemptions=counts.preemptions,
+        joins=counts.joins,
+        others=counts.others,
     )
 
 
-def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
+def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
-    return CauseStatus(kind=cause.kind, members=members, reason=reason, detail=cause.detail)
+    return CauseStatus(kind=cause.kind.value, members=members, reason=reason, detail=cause.detail)
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
     MemberView,
     OutcomeKind,
     OutcomeView,
@@ -18,6 +17,7 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -140,7 +140,7 @@ def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
             nodes=count,
             world_size=count,
             master="job-0",
-            cause=CauseView("start"),
+            cause=Cause(CauseKind.START),
             since=ago(60),
             members=members,
         ),

@@ -21,7 +21,6 @@ from elasticjob_operator.core.observed import (
 )
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    CauseView,
     FailureView,
     MemberView,
     OutcomeKind,
@@ -36,7 +35,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -85,7 +84,7 @@ def waiting(*names: str, round: int = 0) -> RendezvousView:
     return RendezvousView(members=members, waiting=len(names), round=round)
 
 
-def forming(cause: CauseView, members: dict[str, str], **changes: Any) -> RendezvousView:
+def forming(cause: Cause, members: dict[str, str], **changes: Any) -> RendezvousView:
     view = RendezvousView(
         state=RendezvousState.JOINABLE,
         round=2,
@@ -271,7 +270,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
             *running(4),
             stuck(4, Obstacle.UNSCHEDULABLE, GPU),
             view=final_round(
-                4, 2, cause=CauseView("leave", ("job-4",), "SIGTERM"), rounds=(TRAINED, DRAINED)
+                4, 2, cause=Cause(CauseKind.LEAVE, ("job-4",), "SIGTERM"), rounds=(TRAINED, DRAINED)
             ),
         ),
         {},
@@ -436,7 +435,7 @@ def test_a_deleted_job() -> None:
 
 # -- between rounds -----------------------------------------------------------------
 
-LOST = CauseView("loss", ("job-2",))
+LOST = Cause(CauseKind.LOSS, ("job-2",))
 RESTARTING: dict[str, tuple[Observed, str]] = {
     "workers stop": (
         observed(
@@ -464,7 +463,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         observed(
             *running(2),
             pod(2).terminating().taken(PodEnd.DRAINED, "EvictionByEvictionAPI").get(),
-            view=forming(CauseView("leave", ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
+            view=forming(Cause(CauseKind.LEAVE, ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
         ),
         "Between two rounds, because job-2's node was drained: 1 of 3 nodes have joined (at "
         "least 2 are needed); job-2 is being stopped and job-1 is starting.",
@@ -474,7 +473,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             *running(2),
             pod(2).terminating().taken(PodEnd.PREEMPTED, "PreemptionByScheduler: by big").get(),
             view=forming(
-                CauseView("preemption", ("job-2",), "PreemptionByScheduler"), {"job-0": "waiting"}
+                Cause(CauseKind.PREEMPTION, ("job-2",), "PreemptionByScheduler"),
+                {"job-0": "waiting"},
             ),
         ),
         "Between two rounds, because job-2 was preempted for pods of higher priority: 1 of 3 "
@@ -487,7 +487,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         observed(
             *running(3),
             view=forming(
-                CauseView("failure", ("job-1",), "rank 5 on job-1 ended with exit code 1"),
+                Cause(CauseKind.FAILURE, ("job-1",), "rank 5 on job-1 ended with exit code 1"),
                 {"job-0": "waiting", "job-1": "waiting", "job-2": "stopping"},
                 first_failure=failure(),
                 failures_charged=1,
@@ -502,7 +502,9 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
     "confirming": (
         observed(
             *running(3),
-            view=forming(CauseView("join", ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3),
+            view=forming(
+                Cause(CauseKind.JOIN, ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3
+            ),
         ),
         "Between two rounds, because job-2 joined: 3 nodes are confirming the round.",
     ),
@@ -641,10 +643,10 @@ def test_an_end_is_told_whole_however_much_it_quotes() -> None:
     assert "(after 3 restarts)." in said(ended, BEFORE)
 
 
-@pytest.mark.parametrize("kind", ["failure", "unconfirmed"])
-def test_a_pause_is_told_whatever_the_failure_quotes(kind: str) -> None:
+@pytest.mark.parametrize("kind", [CauseKind.FAILURE, CauseKind.UNCONFIRMED])
+def test_a_pause_is_told_whatever_the_failure_quotes(kind: CauseKind) -> None:
     detail = "x" * 250 + "; backing off 4 s after the fourth failure in a row"
-    view = forming(CauseView(kind, ("job-1",), detail), {"job-0": "waiting"})
+    view = forming(Cause(kind, ("job-1",), detail), {"job-0": "waiting"})
     assert "backing off 4 s" in said(observed(*running(2), view=view), BEFORE)
 
 

@@ -19,8 +19,6 @@ from elasticjob_operator.core.mirrored import (
     rendezvous_view,
 )
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
-    InterruptionsView,
     OutcomeKind,
     OutcomeView,
     RendezvousView,
@@ -142,14 +140,14 @@ def test_a_final_round() -> None:
     assert (view.state, view.round, view.nodes) == (RendezvousState.FINAL, 3, 2)
     assert (view.world_size, view.master, view.waiting) == (4, "pod-0", 1)
     assert view.since == datetime.fromtimestamp(1000.5, UTC)
-    assert view.cause == CauseView("loss", ("pod-1",), "gone")
+    assert view.cause == Cause(CauseKind.LOSS, ("pod-1",), "gone")
     assert {m.pod: m.rank for m in view.members} == {"pod-0": 0, "pod-2": 1, "pod-10": None}
     assert [(r.round, r.cause, r.stop_ms) for r in view.rounds] == [
         (2, "start", None),
         (3, "loss", 4),
     ]
     assert view.failures_charged == 2
-    assert view.interruptions == InterruptionsView(3, 4, 5, 6, 7)
+    assert view.interruptions == Counts(3, 4, 5, 6, 7)
     assert view.outcome is None
 
 

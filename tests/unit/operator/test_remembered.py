@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
 from tests.unit.operator.builders import NOW, final_round, job, observed, running
 
-VALUES = {int: 7, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+VALUES = {bool: True, int: 7, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
 
 
 def filled(kind: Any) -> Any:
@@ -46,3 +46,10 @@ def test_a_status_of_nothing_tells_nothing() -> None:
     seen = final_round(3, 5)
     status = next_status(job(), observed(*running(3)), seen, NOW)
     assert remembered(status).round == 5
+
+
+def test_cause_of_a_newer_release_is_left_out() -> None:
+    newer = CauseStatus(kind="eclipse", members=["job-1"])
+    status = Status(rendezvous=RendezvousStatus(round=3, cause=newer))
+    assert remembered(status).cause is None
+    assert remembered(status).round == 3

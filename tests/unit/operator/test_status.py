@@ -13,9 +13,7 @@ from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Ref
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    CauseView,
     FailureView,
-    InterruptionsView,
     MemberView,
     OutcomeKind,
     RendezvousView,
@@ -26,6 +24,7 @@ from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.enums import ConditionStatus
 from elasticjob_operator.model.status import MAX_MEMBERS, MAX_ROUNDS, Condition, Status
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -76,10 +75,10 @@ def test_a_running_job_is_mirrored() -> None:
     view = final_round(
         2,
         2,
-        cause=CauseView("loss", ("job-10", "job-2"), "its lease ran out"),
+        cause=Cause(CauseKind.LOSS, ("job-10", "job-2"), "its lease ran out"),
         rounds=rounds,
         failures_charged=1,
-        interruptions=InterruptionsView(losses=1, leaves=2, preemptions=3, joins=4, others=5),
+        interruptions=Counts(losses=1, leaves=2, preemptions=3, joins=4, others=5),
         first_failure=failure,
     )
     a_job, pods = job(maxNodes=2, nprocPerNode=1), running(2)
@@ -388,7 +387,7 @@ def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
         closed(OutcomeKind.FAILED, "spent"),
         rounds=(RoundView(1, "start", 2), RoundView(2, "failure", 2)),
         failures_charged=2,
-        interruptions=InterruptionsView(losses=1),
+        interruptions=Counts(losses=1),
         first_failure=FailureView(2, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…"),
     )
     ended = status_of(job(status_of(job(), observed(view=view))), observed(view=view))
