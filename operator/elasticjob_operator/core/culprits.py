@@ -60,9 +60,9 @@ def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousV
         return False
     if known is not None and known.round == worker.round and known.class_ not in ECHOES:
         return True
-    later = [found for found in view.rounds if found.round > worker.round]
-    followed = min(later, key=lambda found: found.round, default=None)
-    return followed is not None and followed.cause in (CauseKind.LEAVE, CauseKind.LOSS)
+    later = [found for found in view.rounds if found.number > worker.round]
+    followed = min(later, key=lambda found: found.number, default=None)
+    return followed is not None and followed.cause.kind in (CauseKind.LEAVE, CauseKind.LOSS)
 
 
 def recorded_class(failure: FailureView | None) -> str:
@@ -108,7 +108,7 @@ def _gone(
     name = cause.members[0]
     kind = _CLASSES.get(end, FailureClass.NODE_LOST) if end else FailureClass.NODE_LOST
     pod = next((pod for pod in pods if pod.name == name and end_of(pod) is not None), None)
-    number = max((found.round for found in view.rounds if found.round < view.round), default=0)
+    number = max((found.number for found in view.rounds if found.number < view.round), default=0)
     member = next((member for member in before.members if member.pod == name), None)
     said = pod.end_message if pod is not None else ""
     node = pod.node if pod is not None else member.node if member is not None else None

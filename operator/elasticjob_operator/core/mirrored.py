@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
+from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
     FailureView,
     MemberView,
@@ -14,7 +14,6 @@ from elasticjob_operator.core.rendezvous_view import (
     OutcomeKind,
     OutcomeView,
     RendezvousView,
-    RoundView,
     StopReason,
 )
 from elasticjob_operator.model.enums import RendezvousState
@@ -186,9 +185,9 @@ def rendezvous_view(found: Records) -> RendezvousView:
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
         cause=current.cause,
-        since=_moment(current.since_ms),
+        since=utc_time(current.since_ms),
         members=members,
-        rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
+        rounds=tuple(found.histories[n] for n in sorted(found.histories)),
         failures_charged=len(current.charged),
         interruptions=current.counts,
         offences=tuple(_offences(found)),
@@ -211,18 +210,11 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     return waiting_reason(bounds, current.nodes, waiting)
 
 
-def _moment(utc_ms: int) -> datetime | None:
-    """Return the UTC time; None for 0 and for a value out of range."""
-    with suppress(ValueError, ArithmeticError, OSError):
-        return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
-    return None
-
-
 def _offences(found: Records) -> Iterator[OffenceView]:
     """Yield the offences of machines: lost nodes, and worker failures not caused by the script."""
     for number, history in sorted(found.histories.items()):
         before = max((n for n in found.rosters if n < number), default=None)
-        at = _moment(history.final_ms)
+        at = final_at(history)
         if before is None or at is None:
             continue
         if history.cause.kind is CauseKind.LOSS:
@@ -291,26 +283,6 @@ def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
         return False
     told = replace(old, step=new.step, checkpoint_step=new.checkpoint_step, busy_ms=new.busy_ms)
     return told == new
-
-
-def _round_view(item: History) -> RoundView:
-    return RoundView(
-        round=item.number,
-        cause=item.cause.kind.value,
-        nodes=item.nodes,
-        detect_ms=item.detect_ms,
-        stop_ms=item.stop_ms,
-        join_ms=item.join_ms,
-        confirm_ms=item.confirm_ms,
-        backoff_ms=item.backoff_ms,
-        start_ms=item.start_ms,
-        first_step_ms=item.first_step_ms,
-        cold_nodes=item.cold_nodes,
-        cold_reason=item.cold_reason or None,
-        members=item.cause.members,
-        detail=item.cause.detail,
-        final_at=_moment(item.final_ms),
-    )
 
 
 def _first_failure(found: Records, current: Round) -> FailureView | None:

@@ -5,22 +5,21 @@ Fields are copied by name, so that every field that is shown is also read back.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from elasticjob_operator.core.costs import cause_of, history
 from elasticjob_operator.core.rendezvous_view import (
     FailureView,
     MemberView,
     RendezvousView,
-    RoundView,
 )
-from elasticjob_operator.model.status import CauseStatus, Status
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts
+from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.records import Counts
 
 View = TypeVar("View")
 
-_SHOWN_AS = {(RoundView, "final_at"): "final_time", (FailureView, "kind"): "class_"}
+_SHOWN_AS = {(FailureView, "kind"): "class_"}
 
 
 def remembered(status: Status) -> RendezvousView:
@@ -28,23 +27,17 @@ def remembered(status: Status) -> RendezvousView:
     conditions hold."""
     found: dict[str, Any] = _of(RendezvousView, status.rendezvous) if status.rendezvous else {}
     if status.rendezvous is not None and status.rendezvous.cause is not None:
-        found["cause"] = _cause(status.rendezvous.cause)
+        cause = status.rendezvous.cause
+        found["cause"] = cause_of(cause.kind, cause.members, cause.detail)
     if status.first_failure is not None:
         found["first_failure"] = _made(FailureView, status.first_failure)
     return RendezvousView(
         **found,
         members=tuple(_made(MemberView, one) for one in status.members),
-        rounds=tuple(_made(RoundView, one) for one in status.rounds),
+        rounds=tuple(one for one in map(history, status.rounds) if one is not None),
         failures_charged=status.restarts,
         interruptions=_made(Counts, status.interruptions),
     )
-
-
-def _cause(shown: CauseStatus) -> Cause | None:
-    """Return the cause; None if only a newer release knows its kind."""
-    with suppress(ValueError):
-        return Cause(CauseKind(shown.kind), tuple(shown.members), shown.detail)
-    return None
 
 
 def _made(kind: type[View], shown: Any) -> View:

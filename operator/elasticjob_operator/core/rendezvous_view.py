@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.model.enums import RendezvousState
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import Cause, Counts
 
 
@@ -65,27 +66,6 @@ class MemberView:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundView:
-    """One round, the time it became final, and its phases in milliseconds; None is unknown."""
-
-    round: int
-    cause: str
-    nodes: int
-    detect_ms: int | None = None
-    stop_ms: int | None = None
-    join_ms: int | None = None
-    confirm_ms: int | None = None
-    start_ms: int | None = None
-    first_step_ms: int | None = None
-    members: tuple[str, ...] = ()
-    detail: str = ""
-    final_at: datetime | None = None
-    backoff_ms: int | None = None
-    cold_nodes: int | None = None
-    cold_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class FailureView:
     """Culprit of the latest failure: the first worker that failed."""
 
@@ -120,7 +100,7 @@ class RendezvousView:
         waiting: number of members that wait for the next round, for `waiting_reason`.
         since: UTC time of the last transition.
         members: members, in any order.
-        rounds: any number of rounds, oldest first.
+        rounds: cost of any number of rounds, oldest first.
         failures_charged: number of failures charged to the budget.
         interruptions: number of rounds ended for uncharged reasons.
         offences: failures caused by machines in the rounds still on record, oldest first.
@@ -137,7 +117,7 @@ class RendezvousView:
     cause: Cause | None = None
     since: datetime | None = None
     members: tuple[MemberView, ...] = ()
-    rounds: tuple[RoundView, ...] = ()
+    rounds: tuple[History, ...] = ()
     failures_charged: int = 0
     interruptions: Counts = field(default_factory=Counts)
     offences: tuple[OffenceView, ...] = ()

@@ -8,7 +8,7 @@ from datetime import datetime
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions
-from elasticjob_operator.core.costs import recovery_ms
+from elasticjob_operator.core.costs import round_status
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
 from elasticjob_operator.core.explain import explanation
@@ -20,14 +20,12 @@ from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     MemberView,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
-    MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
     MAX_SENTENCES,
     CauseStatus,
@@ -174,31 +172,9 @@ def _member(member: MemberView) -> MemberStatus:
 
 
 def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
-    """Return the rounds in the view, preceded by earlier ones from the status: etcd may lose
-    rounds, and the records of torch backends disappear with their agents."""
-    first = min((found.round for found in view.rounds), default=view.round + 1)
-    earlier = [found for found in past.rounds if found.round < first]
-    found = [_round(found, reasons.get(found.round, "")) for found in view.rounds]
-    return [*earlier, *found][-MAX_ROUNDS:]
-
-
-def _round(found: RoundView, reason: str) -> RoundStatus:
-    parts = RoundStatus(
-        round=found.round,
-        cause=found.cause,
-        nodes=found.nodes,
-        detect_ms=found.detect_ms,
-        stop_ms=found.stop_ms,
-        join_ms=found.join_ms,
-        confirm_ms=found.confirm_ms,
-        backoff_ms=found.backoff_ms,
-        start_ms=found.start_ms,
-        first_step_ms=found.first_step_ms,
-        cold_nodes=found.cold_nodes,
-        cold_reason=found.cold_reason,
-        members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
-        reason=reason,
-        detail=found.detail,
-        final_time=found.final_at,
-    )
-    return parts.model_copy(update={"recovery_ms": recovery_ms(parts)})
+    """Return the rounds in the view, and others from the status: etcd may lose rounds, and the
+    records of torch backends disappear with their agents."""
+    shown = {found.round: found for found in past.rounds if found.round <= view.round}
+    for found in view.rounds:
+        shown[found.number] = round_status(found, reasons.get(found.number, ""))
+    return [shown[number] for number in sorted(shown)][-MAX_ROUNDS:]

@@ -17,6 +17,7 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import Cause, CauseKind
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -125,6 +126,22 @@ def pod(index: int, generation: int = 0) -> PodBuilder:
 
 def running(count: int) -> tuple[Pod, ...]:
     return tuple(pod(index).get() for index in range(count))
+
+
+def history(
+    number: int,
+    cause: str = "start",
+    nodes: int = 2,
+    *,
+    members: tuple[str, ...] = (),
+    detail: str = "",
+    final_at: datetime | None = None,
+    **costs: Any,
+) -> History:
+    """Return the record of a round with these costs, such as `stop_ms`."""
+    final_ms = 0 if final_at is None else round(final_at.timestamp() * 1000)
+    because = Cause(CauseKind(cause), members, detail)
+    return History(number, because, nodes, final_ms, **costs)
 
 
 def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:

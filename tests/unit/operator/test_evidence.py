@@ -11,19 +11,18 @@ from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     FailureView,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.records import Cause, CauseKind
-from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
+from tests.unit.operator.builders import NOW, ago, final_round, history, job, observed, pod, running
 
-FIRST = RoundView(1, "start", 3, final_at=ago(600), start_ms=10)
+FIRST = history(1, "start", 3, final_at=ago(600), start_ms=10)
 LEFT = Cause(CauseKind.LEAVE, ("job-2",), "SIGTERM")
-SECOND = RoundView(2, "leave", 2, stop_ms=400, members=("job-2",), final_at=ago(60))
-THIRD = RoundView(3, "join", 3, members=("job-2",), final_at=ago(30))
+SECOND = history(2, "leave", 2, stop_ms=400, members=("job-2",), final_at=ago(60))
+THIRD = history(3, "join", 3, members=("job-2",), final_at=ago(30))
 BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
 
 

@@ -25,7 +25,6 @@ from elasticjob_operator.core.rendezvous_view import (
     MemberView,
     OutcomeKind,
     RendezvousView,
-    RoundView,
     StopReason,
 )
 from elasticjob_operator.core.status import next_status
@@ -41,6 +40,7 @@ from tests.unit.operator.builders import (
     ago,
     closed,
     final_round,
+    history,
     job,
     observed,
     pod,
@@ -53,16 +53,27 @@ GPU = (
 )
 JOB: dict[str, Any] = {"minNodes": 2, "maxNodes": 5}
 BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
-TRAINED = RoundView(1, "start", 5, final_at=ago(600), start_ms=300)
-DRAINED = RoundView(
-    2, "leave", 4, 5, 300, 20, 75, 500, 250, ("job-4",), "SIGTERM", final_at=ago(120)
+TRAINED = history(1, "start", 5, final_at=ago(600), start_ms=300)
+DRAINED = history(
+    2,
+    "leave",
+    4,
+    detect_ms=5,
+    stop_ms=300,
+    join_ms=20,
+    confirm_ms=75,
+    start_ms=500,
+    first_step_ms=250,
+    members=("job-4",),
+    detail="SIGTERM",
+    final_at=ago(120),
 )
-JOINED = RoundView(
+JOINED = history(
     3, "join", 5, detect_ms=0, stop_ms=0, start_ms=40, members=("job-4",), final_at=ago(60)
 )
 
 
-SEEN_LOST = replace(JOINED, cause="loss")
+SEEN_LOST = replace(JOINED, cause=Cause(CauseKind.LOSS, ("job-4",)))
 
 
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:

@@ -19,7 +19,6 @@ from elasticjob_operator.core.rendezvous_view import (
     FailureView,
     OutcomeKind,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.victims import DeleteReason
@@ -27,7 +26,16 @@ from elasticjob_operator.core.words import because
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
-from tests.unit.operator.builders import NOW, ago, closed, final_round, job, observed, running
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    history,
+    job,
+    observed,
+    running,
+)
 
 
 def told(before: Status, after: Status, *applied: Action) -> list[tuple[str, str]]:
@@ -39,8 +47,8 @@ def status_of(view: RendezvousView, before: Status | None = None) -> Status:
     return next_status(job(status=before, maxNodes=2), here, view, NOW)
 
 
-FIRST = RoundView(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
-SECOND = RoundView(
+FIRST = history(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
+SECOND = history(
     3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80, members=("job-2",), detail="drained"
 )
 

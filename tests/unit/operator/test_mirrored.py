@@ -142,7 +142,7 @@ def test_a_final_round() -> None:
     assert view.since == datetime.fromtimestamp(1000.5, UTC)
     assert view.cause == Cause(CauseKind.LOSS, ("pod-1",), "gone")
     assert {m.pod: m.rank for m in view.members} == {"pod-0": 0, "pod-2": 1, "pod-10": None}
-    assert [(r.round, r.cause, r.stop_ms) for r in view.rounds] == [
+    assert [(r.number, r.cause.kind, r.stop_ms) for r in view.rounds] == [
         (2, "start", None),
         (3, "loss", 4),
     ]

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
+from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, RoundStatus, Status
 from tests.unit.operator.builders import NOW, final_round, job, observed, running
 
-VALUES = {bool: True, int: 7, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+VALUES = {bool: True, int: 7000, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
 
 
 def filled(kind: Any) -> Any:
@@ -49,7 +49,11 @@ def test_a_status_of_nothing_tells_nothing() -> None:
 
 
 def test_cause_of_a_newer_release_is_left_out() -> None:
-    newer = CauseStatus(kind="eclipse", members=["job-1"])
-    status = Status(rendezvous=RendezvousStatus(round=3, cause=newer))
-    assert remembered(status).cause is None
-    assert remembered(status).round == 3
+    cause = CauseStatus(kind="eclipse", members=["job-1"])
+    known = RoundStatus(round=1, cause="start", nodes=2)
+    newer = RoundStatus(round=2, cause="eclipse", nodes=2)
+    status = Status(rendezvous=RendezvousStatus(round=2, cause=cause), rounds=[known, newer])
+    view = remembered(status)
+    assert (view.round, view.cause, [one.number for one in view.rounds]) == (2, None, [1])
+    again = next_status(job(status), observed(*running(1)), view, NOW)
+    assert again.rounds == status.rounds

@@ -17,7 +17,6 @@ from elasticjob_operator.core.rendezvous_view import (
     MemberView,
     OutcomeKind,
     RendezvousView,
-    RoundView,
     StopReason,
 )
 from elasticjob_operator.core.status import next_status
@@ -30,6 +29,7 @@ from tests.unit.operator.builders import (
     ago,
     closed,
     final_round,
+    history,
     job,
     later,
     observed,
@@ -53,19 +53,19 @@ def true_ones(status: Status) -> set[str]:
 
 def test_a_running_job_is_mirrored() -> None:
     rounds = (
-        RoundView(1, "start", 2, join_ms=180),
-        RoundView(
+        history(1, "start", 2, join_ms=180),
+        history(
             2,
             "loss",
             2,
-            5,
-            10,
-            20,
-            25,
-            30,
-            35,
-            ("job-10", "job-2"),
-            "gone",
+            detect_ms=5,
+            stop_ms=10,
+            join_ms=20,
+            confirm_ms=25,
+            start_ms=30,
+            first_step_ms=35,
+            members=("job-10", "job-2"),
+            detail="gone",
             final_at=ago(60),
             cold_nodes=1,
             cold_reason="the command changed",
@@ -175,7 +175,7 @@ def test_members_come_in_natural_order_and_are_bounded() -> None:
 
 
 def test_the_last_rounds_are_kept() -> None:
-    rounds = tuple(RoundView(number, "join", 2) for number in range(1, 15))
+    rounds = tuple(history(number, "join", 2) for number in range(1, 15))
     status = status_of(job(), observed(view=final_round(2, 14, rounds=rounds)))
     assert [one.round for one in status.rounds] == list(range(15 - MAX_ROUNDS, 15))
 
@@ -222,7 +222,7 @@ def test_nodes_are_those_that_train(view: RendezvousView, phase: Phase | None, n
 
 
 def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:
-    view = final_round(2, 5, rounds=(RoundView(5, "start", 2),), failures_charged=2)
+    view = final_round(2, 5, rounds=(history(5, "start", 2),), failures_charged=2)
     known = status_of(job(maxNodes=2), observed(*running(2), view=view))
     blind = next_status(
         job(known, maxNodes=2), observed(*running(2), view=UNREADABLE), UNREADABLE, NOW
@@ -361,7 +361,7 @@ def test_either_end_is_finished_with_its_reason(
 
 def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
     """Nothing is known before they have: no round forms, and no failure is charged again."""
-    rounds = (RoundView(1, "start", 2), RoundView(2, "failure", 2, start_ms=5))
+    rounds = (history(1, "start", 2), history(2, "failure", 2, start_ms=5))
     failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
     view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)
     before = status_of(job(maxNodes=2), observed(*running(2), view=view))
@@ -385,7 +385,7 @@ def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
 def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
     view = replace(
         closed(OutcomeKind.FAILED, "spent"),
-        rounds=(RoundView(1, "start", 2), RoundView(2, "failure", 2)),
+        rounds=(history(1, "start", 2), history(2, "failure", 2)),
         failures_charged=2,
         interruptions=Counts(losses=1),
         first_failure=FailureView(2, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…"),
