@@ -21,17 +21,14 @@ WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
 """Causes without a failure to recover from: training continues until the decision."""
 RECOVERY = ("detect", "stop", "backoff", "join", "confirm", "start")
 """Phases from the first symptom until all workers run again."""
-_SHARED = [
-    field.name
-    for field in fields(History)
-    if field.name in RoundStatus.model_fields and field.name != "cause"
-]
+_OF_RECORD = {field.name for field in fields(History)} - {"cause"}
+SHARED = tuple(name for name in RoundStatus.model_fields if name in _OF_RECORD)
 """Fields with the same name and meaning in the record and in the status."""
 
 
 def round_status(found: History, reason: str) -> RoundStatus:
     """Return the round's entry in the status; `reason` is that of departures, if known."""
-    shared: dict[str, Any] = {name: getattr(found, name) for name in _SHARED}
+    shared: dict[str, Any] = {name: getattr(found, name) for name in SHARED}
     shown = RoundStatus(
         **shared | {"cold_reason": found.cold_reason or None},
         round=found.number,
@@ -50,7 +47,7 @@ def history(shown: RoundStatus) -> History | None:
     cause = cause_of(shown.cause, shown.members, shown.detail)
     if cause is None:
         return None
-    shared = {name: getattr(shown, name) for name in _SHARED}
+    shared = {name: getattr(shown, name) for name in SHARED}
     known: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
     at = shown.final_time
     final_ms = 0 if at is None else round(at.timestamp() * 1000)
