@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
-    FailureView,
     MemberView,
     OffenceView,
     OutcomeKind,
@@ -285,7 +284,7 @@ def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
     return told == new
 
 
-def _first_failure(found: Records, current: Round) -> FailureView | None:
+def _first_failure(found: Records, current: Round) -> Failure | None:
     """Return the culprit of the latest failure, or of the failure that ended the job.
 
     An effect of a node's loss or leave is not a failure: it is never charged.
@@ -298,17 +297,4 @@ def _first_failure(found: Records, current: Round) -> FailureView | None:
     if not blamed:
         counted |= {n for n in by_round if verdicts.speaks_for_itself(by_round[n])}
     latest = max(counted & by_round.keys(), default=None)
-    culprit = None if latest is None else verdicts.blamed(by_round[latest], blamed)
-    if culprit is None:
-        return None
-    return FailureView(
-        round=culprit.round,
-        pod=culprit.name,
-        node=culprit.node or None,
-        rank=culprit.rank,
-        exit_code=culprit.exit_code,
-        signal=culprit.signal,
-        kind=culprit.kind.value,
-        message=culprit.message,
-        traceback=culprit.traceback,
-    )
+    return None if latest is None else verdicts.blamed(by_round[latest], blamed)

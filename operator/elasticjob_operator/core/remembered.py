@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from elasticjob_operator.core.costs import cause_of, history
+from elasticjob_operator.core.culprits import failure_of
 from elasticjob_operator.core.rendezvous_view import (
-    FailureView,
     MemberView,
     RendezvousView,
 )
@@ -18,8 +18,6 @@ from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.records import Counts
 
 View = TypeVar("View")
-
-_SHOWN_AS = {(FailureView, "kind"): "class_"}
 
 
 def remembered(status: Status) -> RendezvousView:
@@ -30,7 +28,7 @@ def remembered(status: Status) -> RendezvousView:
         cause = status.rendezvous.cause
         found["cause"] = cause_of(cause.kind, cause.members, cause.detail)
     if status.first_failure is not None:
-        found["first_failure"] = _made(FailureView, status.first_failure)
+        found["first_failure"] = failure_of(status.first_failure)
     return RendezvousView(
         **found,
         members=tuple(_made(MemberView, one) for one in status.members),
@@ -46,8 +44,7 @@ def _made(kind: type[View], shown: Any) -> View:
 
 def _of(kind: type[Any], shown: Any) -> dict[str, Any]:
     """Return the fields of a view that the status shows and sets, with lists as tuples."""
-    names = {one.name: _SHOWN_AS.get((kind, one.name), one.name) for one in fields(kind)}
-    values = {name: getattr(shown, there, None) for name, there in names.items()}
+    values = {one.name: getattr(shown, one.name, None) for one in fields(kind)}
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.records import Cause, Counts
 
 
@@ -66,21 +67,6 @@ class MemberView:
 
 
 @dataclass(frozen=True, slots=True)
-class FailureView:
-    """Culprit of the latest failure: the first worker that failed."""
-
-    round: int
-    pod: str
-    node: str | None = None
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    kind: str = ""
-    message: str = ""
-    traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class OffenceView:
     """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
 
@@ -103,6 +89,7 @@ class RendezvousView:
         rounds: cost of any number of rounds, oldest first.
         failures_charged: number of failures charged to the budget.
         interruptions: number of rounds ended for uncharged reasons.
+        first_failure: culprit of the latest failure: the first worker that failed.
         offences: failures caused by machines in the rounds still on record, oldest first.
         outcome: set if the state is closed.
     """
@@ -121,7 +108,7 @@ class RendezvousView:
     failures_charged: int = 0
     interruptions: Counts = field(default_factory=Counts)
     offences: tuple[OffenceView, ...] = ()
-    first_failure: FailureView | None = None
+    first_failure: Failure | None = None
     outcome: OutcomeView | None = None
 
     @property

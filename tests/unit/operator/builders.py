@@ -18,6 +18,7 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
@@ -142,6 +143,19 @@ def history(
     final_ms = 0 if final_at is None else round(final_at.timestamp() * 1000)
     because = Cause(CauseKind(cause), members, detail)
     return History(number, because, nodes, final_ms, **costs)
+
+
+def failure(
+    number: int,
+    pod: str,
+    kind: FailureClass = FailureClass.USER_ERROR,
+    *,
+    rank: int = 0,
+    node: str = "",
+    **changes: Any,
+) -> Failure:
+    """Return the record of a worker's failure in a round, with these other fields."""
+    return Failure(number, f"uid-{pod}", pod, rank, 0, kind, at_ms=1, node=node, **changes)
 
 
 def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:

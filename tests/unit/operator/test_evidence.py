@@ -9,15 +9,25 @@ import pytest
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    FailureView,
     RendezvousView,
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind
-from tests.unit.operator.builders import NOW, ago, final_round, history, job, observed, pod, running
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    failure,
+    final_round,
+    history,
+    job,
+    observed,
+    pod,
+    running,
+)
 
 FIRST = history(1, "start", 3, final_at=ago(600), start_ms=10)
 LEFT = Cause(CauseKind.LEAVE, ("job-2",), "SIGTERM")
@@ -91,7 +101,9 @@ def test_a_leave_in_good_order_is_no_failure() -> None:
     assert next_of(opening()).first_failure is None
 
 
-WORKER = FailureView(1, "job-2", "node-2", 2, signal=9, kind="Signal", message="launcher is gone")
+WORKER = failure(
+    1, "job-2", FailureClass.SIGNAL, rank=2, node="node-2", signal=9, message="launcher is gone"
+)
 
 
 def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> None:
@@ -106,7 +118,7 @@ def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> N
 
 def test_a_workers_traceback_is_not_corrected() -> None:
     killed = pod(2).over().taken(PodEnd.PREEMPTED, "by big").get()
-    spoke = replace(WORKER, kind="UserError", traceback="Traceback\nValueError: x")
+    spoke = replace(WORKER, kind=FailureClass.USER_ERROR, traceback="Traceback\nValueError: x")
     view = final_round(3, 1, rounds=(FIRST,), first_failure=spoke)
     failure = next_of(observed(*running(2), killed, view=view)).first_failure
     assert failure is not None
@@ -120,7 +132,7 @@ def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
     )  # fmt: skip
     assert lost.first_failure is not None
     assert lost.first_failure.node == "node-2"
-    later = replace(WORKER, round=2, pod="job-0", kind="UserError")
+    later = replace(WORKER, round=2, name="job-0", kind=FailureClass.USER_ERROR)
     after = next_of(
         observed(*running(2), view=final_round(2, 2, rounds=(FIRST, SECOND), first_failure=later)),
         lost,

@@ -21,7 +21,6 @@ from elasticjob_operator.core.observed import (
 )
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    FailureView,
     MemberView,
     OutcomeKind,
     RendezvousView,
@@ -33,7 +32,7 @@ from elasticjob_operator.core.words import listed, named, quoted, unschedulable
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
-from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind
 from tests.unit.operator.builders import (
     NOW,
@@ -46,6 +45,7 @@ from tests.unit.operator.builders import (
     pod,
     running,
 )
+from tests.unit.operator.builders import failure as failure_record
 
 GPU = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {team: b}, 2 Insufficient "
@@ -108,9 +108,9 @@ def forming(cause: Cause, members: dict[str, str], **changes: Any) -> Rendezvous
     return replace(view, **changes)
 
 
-def failure(**changes: Any) -> FailureView:
-    base = FailureView(
-        1, "job-1", "node-1", 5, exit_code=1, kind="UserError", message="ValueError: no\nmore"
+def failure(**changes: Any) -> Failure:
+    base = failure_record(
+        1, "job-1", rank=5, node="node-1", exit_code=1, message="ValueError: no\nmore"
     )
     return replace(base, **changes)
 
@@ -544,7 +544,9 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         observed(
             view=replace(
                 closed(OutcomeKind.FAILED, "rank 5 on job-1 ended with signal 11 (no restarts)"),
-                first_failure=failure(kind="Signal", signal=11, message="killed by SIGSEGV"),
+                first_failure=failure(
+                    kind=FailureClass.SIGNAL, signal=11, message="killed by SIGSEGV"
+                ),
             )
         ),
         {},
@@ -602,7 +604,7 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
-    text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
+    text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind))))
     found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
     assert f"round 1: rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
     assert f" {remedy(found)}." in text
@@ -626,7 +628,11 @@ def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> No
 )
 def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: str) -> None:
     found = failure(
-        kind="Signal", signal=signum, exit_code=None, traceback=traceback, message="killed"
+        kind=FailureClass.SIGNAL,
+        signal=signum,
+        exit_code=None,
+        traceback=traceback,
+        message="killed",
     )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert f"{advice}" in text
@@ -636,14 +642,18 @@ def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: s
 
 
 def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
-    found = failure(kind="Signal", exit_code=139, message="exit code 139: a command in it …")
+    found = failure(
+        kind=FailureClass.SIGNAL, exit_code=139, message="exit code 139: a command in it …"
+    )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert "(node-1): a signal ended it: exit code 139: a command in it …" in text
     assert "Native code crashed" in text
 
 
 def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
-    found = failure(kind="CollectiveTimeout", signal=6, traceback="Stack (most recent call last):")
+    found = failure(
+        kind=FailureClass.COLLECTIVE_TIMEOUT, signal=6, traceback="Stack (most recent call last):"
+    )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert "Compare the stacks of all ranks, which are in the pods' logs: " in text
 
@@ -662,13 +672,15 @@ def test_a_pause_is_told_whatever_the_failure_quotes(kind: CauseKind) -> None:
 
 
 def test_a_class_of_a_newer_agent_is_told_as_a_failure() -> None:
-    text = said(observed(*running(5), view=trained(first_failure=failure(kind="Eclipse"))))
+    newer = FirstFailure(round=1, pod="job-1", message="ValueError: no", class_="Eclipse")
+    before = BEFORE.model_copy(update={"first_failure": newer})
+    text = said(observed(*running(5), view=trained()), before)
     assert "a worker failed: ValueError: no. See the pod's log." in text
 
 
 def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
     killed = pod(1).over().taken(PodEnd.OUT_OF_MEMORY, "container trainer: out of memory").get()
-    view = trained(first_failure=failure(kind="Signal", message="its launcher is gone"))
+    view = trained(first_failure=failure(kind=FailureClass.SIGNAL, message="its launcher is gone"))
     text = said(observed(pod(0).get(), killed, view=view))
     assert "the machine's memory ran out: container trainer: out of memory." in text
 

@@ -10,7 +10,13 @@ from typing import Any, get_args, get_type_hints
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, RoundStatus, Status
+from elasticjob_operator.model.status import (
+    CauseStatus,
+    FirstFailure,
+    RendezvousStatus,
+    RoundStatus,
+    Status,
+)
 from tests.unit.operator.builders import NOW, final_round, job, observed, running
 
 VALUES = {bool: True, int: 7000, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
@@ -57,3 +63,11 @@ def test_cause_of_a_newer_release_is_left_out() -> None:
     assert (view.round, view.cause, [one.number for one in view.rounds]) == (2, None, [1])
     again = next_status(job(status), observed(*running(1)), view, NOW)
     assert again.rounds == status.rounds
+
+
+def test_failure_of_a_node_is_no_record_and_stays_in_the_status() -> None:
+    lost = FirstFailure(round=1, pod="job-1", class_="NodeLost")
+    status = Status(first_failure=lost)
+    assert remembered(status).first_failure is None
+    again = next_status(job(status), observed(*running(1)), remembered(status), NOW)
+    assert again.first_failure == lost

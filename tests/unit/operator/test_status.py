@@ -13,7 +13,6 @@ from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Ref
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    FailureView,
     MemberView,
     OutcomeKind,
     RendezvousView,
@@ -28,6 +27,7 @@ from tests.unit.operator.builders import (
     NOW,
     ago,
     closed,
+    failure,
     final_round,
     history,
     job,
@@ -71,7 +71,9 @@ def test_a_running_job_is_mirrored() -> None:
             cold_reason="the command changed",
         ),
     )
-    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Traceback")
+    first = failure(
+        1, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Traceback"
+    )
     view = final_round(
         2,
         2,
@@ -79,7 +81,7 @@ def test_a_running_job_is_mirrored() -> None:
         rounds=rounds,
         failures_charged=1,
         interruptions=Counts(losses=1, leaves=2, preemptions=3, joins=4, others=5),
-        first_failure=failure,
+        first_failure=first,
     )
     a_job, pods = job(maxNodes=2, nprocPerNode=1), running(2)
     status = status_of(a_job, observed(*pods, view=view))
@@ -362,8 +364,8 @@ def test_either_end_is_finished_with_its_reason(
 def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
     """Nothing is known before they have: no round forms, and no failure is charged again."""
     rounds = (history(1, "start", 2), history(2, "failure", 2, start_ms=5))
-    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
-    view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)
+    first = failure(1, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Tr…")
+    view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=first)
     before = status_of(job(maxNodes=2), observed(*running(2), view=view))
     lost = status_of(job(before, maxNodes=2), observed(*running(2), view=RendezvousView()))
     assert (lost.phase, lost.restarts, lost.rounds) == (Phase.RUNNING, 1, before.rounds)
@@ -388,7 +390,9 @@ def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
         rounds=(history(1, "start", 2), history(2, "failure", 2)),
         failures_charged=2,
         interruptions=Counts(losses=1),
-        first_failure=FailureView(2, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…"),
+        first_failure=failure(
+            2, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Tr…"
+        ),
     )
     ended = status_of(job(status_of(job(), observed(view=view))), observed(view=view))
     assert ended.phase is Phase.FAILED
