@@ -21,7 +21,6 @@ from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import (
     NOBODY_YET,
     UNREADABLE,
-    MemberView,
     OutcomeKind,
     OutcomeView,
     RendezvousView,
@@ -29,8 +28,7 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
-
-DONE = "done"
+from elasticjob_rendezvous.core.records import Member, MemberState
 
 
 def agent_view(
@@ -82,11 +80,19 @@ def _read(before: RendezvousView, pods: tuple[Pod, ...], found: Records | None) 
     return replace(before, state=RendezvousState.JOINABLE, nodes=0, members=())
 
 
-def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberView, ...]:
+def _done(pods: Iterable[Pod], members: Iterable[Member]) -> tuple[Member, ...]:
     """Return members in state done for succeeded pods whose agents are gone."""
     told = {member.id for member in members}
     return tuple(
-        MemberView(pod.name, DONE, pod.node, id=pod.uid)
+        Member(
+            id=pod.uid,
+            session="",
+            name=pod.name,
+            address="",
+            agent_port=0,
+            node=pod.node or "",
+            state=MemberState.DONE,
+        )
         for pod in pods
         if pod.phase is PodPhase.SUCCEEDED and not pod.terminating and pod.uid not in told
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
-    MemberView,
     OffenceView,
     OutcomeKind,
     OutcomeView,
@@ -169,11 +168,10 @@ def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | No
 
 def rendezvous_view(found: Records) -> RendezvousView:
     """Map the records to the view that plan and status use."""
-    current = found.round
-    members = tuple(_member_view(member, found.roster) for member in found.members)
+    current, roster = found.round, found.roster
     waiting = sum(member.state is MemberState.WAITING for member in found.members)
     if current is None:
-        return RendezvousView(members=members, waiting=waiting)
+        return RendezvousView(members=found.members, waiting=waiting)
     sealed = current.state in (RoundState.FINAL, RoundState.CLOSED)
     return RendezvousView(
         state=_state(found, current),
@@ -185,7 +183,8 @@ def rendezvous_view(found: Records) -> RendezvousView:
         master=(current.master_name or None) if sealed else None,
         cause=current.cause,
         since=utc_time(current.since_ms),
-        members=members,
+        members=found.members,
+        ranks={} if roster is None else {seat.id: seat.group_rank for seat in roster.seats},
         rounds=tuple(found.histories[n] for n in sorted(found.histories)),
         failures_charged=len(current.charged),
         interruptions=current.counts,
@@ -249,23 +248,6 @@ def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
     if reason is None:
         return OutcomeView(kind, outcome.detail)
     return OutcomeView(kind, message if word == reason.value else outcome.detail, reason)
-
-
-def _member_view(member: Member, roster: Roster | None) -> MemberView:
-    seat = roster.seat(member.id) if roster else None
-    return MemberView(
-        pod=member.name,
-        state=member.state.value,
-        node=member.node or None,
-        rank=seat.group_rank if seat else None,
-        round=member.round,
-        id=member.id,
-        step=None if member.step < 0 else member.step,
-        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
-        busy_ms=member.busy_ms,
-        start=None if member.cold is None else "cold" if member.cold else "warm",
-        cold_reason=member.cold or None,
-    )
 
 
 def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:

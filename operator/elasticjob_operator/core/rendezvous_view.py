@@ -5,6 +5,7 @@ Every source (etcd records, agents' reports, the job's status) is mapped to this
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -12,7 +13,7 @@ from enum import StrEnum
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, Counts
+from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState
 
 
 class OutcomeKind(StrEnum):
@@ -43,30 +44,6 @@ class OutcomeView:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberView:
-    """One member of the rendezvous.
-
-    `rank` is its group rank in the current round, None if it has none; `id` is the uid of its pod.
-    `state` is reported by its agent: waiting, running, stopping, leaving or done. `step` and
-    `checkpoint_step` are reported by its script and some seconds old; None if the script does not
-    report them. `busy_ms` is the duration of a step without waiting for other nodes; 0 if not
-    reported.
-    """
-
-    pod: str
-    state: str
-    node: str | None = None
-    rank: int | None = None
-    round: int = 0
-    id: str = ""
-    step: int | None = None
-    checkpoint_step: int | None = None
-    busy_ms: int = 0
-    start: str | None = None
-    cold_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class OffenceView:
     """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
 
@@ -86,6 +63,7 @@ class RendezvousView:
         waiting: number of members that wait for the next round, for `waiting_reason`.
         since: UTC time of the last transition.
         members: members, in any order.
+        ranks: group ranks in the current round by id of the member.
         rounds: cost of any number of rounds, oldest first.
         failures_charged: number of failures charged to the budget.
         interruptions: number of rounds ended for uncharged reasons.
@@ -103,7 +81,8 @@ class RendezvousView:
     master: str | None = None
     cause: Cause | None = None
     since: datetime | None = None
-    members: tuple[MemberView, ...] = ()
+    members: tuple[Member, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[History, ...] = ()
     failures_charged: int = 0
     interruptions: Counts = field(default_factory=Counts)
@@ -128,11 +107,11 @@ class RendezvousView:
     @property
     def finishing(self) -> bool:
         """True if a member is done: new members can no longer join a round."""
-        return any(member.state == "done" for member in self.members)
+        return any(member.state is MemberState.DONE for member in self.members)
 
     def rank_of(self, pod: str) -> int | None:
         """Return the pod's group rank in the current round, or None."""
-        return next((member.rank for member in self.members if member.pod == pod), None)
+        return next((self.ranks.get(one.id) for one in self.members if one.name == pod), None)
 
 
 NOBODY_YET = RendezvousView()

@@ -18,7 +18,6 @@ from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.offenders import avoided_nodes, stragglers
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    MemberView,
     RendezvousView,
 )
 from elasticjob_operator.core.sizes import wanted_size
@@ -35,7 +34,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.core.records import Cause, Counts, MemberState
+from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState
 from elasticjob_rendezvous.core.roster import natural_order
 
 
@@ -100,7 +99,7 @@ def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
     if view.state is not RendezvousState.FINAL:
         return 0
     running = MemberState.RUNNING
-    return sum(member.state == running and member.round == view.round for member in view.members)
+    return sum(member.state is running and member.round == view.round for member in view.members)
 
 
 def _is_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:
@@ -153,21 +152,21 @@ def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:
-    first = sorted(view.members, key=lambda member: natural_order(member.pod))[:MAX_MEMBERS]
-    return [_member(member) for member in first]
+    first = sorted(view.members, key=lambda member: natural_order(member.name))[:MAX_MEMBERS]
+    return [_member(member, view.ranks.get(member.id)) for member in first]
 
 
-def _member(member: MemberView) -> MemberStatus:
+def _member(member: Member, rank: int | None) -> MemberStatus:
     return MemberStatus(
-        pod=member.pod,
-        node=member.node,
-        rank=member.rank,
-        state=member.state,
+        pod=member.name,
+        node=member.node or None,
+        rank=rank,
+        state=member.state.value,
         round=member.round,
-        step=member.step,
-        checkpoint_step=member.checkpoint_step,
-        start=member.start,
-        cold_reason=member.cold_reason,
+        step=None if member.step < 0 else member.step,
+        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
+        start=None if member.cold is None else "cold" if member.cold else "warm",
+        cold_reason=member.cold or None,
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
 from elasticjob_operator.core.rendezvous_view import (
-    MemberView,
     OutcomeKind,
     OutcomeView,
     RendezvousView,
@@ -19,7 +18,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifes
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -158,10 +157,17 @@ def failure(
     return Failure(number, f"uid-{pod}", pod, rank, 0, kind, at_ms=1, node=node, **changes)
 
 
+def member(name: str, state: str = "waiting", **changes: Any) -> Member:
+    """Return the record of the member of the first pod with this name, such as `job-2`."""
+    uid = f"uid-{name.rpartition('-')[2]}-0"
+    base = Member(uid, "session", name, "10.0.0.1", 0, state=MemberState(state))
+    return replace(base, **changes)
+
+
 def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
     """Return a final round of job-0 … in order of rank."""
     members = tuple(
-        MemberView(f"job-{index}", "running", f"node-{index}", index, number)
+        member(f"job-{index}", "running", node=f"node-{index}", round=number)
         for index in range(count)
     )
     return replace(
@@ -174,6 +180,7 @@ def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
             cause=Cause(CauseKind.START),
             since=ago(60),
             members=members,
+            ranks={one.id: rank for rank, one in enumerate(members)},
         ),
         **changes,
     )

@@ -9,24 +9,23 @@ import pytest
 from elasticjob_operator.core.agent_causes import Attendance, Went, with_causes
 from elasticjob_operator.core.observed import NodeState, Pod
 from elasticjob_operator.core.rendezvous_view import (
-    MemberView,
     RendezvousView,
 )
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.core.records import Cause, CauseKind
-from tests.unit.operator.builders import final_round, history, pod, running
+from tests.unit.operator.builders import final_round, history, member, pod, running
 
 
 def round_of(number: int, *pods: Pod, cause: str = "join") -> RendezvousView:
     members = tuple(
-        MemberView(one.name, "running", one.node, rank, number, one.uid)
-        for rank, one in enumerate(pods)
+        member(one.name, "running", node=one.node or "", round=number, id=one.uid) for one in pods
     )
     rounds = tuple(history(n, "start" if n == 1 else cause, 2) for n in range(1, number + 1))
     return final_round(
         len(pods),
         number,
         members=members,
+        ranks={one.id: rank for rank, one in enumerate(members)},
         rounds=rounds,
         cause=Cause(CauseKind(cause if number > 1 else "start")),
     )

@@ -66,7 +66,7 @@ def succeeded(index: int, seconds: float = 1) -> Pod:
 def test_what_agents_say_is_what_is() -> None:
     found = view(*running(2), found=records(3))
     assert (found.state, found.round) == (RendezvousState.FINAL, 3)
-    assert [member.pod for member in found.members] == ["job-0"]
+    assert [member.name for member in found.members] == ["job-0"]
 
 
 def test_agents_that_do_not_answer_leave_it_unknown() -> None:
@@ -110,6 +110,14 @@ def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
     after = next_status(c10d(fresh), observed(*running(1)), begun, NOW)
     told = [said.message for said in happenings(fresh, after, ())]
     assert any(said.startswith("round 1 is final") for said in told)
+
+
+def test_finished_job_keeps_its_members() -> None:
+    trained = next_status(c10d(), observed(*running(2)), final_round(2), NOW)
+    ended = trained.model_copy(update={"phase": Phase.SUCCEEDED, "completion_time": NOW})
+    after = next_status(c10d(ended), observed(), view_of(c10d(ended)), NOW)
+    assert [(one.pod, one.rank) for one in after.members] == [("job-0", 0), ("job-1", 1)]
+    assert (after.members, after.rendezvous) == (ended.members, ended.rendezvous)
 
 
 def view_of(a_job: ElasticJob) -> RendezvousView:

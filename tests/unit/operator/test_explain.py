@@ -21,7 +21,6 @@ from elasticjob_operator.core.observed import (
 )
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    MemberView,
     OutcomeKind,
     RendezvousView,
     StopReason,
@@ -33,7 +32,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -41,6 +40,7 @@ from tests.unit.operator.builders import (
     final_round,
     history,
     job,
+    member,
     observed,
     pod,
     running,
@@ -91,7 +91,7 @@ def stuck(index: int, obstacle: Obstacle, message: str = "") -> Pod:
 
 
 def waiting(*names: str, round: int = 0) -> RendezvousView:
-    members = tuple(MemberView(name, "waiting") for name in names)
+    members = tuple(member(name, "waiting") for name in names)
     return RendezvousView(members=members, waiting=len(names), round=round)
 
 
@@ -100,7 +100,7 @@ def forming(cause: Cause, members: dict[str, str], **changes: Any) -> Rendezvous
         state=RendezvousState.JOINABLE,
         round=2,
         cause=cause,
-        members=tuple(MemberView(name, state) for name, state in members.items()),
+        members=tuple(member(name, state) for name, state in members.items()),
         waiting=sum(state == "waiting" for state in members.values()),
         since=ago(1),
         rounds=(TRAINED,),
@@ -122,14 +122,14 @@ def trained(**changes: Any) -> RendezvousView:
 def with_waiting(count: int, *names: str) -> RendezvousView:
     """Return a final round of `count` members, and these newcomers."""
     view = final_round(count)
-    more = tuple(MemberView(name, "waiting") for name in names)
+    more = tuple(member(name, "waiting") for name in names)
     return replace(view, members=(*view.members, *more), waiting=len(names))
 
 
 def done_first() -> RendezvousView:
     view = final_round(2)
     first, *rest = view.members
-    return replace(view, members=(replace(first, state="done"), *rest))
+    return replace(view, members=(replace(first, state=MemberState.DONE), *rest))
 
 
 def refused(obstacle: Obstacle, message: str) -> Observed:

@@ -141,7 +141,11 @@ def test_a_final_round() -> None:
     assert (view.world_size, view.master, view.waiting) == (4, "pod-0", 1)
     assert view.since == datetime.fromtimestamp(1000.5, UTC)
     assert view.cause == Cause(CauseKind.LOSS, ("pod-1",), "gone")
-    assert {m.pod: m.rank for m in view.members} == {"pod-0": 0, "pod-2": 1, "pod-10": None}
+    assert {m.name: view.ranks.get(m.id) for m in view.members} == {
+        "pod-0": 0,
+        "pod-2": 1,
+        "pod-10": None,
+    }
     assert [(r.number, r.cause.kind, r.stop_ms) for r in view.rounds] == [
         (2, "start", None),
         (3, "loss", 4),
@@ -165,7 +169,8 @@ def test_a_round_that_forms_has_no_ranks_and_no_master_yet() -> None:
         )
     )
     assert (view.state, view.nodes, view.world_size, view.master) == ("frozen", 3, 0, None)
-    assert view.members[0].rank is None
+    assert view.members == (member("pod-0"),)
+    assert view.rank_of("pod-0") is None
 
 
 def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
@@ -343,7 +348,7 @@ def test_steps_and_the_reason_to_wait_are_seen() -> None:
     )
     assert view.waiting == 1
     assert view.waiting_reason == "newcomers wait for the next checkpoint, for 600 s at most"
-    assert [(one.step, one.checkpoint_step) for one in view.members] == [(120, 100), (None, None)]
+    assert view.members == (here, late)
 
 
 class Scripted:

@@ -13,7 +13,6 @@ from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Ref
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    MemberView,
     OutcomeKind,
     RendezvousView,
     StopReason,
@@ -21,8 +20,14 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.enums import ConditionStatus
-from elasticjob_operator.model.status import MAX_MEMBERS, MAX_ROUNDS, Condition, Status
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts
+from elasticjob_operator.model.status import (
+    MAX_MEMBERS,
+    MAX_ROUNDS,
+    Condition,
+    MemberStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -36,6 +41,7 @@ from tests.unit.operator.builders import (
     pod,
     running,
 )
+from tests.unit.operator.builders import member as member_record
 
 
 def status_of(a_job: ElasticJob, exists: Observed) -> Status:
@@ -171,7 +177,7 @@ def test_a_running_job_is_mirrored() -> None:
 
 
 def test_members_come_in_natural_order_and_are_bounded() -> None:
-    members = tuple(MemberView(f"job-{index}", "waiting") for index in reversed(range(120)))
+    members = tuple(member(index, "waiting") for index in reversed(range(120)))
     status = status_of(job(), observed(view=RendezvousView(members=members)))
     assert [one.pod for one in status.members] == [f"job-{index}" for index in range(MAX_MEMBERS)]
 
@@ -194,8 +200,27 @@ def test_only_pods_that_count_are_counted() -> None:
     assert (status.pods, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
 
 
-def member(index: int, state: str = "running", round: int = 2) -> MemberView:
-    return MemberView(f"job-{index}", state, round=round)
+@pytest.mark.parametrize(
+    ("cold", "start", "reason"),
+    [(None, None, None), ("", "warm", None), ("a shell", "cold", "a shell")],
+)
+def test_member_shows_its_rank_steps_and_start(
+    cold: str | None, start: str | None, reason: str | None
+) -> None:
+    seated = replace(
+        member(0), cold=cold, step=120, checkpoint_step=100, node="node-0", lease=7, id="uid-a"
+    )
+    view = replace(final_round(1, 2), members=(seated, member(1)), ranks={"uid-a": 3})
+    first, second = status_of(job(), observed(view=view)).members
+    assert first == MemberStatus(
+        pod="job-0", node="node-0", rank=3, state="running", round=2, step=120,
+        checkpoint_step=100, start=start, cold_reason=reason,
+    )  # fmt: skip
+    assert second == MemberStatus(pod="job-1", state="running", round=2)
+
+
+def member(index: int, state: str = "running", round: int = 2) -> Member:
+    return member_record(f"job-{index}", state, round=round)
 
 
 @pytest.mark.parametrize(
