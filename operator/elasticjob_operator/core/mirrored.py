@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
     OffenceView,
-    OutcomeKind,
-    OutcomeView,
     RendezvousView,
     StopReason,
 )
 from elasticjob_operator.model.enums import RendezvousState
-from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core import served, verdicts
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
@@ -31,6 +28,7 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
 )
@@ -190,7 +188,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         interruptions=current.counts,
         offences=tuple(_offences(found)),
         first_failure=_first_failure(found, current),
-        outcome=_outcome_view(current.outcome),
+        outcome=None if current.outcome is None else _with_reason(current.outcome),
     )
 
 
@@ -235,19 +233,20 @@ def outcome_record(kind: OutcomeKind, reason: StopReason, message: str = "") -> 
     Its detail repeats the reason for readers of the previous release.
     """
     detail = f"{reason}: {message}" if message else reason.value
-    return Outcome(stored.OutcomeKind(kind.value), detail, reason=reason.value)
+    return Outcome(kind, detail, reason=reason.value)
 
 
-def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
-    if outcome is None:
-        return None
-    kind = OutcomeKind(outcome.kind.value)
+def _with_reason(outcome: Outcome) -> Outcome:
+    """Return the outcome with the operator's reason apart from the detail; without one, if the
+    operator did not close the rendezvous."""
     word, _, message = outcome.detail.partition(": ")
+    stopped = outcome.kind is OutcomeKind.STOPPED
     # The previous release wrote the reason only as the first word of the detail.
-    reason = _REASONS.get(outcome.reason or word) if kind is OutcomeKind.STOPPED else None
+    reason = _REASONS.get(outcome.reason or word) if stopped else None
     if reason is None:
-        return OutcomeView(kind, outcome.detail)
-    return OutcomeView(kind, message if word == reason.value else outcome.detail, reason)
+        return replace(outcome, reason="")
+    detail = message if word == reason.value else outcome.detail
+    return replace(outcome, detail=detail, reason=reason.value)
 
 
 def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:

@@ -13,16 +13,7 @@ from enum import StrEnum
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState
-
-
-class OutcomeKind(StrEnum):
-    """Kind of a closed rendezvous' outcome."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    TIMED_OUT = "timedOut"
-    STOPPED = "stopped"  # from outside; with a StopReason if the plan closed it
+from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState, Outcome
 
 
 class StopReason(StrEnum):
@@ -32,15 +23,6 @@ class StopReason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     DELETED = "Deleted"
     LAUNCH_FAILED = "LaunchFailed"
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeView:
-    """Outcome of the rendezvous; `reason` is set if the plan closed it."""
-
-    kind: OutcomeKind
-    detail: str = ""
-    reason: StopReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +51,7 @@ class RendezvousView:
         interruptions: number of rounds ended for uncharged reasons.
         first_failure: culprit of the latest failure: the first worker that failed.
         offences: failures caused by machines in the rounds still on record, oldest first.
-        outcome: set if the state is closed.
+        outcome: set if the state is closed; its `reason` is a `StopReason`, or empty.
     """
 
     state: RendezvousState = RendezvousState.JOINABLE
@@ -88,7 +70,7 @@ class RendezvousView:
     interruptions: Counts = field(default_factory=Counts)
     offences: tuple[OffenceView, ...] = ()
     first_failure: Failure | None = None
-    outcome: OutcomeView | None = None
+    outcome: Outcome | None = None
 
     @property
     def readable(self) -> bool:
@@ -97,7 +79,7 @@ class RendezvousView:
     @property
     def suspended(self) -> bool:
         """True if it was closed by a suspension: a later incarnation may continue."""
-        return self.outcome is not None and self.outcome.reason is StopReason.SUSPENDED
+        return self.outcome is not None and self.outcome.reason == StopReason.SUSPENDED
 
     @property
     def ended(self) -> bool:

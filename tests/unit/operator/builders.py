@@ -8,17 +8,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
-from elasticjob_operator.core.rendezvous_view import (
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+)
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -187,7 +189,7 @@ def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
 
 
 def closed(kind: OutcomeKind, detail: str = "", reason: StopReason | None = None) -> RendezvousView:
-    outcome = OutcomeView(kind, detail, reason)
+    outcome = Outcome(kind, detail, reason=reason or "")
     return RendezvousView(state=RendezvousState.CLOSED, round=2, nodes=2, outcome=outcome)
 
 

@@ -12,7 +12,7 @@ from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.mirrored import Records
 from elasticjob_operator.core.observed import NodeState, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
@@ -23,10 +23,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.records import OutcomeKind as Kind
 from tests.unit.operator.builders import NOW, ago, final_round, job, later, observed, pod, running
 
 C10D = {"backend": "c10d"}
@@ -132,7 +132,7 @@ def _rounds(*numbers: int) -> Any:
 
 
 def test_the_agents_last_word_is_the_end() -> None:
-    closed = records(3, RoundState.CLOSED, outcome=Outcome(Kind.FAILED, "budget"))
+    closed = records(3, RoundState.CLOSED, outcome=Outcome(OutcomeKind.FAILED, "budget"))
     found = view(*running(1), found=closed)
     assert found.outcome is not None
     assert (found.outcome.kind, found.outcome.detail) == (OutcomeKind.FAILED, "budget")

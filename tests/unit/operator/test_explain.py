@@ -19,12 +19,7 @@ from elasticjob_operator.core.observed import (
     PodEnd,
     Refusal,
 )
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.vocabulary import OBSTACLES
 from elasticjob_operator.core.words import listed, named, quoted, unschedulable
@@ -32,7 +27,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,

@@ -15,17 +15,14 @@ from elasticjob_operator.core.happenings import (
     stepped_rounds,
 )
 from elasticjob_operator.core.observed import Obstacle, Refusal
-from elasticjob_operator.core.rendezvous_view import (
-    OutcomeKind,
-    RendezvousView,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.core.words import because
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,

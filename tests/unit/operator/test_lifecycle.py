@@ -8,14 +8,10 @@ from itertools import product
 import pytest
 
 from elasticjob_operator.core.lifecycle import FINISHED, NEXT_PHASES, next_phase
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.model import Phase, RendezvousState
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.records import OutcomeKind
 from tests.unit.operator.builders import NOW, ago, closed, final_round, history, job
 
 FORMING = RendezvousView(round=1, waiting=1)

@@ -18,15 +18,9 @@ from elasticjob_operator.core.mirrored import (
     records,
     rendezvous_view,
 )
-from elasticjob_operator.core.rendezvous_view import (
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import RendezvousState
-from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.costs import History
@@ -40,6 +34,7 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
 )
@@ -112,7 +107,7 @@ def test_a_moment_that_is_none() -> None:
 
 
 def test_a_round_that_nobody_can_read_is_closed_all_the_same() -> None:
-    outcome = Outcome(stored.OutcomeKind.STOPPED, "Deleted")
+    outcome = Outcome(OutcomeKind.STOPPED, "Deleted")
     value = closed(KeyValue(KEYS.round, b'{"number":"x"}', 1, 1), outcome, 5)
     assert value is not None
     found = decode(Round, KEYS.round, value)
@@ -227,7 +222,7 @@ def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
     blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
     told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
     of_no_account = failure(4, 1, FailureClass.SIGNAL, 1)
-    outcome = stored.Outcome(stored.OutcomeKind.FAILED, "rank 2 …", "m2")
+    outcome = Outcome(OutcomeKind.FAILED, "rank 2 …", "m2")
     ended = replace(final(charged=(3,)), state=RoundState.CLOSED, outcome=outcome)
     found = records(PREFIX, [kv(KEYS.round, ended), blamed, told_later, of_no_account])
     first = rendezvous_view(found).first_failure
@@ -272,32 +267,32 @@ def test_closing_keeps_the_round_and_closes_once() -> None:
     [
         (
             CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED, "a: b").outcome,
-            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+            Outcome(OutcomeKind.STOPPED, "a: b", reason=StopReason.LAUNCH_FAILED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "LaunchFailed: a: b"),
-            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+            Outcome(OutcomeKind.STOPPED, "LaunchFailed: a: b"),
+            Outcome(OutcomeKind.STOPPED, "a: b", reason=StopReason.LAUNCH_FAILED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "Suspended"),
-            OutcomeView(OutcomeKind.STOPPED, "", StopReason.SUSPENDED),
+            Outcome(OutcomeKind.STOPPED, "Suspended"),
+            Outcome(OutcomeKind.STOPPED, "", reason=StopReason.SUSPENDED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "x: y", reason="Suspended"),
-            OutcomeView(OutcomeKind.STOPPED, "x: y", StopReason.SUSPENDED),
+            Outcome(OutcomeKind.STOPPED, "x: y", reason="Suspended"),
+            Outcome(OutcomeKind.STOPPED, "x: y", reason=StopReason.SUSPENDED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "by hand"),
-            OutcomeView(OutcomeKind.STOPPED, "by hand"),
+            Outcome(OutcomeKind.STOPPED, "by hand"),
+            Outcome(OutcomeKind.STOPPED, "by hand"),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.FAILED, "Suspended: said by a worker"),
-            OutcomeView(OutcomeKind.FAILED, "Suspended: said by a worker"),
+            Outcome(OutcomeKind.FAILED, "Suspended: said by a worker"),
+            Outcome(OutcomeKind.FAILED, "Suspended: said by a worker"),
         ),
     ],
     ids=["typed", "of the previous release", "without text", "other text", "by hand", "failed"],
 )
-def test_an_outcome_has_its_reason_typed(outcome: stored.Outcome, view: OutcomeView) -> None:
+def test_an_outcome_has_its_reason_typed(outcome: Outcome, view: Outcome) -> None:
     current = replace(final(), state=RoundState.CLOSED, outcome=outcome)
     assert rendezvous_view(records(PREFIX, [kv(KEYS.round, current)])).outcome == view
 

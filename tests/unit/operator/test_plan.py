@@ -22,16 +22,12 @@ from elasticjob_operator.core.bounds import bounds_of
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Pod, PodPhase, Refusal
 from elasticjob_operator.core.plan import KEPT_FAILED_PODS, plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
+from elasticjob_rendezvous.core.records import OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,

@@ -21,16 +21,11 @@ from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.sizes import legal_sizes, wanted_size
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob, RendezvousState
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from tests.unit.operator.builders import NOW, ago, closed, job, member
 
 CASES = settings(max_examples=150, deadline=None)
@@ -112,7 +107,7 @@ def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob
                 world = replace(world, bounds=bounds)
             case CloseRendezvous(_, kind, reason):
                 view = RendezvousView(
-                    state=RendezvousState.CLOSED, outcome=OutcomeView(kind, reason=reason)
+                    state=RendezvousState.CLOSED, outcome=Outcome(kind, reason=reason)
                 )
                 world = replace(world, rendezvous=view)
             case RemoveMembers(_, gone):

@@ -11,12 +11,7 @@ from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Refusal
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.enums import ConditionStatus
@@ -27,7 +22,7 @@ from elasticjob_operator.model.status import (
     MemberStatus,
     Status,
 )
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,
