@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
-    OffenceView,
+    Offence,
     RendezvousView,
     StopReason,
 )
@@ -206,7 +206,7 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     return waiting_reason(bounds, current.nodes, waiting)
 
 
-def _offences(found: Records) -> Iterator[OffenceView]:
+def _offences(found: Records) -> Iterator[Offence]:
     """Yield the offences of machines: lost nodes, and worker failures not caused by the script."""
     for number, history in sorted(found.histories.items()):
         before = max((n for n in found.rosters if n < number), default=None)
@@ -217,11 +217,11 @@ def _offences(found: Records) -> Iterator[OffenceView]:
             seats = {seat.name: seat for seat in found.rosters[before].seats}
             for name in history.cause.members:
                 if name in seats and seats[name].node:
-                    yield OffenceView(seats[name].node, at, FailureClass.NODE_LOST.value)
+                    yield Offence(seats[name].node, at, FailureClass.NODE_LOST.value)
         elif history.cause.kind is CauseKind.FAILURE:
             culprit = verdicts.culprit(f for f in found.failures if f.round == before)
             if culprit is not None and culprit.node and culprit.kind in _OF_MACHINES:
-                yield OffenceView(culprit.node, at, culprit.kind.value)
+                yield Offence(culprit.node, at, culprit.kind.value)
 
 
 _REASONS = {reason.value: reason for reason in StopReason}

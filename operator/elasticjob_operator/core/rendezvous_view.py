@@ -26,7 +26,7 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OffenceView:
+class Offence:
     """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
 
     node: str
@@ -68,7 +68,7 @@ class RendezvousView:
     rounds: tuple[History, ...] = ()
     failures_charged: int = 0
     interruptions: Counts = field(default_factory=Counts)
-    offences: tuple[OffenceView, ...] = ()
+    offences: tuple[Offence, ...] = ()
     first_failure: Failure | None = None
     outcome: Outcome | None = None
 
