@@ -17,7 +17,7 @@ from elasticjob_operator.core.store_host import without_store
 from elasticjob_operator.core.words import counted
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, Status
+from elasticjob_operator.model.status import Condition, CreationRefusal, Status
 from elasticjob_rendezvous.core.records import OutcomeKind
 from elasticjob_rendezvous.core.roster import natural_order
 
@@ -101,7 +101,7 @@ def pods_ready(
     tally = f"{ready} of {size.nodes} are ready"
     if observed.refusal is not None:
         refusal = observed.refusal
-        message = f"{tally}{_NOT_CREATED}{refusal.message}"
+        message = f"{tally}; a pod cannot be created: {refusal.message}"
         return Finding(kind, ConditionStatus.FALSE, refusal.obstacle.value, message)
     blocked = [pod for pod in census.counted if pod.obstacle is not None and not pod.ready]
     if blocked:
@@ -114,17 +114,39 @@ def pods_ready(
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
 
 
-_NOT_CREATED = "; a pod cannot be created: "
+_OF_CREATION = (
+    Obstacle.QUOTA,
+    Obstacle.REFUSED,
+    Obstacle.NAME_CONFLICT,
+    Obstacle.TEMPLATE_INVALID,
+    Obstacle.ENDPOINT,
+    Obstacle.BACKEND,
+    Obstacle.ANOTHERS_ETCD,
+)
+"""Obstacles to creating pods; the others are of pods that exist."""
+
+
+def creation_refusal(observed: Observed, phase: Phase) -> CreationRefusal | None:
+    """Return the refusal to create pods for the status; None for a job without pods."""
+    refusal = observed.refusal
+    if refusal is None or phase in FINISHED or phase is Phase.SUSPENDED:
+        return None
+    return CreationRefusal(reason=refusal.obstacle.value, message=refusal.message)
 
 
 def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
-    """Return the obstacle to creating pods and its message, parsed from what `pods_ready` wrote
-    into the conditions."""
+    """Return the obstacle to creating pods and its message from a status.
+
+    The previous release wrote it only into condition PodsReady.
+    """
+    if status.refusal is not None:
+        known = {obstacle.value: obstacle for obstacle in Obstacle}
+        reason = status.refusal.reason
+        return known.get(reason, Obstacle.REFUSED), status.refusal.message  # a newer operator's
     for found in status.conditions:
-        if found.type is ConditionType.PODS_READY and _NOT_CREATED in found.message:
-            known = {obstacle.value: obstacle for obstacle in Obstacle}
-            obstacle = known.get(found.reason, Obstacle.REFUSED)  # a newer operator may know more
-            return obstacle, found.message.partition(_NOT_CREATED)[2]
+        for obstacle in _OF_CREATION:
+            if found.type is ConditionType.PODS_READY and found.reason == obstacle.value:
+                return obstacle, found.message
     return None
 
 

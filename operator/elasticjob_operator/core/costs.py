@@ -12,7 +12,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_operator.model.status import MAX_ROUND_MEMBERS, RoundStatus
+from elasticjob_operator.model.status import MAX_REASONS, MAX_ROUND_MEMBERS, RoundStatus
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import Cause, CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
@@ -36,6 +36,7 @@ def round_status(found: History, reason: str) -> RoundStatus:
         members=sorted(found.cause.members, key=natural_order)[:MAX_ROUND_MEMBERS],
         reason=reason,
         detail=found.cause.detail,
+        reasons=list(found.cause.reasons[:MAX_REASONS]),
         final_time=final_at(found),
     )
     return shown.model_copy(update={"recovery_ms": recovery_ms(shown)})
@@ -44,7 +45,7 @@ def round_status(found: History, reason: str) -> RoundStatus:
 def history(shown: RoundStatus) -> History | None:
     """Return the record of a round in the status, with whole seconds of its time and at most
     `MAX_ROUND_MEMBERS` members; None if its cause cannot be read back."""
-    cause = cause_of(shown.cause, shown.members, shown.detail)
+    cause = cause_of(shown.cause, shown.members, shown.detail, shown.reasons)
     if cause is None:
         return None
     shared = {name: getattr(shown, name) for name in SHARED}
@@ -54,10 +55,12 @@ def history(shown: RoundStatus) -> History | None:
     return History(number=shown.round, cause=cause, final_ms=final_ms, **known)
 
 
-def cause_of(kind: str, members: Iterable[str], detail: str) -> Cause | None:
+def cause_of(
+    kind: str, members: Iterable[str], detail: str, reasons: Iterable[str]
+) -> Cause | None:
     """Return the record of a cause in the status; None if only a newer release knows its kind."""
     with suppress(ValueError):
-        return Cause(CauseKind(kind), tuple(members), detail)
+        return Cause(CauseKind(kind), tuple(members), detail, reasons=tuple(reasons))
     return None
 
 

@@ -31,6 +31,7 @@ from elasticjob_rendezvous.core.records import (
     OutcomeKind,
     Round,
     RoundState,
+    reasons_of,
 )
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.served import Served
@@ -179,17 +180,26 @@ def rendezvous_view(found: Records) -> RendezvousView:
         waiting_reason=_waiting_reason(found, waiting),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
-        cause=current.cause,
+        cause=_with_reasons(current.cause),
         since=utc_time(current.since_ms),
         members=found.members,
         ranks={} if roster is None else {seat.id: seat.group_rank for seat in roster.seats},
-        rounds=tuple(found.histories[n] for n in sorted(found.histories)),
+        rounds=tuple(_round(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
         interruptions=current.counts,
         offences=tuple(_offences(found)),
         first_failure=_first_failure(found, current),
         outcome=None if current.outcome is None else _with_reason(current.outcome),
     )
+
+
+def _round(found: History) -> History:
+    return replace(found, cause=_with_reasons(found.cause))
+
+
+def _with_reasons(cause: Cause) -> Cause:
+    """Return the cause with its reasons, which the previous release wrote into the detail."""
+    return replace(cause, reasons=reasons_of(cause))
 
 
 def _state(found: Records, current: Round) -> RendezvousState:

@@ -23,7 +23,7 @@ def remembered(status: Status) -> RendezvousView:
     found: dict[str, Any] = _of(RendezvousView, status.rendezvous) if status.rendezvous else {}
     if status.rendezvous is not None and status.rendezvous.cause is not None:
         cause = status.rendezvous.cause
-        found["cause"] = cause_of(cause.kind, cause.members, cause.detail)
+        found["cause"] = cause_of(cause.kind, cause.members, cause.detail, cause.reasons)
     if status.first_failure is not None:
         found["first_failure"] = failure_of(status.first_failure)
     return RendezvousView(

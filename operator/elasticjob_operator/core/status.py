@@ -7,7 +7,7 @@ from datetime import datetime
 
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
-from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.conditions import conditions, creation_refusal
 from elasticjob_operator.core.costs import round_status
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
@@ -25,6 +25,7 @@ from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
+    MAX_REASONS,
     MAX_ROUNDS,
     MAX_SENTENCES,
     CauseStatus,
@@ -73,6 +74,7 @@ def next_status(
         members=_members(view) if view.readable else before.members,
         rounds=_rounds(view, reasons(view, reason, past), past) if view.readable else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
+        refusal=creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions
@@ -148,7 +150,13 @@ def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
-    return CauseStatus(kind=cause.kind.value, members=members, reason=reason, detail=cause.detail)
+    return CauseStatus(
+        kind=cause.kind.value,
+        members=members,
+        reason=reason,
+        detail=cause.detail,
+        reasons=list(cause.reasons[:MAX_REASONS]),
+    )
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:

@@ -14,7 +14,7 @@ from elasticjob_operator.core.words import clock, named
 from elasticjob_operator.model.enums import Backend, ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, Status
-from elasticjob_rendezvous.core.store_trouble import StoreTrouble
+from elasticjob_rendezvous.core.store_trouble import C10D_STORE, ETCD, StoreTrouble
 
 KIND = ConditionType.RENDEZVOUS_UNAVAILABLE
 ETCD_UNREACHABLE = "EtcdUnreachable"
@@ -50,7 +50,7 @@ def state(
         return _unavailable(observed, seen, backend, was)
     if was is not None and was.status is ConditionStatus.TRUE:
         seconds = max(0.0, (now - was.last_transition_time).total_seconds())
-        store = was.message.partition(" at ")[0]
+        store = C10D_STORE if backend is Backend.C10D else ETCD
         message = f"{store} can be used again after {seconds:.0f} s"
         return ConditionStatus.FALSE, AVAILABLE, message
     if not observed.rendezvous.readable:

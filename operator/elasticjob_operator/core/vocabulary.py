@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_rendezvous.core.excuses import ABORTED
 from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import ABORTED
 
 DELETED: Mapping[DeleteReason, str] = {
     DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
@@ -36,8 +36,9 @@ DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
     "TerminationByKubelet": "by its node",
     "DeletionByTaintManager": "its node was tainted",
     "DeletionByPodGC": "its node is gone",
+    ABORTED: "its peers' collectives broke",
 }
-"""Phrases for the agents' details of a cause with one member."""
+"""Phrases for the reasons of a cause with one member."""
 DETAILS_OF_MANY = {
     "SIGTERM": "they were told to end",
     "Terminating": "their pods are deleted",
@@ -48,7 +49,7 @@ DETAILS_OF_MANY = {
     "DeletionByPodGC": "their nodes are gone",
     ABORTED: "their peers' collectives broke",
 }
-"""Phrases for the agents' details of a cause with several members."""
+"""Phrases for the reasons of a cause with several members."""
 
 OFFENDED: Mapping[str, str] = {
     FailureClass.NODE_LOST: "it was lost",

@@ -18,8 +18,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.core.excuses import ABORTED
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_rendezvous.core.records import ABORTED, CauseKind, reasons_within
 from elasticjob_rendezvous.core.roster import natural_order
 from elasticjob_rendezvous.core.typed import first_line
 
@@ -38,8 +37,13 @@ def why(found: RoundStatus, status: Status) -> str:
     """Return the cause of a round in the status, as text. All members are known only for the
     current round."""
     now = status.rendezvous
-    detail = quoted(found.detail, LONGEST_CAUSE)
-    cause = CauseStatus(kind=found.cause, members=found.members, reason=found.reason, detail=detail)
+    cause = CauseStatus(
+        kind=found.cause,
+        members=found.members,
+        reason=found.reason,
+        detail=found.detail,
+        reasons=found.reasons,
+    )
     current = now.cause if now is not None and now.round == found.round else None
     if current is not None and set(found.members) <= set(current.members):
         return because(cause.model_copy(update={"members": current.members}))
@@ -50,9 +54,11 @@ def because(cause: CauseStatus, cut: bool = False) -> str:
     """Return the cause of a round, as text. `cut`: True if the list of members may be cut off."""
     many = len(cause.members) > 1
     who = named(cause.members, cut) or "a node"
-    detail = _detail(cause.detail, many)
+    # A status of the previous release has the reasons in its detail only.
+    reasons = cause.reasons or reasons_within(cause.kind, cause.detail)
+    detail = quoted(_detail(reasons, many) if reasons else cause.detail, LONGEST_CAUSE)
     told = f" ({detail})" if detail else ""
-    if cause.reason and cause.kind in GOING and not (many and _differ(cause)):
+    if cause.reason and cause.kind in GOING and not (many and _differ(cause.reason, reasons)):
         return _took(cause.reason, who, many)
     match cause.kind:
         case CauseKind.START:
@@ -79,11 +85,11 @@ def because(cause: CauseStatus, cut: bool = False) -> str:
             return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
 
 
-def _differ(cause: CauseStatus) -> bool:
-    """Return True if other members departed for other causes than `cause.reason`, which then does
+def _differ(known: str, reasons: Iterable[str]) -> bool:
+    """Return True if other members departed for other causes than the known one, which then does
     not speak for all."""
-    ends = {DISRUPTIONS[part] for part in cause.detail.split("; ") if part in DISRUPTIONS}
-    return bool(ends - {cause.reason})
+    ends = {DISRUPTIONS[reason] for reason in reasons if reason in DISRUPTIONS}
+    return bool(ends - {known})
 
 
 def _took(reason: str, who: str, many: bool) -> str:
@@ -107,15 +113,12 @@ def _took(reason: str, who: str, many: bool) -> str:
             return f"{who} left ({other})"
 
 
-def _detail(said: str, many: bool) -> str:
-    """Return the agents' detail as text; several members may each have their own detail."""
-    parts = said.split("; ") if said else []
-    if not many:
-        return "; ".join(DETAILS.get(part, part) for part in parts)
-    told = [DETAILS_OF_MANY.get(part, DETAILS.get(part, part)) for part in parts]
-    own = [words for part, words in zip(parts, told, strict=True) if part != ABORTED]
-    also = [words for part, words in zip(parts, told, strict=True) if part == ABORTED]
-    return "; ".join(filter(None, (", or ".join(own), *also)))
+def _detail(reasons: Iterable[str], many: bool) -> str:
+    """Return the reasons of the members as text; each of several may have another reason."""
+    known = {**DETAILS, **DETAILS_OF_MANY} if many else DETAILS
+    told = {reason: known.get(reason, reason) for reason in reasons}
+    also = told.pop(ABORTED, "")
+    return "; ".join(filter(None, ((", or " if many else "; ").join(told.values()), also)))
 
 
 def named(names: Iterable[str], cut: bool = False) -> str:

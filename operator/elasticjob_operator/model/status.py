@@ -25,6 +25,8 @@ MAX_AVOIDED = 10
 """Maximum number of avoided nodes, and of stragglers."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
+MAX_REASONS = 10
+"""Maximum number of reasons kept with each round."""
 
 
 class Condition(StatusModel):
@@ -56,6 +58,8 @@ class CauseStatus(StatusModel):
     NodeLost or OutOfMemory."""
     detail: str = ""
     """Further details in a sentence."""
+    reasons: Annotated[list[str], Field(max_length=MAX_REASONS)] = Field(default_factory=list)
+    """Reasons such as SIGTERM, EvictionByEvictionAPI or PeersAborted, at most ten."""
 
 
 class RendezvousStatus(StatusModel):
@@ -118,6 +122,8 @@ class RoundStatus(StatusModel):
     """Reason for the departure of the pods, if known, as in rendezvous.cause."""
     detail: str = ""
     """Further details of the cause in a sentence."""
+    reasons: Annotated[list[str], Field(max_length=MAX_REASONS)] = Field(default_factory=list)
+    """Reasons as in rendezvous.cause."""
     nodes: int
     """Number of nodes in the round."""
     final_time: Timestamp | None = None
@@ -196,6 +202,15 @@ class Straggler(StatusModel):
     """Time of the first observation."""
 
 
+class CreationRefusal(StatusModel):
+    """Refusal to create pods."""
+
+    reason: str
+    """Reason in one word, such as QuotaExceeded."""
+    message: str = ""
+    """Message of the API server or of the operator."""
+
+
 class Interruptions(StatusModel):
     """Number of rounds that ended for reasons not charged as restarts; each round counts once."""
 
@@ -251,6 +266,8 @@ class Status(StatusModel):
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
     first_failure: FirstFailure | None = None
     """Culprit of the latest failure."""
+    refusal: CreationRefusal | None = None
+    """Refusal to create pods; absent if pods can be created."""
     conditions: Annotated[
         list[Condition],
         Field(

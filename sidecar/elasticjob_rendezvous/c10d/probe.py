@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from elasticjob_rendezvous.core.store_health import Failed
-from elasticjob_rendezvous.core.store_trouble import StoreState
+from elasticjob_rendezvous.core.store_trouble import C10D_STORE, StoreState
 from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore
 
-STORE = "the c10d store"
+STORE = C10D_STORE
 KEY = "elasticjob/probe"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, because, reasons_of
 from elasticjob_rendezvous.core.roster import Seat
 
 
@@ -47,7 +47,7 @@ def leave_cause(
     said = preempted or {_why(seat, reasons.get(seat.id, ""), bounds) for seat in seats}
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(seat.name for seat in seats)
-    return Cause(kind, names, "; ".join(sorted(said - {""})), urgent)
+    return because(kind, names, said, urgent)
 
 
 def with_later_leaves(
@@ -70,10 +70,9 @@ def with_later_leaves(
     if not later:
         return cause
     names = tuple(seat.name for seat in seats if seat.name in later or seat.name in cause.members)
-    detail = cause.detail
-    if cause.kind is CauseKind.LEAVE:
-        detail = "; ".join(sorted({*cause.detail.split("; "), *later.values()} - {""}))
-    return replace(cause, members=names, detail=detail)
+    if cause.kind is CauseKind.PREEMPTION:
+        return replace(cause, members=names)
+    return because(cause.kind, names, (*reasons_of(cause), *later.values()), cause.urgent)
 
 
 def told_of_preemption(

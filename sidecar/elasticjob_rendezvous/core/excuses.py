@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Cause, CauseKind, begun_as
+from elasticjob_rendezvous.core.records import ABORTED, Cause, CauseKind, because, begun_as
 from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.view import View
-
-ABORTED = "its peers' collectives broke"
 
 
 def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
@@ -40,9 +36,9 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
             # Asked to leave; its own leave notice may have been lost.
             reasons[seat.id] = mark.reason
     if lost or (returned and not reasons):
-        return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost or returned), ABORTED)
+        return because(CauseKind.LOSS, (seat.name for seat in lost or returned), (ABORTED,))
     if not reasons:
         return None
     left = (seat for seat in roster.seats if seat.id in reasons)
     found = leave_cause(left, reasons, bounds, urgent=True)
-    return replace(found, detail=f"{found.detail}; {ABORTED}" if found.detail else ABORTED)
+    return because(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -64,22 +65,63 @@ URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, Ca
 """Causes for which running workers are killed at once: their collectives cannot end."""
 
 
+ABORTED = "PeersAborted"
+"""Reason in a cause: the collectives of the members' peers broke."""
+
+_TEXTS = {ABORTED: "its peers' collectives broke"}
+"""Texts that stand for reasons in a detail; other reasons stand there as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Reason for a new round: the kind, the names of the members behind it, and a detail.
+    """Cause of a new round.
 
-    `urgent`: collectives broke already, so workers are killed at once whatever the kind.
+    Args:
+        kind: the kind.
+        members: names of the members behind it.
+        detail: text for people. `because` repeats the reasons in it, for the previous release.
+        urgent: collectives broke already, so workers are killed at once whatever the kind.
+        reasons: reasons of the members as they or their drain requests gave them, such as
+            `SIGTERM`; empty if the detail is a text. Read with `reasons_of`.
     """
 
     kind: CauseKind
     members: tuple[str, ...] = ()
     detail: str = ""
     urgent: bool = False
+    reasons: tuple[str, ...] = ()
 
     @property
     def kills(self) -> bool:
         """True if running workers are killed at once: they may be stuck in a collective."""
         return self.urgent or self.kind in URGENT
+
+
+def because(
+    kind: CauseKind, members: Iterable[str], reasons: Iterable[str], urgent: bool = False
+) -> Cause:
+    """Return the cause with these reasons, each once; empty ones are left out."""
+    ordered = sorted({*reasons} - {""}, key=lambda reason: (reason == ABORTED, reason))
+    detail = _SEPARATOR.join(_TEXTS.get(reason, reason) for reason in ordered)
+    return Cause(kind, tuple(members), detail, urgent, tuple(ordered))
+
+
+def reasons_of(cause: Cause) -> tuple[str, ...]:
+    """Return the reasons of a cause, also of one that the previous release wrote."""
+    return cause.reasons or reasons_within(cause.kind, cause.detail)
+
+
+def reasons_within(kind: str, detail: str) -> tuple[str, ...]:
+    """Return the reasons in the detail of a cause of the previous release, which had no others."""
+    known = {text: reason for reason, text in _TEXTS.items()}
+    found = tuple(known.get(part, part) for part in detail.split(_SEPARATOR) if part)
+    if kind in (CauseKind.LEAVE, CauseKind.PREEMPTION):
+        return found
+    # The detail of another loss is a text.
+    return found if kind == CauseKind.LOSS and found == (ABORTED,) else ()
+
+
+_SEPARATOR = "; "
 
 
 class OutcomeKind(StrEnum):

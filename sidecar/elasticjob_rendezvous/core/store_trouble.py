@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+ETCD = "etcd"
+C10D_STORE = "the c10d store"
 LONGEST_TEXT = 240
 LONGEST_STORE = 40
 LATEST_MS = 32_503_680_000_000
@@ -26,7 +28,7 @@ class StoreTrouble:
     """Reason why a store cannot be used.
 
     Args:
-        store: display name: `etcd`, `the c10d store`.
+        store: display name: `ETCD` or `C10D_STORE`.
         state: `UNREACHABLE` or `REFUSING`.
         endpoint: address of the failed probes.
         text: error text of the store or of the connection; one line.

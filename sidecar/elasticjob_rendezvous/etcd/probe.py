@@ -21,13 +21,13 @@ from elasticjob_rendezvous.core.store_health import (
     PROBE_SECONDS,
     Failed,
 )
-from elasticjob_rendezvous.core.store_trouble import StoreState
+from elasticjob_rendezvous.core.store_trouble import ETCD, StoreState
 from elasticjob_rendezvous.etcd import wire
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unauthenticated
 from elasticjob_rendezvous.etcd.transport import Transport
 
-STORE = "etcd"
+STORE = ETCD
 KEY = "probe"
 """Key of the probe, below the prober's prefix. It never exists."""
 PROBES_A_SECOND = 32

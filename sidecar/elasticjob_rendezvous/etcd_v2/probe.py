@@ -12,9 +12,9 @@ import etcd
 
 from elasticjob_rendezvous.api import RendezvousError
 from elasticjob_rendezvous.core.store_health import Failed
-from elasticjob_rendezvous.core.store_trouble import StoreState
+from elasticjob_rendezvous.core.store_trouble import ETCD, StoreState
 
-STORE = "etcd"
+STORE = ETCD
 KEY = "elasticjob-probe"
 
 

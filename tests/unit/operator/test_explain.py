@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.core.classes import CLASSES, meaning, remedy
+from elasticjob_operator.core.conditions import creation_refusal, refusal_of
 from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.observed import (
     NodeState,
@@ -24,8 +25,14 @@ from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.vocabulary import OBSTACLES
 from elasticjob_operator.core.words import listed, named, quoted, unschedulable
 from elasticjob_operator.model import ElasticJob, RendezvousState
-from elasticjob_operator.model.enums import Phase
-from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
+from elasticjob_operator.model.status import (
+    Condition,
+    CreationRefusal,
+    FirstFailure,
+    RoundStatus,
+    Status,
+)
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, OutcomeKind
 from tests.unit.operator.builders import (
@@ -753,3 +760,40 @@ def test_the_table_for_users_has_every_word() -> None:
     words |= {name.title().replace("_", "") for name in times}
     rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert {w[0].upper() + w[1:] for w in words} <= {row[0].upper() + row[1:] for row in rows}
+
+
+# -- refusal in a status --------------------------------------------------------------------
+
+
+def test_refusal_of_a_newer_operator_is_explained_without_its_remedy() -> None:
+    status = Status(refusal=CreationRefusal(reason="SomethingNew", message="no more today"))
+    assert refusal_of(status) == (Obstacle.REFUSED, "no more today")
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("QuotaExceeded", (Obstacle.QUOTA, "0 of 2 are ready; a pod cannot be created: too many")),
+        ("Unschedulable", None),
+        ("AllReady", None),
+    ],
+)
+def test_refusal_in_a_status_of_the_previous_release_is_found_by_its_reason(
+    reason: str, expected: tuple[Obstacle, str] | None
+) -> None:
+    found = Condition(
+        type=ConditionType.PODS_READY,
+        status=ConditionStatus.FALSE,
+        reason=reason,
+        message="0 of 2 are ready; a pod cannot be created: too many",
+        last_transition_time=NOW,
+    )
+    assert refusal_of(Status(conditions=[found])) == expected
+
+
+def test_refusal_is_absent_from_the_status_of_a_suspended_job() -> None:
+    observation = refused(Obstacle.QUOTA, "exceeded quota")
+    assert creation_refusal(observation, Phase.SUSPENDED) is None
+    assert creation_refusal(Observed(), Phase.PENDING) is None
+    shown = creation_refusal(observation, Phase.PENDING)
+    assert shown == CreationRefusal(reason="QuotaExceeded", message="exceeded quota")

@@ -297,6 +297,16 @@ def test_an_outcome_has_its_reason_typed(outcome: Outcome, view: Outcome) -> Non
     assert rendezvous_view(records(PREFIX, [kv(KEYS.round, current)])).outcome == view
 
 
+@pytest.mark.parametrize("reasons", [(), ("SIGTERM", "Terminating")], ids=["old", "new"])
+def test_cause_of_a_leave_has_its_reasons_typed(reasons: tuple[str, ...]) -> None:
+    cause = Cause(CauseKind.LEAVE, ("pod-1",), "SIGTERM; Terminating", reasons=reasons)
+    current = replace(final(), cause=cause)
+    kvs = [kv(KEYS.round, current), kv(KEYS.history(3), History(3, cause, 2))]
+    view = rendezvous_view(records(PREFIX, kvs))
+    assert view.cause is not None
+    assert view.cause.reasons == view.rounds[0].cause.reasons == ("SIGTERM", "Terminating")
+
+
 def test_the_previous_release_reads_the_reason_of_a_new_record() -> None:
     outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.SUSPENDED).outcome
     assert outcome.detail == "Suspended"

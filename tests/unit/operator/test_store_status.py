@@ -99,6 +99,8 @@ def test_the_store_of_c10d_has_a_reason_of_its_own() -> None:
     exists = seen(replace(AWAY, store="the c10d store"))
     status = next_status(a_job, exists, exists.rendezvous, NOW)
     assert condition(status).reason == "StoreUnreachable"
+    over = next_status(a_job.model_copy(update={"status": status}), CALM, CALM.rendezvous, NOW)
+    assert condition(over).message == "the c10d store can be used again after 0 s"
 
 
 def test_an_end_is_no_trouble_and_what_cannot_be_read_is_unknown() -> None:

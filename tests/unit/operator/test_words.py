@@ -13,21 +13,26 @@ from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.words import because
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
-from elasticjob_rendezvous.core.excuses import ABORTED
-from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.records import ABORTED, Cause, CauseKind
 from tests.unit.operator.builders import NOW, ago, final_round, history, job, observed, pod, running
 
 EVICTION, PREEMPTION = "EvictionByEvictionAPI", "PreemptionByScheduler"
+OLD_ABORTED = "its peers' collectives broke"
 LONG = "a" * 55  # maximum length of a job's name
 
 
-def cause(kind: str, count: int, detail: str = "", reason: str = "") -> str:
+def cause(kind: str, count: int, *reasons: str, reason: str = "") -> str:
+    """Return the text of a cause, which is the same for a status of the previous release."""
     members = [f"job-{index}" for index in range(count)]
-    return because(CauseStatus(kind=kind, members=members, detail=detail, reason=reason))
+    texts = [OLD_ABORTED if found == ABORTED else found for found in reasons]
+    old = CauseStatus(kind=kind, members=members, detail="; ".join(texts), reason=reason)
+    new = old.model_copy(update={"reasons": list(reasons), "detail": ""})
+    assert because(new) == because(old)
+    return because(new)
 
 
 @pytest.mark.parametrize(
-    ("detail", "one", "two"),
+    ("reasons", "one", "two"),
     [
         ("SIGTERM", "it was told to end", "they were told to end"),
         ("Terminating", "its pod is deleted", "their pods are deleted"),
@@ -36,39 +41,44 @@ def cause(kind: str, count: int, detail: str = "", reason: str = "") -> str:
         ("DeletionByTaintManager", "its node was tainted", "their nodes were tainted"),
         ("DeletionByPodGC", "its node is gone", "their nodes are gone"),
         ("TerminationByKubelet", "by its node", "by their nodes"),
-        (f"Terminating; {ABORTED}", f"its pod is deleted; {ABORTED}",
+        (f"Terminating {ABORTED}", "its pod is deleted; its peers' collectives broke",
          "their pods are deleted; their peers' collectives broke"),
-        (ABORTED, ABORTED, "their peers' collectives broke"),
-        ("its own words", "its own words", "its own words"),
+        (ABORTED, "its peers' collectives broke", "their peers' collectives broke"),
+        ("unknown", "unknown", "unknown"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_one_and_of_two(detail: str, one: str, two: str) -> None:
-    assert cause("leave", 1, detail) == f"job-0 left ({one})"
-    assert cause("leave", 2, detail) == f"job-0 and job-1 left ({two})"
+def test_what_is_said_of_one_and_of_two(reasons: str, one: str, two: str) -> None:
+    assert cause("leave", 1, *reasons.split()) == f"job-0 left ({one})"
+    assert cause("leave", 2, *reasons.split()) == f"job-0 and job-1 left ({two})"
+
+
+def test_text_of_a_failure_is_shown_as_it_is() -> None:
+    said = CauseStatus(kind="failure", members=["job-0"], detail=f"SIGTERM; {OLD_ABORTED}")
+    assert because(said) == f"a worker of job-0 failed (SIGTERM; {OLD_ABORTED})"
 
 
 def test_several_that_left_each_for_a_reason_of_its_own() -> None:
-    assert cause("leave", 3, f"{EVICTION}; SIGTERM") == (
+    assert cause("leave", 3, EVICTION, "SIGTERM") == (
         "job-0, job-1 and job-2 left (their nodes were drained, or they were told to end)"
     )
 
 
 @pytest.mark.parametrize(
-    ("reason", "detail", "text"),
+    ("reason", "reasons", "text"),
     [
         (PodEnd.DRAINED, EVICTION, "the nodes of job-0 and job-1 were drained"),
-        (PodEnd.DRAINED, f"{EVICTION}; SIGTERM", "the nodes of job-0 and job-1 were drained"),
+        (PodEnd.DRAINED, f"{EVICTION} SIGTERM", "the nodes of job-0 and job-1 were drained"),
         (PodEnd.DRAINED, PREEMPTION,
          "job-0 and job-1 were preempted (for pods of higher priority)"),
-        (PodEnd.DRAINED, f"{EVICTION}; {PREEMPTION}",
+        (PodEnd.DRAINED, f"{EVICTION} {PREEMPTION}",
          "job-0 and job-1 were preempted (their nodes were drained, or for pods of higher "
          "priority)"),
         (PodEnd.EVICTED, "TerminationByKubelet",
          "job-0 and job-1 were evicted, because their nodes ran short of something"),
     ],
 )  # fmt: skip
-def test_what_took_one_is_not_said_of_another(reason: PodEnd, detail: str, text: str) -> None:
-    assert cause("preemption", 2, detail, reason.value) == text
+def test_what_took_one_is_not_said_of_another(reason: PodEnd, reasons: str, text: str) -> None:
+    assert cause("preemption", 2, *reasons.split(), reason=reason.value) == text
 
 
 def test_workers_of_several_nodes() -> None:

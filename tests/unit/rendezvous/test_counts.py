@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +16,14 @@ from elasticjob_rendezvous.core.counts import (
 )
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
+    ABORTED,
     Cause,
     CauseKind,
     Counts,
     MemberState,
     Round,
     RoundState,
+    because,
 )
 from elasticjob_rendezvous.core.roster import Seat, seal
 from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
@@ -30,6 +31,8 @@ from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
 EVICTED = (Mark(identity("b"), "EvictionByEvictionAPI", preempted=True),)
 BEFORE = Counts(1, 1, 1, 1, 1)
+OLD_ABORTED = "its peers' collectives broke"
+"""Text by which the previous release knows `ABORTED`."""
 
 
 def gang(**bounds: Any) -> Job:
@@ -151,7 +154,7 @@ def frozen(job: Job, *staying: str) -> Round:
 def test_a_leave_becomes_a_preemption_when_the_word_comes() -> None:
     current = left().bounds(max_nodes=3, marks=EVICTED).act()
     assert current.counts == Counts(1, 1, 2, 1, 1)
-    assert current.cause == Cause(CauseKind.PREEMPTION, ("b",), "EvictionByEvictionAPI")
+    assert current.cause == because(CauseKind.PREEMPTION, ("b",), ["EvictionByEvictionAPI"])
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
 
 
@@ -199,7 +202,7 @@ def test_a_later_leave_that_was_a_preemption_makes_the_round_one() -> None:
     assert open_round.cause.members == ("b", "c")
     job.sealed("a", "z", number=2, counts=open_round.counts, cause=open_round.cause)
     after = job.act()
-    assert after.cause == Cause(CauseKind.PREEMPTION, ("b", "c"), "EvictionByEvictionAPI")
+    assert after.cause == because(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
     assert after.counts == Counts(1, 1, 2, 1, 1)
 
 
@@ -208,7 +211,7 @@ def test_a_preemption_names_later_leaves_and_keeps_the_clusters_word() -> None:
     assert job.act().cause.kind is CauseKind.PREEMPTION
     job.change("c", state=MemberState.LEAVING, reason="its pod is to end")
     cause = frozen(job, "a").cause
-    assert cause == Cause(CauseKind.PREEMPTION, ("b", "c"), "EvictionByEvictionAPI")
+    assert cause == because(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
 
 
 def test_a_done_member_that_leaves_is_no_cause() -> None:
@@ -231,21 +234,32 @@ def seats(*names: str) -> list[Seat]:
 
 def test_a_leave_without_a_reason_has_no_detail() -> None:
     cause = leave_cause(seats("a", "b"), {identity("b"): "drained"}, Bounds(1, 3))
-    assert cause == Cause(CauseKind.LEAVE, ("a", "b"), "drained", urgent=False)
+    assert cause == because(CauseKind.LEAVE, ("a", "b"), ["drained"])
     assert leave_cause(seats("a"), {}, Bounds(1, 3)).detail == ""
 
 
 def test_reasons_of_later_leaves_are_told_once_each() -> None:
-    first = Cause(CauseKind.LEAVE, ("a",), "drained; scaled")
+    first = because(CauseKind.LEAVE, ("a",), ["scaled", "drained"])
     words = {identity("a"): "drained", identity("b"): "drained", identity("c"): ""}
     cause = with_later_leaves(first, seats("a", "b", "c"), words.get, Bounds(1, 3))
-    assert cause == Cause(CauseKind.LEAVE, ("a", "b", "c"), "drained; scaled")
-    silent = with_later_leaves(replace(first, detail=""), seats("a", "c"), words.get, Bounds(1, 3))
+    assert cause == because(CauseKind.LEAVE, ("a", "b", "c"), ["drained", "scaled"])
+    assert cause.detail == "drained; scaled"
+    unexplained = because(CauseKind.LEAVE, ("a",), ())
+    silent = with_later_leaves(unexplained, seats("a", "c"), words.get, Bounds(1, 3))
     assert silent == Cause(CauseKind.LEAVE, ("a", "c"), "")
+
+
+def test_leaves_join_those_that_the_previous_release_recorded() -> None:
+    before = Cause(CauseKind.LEAVE, ("a",), f"drained; {OLD_ABORTED}", urgent=True)
+    words = {identity("b"): "scaled"}
+    cause = with_later_leaves(before, seats("a", "b"), words.get, Bounds(1, 3))
+    assert cause.reasons == ("drained", "scaled", ABORTED)
+    assert cause.detail == f"drained; scaled; {OLD_ABORTED}"
+    assert cause.urgent
 
 
 def test_a_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
     leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
     told = told_of_preemption(leave, BEFORE, seats("a", "b"), Bounds(1, 3, marks=EVICTED))
-    wanted = Cause(CauseKind.PREEMPTION, ("b", "x"), "EvictionByEvictionAPI", urgent=True)
+    wanted = because(CauseKind.PREEMPTION, ("b", "x"), ["EvictionByEvictionAPI"], urgent=True)
     assert told == (wanted, Counts(1, 0, 2, 1, 1))

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.newcomers import must_wait, waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState, because
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
@@ -334,7 +334,7 @@ def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
         first = round.job.now
         assert round.seen(seconds - 0.01) is None
         look = round.look_after(0.02)
-        assert look == FinalLook(cause=Cause(CauseKind.LEAVE, ("b",), "drained"), symptom=first)
+        assert look == FinalLook(cause=because(CauseKind.LEAVE, ("b",), ["drained"]), symptom=first)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_leave_that_only_a_link_told_is_urgent(
         round.job.gone("b")
         round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=urgent)
+    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=urgent)
 
 
 def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
@@ -368,7 +368,7 @@ def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
     round.seen()
     round.job.change("b", state=RUNNING)
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained")
+    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"])
 
 
 def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> None:
@@ -377,7 +377,7 @@ def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> N
     round.job.gone("b").view().departed.clear()
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
+    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
 
 
 def test_who_said_that_it_leaves_is_never_lost() -> None:
@@ -395,7 +395,7 @@ def test_aborted_peers_of_a_leaver_are_its_consequences_and_stop_at_once() -> No
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
+    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
     assert cause.kills
 
 
@@ -415,7 +415,7 @@ def test_a_leave_is_a_preemption_by_the_operators_word(
     round.job.change("b", state=LEAVING, reason="its pod is to end")
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == Cause(kind, ("b",), detail)
+    assert cause == because(kind, ("b",), [detail])
     assert not cause.kills
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
-from elasticjob_rendezvous.core.excuses import ABORTED, excuse
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.excuses import excuse
+from elasticjob_rendezvous.core.records import ABORTED, Cause, CauseKind, MemberState, because
 from tests.unit.rendezvous.builders import Job, identity
 
 
@@ -32,7 +32,7 @@ def test_an_unknown_roster_has_no_excuse() -> None:
 
 def test_a_lost_member_behind_a_done_one_excuses_the_round() -> None:
     job = gang().done("a").gone("c")
-    assert found(job) == Cause(CauseKind.LOSS, ("c",), ABORTED)
+    assert found(job) == because(CauseKind.LOSS, ("c",), [ABORTED])
 
 
 def test_a_lost_member_that_was_done_excuses_nothing() -> None:
@@ -42,7 +42,7 @@ def test_a_lost_member_that_was_done_excuses_nothing() -> None:
 def test_a_member_with_a_new_session_was_lost() -> None:
     job = gang()
     job.delete(job.stored("b").key).member("b", session="s2")
-    assert found(job) == Cause(CauseKind.LOSS, ("b",), ABORTED)
+    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
 
 
 def test_a_seat_without_a_session_is_not_compared() -> None:
@@ -56,19 +56,19 @@ def test_a_seat_without_a_session_is_not_compared() -> None:
     assert found(job) is None
 
 
-@pytest.mark.parametrize(("reason", "detail"), [("drained", f"drained; {ABORTED}"), ("", ABORTED)])
-def test_a_leave_is_told_before_a_returned_member(reason: str, detail: str) -> None:
+@pytest.mark.parametrize("reason", ["drained", ""])
+def test_a_leave_is_told_before_a_returned_member(reason: str) -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason=reason)
     job.delete(job.stored("b").key).member("b", session="s2")
-    assert found(job) == Cause(CauseKind.LEAVE, ("c",), detail, urgent=True)
+    assert found(job) == because(CauseKind.LEAVE, ("c",), [reason, ABORTED], urgent=True)
 
 
 def test_a_lost_member_is_told_before_a_leave() -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason="drained").gone("b")
-    assert found(job) == Cause(CauseKind.LOSS, ("b",), ABORTED)
+    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
 
 
 def test_a_marked_member_leaves_for_the_reason_of_its_mark() -> None:
     marks = (Mark(identity("b"), "SurplusStraggler"),)
-    wanted = Cause(CauseKind.LEAVE, ("b",), f"SurplusStraggler; {ABORTED}", urgent=True)
+    wanted = because(CauseKind.LEAVE, ("b",), ["SurplusStraggler", ABORTED], urgent=True)
     assert found(gang(), marks=marks) == wanted

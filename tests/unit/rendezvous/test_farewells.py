@@ -14,7 +14,7 @@ from elasticjob_rendezvous.core.events import LeavesTold, LocalChanged
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
+from elasticjob_rendezvous.core.records import CauseKind, Farewell, MemberState, because
 from elasticjob_rendezvous.peers import wire
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import Job, identity
@@ -144,7 +144,7 @@ def test_who_left_without_a_write_is_not_lost() -> None:
     assert round.seen(60) is None
     round.job.gone("b")
     assert round.seen() is None, "others may leave with it"
-    assert round.look_after(0.1).cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
+    assert round.look_after(0.1).cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
 
 
 def test_who_stopped_because_others_left_is_not_lost() -> None:
@@ -195,7 +195,7 @@ def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
     round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)
     round.seen()
     round.job.gone("b")
-    assert round.look_after(0.1).cause == Cause(CauseKind.LEAVE, ("b",), "drained")
+    assert round.look_after(0.1).cause == because(CauseKind.LEAVE, ("b",), ["drained"])
 
 
 # -- on the wire -----------------------------------------------------------------------

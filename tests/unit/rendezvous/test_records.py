@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.records import (
+    ABORTED,
     NEXT_STATES,
     URGENT,
+    Cause,
     CauseKind,
     MemberState,
+    Round,
     RoundState,
+    because,
+    reasons_of,
 )
 from tests.unit.rendezvous.builders import Job
 
@@ -60,3 +67,62 @@ def test_workers_are_killed_only_where_their_collectives_cannot_end() -> None:
     patient = {CauseKind.START, CauseKind.JOIN, CauseKind.LEAVE, CauseKind.SCALE_DOWN}
     assert URGENT & patient == set()
     assert {CauseKind.LOSS, CauseKind.FAILURE} <= URGENT
+
+
+# -- reasons of a cause ---------------------------------------------------------------------
+
+OLD_ABORTED = "its peers' collectives broke"
+"""Text that stands for `ABORTED` in a detail."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "reasons"),
+    [
+        (CauseKind.LEAVE, "SIGTERM", ("SIGTERM",)),
+        (CauseKind.LEAVE, f"SIGTERM; Terminating; {OLD_ABORTED}",
+         ("SIGTERM", "Terminating", ABORTED)),
+        (CauseKind.PREEMPTION, f"EvictionByEvictionAPI; {OLD_ABORTED}",
+         ("EvictionByEvictionAPI", ABORTED)),
+        (CauseKind.LOSS, OLD_ABORTED, (ABORTED,)),
+    ],
+)  # fmt: skip
+def test_old_and_new_record_of_a_cause_have_the_same_reasons_and_detail(
+    kind: CauseKind, detail: str, reasons: tuple[str, ...]
+) -> None:
+    stored = {"kind": kind.value, "members": ["b"], "detail": detail}
+    document = json.dumps({"number": 2, "state": "joinable", "cause": stored})
+    old = decode(Round, "key", document.encode()).cause
+    new = because(kind, ("b",), reversed(reasons))
+    assert reasons_of(old) == reasons_of(new) == reasons
+    assert (old.kind, old.members, old.detail) == (new.kind, new.members, new.detail)
+
+
+def test_new_record_of_a_cause_keeps_the_fields_of_the_previous_release() -> None:
+    cause = because(CauseKind.LEAVE, ("b",), ("SIGTERM", ABORTED), urgent=True)
+    stored = json.loads(encode(Round(2, RoundState.JOINABLE, cause)))["cause"]
+    assert stored.pop("reasons") == ["SIGTERM", ABORTED]
+    assert stored == {
+        "kind": "leave",
+        "members": ["b"],
+        "detail": f"SIGTERM; {OLD_ABORTED}",
+        "urgent": True,
+    }
+    again = decode(Round, "key", encode(Round(2, RoundState.JOINABLE, cause)))
+    assert again.cause == cause
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause(CauseKind.FAILURE, ("b",), f"rank 0 on b failed: SIGTERM; {OLD_ABORTED}"),
+        Cause(CauseKind.LOSS, ("b",), "a node of the round is gone; SIGTERM"),
+        Cause(CauseKind.LEAVE, ("b",)),
+    ],
+)
+def test_text_of_a_cause_is_no_reason(cause: Cause) -> None:
+    assert reasons_of(cause) == ()
+
+
+def test_empty_and_repeated_reasons_are_left_out() -> None:
+    cause = because(CauseKind.LEAVE, ("b",), ["z", "", "a", "z"])
+    assert (cause.reasons, cause.detail) == (("a", "z"), "a; z")
