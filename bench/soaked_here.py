@@ -19,6 +19,7 @@ from bench import processes
 from bench.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
 from bench.settings import REPOSITORY, child_environment
 from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
+from elasticjob_agent.core.notes import TOOK_OVER
 from elasticjob_cli.local.control import call
 from elasticjob_cli.local.logs import AGENT, TRAINER
 from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
@@ -28,7 +29,7 @@ STEP_SECONDS = 0.1
 GONE_SECONDS = 15.0
 LAST = "last-step"
 END_SECONDS = 120.0
-_TAKEN_OVER = b": took over round "
+_TAKEN_OVER = f": {TOOK_OVER} ".encode()
 """Log line of an agent that took over its predecessor's workers."""
 _STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
 

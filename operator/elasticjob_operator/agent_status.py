@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from elasticjob_operator.core.mirrored import Records, records_of_agents, rendezvous_view
 from elasticjob_operator.core.observed import SeenTrouble
 from elasticjob_operator.core.sidecar import HEALTH_PORT
+from elasticjob_operator.logs import of_job
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
 from elasticjob_rendezvous.core.served import PATH, Served, headers, read, store_trouble
@@ -188,10 +189,8 @@ class AgentStatus:
         complaint = f"{type(error).__name__}: {error}"
         if complaint != job.complaint:
             job.complaint = complaint
-            log.error(
-                "job %s/%s: cannot read its agents' reports", job.namespace, job.uid,
-                exc_info=error,
-            )  # fmt: skip
+            about = of_job(f"{job.namespace}/{job.uid}")
+            log.error("cannot read its agents' reports", exc_info=error, extra=about)
 
     def _tell(self, job: _Followed) -> None:
         """Wake the job's reconcile if it would see a difference."""

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from elasticjob_operator.core.happenings import Happening
 from elasticjob_operator.kube import EVENTS, AlreadyExists, Json, Kube, KubeError, NotFound
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.job import API_VERSION, KIND
 
@@ -123,9 +124,8 @@ class Events:
     def tell(self, subject: Subject, found: Iterable[Happening]) -> None:
         """Queue events for posting; drop those over the rate limit."""
         for said in found:
-            log.info(
-                "job %s/%s: %s: %s", subject.namespace, subject.name, said.reason, said.message
-            )
+            job = f"{subject.namespace}/{subject.name}"
+            log.info("%s: %s", said.reason, said.message, extra=of_job(job))
             if self._allowed(subject.uid) and not self._queue.full():
                 self._queue.put_nowait(_Told(subject, said, self._now()))
 

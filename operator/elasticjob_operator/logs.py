@@ -1,18 +1,17 @@
 """Log formats of the operator: one line per message, as text or JSON.
 
-Messages about a job begin with `job <namespace>/<name>: `; JSON has the job as a field.
+A message about a job is logged with `extra=of_job(key)`: text shows the job before the message,
+JSON as a field.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from typing import Any
 
-_JOB = re.compile(r"job ([^\s/]+/[^\s:]+): ")
 # Their lower levels describe the framework's internals, or repeat the operator's own messages.
 _QUIET = {"kopf": logging.WARNING, "asyncio": logging.WARNING, "kubernetes": logging.WARNING}
 
@@ -27,11 +26,18 @@ def configure(log_format: str, level: str) -> None:
         logging.getLogger(name).setLevel(max(least, logging.getLogger().level))
 
 
+def of_job(key: object) -> dict[str, str]:
+    """Return the `extra` of a message about the job `<namespace>/<name>`."""
+    return {"job": str(key)}
+
+
 class TextFormatter(logging.Formatter):
     """Text format: `2026-01-31T12:00:00.123Z WARNING reconcile job ns/name: text`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{_moment(record)} {record.levelname:7} {_source(record)} {record.getMessage()}"
+        job = _job(record)
+        message = f"job {job}: {record.getMessage()}" if job else record.getMessage()
+        text = f"{_moment(record)} {record.levelname:7} {_source(record)} {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -39,20 +45,21 @@ class JsonFormatter(logging.Formatter):
     """JSON format: one object per line, with `job` as the first field of messages about a job."""
 
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        fields: dict[str, Any] = {}
-        if job := _JOB.match(message):
-            fields["job"] = job[1]
-            message = message[job.end() :]
+        job = _job(record)
+        fields: dict[str, Any] = {"job": job} if job else {}
         fields |= {
             "time": _moment(record),
             "level": record.levelname.lower(),
             "source": _source(record),
-            "message": message,
+            "message": record.getMessage(),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
+
+
+def _job(record: logging.LogRecord) -> str:
+    return str(getattr(record, "job", ""))
 
 
 def _moment(record: logging.LogRecord) -> str:

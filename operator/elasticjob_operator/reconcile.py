@@ -39,6 +39,7 @@ from elasticjob_operator.kube import (
     NotFound,
     Unreachable,
 )
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
 from elasticjob_operator.observe import Observer, due_seconds, seen_again
@@ -176,9 +177,9 @@ class Reconciler:
             try:
                 await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
             except TROUBLE as error:  # must not delay another job of the same name
-                log.warning("job %s: deleted, the next resync closes it: %s", key, error)
+                log.warning("deleted, the next resync closes it: %s", error, extra=of_job(key))
             self._parts.jobs.forget(key)
-            log.info("job %s: deleted", key)
+            log.info("deleted", extra=of_job(key))
         return raw
 
     def _parse(self, memory: JobMemory, raw: Json) -> ElasticJob | None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from elasticjob_operator.jobs import JobKey
+from elasticjob_operator.logs import of_job
 
 log = logging.getLogger(__name__)
 
@@ -186,4 +187,4 @@ class Wakeups:
             return  # already logged
         self._complaints[key] = complaint
         trace = None if isinstance(error, Retry) else error
-        log.warning("job %s: retry in %.0f s: %s", key, delay, error, exc_info=trace)
+        log.warning("retry in %.0f s: %s", delay, error, exc_info=trace, extra=of_job(key))

@@ -43,9 +43,9 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     words = (*command, *args)
     asked = option(words, "--nproc-per-node") or ""
     found = wrapped(command, args, int(asked) if asked.isdigit() else 1)
-    if not found.note:
+    if found.launcher is None:
         return Command(tuple(command), tuple(args), False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.
-    note = found.note.replace("; not used: ", "; its options left out: ")
+    note = found.note_with("its options left out")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
     return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from elasticjob_operator.core.vocabulary import Words
 from elasticjob_operator.model.status import FirstFailure
-from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.failures import STACK_HEADER, FailureClass
 
 CLASSES: Mapping[str, Words] = {
     FailureClass.USER_ERROR: Words(
@@ -73,24 +73,20 @@ _SENT = (
     "user on that machine"
 )
 _LIMITED = "It reached a limit of its container (ulimit): raise that limit"
+_CRASHES = (4, 6, 8, 11)
 _OF_SIGNALS: Mapping[int, str] = {
+    **dict.fromkeys(_CRASHES, _CRASHED),
     1: _SENT,
     2: _SENT,
     3: _SENT,
-    4: _CRASHED,
-    6: _CRASHED,
     7: "Give /dev/shm more room, if it was full, or the disk of a file that it had mapped; else "
     "native code crashed: see the end of the pod's log",
-    8: _CRASHED,
     9: "Something on that machine killed it, but not the memory limit of its container: see that "
     "machine's log",
-    11: _CRASHED,
     15: _SENT,
     24: _LIMITED,
     25: _LIMITED,
 }
-_STACK = "Stack "
-"""Prefix of a stack dump that a worker wrote on request."""
 
 
 def meaning(failure: FirstFailure) -> str:
@@ -104,15 +100,16 @@ def remedy(failure: FirstFailure) -> str:
     """Return the remedy of a failure, without a full stop."""
     told = bool(failure.traceback)
     # A shell reports a signal that ended its command as exit code 128 + signal.
-    of_signal = _OF_SIGNALS.get(failure.signal or (failure.exit_code or 0) - 128)
+    signum = failure.signal or (failure.exit_code or 0) - 128
+    of_signal = _OF_SIGNALS.get(signum)
     match failure.class_:
         case FailureClass.USER_ERROR if not told:
             return "Correct the script: its whole output is in the pod's log"
         case FailureClass.SIGNAL if of_signal is not None:
-            unsaid = of_signal == _CRASHED and not told
+            unsaid = signum in _CRASHES and not told
             more = ", and set PYTHONFAULTHANDLER=1 to see where" if unsaid else ""
             return of_signal + more
-        case FailureClass.COLLECTIVE_TIMEOUT if failure.traceback.startswith(_STACK):
+        case FailureClass.COLLECTIVE_TIMEOUT if failure.traceback.startswith(STACK_HEADER):
             return (
                 "Compare the stacks of all ranks, which are in the pods' logs: the ranks call "
                 "collectives in different orders, or their network loses data"

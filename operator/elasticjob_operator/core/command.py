@@ -42,12 +42,27 @@ _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """Command and arguments of the trainer container. `note` names the removed launcher, or is
-    empty."""
+    """Command and arguments of the trainer container, with the removed launcher and its ignored
+    options."""
 
     command: tuple[str, ...]
     args: tuple[str, ...]
-    note: str = ""
+    launcher: Launcher | None = None
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """Text that names the removed launcher; empty if there was none."""
+        return self.note_with("not used")
+
+    def note_with(self, ignored: str) -> str:
+        """Return the note with a heading for the ignored options."""
+        if self.launcher is None:
+            return ""
+        note = f"{self.launcher.name} was taken out: the job itself starts the workers"
+        if self.dropped:
+            note += f"; {ignored}: {', '.join(self.dropped)}"
+        return f"{note}; {self.launcher.note}" if self.launcher.note else note
 
     @property
     def unwrapped(self) -> tuple[str, ...]:
@@ -89,13 +104,8 @@ def wrapped(command: Sequence[str], args: Sequence[str], workers: int) -> Wrappe
         return Wrapped(_launched(_interpreter(read), command), tuple(args))
     taken = taken_out(launcher, rest, workers)
     python = read.python or (_beside(read.rest[0]),)
-    note = f"{launcher.name} was taken out: the job itself starts the workers"
-    if taken.dropped:
-        note += f"; not used: {', '.join(taken.dropped)}"
-    if launcher.note:
-        note += f"; {launcher.note}"
     started = (*_before(read, taken.env), *_program(python, taken))
-    return Wrapped(_launched(python[0], started), (), note)
+    return Wrapped(_launched(python[0], started), (), launcher, taken.dropped)
 
 
 def _launched(python: str, command: Sequence[str]) -> tuple[str, ...]:

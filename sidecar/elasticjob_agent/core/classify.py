@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from elasticjob_agent.core.evidence import ABORTED_AT_EXIT, Account
 from elasticjob_agent.hands import WorkerExited
-from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.failures import FailureClass, exit_text
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 SIGABRT, SIGKILL = 6, 9
@@ -72,7 +72,7 @@ def ending_text(exit_: WorkerExited) -> str:
         return f"killed by {SIGNALS.get(exit_.signal, f'signal {exit_.signal}')}"
     within = signal_within(exit_)
     told = "" if within is None else f": a command in it was killed by {SIGNALS[within]}"
-    return f"exit code {exit_.exit_code}{told}"
+    return f"{exit_text(exit_.exit_code)}{told}"
 
 
 def signal_within(exit_: WorkerExited) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from elasticjob_agent.core.evidence import encodable
 from elasticjob_agent.core.model import Crew, State
+from elasticjob_rendezvous.core.failures import STACK_HEADER
 
 DUMP_SECONDS = 3.0
 """Grace period for workers to write their stacks."""
@@ -96,7 +97,7 @@ class Stand:
         """The stack in Python's format, innermost call last."""
         frames = self._of_program
         lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in frames]
-        return "\n".join(["Stack (most recent call last):", *reversed(lines)])
+        return "\n".join([STACK_HEADER, *reversed(lines)])
 
 
 def before_dump(stderr: str) -> str:

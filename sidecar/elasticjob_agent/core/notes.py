@@ -20,6 +20,8 @@ from elasticjob_rendezvous.core.directives import Directive, Idle, Stop
 from elasticjob_rendezvous.core.records import Cause
 
 LINE_CHARACTERS = 160
+TOOK_OVER = "took over round"
+"""Begin of the line of an agent that continues a round of its predecessor."""
 
 
 def notes(before: State, after: State, event: Event) -> Iterator[Note]:
@@ -59,7 +61,7 @@ def _hands(before: State, after: State, heard: object) -> Iterator[Note]:
             state = "still run" if after.busy else "ended meanwhile"
             pids = ", ".join(str(pid) for _, pid in sorted(heard.pids.items()))
             which = f" (pids {pids})" if pids else ""
-            yield Note(f"took over round {after.crew.round}: its workers {state}{which}")
+            yield Note(f"{TOOK_OVER} {after.crew.round}: its workers {state}{which}")
         case HandsGone(reason) if before.ending is None:
             yield Note(f"the launcher is gone: {reason}", warning=not before.leaving)
         case Prepared(ready, reason):

@@ -29,7 +29,6 @@ _STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
 _IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
-TEMPORARY = "temporary file or folder"
 _TRUSTED_FILE = ("", "")
 """Reason and module of a file that a trusted package created: its creator may change it."""
 
@@ -151,7 +150,7 @@ class Effects:
 
     def _makes_temporary(self, path: Any) -> None:
         name = _absolute(path)
-        self._make(name, TEMPORARY)
+        self._make(name, "temporary file or folder", unique=True)
         self.temporary.append(name)
         self._on_temporary(name)
 
@@ -189,10 +188,13 @@ class Effects:
     def _spawns(self, *details: Any) -> None:
         self._spawned = True
 
-    def _make(self, name: str, kind: str) -> None:
-        """Record a creation; caches of trusted packages have the same names in every process."""
+    def _make(self, name: str, kind: str, unique: bool = False) -> None:
+        """Record a creation; caches of trusted packages have the same names in every process.
+
+        `unique`: True if each process creates another name.
+        """
         maker = owner()
-        if maker or kind == TEMPORARY:
+        if maker or unique:
             reason = f"makes the {kind} {name} when it is imported"
             self._made.setdefault(name, (reason, maker))
         else:

@@ -33,6 +33,13 @@ ECHOES = frozenset({FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT})
 
 
 FAILURE_BYTES = 8 * 1024
+STACK_HEADER = "Stack (most recent call last):"
+"""First line of a traceback that is the stack of a hanging worker."""
+
+
+def exit_text(code: int | None) -> str:
+    """Return the begin of the message of a worker that exited and left no error."""
+    return f"exit code {code}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass, exit_text
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Done
 from elasticjob_rendezvous.core.roster import natural_order
 from elasticjob_rendezvous.core.typed import first_line
@@ -110,8 +110,8 @@ def describe(failure: Failure) -> str:
     elif failure.signal is not None:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:
-        how = f"ended with exit code {failure.exit_code}"
-        said = said.removeprefix(f"exit code {failure.exit_code}").lstrip(":; ")
+        how = f"ended with {exit_text(failure.exit_code)}"
+        said = said.removeprefix(exit_text(failure.exit_code)).lstrip(":; ")
     else:
         how = "failed"
     return f"{who} on {failure.name} {how}" + (f": {said}" if said else "")

@@ -20,7 +20,7 @@ from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.health import Health, answering
 from elasticjob_operator.kube import PODS
-from elasticjob_operator.logs import JsonFormatter, TextFormatter
+from elasticjob_operator.logs import JsonFormatter, TextFormatter, of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
 from elasticjob_operator.wakeups import Retry
@@ -242,18 +242,20 @@ def test_an_error_is_counted_under_the_kind_of_its_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "job", "rest"),
+    ("message", "job", "text"),
     [
-        ("job ns/name: gone", "ns/name", "gone"),
-        ("job ns/name: RoundFinal: round 1: 2 nodes", "ns/name", "RoundFinal: round 1: 2 nodes"),
+        ("gone", "ns/name", "job ns/name: gone"),
+        ("job of another: gone", "ns/name", "job ns/name: job of another: gone"),
         ("the sweep could not be finished", None, "the sweep could not be finished"),
     ],
 )
-def test_a_line_in_json_has_the_job_first(message: str, job: str | None, rest: str) -> None:
-    record = logging.LogRecord("elasticjob_operator.sweep", 30, "", 0, message, (), None)
+def test_a_line_in_json_has_the_job_first(message: str, job: str | None, text: str) -> None:
+    log = logging.getLogger("elasticjob_operator.sweep")
+    extra = None if job is None else of_job(job)
+    record = log.makeRecord(log.name, 30, "", 0, message, (), None, extra=extra)
     line = JsonFormatter().format(record)
     found = json.loads(line)
     assert found.get("job") == job
-    assert (found["message"], found["level"], found["source"]) == (rest, "warning", "sweep")
+    assert (found["message"], found["level"], found["source"]) == (message, "warning", "sweep")
     assert job is None or line.startswith('{"job"')
-    assert TextFormatter().format(record).endswith(f"WARNING sweep {message}")
+    assert TextFormatter().format(record).endswith(f"WARNING sweep {text}")

@@ -1,0 +1,180 @@
+"""Check that no product module selects by the product's own English sentences.
+
+Literals of several words in comparisons, dict keys, match patterns and string searches must be
+texts of other programs. Regular expressions are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PRODUCT = ("operator", "sidecar", "cli", "bench")
+WORDS = re.compile(r"[a-z]+ [a-z]+")
+SEARCHES = frozenset(
+    [
+        "startswith",
+        "endswith",
+        "removeprefix",
+        "removesuffix",
+        "partition",
+        "rpartition",
+        "split",
+        "rsplit",
+        "find",
+        "rfind",
+        "index",
+        "rindex",
+        "count",
+        "replace",
+        "get",
+        "pop",
+    ]
+)
+FOREIGN = {
+    "Python": {
+        "Traceback (most recent call last):",
+        "The above exception was the direct cause of the following exception:",
+        "During handling of the above exception, another exception occurred:",
+        "Fatal Python error: ",
+        "Current thread",
+    },
+    "this product, names and no sentences": {
+        "Stack (most recent call last):",  # after Python's header of a traceback
+        "first step",  # phase of a round
+    },
+    "C++": {"terminate called without an active exception"},
+    "Linux": {"model name", "permission denied"},
+    "kube-scheduler": {"nodes are available: "},
+    "accelerate": {"accelerate launch"},
+    "gRPC": {
+        "failed to connect to all addresses",
+        "errors resolving",
+        "DNS resolution failed",
+        "Failed parsing HTTP/2",
+        "Received http2 header with status",
+    },
+    "etcd": {
+        "Not a file",
+        "permission denied",
+        "invalid auth token",
+        "revision of auth store is old",
+        "user name is empty",
+        "etcdserver: authentication is not enabled",
+        "authentication is not enabled",
+        "etcdserver: no leader",
+        "etcdserver: too many requests",
+        "etcdserver: mvcc: database space exceeded",
+        "etcdserver: invalid auth token",
+        "etcdserver: user name is empty",
+        "etcdserver: revision of auth store is old",
+        "etcdserver: authentication failed",
+    },
+}
+ALL_FOREIGN = frozenset().union(*FOREIGN.values())
+
+
+def _texts(node: ast.AST | None) -> list[str]:
+    """Return the texts of a literal, or of a tuple, list or set of literals."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.Constant(value=bytes(raw)):
+            return [raw.decode("latin-1")]
+        case ast.JoinedStr(values=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return [text for part in parts for text in _texts(part)]
+        case ast.Set(elts=parts):
+            return [text for part in parts for text in _texts(part)]
+        case ast.Call(args=[argument], func=ast.Name(id="frozenset")):
+            return _texts(argument)
+    return []
+
+
+def _constants(tree: ast.Module) -> dict[str, list[str]]:
+    found = {}
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = _texts(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=value):
+                found[name] = _texts(value)
+    return found
+
+
+def _compared(node: ast.AST) -> list[ast.AST]:
+    """Return the parts of a node that select by their text."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            return [left, *others]
+        case ast.Call(func=ast.Attribute(attr=name), args=arguments) if name in SEARCHES:
+            return list(arguments[:1])
+        case ast.Dict(keys=keys):
+            return [key for key in keys if key is not None]
+        case ast.Subscript(slice=key):
+            return [key]
+        case ast.MatchValue(value=value):
+            return [value]
+    return []
+
+
+def prose(files: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each literal of words by which modules select."""
+    trees = {path: ast.parse(text) for path, text in files.items()}
+    constants: dict[str, dict[str, list[str]]] = {Path(path).stem: {} for path in files}
+    for path, tree in trees.items():
+        constants[Path(path).stem] |= _constants(tree)
+    for path, tree in trees.items():
+        known = _constants(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                theirs = constants.get((node.module or "").rpartition(".")[2], {})
+                for alias in node.names:
+                    known[alias.asname or alias.name] = theirs.get(alias.name, [])
+        for node in ast.walk(tree):
+            for part in _compared(node):
+                texts = known.get(part.id, []) if isinstance(part, ast.Name) else _texts(part)
+                for text in texts:
+                    if WORDS.search(text):
+                        yield f"{path}:{getattr(part, 'lineno', 0)}", text
+
+
+def test_product_reads_no_prose_of_its_own() -> None:
+    files = {
+        str(path.relative_to(REPOSITORY)): path.read_text()
+        for top in PRODUCT
+        for path in sorted((REPOSITORY / top).rglob("*.py"))
+    }
+    found = list(prose(files))
+    assert [place for place in found if place[1] not in ALL_FOREIGN] == []
+    assert {text for _, text in found} >= ALL_FOREIGN, "remove the texts that nobody reads any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'said.startswith("the job ended")',
+        'said == "the job ended"',
+        '"the job ended" in said',
+        'PHRASES = {"the job ended": 1}',
+        'PHRASE = "; the job ended: "\nsaid.partition(PHRASE)[2]',
+        'said.endswith(("x", b"the job ended"))',
+        'said.removeprefix(f"the job ended {code}")',
+    ],
+)
+def test_planted_prose_is_found(line: str) -> None:
+    assert list(prose({"planted.py": line}))
+
+
+def test_prose_of_another_module_is_found() -> None:
+    files = {"a.py": 'ENDED = "the job ended"', "b.py": "from a import ENDED\nsaid == ENDED"}
+    assert [place for place, _ in prose(files)] == ["b.py:2"]
+
+
+def test_words_codes_and_separators_are_no_prose() -> None:
+    text = 'said.split("; ") == "NodeLost" or said.partition(" at ") or "SIGTERM" in said'
+    assert not list(prose({"planted.py": text}))
