@@ -9,11 +9,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from elasticjob_operator.core.mirrored import outcome_record
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.etcd_access import forget_job
 from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.mirror import Contended, close
 from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.records import OutcomeKind
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 TROUBLE = (EtcdError, Contended)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
+from elasticjob_operator.core.costs import SHARED
 from elasticjob_operator.core.mirrored import Records
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.roster import Roster
@@ -48,19 +51,10 @@ class RoundBook:
             "cause": cause.kind.value,
             "members": list(cause.members),
             "detail": cause.detail,
-            "nodes": history.nodes,
+            **{to_camel(name): getattr(history, name) for name in SHARED},
             "worldSize": roster.world_size,
             "restarts": roster.restarts,
             "finalSeconds": round((history.final_ms - self._began_ms) / 1000, 3),
-            "detectMs": history.detect_ms,
-            "stopMs": history.stop_ms,
-            "backoffMs": history.backoff_ms,
-            "joinMs": history.join_ms,
-            "confirmMs": history.confirm_ms,
-            "startMs": history.start_ms,
-            "firstStepMs": history.first_step_ms,
-            "coldNodes": history.cold_nodes,
-            "coldReason": history.cold_reason,
             "seats": [
                 {
                     "pod": seat.name,

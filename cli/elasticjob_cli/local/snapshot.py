@@ -35,12 +35,13 @@ class Snapshot:
 
 def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ...]:
     """Return a row per pod in order of index; `ranks` are those of the current round."""
-    members = {member.pod: member for member in observed.rendezvous.members}
+    members = {member.name: member for member in observed.rendezvous.members}
     rows = []
     for pod in sorted(observed.pods, key=lambda pod: (pod.index, pod.created_at)):
         member = members.get(pod.name) if pod.active else None
         if member is not None:
-            rows.append(NodeRow(pod.name, ranks.get(pod.name, ""), member.state, member.round))
+            state = member.state.value
+            rows.append(NodeRow(pod.name, ranks.get(pod.name, ""), state, member.round))
         else:
             rows.append(NodeRow(pod.name, "", _state(pod, observed), 0))
     return tuple(rows)

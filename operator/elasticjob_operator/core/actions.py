@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_operator.core.mirrored import outcome_record
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Outcome
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 
 
 @dataclass(frozen=True, slots=True)

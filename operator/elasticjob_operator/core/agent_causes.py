@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from elasticjob_operator.core.observed import GIVEN_UP, NodeState, Pod, PodPhase
-from elasticjob_operator.core.rendezvous_view import CauseView, RendezvousView, RoundView
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_operator.core.rendezvous_view import RendezvousView
+from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
 
 _WENT = (CauseKind.LEAVE, CauseKind.LOSS)
@@ -66,7 +67,7 @@ def with_causes(
     view: RendezvousView, before: RendezvousView, gone: Iterable[Went]
 ) -> RendezvousView:
     """Return the view with causes corrected by departures; `before` is the view shown last."""
-    known = {found.round: found for found in before.rounds if found.cause in _WENT}
+    known = {found.number: found.cause for found in before.rounds if found.cause.kind in _WENT}
     by_round: dict[int, list[Went]] = {}
     for one in gone:
         by_round.setdefault(one.round + 1, []).append(one)
@@ -84,49 +85,41 @@ def _how(pod: Pod) -> CauseKind | None:
 
 def _cause(
     view: RendezvousView, before: RendezvousView, gone: dict[int, list[Went]]
-) -> CauseView | None:
+) -> Cause | None:
     if view.cause is None or not _doubtful(view.cause.kind):
         return view.cause
     if found := _others(gone.get(view.round, []), view.cause.kind, view.cause.members):
-        return CauseView(_kind(found), _names(found))
+        return Cause(_kind(found), _names(found))
     told = before.cause
     same = before.round == view.round and told is not None and told.kind in _WENT
     return told if same else view.cause
 
 
-def _better(
-    found: RoundView, known: dict[int, RoundView], gone: dict[int, list[Went]]
-) -> RoundView:
-    if not _doubtful(found.cause):
+def _better(found: History, known: dict[int, Cause], gone: dict[int, list[Went]]) -> History:
+    if not _doubtful(found.cause.kind):
         return found
-    if those := _others(gone.get(found.round, []), found.cause, found.members):
-        return replace(found, cause=_kind(those), members=_names(those))
-    if told := known.get(found.round):
-        return replace(
-            found,
-            cause=told.cause,
-            members=told.members,
-            detail=told.detail,
-            reasons=told.reasons,
-        )
+    if those := _others(gone.get(found.number, []), found.cause.kind, found.cause.members):
+        return replace(found, cause=replace(found.cause, kind=_kind(those), members=_names(those)))
+    if told := known.get(found.number):
+        return replace(found, cause=told)
     return found
 
 
-def _doubtful(cause: str) -> bool:
+def _doubtful(cause: CauseKind) -> bool:
     """Return True if a departure may have caused this: agents only see joins and failures."""
     return cause in (CauseKind.JOIN, CauseKind.FAILURE)
 
 
-def _others(gone: list[Went], cause: str, members: tuple[str, ...]) -> list[Went]:
+def _others(gone: list[Went], cause: CauseKind, members: tuple[str, ...]) -> list[Went]:
     """Return the departures that explain the cause: they abort a peer's collective, but do not
     explain a failure of a departed pod itself."""
-    own = cause == CauseKind.FAILURE and any(one.pod in members for one in gone)
+    own = cause is CauseKind.FAILURE and any(one.pod in members for one in gone)
     return [] if own else gone
 
 
-def _kind(gone: list[Went]) -> str:
+def _kind(gone: list[Went]) -> CauseKind:
     lost = any(one.kind is CauseKind.LOSS for one in gone)
-    return (CauseKind.LOSS if lost else CauseKind.LEAVE).value
+    return CauseKind.LOSS if lost else CauseKind.LEAVE
 
 
 def _names(gone: list[Went]) -> tuple[str, ...]:

@@ -21,16 +21,12 @@ from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import (
     NOBODY_YET,
     UNREADABLE,
-    MemberView,
-    OutcomeKind,
-    OutcomeView,
     RendezvousView,
     StopReason,
 )
 from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
-
-DONE = "done"
+from elasticjob_rendezvous.core.records import Member, MemberState, Outcome, OutcomeKind
 
 
 def agent_view(
@@ -69,7 +65,7 @@ def undecided_until(job: ElasticJob, pods: Iterable[Pod], now: datetime) -> date
 
 
 def _suspended(before: RendezvousView) -> RendezvousView:
-    outcome = OutcomeView(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
+    outcome = Outcome(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED.value)
     return replace(before, state=RendezvousState.CLOSED, members=(), outcome=outcome)
 
 
@@ -82,11 +78,19 @@ def _read(before: RendezvousView, pods: tuple[Pod, ...], found: Records | None) 
     return replace(before, state=RendezvousState.JOINABLE, nodes=0, members=())
 
 
-def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberView, ...]:
+def _done(pods: Iterable[Pod], members: Iterable[Member]) -> tuple[Member, ...]:
     """Return members in state done for succeeded pods whose agents are gone."""
     told = {member.id for member in members}
     return tuple(
-        MemberView(pod.name, DONE, pod.node, id=pod.uid)
+        Member(
+            id=pod.uid,
+            session="",
+            name=pod.name,
+            address="",
+            agent_port=0,
+            node=pod.node or "",
+            state=MemberState.DONE,
+        )
         for pod in pods
         if pod.phase is PodPhase.SUCCEEDED and not pod.terminating and pod.uid not in told
     )
@@ -94,7 +98,7 @@ def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberVie
 
 def _outcome(
     job: ElasticJob, pods: tuple[Pod, ...], view: RendezvousView, now: datetime
-) -> OutcomeView | None:
+) -> Outcome | None:
     """Return the outcome of the job as its pods show it; None while it runs.
 
     The job recovered from a failure before the first success; after it no round can be formed.
@@ -106,7 +110,7 @@ def _outcome(
     if succeeded:
         first = min(_ended_at(pod) for pod in succeeded)
         failed = [pod for pod in failed if _ended_at(pod) >= first]
-        return _failed(failed) if failed else OutcomeView(OutcomeKind.SUCCEEDED)
+        return _failed(failed) if failed else Outcome(OutcomeKind.SUCCEEDED)
     newest = max((pod.created_at for pod in pods), default=now)
     if any(_ended_at(pod) >= newest for pod in failed):
         return _failed(failed)
@@ -115,19 +119,19 @@ def _outcome(
 
 def _launches(
     job: ElasticJob, pods: tuple[Pod, ...], view: RendezvousView, now: datetime
-) -> OutcomeView | None:
+) -> Outcome | None:
     census = take_census(job, Observed(pods), now)
     able = sum(pod.launcher_since is not None for pod in census.counted)
     reason = hopeless(launch_failures(census.failed, view), view, able, job.spec.min_nodes)
     if reason is None:
         return None
-    return OutcomeView(OutcomeKind.STOPPED, reason, StopReason.LAUNCH_FAILED)
+    return Outcome(OutcomeKind.STOPPED, reason, reason=StopReason.LAUNCH_FAILED.value)
 
 
-def _failed(pods: list[Pod]) -> OutcomeView:
+def _failed(pods: list[Pod]) -> Outcome:
     first = pods[0]
     said = f": {first.end_message}" if first.end_message else ""
-    return OutcomeView(OutcomeKind.FAILED, f"{first.name} ended first{said}")
+    return Outcome(OutcomeKind.FAILED, f"{first.name} ended first{said}")
 
 
 def _takes_part(pod: Pod) -> bool:

@@ -11,13 +11,14 @@ from elasticjob_operator.core.census import Census
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import Observed, Obstacle, Pod
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.core.sizes import Clamp, WantedSize
 from elasticjob_operator.core.store_host import without_store
 from elasticjob_operator.core.words import counted
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, CreationRefusal, Status
+from elasticjob_rendezvous.core.records import OutcomeKind
 from elasticjob_rendezvous.core.roster import natural_order
 
 NAMED_PODS = 5
@@ -252,8 +253,7 @@ def end_reason(view: RendezvousView) -> tuple[str, str]:
         case OutcomeKind.TIMED_OUT:
             return "JoinTimeout", detail or "fewer than minNodes joined in time"
         case OutcomeKind.STOPPED:
-            reason = view.outcome.reason
-            return ("Stopped" if reason is None else reason.value), detail
+            return view.outcome.reason or "Stopped", detail
         case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
             return WORKERS_FAILED, detail
 

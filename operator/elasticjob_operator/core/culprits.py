@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from elasticjob_operator.core.evidence import end_of
 from elasticjob_operator.core.observed import Pod, PodEnd
-from elasticjob_operator.core.rendezvous_view import FailureView, RendezvousView
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.model.status import FirstFailure, Status
-from elasticjob_rendezvous.core.failures import ECHOES, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
 from elasticjob_rendezvous.core.records import CauseKind
 
 _CLASSES = {
@@ -44,7 +44,7 @@ def first_failure(
     if worker is not None and _is_echo(worker, known, view):
         worker = None
     if worker is not None and known is not None and _same(known, worker):
-        worker = known if known.class_ != recorded_class(recorded) else worker
+        worker = known if recorded is None or known.class_ != recorded.kind else worker
     found = [failure for failure in (known, worker, _gone(view, reason, pods, before)) if failure]
     # Within a round a worker's own failure takes precedence over one derived from a pod's end.
     return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
@@ -60,34 +60,51 @@ def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousV
         return False
     if known is not None and known.round == worker.round and known.class_ not in ECHOES:
         return True
-    later = [found for found in view.rounds if found.round > worker.round]
-    followed = min(later, key=lambda found: found.round, default=None)
-    return followed is not None and followed.cause in (CauseKind.LEAVE, CauseKind.LOSS)
-
-
-def recorded_class(failure: FailureView | None) -> str:
-    return "" if failure is None else failure.kind
+    later = [found for found in view.rounds if found.number > worker.round]
+    followed = min(later, key=lambda found: found.number, default=None)
+    return followed is not None and followed.cause.kind in (CauseKind.LEAVE, CauseKind.LOSS)
 
 
 def _same(one: FirstFailure, other: FirstFailure) -> bool:
     return (one.round, one.pod, one.rank) == (other.round, other.pod, other.rank)
 
 
-def _recorded(failure: FailureView, pods: dict[str, Pod]) -> FirstFailure:
+def failure_of(shown: FirstFailure) -> Failure | None:
+    """Return the record of a worker's failure in the status, without its member and time; None
+    for a node's failure, of which there is no record."""
+    if shown.rank is None:
+        return None
+    return Failure(
+        round=shown.round,
+        member="",
+        name=shown.pod,
+        rank=shown.rank,
+        local_rank=-1,
+        kind=FailureClass(shown.class_),
+        at_ms=0,
+        exit_code=shown.exit_code,
+        signal=shown.signal,
+        message=shown.message,
+        traceback=shown.traceback,
+        node=shown.node or "",
+    )
+
+
+def _recorded(failure: Failure, pods: dict[str, Pod]) -> FirstFailure:
     """Return the recorded failure, with class and message of the pod's end if that is more
     precise."""
-    pod = pods.get(failure.pod)
+    pod = pods.get(failure.name)
     end = None if pod is None or not pod.ended else end_of(pod)
     vague = failure.kind in _VAGUE and not failure.traceback
     told = _CLASSES.get(end) if end is not None and vague else None
     return FirstFailure(
         round=failure.round,
-        pod=failure.pod,
-        node=failure.node,
+        pod=failure.name,
+        node=failure.node or None,
         rank=failure.rank,
         exit_code=failure.exit_code,
         signal=failure.signal,
-        class_=failure.kind if told is None else told.value,
+        class_=(told or failure.kind).value,
         message=failure.message if told is None or pod is None else pod.end_message,
         traceback=failure.traceback,
     )
@@ -108,7 +125,7 @@ def _gone(
     name = cause.members[0]
     kind = _CLASSES.get(end, FailureClass.NODE_LOST) if end else FailureClass.NODE_LOST
     pod = next((pod for pod in pods if pod.name == name and end_of(pod) is not None), None)
-    number = max((found.round for found in view.rounds if found.round < view.round), default=0)
+    number = max((found.number for found in view.rounds if found.number < view.round), default=0)
     member = next((member for member in before.members if member.pod == name), None)
     said = pod.end_message if pod is not None else ""
     node = pod.node if pod is not None else member.node if member is not None else None

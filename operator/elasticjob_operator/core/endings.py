@@ -9,12 +9,13 @@ from elasticjob_operator.core.actions import Action, CloseRendezvous, DeleteJob,
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.lifecycle import cleanup_at, expires_at, failed_by_deadline
 from elasticjob_operator.core.observed import Observed, Pod
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.sizes import WantedSize, wanted_size
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.enums import CleanPodPolicy, Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import OutcomeKind
 
 _REASONS = {
     StopReason.SUSPENDED: DeleteReason.SUSPENDED,

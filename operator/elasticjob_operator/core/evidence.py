@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from elasticjob_operator.core.costs import lasted_ms
+from elasticjob_operator.core.costs import final_at, lasted_ms
 from elasticjob_operator.core.observed import NodeState, Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.words import GOING
@@ -73,6 +73,6 @@ def _known(number: int, before: Status) -> str:
 def _began(view: RendezvousView) -> datetime | None:
     """Return the start of the current round: pods created later did not cause it."""
     for found in view.rounds:
-        if found.round == view.round and found.final_at is not None:
-            return found.final_at - timedelta(milliseconds=lasted_ms(found))
+        if found.number == view.round and (at := final_at(found)) is not None:
+            return at - timedelta(milliseconds=lasted_ms(found))
     return view.since

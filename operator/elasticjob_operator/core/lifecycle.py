@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from elasticjob_operator.core.grace import winding_down
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.records import OutcomeKind
 
 FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 

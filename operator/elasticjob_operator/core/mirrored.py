@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
+from elasticjob_operator.core.costs import final_at, utc_time
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
-    FailureView,
-    InterruptionsView,
-    MemberView,
-    OffenceView,
-    OutcomeKind,
-    OutcomeView,
+    Offence,
     RendezvousView,
-    RoundView,
     StopReason,
 )
 from elasticjob_operator.model.enums import RendezvousState
-from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core import served, verdicts
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
@@ -32,13 +24,14 @@ from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    Counts,
     Done,
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
+    reasons_of,
 )
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.served import Served
@@ -174,11 +167,10 @@ def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | No
 
 def rendezvous_view(found: Records) -> RendezvousView:
     """Map the records to the view that plan and status use."""
-    current = found.round
-    members = tuple(_member_view(member, found.roster) for member in found.members)
+    current, roster = found.round, found.roster
     waiting = sum(member.state is MemberState.WAITING for member in found.members)
     if current is None:
-        return RendezvousView(members=members, waiting=waiting)
+        return RendezvousView(members=found.members, waiting=waiting)
     sealed = current.state in (RoundState.FINAL, RoundState.CLOSED)
     return RendezvousView(
         state=_state(found, current),
@@ -188,20 +180,26 @@ def rendezvous_view(found: Records) -> RendezvousView:
         waiting_reason=_waiting_reason(found, waiting),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
-        cause=_cause_view(current.cause),
-        since=_moment(current.since_ms),
-        members=members,
-        rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
+        cause=_with_reasons(current.cause),
+        since=utc_time(current.since_ms),
+        members=found.members,
+        ranks={} if roster is None else {seat.id: seat.group_rank for seat in roster.seats},
+        rounds=tuple(_round(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
-        interruptions=_interruptions(current.counts),
+        interruptions=current.counts,
         offences=tuple(_offences(found)),
         first_failure=_first_failure(found, current),
-        outcome=_outcome_view(current.outcome),
+        outcome=None if current.outcome is None else _with_reason(current.outcome),
     )
 
 
-def _cause_view(cause: Cause) -> CauseView:
-    return CauseView(cause.kind.value, cause.members, cause.detail, stored.reasons_of(cause))
+def _round(found: History) -> History:
+    return replace(found, cause=_with_reasons(found.cause))
+
+
+def _with_reasons(cause: Cause) -> Cause:
+    """Return the cause with its reasons, which the previous release wrote into the detail."""
+    return replace(cause, reasons=reasons_of(cause))
 
 
 def _state(found: Records, current: Round) -> RendezvousState:
@@ -218,35 +216,22 @@ def _waiting_reason(found: Records, waiting: int) -> str:
     return waiting_reason(bounds, current.nodes, waiting)
 
 
-def _moment(utc_ms: int) -> datetime | None:
-    """Return the UTC time; None for 0 and for a value out of range."""
-    with suppress(ValueError, ArithmeticError, OSError):
-        return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
-    return None
-
-
-def _offences(found: Records) -> Iterator[OffenceView]:
+def _offences(found: Records) -> Iterator[Offence]:
     """Yield the offences of machines: lost nodes, and worker failures not caused by the script."""
     for number, history in sorted(found.histories.items()):
         before = max((n for n in found.rosters if n < number), default=None)
-        at = _moment(history.final_ms)
+        at = final_at(history)
         if before is None or at is None:
             continue
         if history.cause.kind is CauseKind.LOSS:
             seats = {seat.name: seat for seat in found.rosters[before].seats}
             for name in history.cause.members:
                 if name in seats and seats[name].node:
-                    yield OffenceView(seats[name].node, at, FailureClass.NODE_LOST.value)
+                    yield Offence(seats[name].node, at, FailureClass.NODE_LOST.value)
         elif history.cause.kind is CauseKind.FAILURE:
             culprit = verdicts.culprit(f for f in found.failures if f.round == before)
             if culprit is not None and culprit.node and culprit.kind in _OF_MACHINES:
-                yield OffenceView(culprit.node, at, culprit.kind.value)
-
-
-def _interruptions(counts: Counts) -> InterruptionsView:
-    return InterruptionsView(
-        counts.losses, counts.leaves, counts.preemptions, counts.joins, counts.others
-    )
+                yield Offence(culprit.node, at, culprit.kind.value)
 
 
 _REASONS = {reason.value: reason for reason in StopReason}
@@ -258,36 +243,20 @@ def outcome_record(kind: OutcomeKind, reason: StopReason, message: str = "") -> 
     Its detail repeats the reason for readers of the previous release.
     """
     detail = f"{reason}: {message}" if message else reason.value
-    return Outcome(stored.OutcomeKind(kind.value), detail, reason=reason.value)
+    return Outcome(kind, detail, reason=reason.value)
 
 
-def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
-    if outcome is None:
-        return None
-    kind = OutcomeKind(outcome.kind.value)
+def _with_reason(outcome: Outcome) -> Outcome:
+    """Return the outcome with the operator's reason apart from the detail; without one, if the
+    operator did not close the rendezvous."""
     word, _, message = outcome.detail.partition(": ")
+    stopped = outcome.kind is OutcomeKind.STOPPED
     # The previous release wrote the reason only as the first word of the detail.
-    reason = _REASONS.get(outcome.reason or word) if kind is OutcomeKind.STOPPED else None
+    reason = _REASONS.get(outcome.reason or word) if stopped else None
     if reason is None:
-        return OutcomeView(kind, outcome.detail)
-    return OutcomeView(kind, message if word == reason.value else outcome.detail, reason)
-
-
-def _member_view(member: Member, roster: Roster | None) -> MemberView:
-    seat = roster.seat(member.id) if roster else None
-    return MemberView(
-        pod=member.name,
-        state=member.state.value,
-        node=member.node or None,
-        rank=seat.group_rank if seat else None,
-        round=member.round,
-        id=member.id,
-        step=None if member.step < 0 else member.step,
-        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
-        busy_ms=member.busy_ms,
-        start=None if member.cold is None else "cold" if member.cold else "warm",
-        cold_reason=member.cold or None,
-    )
+        return replace(outcome, reason="")
+    detail = message if word == reason.value else outcome.detail
+    return replace(outcome, detail=detail, reason=reason.value)
 
 
 def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
@@ -306,28 +275,7 @@ def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
     return told == new
 
 
-def _round_view(item: History) -> RoundView:
-    return RoundView(
-        round=item.number,
-        cause=item.cause.kind.value,
-        nodes=item.nodes,
-        detect_ms=item.detect_ms,
-        stop_ms=item.stop_ms,
-        join_ms=item.join_ms,
-        confirm_ms=item.confirm_ms,
-        backoff_ms=item.backoff_ms,
-        start_ms=item.start_ms,
-        first_step_ms=item.first_step_ms,
-        cold_nodes=item.cold_nodes,
-        cold_reason=item.cold_reason or None,
-        members=item.cause.members,
-        detail=item.cause.detail,
-        reasons=stored.reasons_of(item.cause),
-        final_at=_moment(item.final_ms),
-    )
-
-
-def _first_failure(found: Records, current: Round) -> FailureView | None:
+def _first_failure(found: Records, current: Round) -> Failure | None:
     """Return the culprit of the latest failure, or of the failure that ended the job.
 
     An effect of a node's loss or leave is not a failure: it is never charged.
@@ -340,17 +288,4 @@ def _first_failure(found: Records, current: Round) -> FailureView | None:
     if not blamed:
         counted |= {n for n in by_round if verdicts.speaks_for_itself(by_round[n])}
     latest = max(counted & by_round.keys(), default=None)
-    culprit = None if latest is None else verdicts.blamed(by_round[latest], blamed)
-    if culprit is None:
-        return None
-    return FailureView(
-        round=culprit.round,
-        pod=culprit.name,
-        node=culprit.node or None,
-        rank=culprit.rank,
-        exit_code=culprit.exit_code,
-        signal=culprit.signal,
-        kind=culprit.kind.value,
-        message=culprit.message,
-        traceback=culprit.traceback,
-    )
+    return None if latest is None else verdicts.blamed(by_round[latest], blamed)

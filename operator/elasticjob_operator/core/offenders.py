@@ -54,9 +54,10 @@ def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Stra
         peers = [each.busy_ms for each in told if each is not member]
         if len(peers) < LEAST_PEERS or member.busy_ms < median(peers) * SLOWER:
             continue
-        earlier = known.get(member.pod)
+        earlier = known.get(member.name)
         since = now if earlier is None else earlier.since
-        found.append(Straggler(pod=member.pod, node=member.node, round=view.round, since=since))
+        node = member.node or None
+        found.append(Straggler(pod=member.name, node=node, round=view.round, since=since))
     return sorted(found, key=lambda each: each.pod)[:MAX_AVOIDED]
 
 

@@ -39,12 +39,13 @@ from elasticjob_operator.core.lifecycle import (
 from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import NodeState, Observed, Pod
 from elasticjob_operator.core.offenders import avoided, flagged
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.sizes import WantedSize, wanted_size
 from elasticjob_operator.core.store_host import stale_store, with_store
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.records import MemberState, OutcomeKind
 
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
 """Maximum number of failed pods kept for their logs; each holds an index. Older ones are
@@ -176,7 +177,7 @@ def _gone_members(observed: Observed) -> list[Action]:
     gone = [
         member.id
         for member in observed.rendezvous.members
-        if member.id and member.id not in alive and member.state != "done"
+        if member.id and member.id not in alive and member.state is not MemberState.DONE
     ]
     return [RemoveMembers(observed.incarnation, tuple(sorted(gone)))] if gone else []
 

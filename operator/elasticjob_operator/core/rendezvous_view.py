@@ -5,20 +5,15 @@ Every source (etcd records, agents' reports, the job's status) is mapped to this
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.model.enums import RendezvousState
-
-
-class OutcomeKind(StrEnum):
-    """Kind of a closed rendezvous' outcome."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    TIMED_OUT = "timedOut"
-    STOPPED = "stopped"  # from outside; with a StopReason if the plan closed it
+from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState, Outcome
 
 
 class StopReason(StrEnum):
@@ -31,103 +26,12 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeView:
-    """Outcome of the rendezvous; `reason` is set if the plan closed it."""
-
-    kind: OutcomeKind
-    detail: str = ""
-    reason: StopReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CauseView:
-    """Cause of a round. `kind` is a `CauseKind` of the rendezvous (start, join, loss, …)."""
-
-    kind: str
-    members: tuple[str, ...] = ()
-    detail: str = ""
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView:
-    """One member of the rendezvous.
-
-    `rank` is its group rank in the current round, None if it has none; `id` is the uid of its pod.
-    `state` is reported by its agent: waiting, running, stopping, leaving or done. `step` and
-    `checkpoint_step` are reported by its script and some seconds old; None if the script does not
-    report them. `busy_ms` is the duration of a step without waiting for other nodes; 0 if not
-    reported.
-    """
-
-    pod: str
-    state: str
-    node: str | None = None
-    rank: int | None = None
-    round: int = 0
-    id: str = ""
-    step: int | None = None
-    checkpoint_step: int | None = None
-    busy_ms: int = 0
-    start: str | None = None
-    cold_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundView:
-    """One round, the time it became final, and its phases in milliseconds; None is unknown."""
-
-    round: int
-    cause: str
-    nodes: int
-    detect_ms: int | None = None
-    stop_ms: int | None = None
-    join_ms: int | None = None
-    confirm_ms: int | None = None
-    start_ms: int | None = None
-    first_step_ms: int | None = None
-    members: tuple[str, ...] = ()
-    detail: str = ""
-    reasons: tuple[str, ...] = ()
-    final_at: datetime | None = None
-    backoff_ms: int | None = None
-    cold_nodes: int | None = None
-    cold_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailureView:
-    """Culprit of the latest failure: the first worker that failed."""
-
-    round: int
-    pod: str
-    node: str | None = None
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    kind: str = ""
-    message: str = ""
-    traceback: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OffenceView:
+class Offence:
     """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
 
     node: str
     at: datetime
     what: str
-
-
-@dataclass(frozen=True, slots=True)
-class InterruptionsView:
-    """Number of rounds that ended for each reason that is not charged as a restart."""
-
-    losses: int = 0
-    leaves: int = 0
-    preemptions: int = 0
-    joins: int = 0
-    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +45,13 @@ class RendezvousView:
         waiting: number of members that wait for the next round, for `waiting_reason`.
         since: UTC time of the last transition.
         members: members, in any order.
-        rounds: any number of rounds, oldest first.
+        ranks: group ranks in the current round by id of the member.
+        rounds: cost of any number of rounds, oldest first.
         failures_charged: number of failures charged to the budget.
         interruptions: number of rounds ended for uncharged reasons.
+        first_failure: culprit of the latest failure: the first worker that failed.
         offences: failures caused by machines in the rounds still on record, oldest first.
-        outcome: set if the state is closed.
+        outcome: set if the state is closed; its `reason` is a `StopReason`, or empty.
     """
 
     state: RendezvousState = RendezvousState.JOINABLE
@@ -155,15 +61,16 @@ class RendezvousView:
     waiting_reason: str = ""
     world_size: int = 0
     master: str | None = None
-    cause: CauseView | None = None
+    cause: Cause | None = None
     since: datetime | None = None
-    members: tuple[MemberView, ...] = ()
-    rounds: tuple[RoundView, ...] = ()
+    members: tuple[Member, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    rounds: tuple[History, ...] = ()
     failures_charged: int = 0
-    interruptions: InterruptionsView = InterruptionsView()
-    offences: tuple[OffenceView, ...] = ()
-    first_failure: FailureView | None = None
-    outcome: OutcomeView | None = None
+    interruptions: Counts = field(default_factory=Counts)
+    offences: tuple[Offence, ...] = ()
+    first_failure: Failure | None = None
+    outcome: Outcome | None = None
 
     @property
     def readable(self) -> bool:
@@ -172,7 +79,7 @@ class RendezvousView:
     @property
     def suspended(self) -> bool:
         """True if it was closed by a suspension: a later incarnation may continue."""
-        return self.outcome is not None and self.outcome.reason is StopReason.SUSPENDED
+        return self.outcome is not None and self.outcome.reason == StopReason.SUSPENDED
 
     @property
     def ended(self) -> bool:
@@ -182,11 +89,11 @@ class RendezvousView:
     @property
     def finishing(self) -> bool:
         """True if a member is done: new members can no longer join a round."""
-        return any(member.state == "done" for member in self.members)
+        return any(member.state is MemberState.DONE for member in self.members)
 
     def rank_of(self, pod: str) -> int | None:
         """Return the pod's group rank in the current round, or None."""
-        return next((member.rank for member in self.members if member.pod == pod), None)
+        return next((self.ranks.get(one.id) for one in self.members if one.name == pod), None)
 
 
 NOBODY_YET = RendezvousView()

@@ -8,7 +8,7 @@ from datetime import datetime
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions, creation_refusal
-from elasticjob_operator.core.costs import recovery_ms
+from elasticjob_operator.core.costs import round_status
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
 from elasticjob_operator.core.explain import explanation
@@ -18,11 +18,7 @@ from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.offenders import avoided_nodes, stragglers
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    CauseView,
-    InterruptionsView,
-    MemberView,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_operator.model.enums import Phase, RendezvousState
@@ -30,7 +26,6 @@ from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
     MAX_REASONS,
-    MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
     MAX_SENTENCES,
     CauseStatus,
@@ -40,7 +35,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.core.records import MemberState
+from elasticjob_rendezvous.core.records import Cause, Counts, Member, MemberState
 from elasticjob_rendezvous.core.roster import natural_order
 
 
@@ -106,7 +101,7 @@ def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
     if view.state is not RendezvousState.FINAL:
         return 0
     running = MemberState.RUNNING
-    return sum(member.state == running and member.round == view.round for member in view.members)
+    return sum(member.state is running and member.round == view.round for member in view.members)
 
 
 def _is_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:
@@ -141,22 +136,22 @@ def _rendezvous(view: RendezvousView, reason: str, before: Status) -> Rendezvous
     )
 
 
-def _interruptions(view: InterruptionsView) -> Interruptions:
+def _interruptions(counts: Counts) -> Interruptions:
     return Interruptions(
-        losses=view.losses,
-        leaves=view.leaves,
-        preemptions=view.preemptions,
-        joins=view.joins,
-        others=view.others,
+        losses=counts.losses,
+        leaves=counts.leaves,
+        preemptions=counts.preemptions,
+        joins=counts.joins,
+        others=counts.others,
     )
 
 
-def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
+def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
     return CauseStatus(
-        kind=cause.kind,
+        kind=cause.kind.value,
         members=members,
         reason=reason,
         detail=cause.detail,
@@ -165,51 +160,28 @@ def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:
-    first = sorted(view.members, key=lambda member: natural_order(member.pod))[:MAX_MEMBERS]
-    return [_member(member) for member in first]
+    first = sorted(view.members, key=lambda member: natural_order(member.name))[:MAX_MEMBERS]
+    return [_member(member, view.ranks.get(member.id)) for member in first]
 
 
-def _member(member: MemberView) -> MemberStatus:
+def _member(member: Member, rank: int | None) -> MemberStatus:
     return MemberStatus(
-        pod=member.pod,
-        node=member.node,
-        rank=member.rank,
-        state=member.state,
+        pod=member.name,
+        node=member.node or None,
+        rank=rank,
+        state=member.state.value,
         round=member.round,
-        step=member.step,
-        checkpoint_step=member.checkpoint_step,
-        start=member.start,
-        cold_reason=member.cold_reason,
+        step=None if member.step < 0 else member.step,
+        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
+        start=None if member.cold is None else "cold" if member.cold else "warm",
+        cold_reason=member.cold or None,
     )
 
 
 def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
-    """Return the rounds in the view, preceded by earlier ones from the status: etcd may lose
-    rounds, and the records of torch backends disappear with their agents."""
-    first = min((found.round for found in view.rounds), default=view.round + 1)
-    earlier = [found for found in past.rounds if found.round < first]
-    found = [_round(found, reasons.get(found.round, "")) for found in view.rounds]
-    return [*earlier, *found][-MAX_ROUNDS:]
-
-
-def _round(found: RoundView, reason: str) -> RoundStatus:
-    parts = RoundStatus(
-        round=found.round,
-        cause=found.cause,
-        nodes=found.nodes,
-        detect_ms=found.detect_ms,
-        stop_ms=found.stop_ms,
-        join_ms=found.join_ms,
-        confirm_ms=found.confirm_ms,
-        backoff_ms=found.backoff_ms,
-        start_ms=found.start_ms,
-        first_step_ms=found.first_step_ms,
-        cold_nodes=found.cold_nodes,
-        cold_reason=found.cold_reason,
-        members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
-        reason=reason,
-        detail=found.detail,
-        reasons=list(found.reasons[:MAX_REASONS]),
-        final_time=found.final_at,
-    )
-    return parts.model_copy(update={"recovery_ms": recovery_ms(parts)})
+    """Return the rounds in the view, and others from the status: etcd may lose rounds, and the
+    records of torch backends disappear with their agents."""
+    shown = {found.round: found for found in past.rounds if found.round <= view.round}
+    for found in view.rounds:
+        shown[found.number] = round_status(found, reasons.get(found.number, ""))
+    return [shown[number] for number in sorted(shown)][-MAX_ROUNDS:]

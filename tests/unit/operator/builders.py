@@ -8,16 +8,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
-from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
-    MemberView,
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+)
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -127,10 +130,46 @@ def running(count: int) -> tuple[Pod, ...]:
     return tuple(pod(index).get() for index in range(count))
 
 
+def history(
+    number: int,
+    cause: str = "start",
+    nodes: int = 2,
+    *,
+    members: tuple[str, ...] = (),
+    detail: str = "",
+    final_at: datetime | None = None,
+    **costs: Any,
+) -> History:
+    """Return the record of a round with these costs, such as `stop_ms`."""
+    final_ms = 0 if final_at is None else round(final_at.timestamp() * 1000)
+    because = Cause(CauseKind(cause), members, detail)
+    return History(number, because, nodes, final_ms, **costs)
+
+
+def failure(
+    number: int,
+    pod: str,
+    kind: FailureClass = FailureClass.USER_ERROR,
+    *,
+    rank: int = 0,
+    node: str = "",
+    **changes: Any,
+) -> Failure:
+    """Return the record of a worker's failure in a round, with these other fields."""
+    return Failure(number, f"uid-{pod}", pod, rank, 0, kind, at_ms=1, node=node, **changes)
+
+
+def member(name: str, state: str = "waiting", **changes: Any) -> Member:
+    """Return the record of the member of the first pod with this name, such as `job-2`."""
+    uid = f"uid-{name.rpartition('-')[2]}-0"
+    base = Member(uid, "session", name, "10.0.0.1", 0, state=MemberState(state))
+    return replace(base, **changes)
+
+
 def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
     """Return a final round of job-0 … in order of rank."""
     members = tuple(
-        MemberView(f"job-{index}", "running", f"node-{index}", index, number)
+        member(f"job-{index}", "running", node=f"node-{index}", round=number)
         for index in range(count)
     )
     return replace(
@@ -140,16 +179,17 @@ def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
             nodes=count,
             world_size=count,
             master="job-0",
-            cause=CauseView("start"),
+            cause=Cause(CauseKind.START),
             since=ago(60),
             members=members,
+            ranks={one.id: rank for rank, one in enumerate(members)},
         ),
         **changes,
     )
 
 
 def closed(kind: OutcomeKind, detail: str = "", reason: StopReason | None = None) -> RendezvousView:
-    outcome = OutcomeView(kind, detail, reason)
+    outcome = Outcome(kind, detail, reason=reason or "")
     return RendezvousView(state=RendezvousState.CLOSED, round=2, nodes=2, outcome=outcome)
 
 

@@ -9,28 +9,25 @@ import pytest
 from elasticjob_operator.core.agent_causes import Attendance, Went, with_causes
 from elasticjob_operator.core.observed import NodeState, Pod
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
-    MemberView,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.model import RendezvousState
-from elasticjob_rendezvous.core.records import CauseKind
-from tests.unit.operator.builders import final_round, pod, running
+from elasticjob_rendezvous.core.records import Cause, CauseKind
+from tests.unit.operator.builders import final_round, history, member, pod, running
 
 
 def round_of(number: int, *pods: Pod, cause: str = "join") -> RendezvousView:
     members = tuple(
-        MemberView(one.name, "running", one.node, rank, number, one.uid)
-        for rank, one in enumerate(pods)
+        member(one.name, "running", node=one.node or "", round=number, id=one.uid) for one in pods
     )
-    rounds = tuple(RoundView(n, "start" if n == 1 else cause, 2) for n in range(1, number + 1))
+    rounds = tuple(history(n, "start" if n == 1 else cause, 2) for n in range(1, number + 1))
     return final_round(
         len(pods),
         number,
         members=members,
+        ranks={one.id: rank for rank, one in enumerate(members)},
         rounds=rounds,
-        cause=CauseView(cause if number > 1 else "start"),
+        cause=Cause(CauseKind(cause if number > 1 else "start")),
     )
 
 
@@ -79,8 +76,8 @@ def test_what_kubernetes_tells_late_is_told_of_the_right_round() -> None:
 def test_the_round_after_it_began_because_of_it() -> None:
     gone = (Went("job-10", 3, CauseKind.LEAVE), Went("job-9", 3, CauseKind.LEAVE))
     told = with_causes(round_of(4, *running(2)), RendezvousView(), gone)
-    assert told.cause == CauseView("leave", ("job-9", "job-10"))
-    assert [(one.cause, one.members) for one in told.rounds] == [
+    assert told.cause == Cause(CauseKind.LEAVE, ("job-9", "job-10"))
+    assert [(one.cause.kind, one.cause.members) for one in told.rounds] == [
         ("start", ()), ("join", ()), ("join", ()), ("leave", ("job-9", "job-10")),
     ]  # fmt: skip
     lost = with_causes(
@@ -102,7 +99,7 @@ def test_what_was_shown_stays_when_the_operator_has_forgotten() -> None:
     assert with_causes(fresh, told, ()) == told
     forming = replace(fresh, state=RendezvousState.JOINABLE, round=5)
     again = with_causes(forming, told, ())
-    assert again.cause == CauseView("join"), "that was another round's"
+    assert again.cause == Cause(CauseKind.JOIN), "that was another round's"
 
 
 def test_only_the_last_rounds_are_remembered() -> None:
@@ -113,11 +110,12 @@ def test_only_the_last_rounds_are_remembered() -> None:
 
 def test_a_peers_broken_collective_is_no_failure_where_somebody_went() -> None:
     view = round_of(4, pod(0).get(), cause="failure")
-    named = tuple(replace(each, members=("job-0",)) for each in view.rounds)
-    view = replace(view, rounds=named, cause=CauseView("failure", ("job-0",), "aborted"))
+    aborted = Cause(CauseKind.FAILURE, ("job-0",), "aborted")
+    named = tuple(replace(each, cause=aborted) for each in view.rounds)
+    view = replace(view, rounds=named, cause=aborted)
     gone = [Went("job-1", 3, CauseKind.LEAVE)]
     better = with_causes(view, RendezvousView(), gone)
-    assert better.cause == CauseView("leave", ("job-1",))
-    assert (better.rounds[-1].cause, better.rounds[-1].members) == ("leave", ("job-1",))
+    assert better.cause == Cause(CauseKind.LEAVE, ("job-1",))
+    assert (better.rounds[-1].cause.kind, better.rounds[-1].cause.members) == ("leave", ("job-1",))
     own = [Went("job-0", 3, CauseKind.LEAVE)]
     assert with_causes(view, RendezvousView(), own) == view, "its own worker failed before it went"

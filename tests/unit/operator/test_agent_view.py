@@ -13,7 +13,7 @@ from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.mirrored import Records
 from elasticjob_operator.core.observed import NodeState, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
@@ -24,10 +24,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.records import OutcomeKind as Kind
 from tests.unit.operator.builders import NOW, ago, final_round, job, later, observed, pod, running
 
 C10D = {"backend": "c10d"}
@@ -67,7 +67,7 @@ def succeeded(index: int, seconds: float = 1) -> Pod:
 def test_what_agents_say_is_what_is() -> None:
     found = view(*running(2), found=records(3))
     assert (found.state, found.round) == (RendezvousState.FINAL, 3)
-    assert [member.pod for member in found.members] == ["job-0"]
+    assert [member.name for member in found.members] == ["job-0"]
 
 
 def test_agents_that_do_not_answer_leave_it_unknown() -> None:
@@ -113,6 +113,14 @@ def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
     assert any(said.startswith("round 1 is final") for said in told)
 
 
+def test_finished_job_keeps_its_members() -> None:
+    trained = next_status(c10d(), observed(*running(2)), final_round(2), NOW)
+    ended = trained.model_copy(update={"phase": Phase.SUCCEEDED, "completion_time": NOW})
+    after = next_status(c10d(ended), observed(), view_of(c10d(ended)), NOW)
+    assert [(one.pod, one.rank) for one in after.members] == [("job-0", 0), ("job-1", 1)]
+    assert (after.members, after.rendezvous) == (ended.members, ended.rendezvous)
+
+
 def view_of(a_job: ElasticJob) -> RendezvousView:
     return agent_view(a_job, (), None, NOW)
 
@@ -125,7 +133,7 @@ def _rounds(*numbers: int) -> Any:
 
 
 def test_the_agents_last_word_is_the_end() -> None:
-    closed = records(3, RoundState.CLOSED, outcome=Outcome(Kind.FAILED, "budget"))
+    closed = records(3, RoundState.CLOSED, outcome=Outcome(OutcomeKind.FAILED, "budget"))
     found = view(*running(1), found=closed)
     assert found.outcome is not None
     assert (found.outcome.kind, found.outcome.detail) == (OutcomeKind.FAILED, "budget")

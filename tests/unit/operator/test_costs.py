@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 
-from elasticjob_operator.core.costs import costs_text, recovery_ms, recovery_text, seconds_text
+from elasticjob_operator.core.costs import (
+    costs_text,
+    history,
+    parts_ms,
+    recovery_ms,
+    recovery_text,
+    round_status,
+    seconds_text,
+)
 from elasticjob_operator.model.status import RoundStatus
+from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 
 WHOLE = RoundStatus(
     round=2, cause="loss", nodes=3, detect_ms=5, stop_ms=10, join_ms=20, confirm_ms=30,
@@ -65,3 +78,14 @@ def test_until_a_wished_round_is_decided_training_goes_on(cause: str) -> None:
 )
 def test_times_are_said_as_people_say_them(ms: int, text: str) -> None:
     assert seconds_text(ms) == text
+
+
+def test_every_time_of_a_record_is_shown_in_status_and_text() -> None:
+    names = [one.name for one in fields(History) if one.name.endswith("_ms")]
+    names.remove("final_ms")
+    times: dict[str, Any] = {name: ms for ms, name in enumerate(names, 1)}
+    found = History(1, Cause(CauseKind.LOSS), 2, **times)
+    assert sorted(parts_ms(found).values()) == sorted(times.values())
+    shown = round_status(found, "")
+    assert {name: getattr(shown, name) for name in names} == times
+    assert history(shown) == found

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from elasticjob_operator.core.culprits import first_failure
-from elasticjob_operator.core.rendezvous_view import FailureView, RoundView
 from elasticjob_operator.model.status import FirstFailure, Status
 from elasticjob_rendezvous.core.failures import FailureClass
-from tests.unit.operator.builders import final_round
+from tests.unit.operator.builders import failure, final_round, history
 
 KILLED = FirstFailure(round=1, pod="job-1", rank=1, signal=9, class_="Signal")
 
 
 def shown(kind: FailureClass, number: int, cause: str, known: FirstFailure | None) -> str:
     """Return the pod of the shown failure, when job-0 recorded one of that class."""
-    rounds = (RoundView(number, "start", 2), RoundView(number + 1, cause, 2))
-    failure = FailureView(number, "job-0", rank=0, exit_code=1, kind=kind.value)
-    view = final_round(2, number + 1, rounds=rounds, first_failure=failure)
+    rounds = (history(number, "start", 2), history(number + 1, cause, 2))
+    first = failure(number, "job-0", kind, exit_code=1)
+    view = final_round(2, number + 1, rounds=rounds, first_failure=first)
     found = first_failure(view, "", (), Status(first_failure=known))
     return "" if found is None else found.pod
 

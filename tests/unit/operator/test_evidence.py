@@ -9,21 +9,30 @@ import pytest
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
-    CauseView,
-    FailureView,
     RendezvousView,
-    RoundView,
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import Status
-from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
+from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import Cause, CauseKind
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    failure,
+    final_round,
+    history,
+    job,
+    observed,
+    pod,
+    running,
+)
 
-FIRST = RoundView(1, "start", 3, final_at=ago(600), start_ms=10)
-LEFT = CauseView("leave", ("job-2",), "SIGTERM")
-SECOND = RoundView(2, "leave", 2, stop_ms=400, members=("job-2",), final_at=ago(60))
-THIRD = RoundView(3, "join", 3, members=("job-2",), final_at=ago(30))
+FIRST = history(1, "start", 3, final_at=ago(600), start_ms=10)
+LEFT = Cause(CauseKind.LEAVE, ("job-2",), "SIGTERM")
+SECOND = history(2, "leave", 2, stop_ms=400, members=("job-2",), final_at=ago(60))
+THIRD = history(3, "join", 3, members=("job-2",), final_at=ago(30))
 BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
 
 
@@ -36,7 +45,7 @@ def next_of(here: Observed, before: Status = BEFORE) -> Status:
     return next_status(job(status=before, maxNodes=3), here, here.rendezvous, NOW)
 
 
-def opening(cause: CauseView = LEFT) -> Observed:
+def opening(cause: Cause = LEFT) -> Observed:
     view = final_round(2, 2, cause=cause, rounds=(FIRST,), since=ago(61))
     view = replace(view, state=RendezvousState.JOINABLE, members=view.members[:0])
     return observed(*running(2), drained(), view=view)
@@ -50,7 +59,9 @@ def test_a_reason_stays_with_its_round_when_the_pod_is_gone() -> None:
     sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
     after = next_of(observed(*running(2), view=sealed), open_)
     assert [found.reason for found in after.rounds] == ["", "Drained"]
-    grown = final_round(3, 3, cause=CauseView("join", ("job-2",)), rounds=(FIRST, SECOND, THIRD))
+    grown = final_round(
+        3, 3, cause=Cause(CauseKind.JOIN, ("job-2",)), rounds=(FIRST, SECOND, THIRD)
+    )
     later = next_of(observed(*running(3), view=grown), after)
     assert [found.reason for found in later.rounds] == ["", "Drained", ""]
 
@@ -76,7 +87,7 @@ def test_a_loss_is_a_failure_of_the_node_by_what_took_it(end: PodEnd | None, kin
     lost = pod(2).over().get()
     if end is not None:
         lost = pod(2).over().taken(end, "said").get()
-    view = replace(opening(CauseView("loss", ("job-2",))).rendezvous, first_failure=None)
+    view = replace(opening(Cause(CauseKind.LOSS, ("job-2",))).rendezvous, first_failure=None)
     status = next_of(observed(*running(2), lost, view=view))
     failure = status.first_failure
     assert failure is not None
@@ -90,7 +101,9 @@ def test_a_leave_in_good_order_is_no_failure() -> None:
     assert next_of(opening()).first_failure is None
 
 
-WORKER = FailureView(1, "job-2", "node-2", 2, signal=9, kind="Signal", message="launcher is gone")
+WORKER = failure(
+    1, "job-2", FailureClass.SIGNAL, rank=2, node="node-2", signal=9, message="launcher is gone"
+)
 
 
 def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> None:
@@ -105,7 +118,7 @@ def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> N
 
 def test_a_workers_traceback_is_not_corrected() -> None:
     killed = pod(2).over().taken(PodEnd.PREEMPTED, "by big").get()
-    spoke = replace(WORKER, kind="UserError", traceback="Traceback\nValueError: x")
+    spoke = replace(WORKER, kind=FailureClass.USER_ERROR, traceback="Traceback\nValueError: x")
     view = final_round(3, 1, rounds=(FIRST,), first_failure=spoke)
     failure = next_of(observed(*running(2), killed, view=view)).first_failure
     assert failure is not None
@@ -115,11 +128,11 @@ def test_a_workers_traceback_is_not_corrected() -> None:
 def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
     lost = next_of(
         observed(*running(2), pod(2).on(NodeState.NOT_READY).get(),
-                 view=opening(CauseView("loss", ("job-2",))).rendezvous)
+                 view=opening(Cause(CauseKind.LOSS, ("job-2",))).rendezvous)
     )  # fmt: skip
     assert lost.first_failure is not None
     assert lost.first_failure.node == "node-2"
-    later = replace(WORKER, round=2, pod="job-0", kind="UserError")
+    later = replace(WORKER, round=2, name="job-0", kind=FailureClass.USER_ERROR)
     after = next_of(
         observed(*running(2), view=final_round(2, 2, rounds=(FIRST, SECOND), first_failure=later)),
         lost,
@@ -138,7 +151,7 @@ def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
 )
 def test_of_an_earlier_incarnation_nothing_is_known(suspended: RendezvousView) -> None:
     """A resumed job counts its rounds from one again."""
-    lost = next_of(opening(CauseView("loss", ("job-2",))))
+    lost = next_of(opening(Cause(CauseKind.LOSS, ("job-2",))))
     drained_ = next_of(opening())
     assert drained_.rendezvous is not None
     for before in (lost, drained_):
@@ -151,5 +164,5 @@ def test_of_an_earlier_incarnation_nothing_is_known(suspended: RendezvousView) -
 
 
 def test_while_nothing_can_be_read_the_failure_stays() -> None:
-    lost = next_of(opening(CauseView("loss", ("job-2",))))
+    lost = next_of(opening(Cause(CauseKind.LOSS, ("job-2",))))
     assert next_of(observed(view=UNREADABLE), lost).first_failure == lost.first_failure

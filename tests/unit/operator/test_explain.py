@@ -20,16 +20,7 @@ from elasticjob_operator.core.observed import (
     PodEnd,
     Refusal,
 )
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    CauseView,
-    FailureView,
-    MemberView,
-    OutcomeKind,
-    RendezvousView,
-    RoundView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.vocabulary import OBSTACLES
 from elasticjob_operator.core.words import listed, named, quoted, unschedulable
@@ -42,18 +33,21 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,
     closed,
     final_round,
+    history,
     job,
+    member,
     observed,
     pod,
     running,
 )
+from tests.unit.operator.builders import failure as failure_record
 
 GPU = (
     "0/3 nodes are available: 1 node(s) had untolerated taint {team: b}, 2 Insufficient "
@@ -61,16 +55,27 @@ GPU = (
 )
 JOB: dict[str, Any] = {"minNodes": 2, "maxNodes": 5}
 BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
-TRAINED = RoundView(1, "start", 5, final_at=ago(600), start_ms=300)
-DRAINED = RoundView(
-    2, "leave", 4, 5, 300, 20, 75, 500, 250, ("job-4",), "SIGTERM", final_at=ago(120)
+TRAINED = history(1, "start", 5, final_at=ago(600), start_ms=300)
+DRAINED = history(
+    2,
+    "leave",
+    4,
+    detect_ms=5,
+    stop_ms=300,
+    join_ms=20,
+    confirm_ms=75,
+    start_ms=500,
+    first_step_ms=250,
+    members=("job-4",),
+    detail="SIGTERM",
+    final_at=ago(120),
 )
-JOINED = RoundView(
+JOINED = history(
     3, "join", 5, detect_ms=0, stop_ms=0, start_ms=40, members=("job-4",), final_at=ago(60)
 )
 
 
-SEEN_LOST = replace(JOINED, cause="loss")
+SEEN_LOST = replace(JOINED, cause=Cause(CauseKind.LOSS, ("job-4",)))
 
 
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
@@ -88,16 +93,16 @@ def stuck(index: int, obstacle: Obstacle, message: str = "") -> Pod:
 
 
 def waiting(*names: str, round: int = 0) -> RendezvousView:
-    members = tuple(MemberView(name, "waiting") for name in names)
+    members = tuple(member(name, "waiting") for name in names)
     return RendezvousView(members=members, waiting=len(names), round=round)
 
 
-def forming(cause: CauseView, members: dict[str, str], **changes: Any) -> RendezvousView:
+def forming(cause: Cause, members: dict[str, str], **changes: Any) -> RendezvousView:
     view = RendezvousView(
         state=RendezvousState.JOINABLE,
         round=2,
         cause=cause,
-        members=tuple(MemberView(name, state) for name, state in members.items()),
+        members=tuple(member(name, state) for name, state in members.items()),
         waiting=sum(state == "waiting" for state in members.values()),
         since=ago(1),
         rounds=(TRAINED,),
@@ -105,9 +110,9 @@ def forming(cause: CauseView, members: dict[str, str], **changes: Any) -> Rendez
     return replace(view, **changes)
 
 
-def failure(**changes: Any) -> FailureView:
-    base = FailureView(
-        1, "job-1", "node-1", 5, exit_code=1, kind="UserError", message="ValueError: no\nmore"
+def failure(**changes: Any) -> Failure:
+    base = failure_record(
+        1, "job-1", rank=5, node="node-1", exit_code=1, message="ValueError: no\nmore"
     )
     return replace(base, **changes)
 
@@ -119,14 +124,14 @@ def trained(**changes: Any) -> RendezvousView:
 def with_waiting(count: int, *names: str) -> RendezvousView:
     """Return a final round of `count` members, and these newcomers."""
     view = final_round(count)
-    more = tuple(MemberView(name, "waiting") for name in names)
+    more = tuple(member(name, "waiting") for name in names)
     return replace(view, members=(*view.members, *more), waiting=len(names))
 
 
 def done_first() -> RendezvousView:
     view = final_round(2)
     first, *rest = view.members
-    return replace(view, members=(replace(first, state="done"), *rest))
+    return replace(view, members=(replace(first, state=MemberState.DONE), *rest))
 
 
 def refused(obstacle: Obstacle, message: str) -> Observed:
@@ -278,7 +283,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
             *running(4),
             stuck(4, Obstacle.UNSCHEDULABLE, GPU),
             view=final_round(
-                4, 2, cause=CauseView("leave", ("job-4",), "SIGTERM"), rounds=(TRAINED, DRAINED)
+                4, 2, cause=Cause(CauseKind.LEAVE, ("job-4",), "SIGTERM"), rounds=(TRAINED, DRAINED)
             ),
         ),
         {},
@@ -443,7 +448,7 @@ def test_a_deleted_job() -> None:
 
 # -- between rounds -----------------------------------------------------------------
 
-LOST = CauseView("loss", ("job-2",))
+LOST = Cause(CauseKind.LOSS, ("job-2",))
 RESTARTING: dict[str, tuple[Observed, str]] = {
     "workers stop": (
         observed(
@@ -471,7 +476,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         observed(
             *running(2),
             pod(2).terminating().taken(PodEnd.DRAINED, "EvictionByEvictionAPI").get(),
-            view=forming(CauseView("leave", ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
+            view=forming(Cause(CauseKind.LEAVE, ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
         ),
         "Between two rounds, because job-2's node was drained: 1 of 3 nodes have joined (at "
         "least 2 are needed); job-2 is being stopped and job-1 is starting.",
@@ -481,7 +486,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             *running(2),
             pod(2).terminating().taken(PodEnd.PREEMPTED, "PreemptionByScheduler: by big").get(),
             view=forming(
-                CauseView("preemption", ("job-2",), "PreemptionByScheduler"), {"job-0": "waiting"}
+                Cause(CauseKind.PREEMPTION, ("job-2",), "PreemptionByScheduler"),
+                {"job-0": "waiting"},
             ),
         ),
         "Between two rounds, because job-2 was preempted for pods of higher priority: 1 of 3 "
@@ -494,7 +500,7 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         observed(
             *running(3),
             view=forming(
-                CauseView("failure", ("job-1",), "rank 5 on job-1 ended with exit code 1"),
+                Cause(CauseKind.FAILURE, ("job-1",), "rank 5 on job-1 ended with exit code 1"),
                 {"job-0": "waiting", "job-1": "waiting", "job-2": "stopping"},
                 first_failure=failure(),
                 failures_charged=1,
@@ -509,7 +515,9 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
     "confirming": (
         observed(
             *running(3),
-            view=forming(CauseView("join", ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3),
+            view=forming(
+                Cause(CauseKind.JOIN, ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3
+            ),
         ),
         "Between two rounds, because job-2 joined: 3 nodes are confirming the round.",
     ),
@@ -538,7 +546,9 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         observed(
             view=replace(
                 closed(OutcomeKind.FAILED, "rank 5 on job-1 ended with signal 11 (no restarts)"),
-                first_failure=failure(kind="Signal", signal=11, message="killed by SIGSEGV"),
+                first_failure=failure(
+                    kind=FailureClass.SIGNAL, signal=11, message="killed by SIGSEGV"
+                ),
             )
         ),
         {},
@@ -596,7 +606,7 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
-    text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
+    text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind))))
     found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
     assert f"round 1: rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
     assert f" {remedy(found)}." in text
@@ -620,7 +630,11 @@ def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> No
 )
 def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: str) -> None:
     found = failure(
-        kind="Signal", signal=signum, exit_code=None, traceback=traceback, message="killed"
+        kind=FailureClass.SIGNAL,
+        signal=signum,
+        exit_code=None,
+        traceback=traceback,
+        message="killed",
     )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert f"{advice}" in text
@@ -630,14 +644,18 @@ def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: s
 
 
 def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
-    found = failure(kind="Signal", exit_code=139, message="exit code 139: a command in it …")
+    found = failure(
+        kind=FailureClass.SIGNAL, exit_code=139, message="exit code 139: a command in it …"
+    )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert "(node-1): a signal ended it: exit code 139: a command in it …" in text
     assert "Native code crashed" in text
 
 
 def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
-    found = failure(kind="CollectiveTimeout", signal=6, traceback="Stack (most recent call last):")
+    found = failure(
+        kind=FailureClass.COLLECTIVE_TIMEOUT, signal=6, traceback="Stack (most recent call last):"
+    )
     text = said(observed(*running(5), view=trained(first_failure=found)))
     assert "Compare the stacks of all ranks, which are in the pods' logs: " in text
 
@@ -648,21 +666,23 @@ def test_an_end_is_told_whole_however_much_it_quotes() -> None:
     assert "(after 3 restarts)." in said(ended, BEFORE)
 
 
-@pytest.mark.parametrize("kind", ["failure", "unconfirmed"])
-def test_a_pause_is_told_whatever_the_failure_quotes(kind: str) -> None:
+@pytest.mark.parametrize("kind", [CauseKind.FAILURE, CauseKind.UNCONFIRMED])
+def test_a_pause_is_told_whatever_the_failure_quotes(kind: CauseKind) -> None:
     detail = "x" * 250 + "; backing off 4 s after the fourth failure in a row"
-    view = forming(CauseView(kind, ("job-1",), detail), {"job-0": "waiting"})
+    view = forming(Cause(kind, ("job-1",), detail), {"job-0": "waiting"})
     assert "backing off 4 s" in said(observed(*running(2), view=view), BEFORE)
 
 
 def test_a_class_of_a_newer_agent_is_told_as_a_failure() -> None:
-    text = said(observed(*running(5), view=trained(first_failure=failure(kind="Eclipse"))))
+    newer = FirstFailure(round=1, pod="job-1", message="ValueError: no", class_="Eclipse")
+    before = BEFORE.model_copy(update={"first_failure": newer})
+    text = said(observed(*running(5), view=trained()), before)
     assert "a worker failed: ValueError: no. See the pod's log." in text
 
 
 def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
     killed = pod(1).over().taken(PodEnd.OUT_OF_MEMORY, "container trainer: out of memory").get()
-    view = trained(first_failure=failure(kind="Signal", message="its launcher is gone"))
+    view = trained(first_failure=failure(kind=FailureClass.SIGNAL, message="its launcher is gone"))
     text = said(observed(pod(0).get(), killed, view=view))
     assert "the machine's memory ran out: container trainer: out of memory." in text
 

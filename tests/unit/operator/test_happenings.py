@@ -15,19 +15,25 @@ from elasticjob_operator.core.happenings import (
     stepped_rounds,
 )
 from elasticjob_operator.core.observed import Obstacle, Refusal
-from elasticjob_operator.core.rendezvous_view import (
-    FailureView,
-    OutcomeKind,
-    RendezvousView,
-    RoundView,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.core.words import because
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
-from elasticjob_rendezvous.core.records import CauseKind
-from tests.unit.operator.builders import NOW, ago, closed, final_round, job, observed, running
+from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    failure,
+    final_round,
+    history,
+    job,
+    observed,
+    running,
+)
 
 
 def told(before: Status, after: Status, *applied: Action) -> list[tuple[str, str]]:
@@ -39,8 +45,8 @@ def status_of(view: RendezvousView, before: Status | None = None) -> Status:
     return next_status(job(status=before, maxNodes=2), here, view, NOW)
 
 
-FIRST = RoundView(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
-SECOND = RoundView(
+FIRST = history(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
+SECOND = history(
     3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80, members=("job-2",), detail="drained"
 )
 
@@ -129,11 +135,11 @@ def test_every_reason_to_delete_a_pod_has_words(reason: DeleteReason) -> None:
 def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
     before = status_of(final_round(2))
     traceback = "\n".join(f"line {number}" for number in range(20))
-    failure = FailureView(
-        1, "job-1", "node-b", 5, exit_code=1, kind="UserError", message="ValueError: no",
+    first = failure(
+        1, "job-1", rank=5, node="node-b", exit_code=1, message="ValueError: no",
         traceback=traceback,
     )  # fmt: skip
-    after = status_of(final_round(2, first_failure=failure), before)
+    after = status_of(final_round(2, first_failure=first), before)
     (said,) = happenings(before, after, ())
     assert said.type is EventType.WARNING
     assert said.message.splitlines() == [
@@ -145,8 +151,8 @@ def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
 
 def test_a_node_that_went_is_no_failed_worker() -> None:
     before = status_of(final_round(2))
-    failure = FailureView(2, "job-0", "node-a", kind="NodeLost")
-    found = told(before, status_of(final_round(2, first_failure=failure), before))
+    lost = FirstFailure(round=2, pod="job-0", node="node-a", class_="NodeLost")
+    found = told(before, before.model_copy(update={"first_failure": lost}))
     assert found == [
         (
             "NodeLost",
@@ -158,9 +164,9 @@ def test_a_node_that_went_is_no_failed_worker() -> None:
 
 def test_a_signal_is_told_as_one() -> None:
     before = status_of(final_round(2))
-    failure = FailureView(2, "job-0", exit_code=-9, signal=9, kind="OutOfMemory")
-    ((_, message),) = told(before, status_of(final_round(2, first_failure=failure), before))
-    assert message == "(job-0) failed in round 2 by signal 9: OutOfMemory: no message"
+    first = failure(2, "job-0", FailureClass.OUT_OF_MEMORY, exit_code=-9, signal=9)
+    ((_, message),) = told(before, status_of(final_round(2, first_failure=first), before))
+    assert message == "rank 0 (job-0) failed in round 2 by signal 9: OutOfMemory: no message"
 
 
 def test_a_refusal_is_told_once_while_it_lasts() -> None:

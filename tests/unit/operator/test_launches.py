@@ -12,12 +12,8 @@ from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.launches import MOST_LAUNCH_FAILURES
 from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
+from elasticjob_rendezvous.core.records import OutcomeKind
 from tests.unit.operator.builders import NOW, final_round, job, later, observed, pod, running
 
 

@@ -8,19 +8,14 @@ from itertools import product
 import pytest
 
 from elasticjob_operator.core.lifecycle import FINISHED, NEXT_PHASES, next_phase
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    OutcomeKind,
-    RendezvousView,
-    RoundView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.model import Phase, RendezvousState
 from elasticjob_operator.model.status import Status
-from tests.unit.operator.builders import NOW, ago, closed, final_round, job
+from elasticjob_rendezvous.core.records import OutcomeKind
+from tests.unit.operator.builders import NOW, ago, closed, final_round, history, job
 
 FORMING = RendezvousView(round=1, waiting=1)
-AGAIN = RendezvousView(round=3, rounds=(RoundView(2, "start", 4),))
+AGAIN = RendezvousView(round=3, rounds=(history(2, "start", 4),))
 SUSPENDED = replace(closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED), rounds=AGAIN.rounds)
 VIEWS = {
     "nobody": RendezvousView(),

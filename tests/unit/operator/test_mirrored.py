@@ -19,17 +19,9 @@ from elasticjob_operator.core.mirrored import (
     records,
     rendezvous_view,
 )
-from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
-    InterruptionsView,
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import RendezvousState
-from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.costs import History
@@ -43,6 +35,7 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
+    OutcomeKind,
     Round,
     RoundState,
 )
@@ -115,7 +108,7 @@ def test_a_moment_that_is_none() -> None:
 
 
 def test_a_round_that_nobody_can_read_is_closed_all_the_same() -> None:
-    outcome = Outcome(stored.OutcomeKind.STOPPED, "Deleted")
+    outcome = Outcome(OutcomeKind.STOPPED, "Deleted")
     value = closed(KeyValue(KEYS.round, b'{"number":"x"}', 1, 1), outcome, 5)
     assert value is not None
     found = decode(Round, KEYS.round, value)
@@ -143,14 +136,18 @@ def test_a_final_round() -> None:
     assert (view.state, view.round, view.nodes) == (RendezvousState.FINAL, 3, 2)
     assert (view.world_size, view.master, view.waiting) == (4, "pod-0", 1)
     assert view.since == datetime.fromtimestamp(1000.5, UTC)
-    assert view.cause == CauseView("loss", ("pod-1",), "gone")
-    assert {m.pod: m.rank for m in view.members} == {"pod-0": 0, "pod-2": 1, "pod-10": None}
-    assert [(r.round, r.cause, r.stop_ms) for r in view.rounds] == [
+    assert view.cause == Cause(CauseKind.LOSS, ("pod-1",), "gone")
+    assert {m.name: view.ranks.get(m.id) for m in view.members} == {
+        "pod-0": 0,
+        "pod-2": 1,
+        "pod-10": None,
+    }
+    assert [(r.number, r.cause.kind, r.stop_ms) for r in view.rounds] == [
         (2, "start", None),
         (3, "loss", 4),
     ]
     assert view.failures_charged == 2
-    assert view.interruptions == InterruptionsView(3, 4, 5, 6, 7)
+    assert view.interruptions == Counts(3, 4, 5, 6, 7)
     assert view.outcome is None
 
 
@@ -168,7 +165,8 @@ def test_a_round_that_forms_has_no_ranks_and_no_master_yet() -> None:
         )
     )
     assert (view.state, view.nodes, view.world_size, view.master) == ("frozen", 3, 0, None)
-    assert view.members[0].rank is None
+    assert view.members == (member("pod-0"),)
+    assert view.rank_of("pod-0") is None
 
 
 def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
@@ -225,7 +223,7 @@ def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
     blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
     told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
     of_no_account = failure(4, 1, FailureClass.SIGNAL, 1)
-    outcome = stored.Outcome(stored.OutcomeKind.FAILED, "rank 2 …", "m2")
+    outcome = Outcome(OutcomeKind.FAILED, "rank 2 …", "m2")
     ended = replace(final(charged=(3,)), state=RoundState.CLOSED, outcome=outcome)
     found = records(PREFIX, [kv(KEYS.round, ended), blamed, told_later, of_no_account])
     first = rendezvous_view(found).first_failure
@@ -270,32 +268,32 @@ def test_closing_keeps_the_round_and_closes_once() -> None:
     [
         (
             CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED, "a: b").outcome,
-            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+            Outcome(OutcomeKind.STOPPED, "a: b", reason=StopReason.LAUNCH_FAILED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "LaunchFailed: a: b"),
-            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+            Outcome(OutcomeKind.STOPPED, "LaunchFailed: a: b"),
+            Outcome(OutcomeKind.STOPPED, "a: b", reason=StopReason.LAUNCH_FAILED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "Suspended"),
-            OutcomeView(OutcomeKind.STOPPED, "", StopReason.SUSPENDED),
+            Outcome(OutcomeKind.STOPPED, "Suspended"),
+            Outcome(OutcomeKind.STOPPED, "", reason=StopReason.SUSPENDED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "x: y", reason="Suspended"),
-            OutcomeView(OutcomeKind.STOPPED, "x: y", StopReason.SUSPENDED),
+            Outcome(OutcomeKind.STOPPED, "x: y", reason="Suspended"),
+            Outcome(OutcomeKind.STOPPED, "x: y", reason=StopReason.SUSPENDED),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.STOPPED, "by hand"),
-            OutcomeView(OutcomeKind.STOPPED, "by hand"),
+            Outcome(OutcomeKind.STOPPED, "by hand"),
+            Outcome(OutcomeKind.STOPPED, "by hand"),
         ),
         (
-            stored.Outcome(stored.OutcomeKind.FAILED, "Suspended: said by a worker"),
-            OutcomeView(OutcomeKind.FAILED, "Suspended: said by a worker"),
+            Outcome(OutcomeKind.FAILED, "Suspended: said by a worker"),
+            Outcome(OutcomeKind.FAILED, "Suspended: said by a worker"),
         ),
     ],
     ids=["typed", "of the previous release", "without text", "other text", "by hand", "failed"],
 )
-def test_an_outcome_has_its_reason_typed(outcome: stored.Outcome, view: OutcomeView) -> None:
+def test_an_outcome_has_its_reason_typed(outcome: Outcome, view: Outcome) -> None:
     current = replace(final(), state=RoundState.CLOSED, outcome=outcome)
     assert rendezvous_view(records(PREFIX, [kv(KEYS.round, current)])).outcome == view
 
@@ -307,7 +305,7 @@ def test_cause_of_a_leave_has_its_reasons_typed(reasons: tuple[str, ...]) -> Non
     kvs = [kv(KEYS.round, current), kv(KEYS.history(3), History(3, cause, 2))]
     view = rendezvous_view(records(PREFIX, kvs))
     assert view.cause is not None
-    assert view.cause.reasons == view.rounds[0].reasons == ("SIGTERM", "Terminating")
+    assert view.cause.reasons == view.rounds[0].cause.reasons == ("SIGTERM", "Terminating")
 
 
 def test_the_previous_release_reads_the_reason_of_a_new_record() -> None:
@@ -356,7 +354,7 @@ def test_steps_and_the_reason_to_wait_are_seen() -> None:
     )
     assert view.waiting == 1
     assert view.waiting_reason == "newcomers wait for the next checkpoint, for 600 s at most"
-    assert [(one.step, one.checkpoint_step) for one in view.members] == [(120, 100), (None, None)]
+    assert view.members == (here, late)
 
 
 class Scripted:

@@ -20,7 +20,7 @@ from elasticjob_operator.core.offenders import (
 )
 from elasticjob_operator.core.pod import PodSettings
 from elasticjob_operator.core.pod import pod as pod_of
-from elasticjob_operator.core.rendezvous_view import OffenceView, RendezvousView
+from elasticjob_operator.core.rendezvous_view import Offence, RendezvousView
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
 from elasticjob_operator.core.vocabulary import OFFENDED
 from elasticjob_operator.model import Phase, RendezvousState
@@ -35,7 +35,7 @@ from tests.unit.operator.test_mirrored import KEYS, PREFIX, kv
 
 def offending(*offences: tuple[str, float]) -> RendezvousView:
     return final_round(
-        3, offences=tuple(OffenceView(node, ago(seconds), "Hang") for node, seconds in offences)
+        3, offences=tuple(Offence(node, ago(seconds), "Hang") for node, seconds in offences)
     )
 
 
@@ -85,7 +85,7 @@ def lost_and_failed(kind: FailureClass) -> RendezvousView:
 
 def test_offences_are_read_from_what_is_stored() -> None:
     first, second = lost_and_failed(FailureClass.SIGNAL).offences
-    assert first == OffenceView("rack-1", datetime.fromtimestamp(2, UTC), "NodeLost")
+    assert first == Offence("rack-1", datetime.fromtimestamp(2, UTC), "NodeLost")
     assert (second.node, second.what) == ("rack-1", "Signal")
 
 

@@ -22,17 +22,12 @@ from elasticjob_operator.core.bounds import bounds_of
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Pod, PodPhase, Refusal
 from elasticjob_operator.core.plan import KEPT_FAILED_PODS, plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    MemberView,
-    OutcomeKind,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
+from elasticjob_rendezvous.core.records import OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -40,6 +35,7 @@ from tests.unit.operator.builders import (
     final_round,
     job,
     later,
+    member,
     observed,
     pod,
     running,
@@ -243,7 +239,7 @@ def test_who_is_sent_away_is_not_expected() -> None:
 
 
 def test_nobody_joins_or_leaves_a_job_whose_first_member_is_done() -> None:
-    members = (MemberView("job-0", "done", rank=0, round=1),)
+    members = (member("job-0", "done", round=1),)
     view = final_round(2, members=members)
     assert created(plan(job(maxNodes=4), observed(*running(2), view=view), NOW)) == []
     assert deleted(plan(job(maxNodes=4, nodes=1), observed(*running(2), view=view), NOW)) == []
@@ -422,7 +418,7 @@ def test_a_finished_job_stays_finished_when_its_rendezvous_is_swept() -> None:
 
 def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
     members = tuple(
-        MemberView(f"job-{index}", state, id=f"uid-{index}-0")
+        member(f"job-{index}", state)
         for index, state in enumerate(("running", "running", "running", "done"))
     )
     view = final_round(4, members=members)
@@ -433,7 +429,7 @@ def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
 
 
 def test_a_pod_that_only_terminates_keeps_its_member_until_it_is_over() -> None:
-    view = final_round(1, members=(MemberView("job-0", "running", id="uid-0-0"),))
+    view = final_round(1, members=(member("job-0", "running"),))
     ending = observed(pod(0).terminating().get(), view=view)
     assert of(RemoveMembers, plan(job(), ending, NOW)) == []
     over = observed(pod(0).terminating().over().get(), view=view)

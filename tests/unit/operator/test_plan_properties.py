@@ -13,6 +13,7 @@ from elasticjob_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    RemoveMembers,
     WriteBounds,
     WriteNodes,
 )
@@ -20,18 +21,12 @@ from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    MemberView,
-    OutcomeKind,
-    OutcomeView,
-    RendezvousView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.sizes import legal_sizes, wanted_size
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob, RendezvousState
-from tests.unit.operator.builders import NOW, ago, closed, job
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
+from tests.unit.operator.builders import NOW, ago, closed, job, member
 
 CASES = settings(max_examples=150, deadline=None)
 
@@ -79,11 +74,10 @@ def pods(draw: st.DrawFn) -> tuple[Pod, ...]:
 def views(draw: st.DrawFn) -> RendezvousView:
     ranked = draw(st.lists(st.integers(0, 12), unique=True, max_size=6))
     state = st.sampled_from(["running", "waiting", "done"])
-    members = tuple(
-        MemberView(f"job-{index}", draw(state), rank=rank) for rank, index in enumerate(ranked)
-    )
+    members = tuple(member(f"job-{index}", draw(state), id=f"uid-{index}") for index in ranked)
+    ranks = {one.id: rank for rank, one in enumerate(members)}
     final = RendezvousView(
-        state=RendezvousState.FINAL, round=1, nodes=len(members), members=members
+        state=RendezvousState.FINAL, round=1, nodes=len(members), members=members, ranks=ranks
     )
     ends = [closed(kind) for kind in OutcomeKind]
     suspended = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
@@ -113,9 +107,13 @@ def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob
                 world = replace(world, bounds=bounds)
             case CloseRendezvous(_, kind, reason):
                 view = RendezvousView(
-                    state=RendezvousState.CLOSED, outcome=OutcomeView(kind, reason=reason)
+                    state=RendezvousState.CLOSED, outcome=Outcome(kind, reason=reason)
                 )
                 world = replace(world, rendezvous=view)
+            case RemoveMembers(_, gone):
+                view = world.rendezvous
+                there = tuple(one for one in view.members if one.id not in gone)
+                world = replace(world, rendezvous=replace(view, members=there))
             case CreatePod(index, name, _):
                 uid = f"new-{index}-{len(existing)}"
                 existing[uid] = Pod(index, name, uid, created_at=NOW)

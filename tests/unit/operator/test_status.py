@@ -11,32 +11,32 @@ from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Refusal
 from elasticjob_operator.core.plan import plan
-from elasticjob_operator.core.rendezvous_view import (
-    UNREADABLE,
-    CauseView,
-    FailureView,
-    InterruptionsView,
-    MemberView,
-    OutcomeKind,
-    RendezvousView,
-    RoundView,
-    StopReason,
-)
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, RendezvousView, StopReason
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.enums import ConditionStatus
-from elasticjob_operator.model.status import MAX_MEMBERS, MAX_ROUNDS, Condition, Status
+from elasticjob_operator.model.status import (
+    MAX_MEMBERS,
+    MAX_ROUNDS,
+    Condition,
+    MemberStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, OutcomeKind
 from tests.unit.operator.builders import (
     NOW,
     ago,
     closed,
+    failure,
     final_round,
+    history,
     job,
     later,
     observed,
     pod,
     running,
 )
+from tests.unit.operator.builders import member as member_record
 
 
 def status_of(a_job: ElasticJob, exists: Observed) -> Status:
@@ -54,33 +54,35 @@ def true_ones(status: Status) -> set[str]:
 
 def test_a_running_job_is_mirrored() -> None:
     rounds = (
-        RoundView(1, "start", 2, join_ms=180),
-        RoundView(
+        history(1, "start", 2, join_ms=180),
+        history(
             2,
             "loss",
             2,
-            5,
-            10,
-            20,
-            25,
-            30,
-            35,
-            ("job-10", "job-2"),
-            "gone",
+            detect_ms=5,
+            stop_ms=10,
+            join_ms=20,
+            confirm_ms=25,
+            start_ms=30,
+            first_step_ms=35,
+            members=("job-10", "job-2"),
+            detail="gone",
             final_at=ago(60),
             cold_nodes=1,
             cold_reason="the command changed",
         ),
     )
-    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Traceback")
+    first = failure(
+        1, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Traceback"
+    )
     view = final_round(
         2,
         2,
-        cause=CauseView("loss", ("job-10", "job-2"), "its lease ran out"),
+        cause=Cause(CauseKind.LOSS, ("job-10", "job-2"), "its lease ran out"),
         rounds=rounds,
         failures_charged=1,
-        interruptions=InterruptionsView(losses=1, leaves=2, preemptions=3, joins=4, others=5),
-        first_failure=failure,
+        interruptions=Counts(losses=1, leaves=2, preemptions=3, joins=4, others=5),
+        first_failure=first,
     )
     a_job, pods = job(maxNodes=2, nprocPerNode=1), running(2)
     status = status_of(a_job, observed(*pods, view=view))
@@ -173,13 +175,13 @@ def test_a_running_job_is_mirrored() -> None:
 
 
 def test_members_come_in_natural_order_and_are_bounded() -> None:
-    members = tuple(MemberView(f"job-{index}", "waiting") for index in reversed(range(120)))
+    members = tuple(member(index, "waiting") for index in reversed(range(120)))
     status = status_of(job(), observed(view=RendezvousView(members=members)))
     assert [one.pod for one in status.members] == [f"job-{index}" for index in range(MAX_MEMBERS)]
 
 
 def test_the_last_rounds_are_kept() -> None:
-    rounds = tuple(RoundView(number, "join", 2) for number in range(1, 15))
+    rounds = tuple(history(number, "join", 2) for number in range(1, 15))
     status = status_of(job(), observed(view=final_round(2, 14, rounds=rounds)))
     assert [one.round for one in status.rounds] == list(range(15 - MAX_ROUNDS, 15))
 
@@ -196,8 +198,27 @@ def test_only_pods_that_count_are_counted() -> None:
     assert (status.pods, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
 
 
-def member(index: int, state: str = "running", round: int = 2) -> MemberView:
-    return MemberView(f"job-{index}", state, round=round)
+@pytest.mark.parametrize(
+    ("cold", "start", "reason"),
+    [(None, None, None), ("", "warm", None), ("a shell", "cold", "a shell")],
+)
+def test_member_shows_its_rank_steps_and_start(
+    cold: str | None, start: str | None, reason: str | None
+) -> None:
+    seated = replace(
+        member(0), cold=cold, step=120, checkpoint_step=100, node="node-0", lease=7, id="uid-a"
+    )
+    view = replace(final_round(1, 2), members=(seated, member(1)), ranks={"uid-a": 3})
+    first, second = status_of(job(), observed(view=view)).members
+    assert first == MemberStatus(
+        pod="job-0", node="node-0", rank=3, state="running", round=2, step=120,
+        checkpoint_step=100, start=start, cold_reason=reason,
+    )  # fmt: skip
+    assert second == MemberStatus(pod="job-1", state="running", round=2)
+
+
+def member(index: int, state: str = "running", round: int = 2) -> Member:
+    return member_record(f"job-{index}", state, round=round)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +247,7 @@ def test_nodes_are_those_that_train(view: RendezvousView, phase: Phase | None, n
 
 
 def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:
-    view = final_round(2, 5, rounds=(RoundView(5, "start", 2),), failures_charged=2)
+    view = final_round(2, 5, rounds=(history(5, "start", 2),), failures_charged=2)
     known = status_of(job(maxNodes=2), observed(*running(2), view=view))
     blind = next_status(
         job(known, maxNodes=2), observed(*running(2), view=UNREADABLE), UNREADABLE, NOW
@@ -365,9 +386,9 @@ def test_either_end_is_finished_with_its_reason(
 
 def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
     """Nothing is known before they have: no round forms, and no failure is charged again."""
-    rounds = (RoundView(1, "start", 2), RoundView(2, "failure", 2, start_ms=5))
-    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
-    view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)
+    rounds = (history(1, "start", 2), history(2, "failure", 2, start_ms=5))
+    first = failure(1, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Tr…")
+    view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=first)
     before = status_of(job(maxNodes=2), observed(*running(2), view=view))
     lost = status_of(job(before, maxNodes=2), observed(*running(2), view=RendezvousView()))
     assert (lost.phase, lost.restarts, lost.rounds) == (Phase.RUNNING, 1, before.rounds)
@@ -389,10 +410,12 @@ def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
 def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
     view = replace(
         closed(OutcomeKind.FAILED, "spent"),
-        rounds=(RoundView(1, "start", 2), RoundView(2, "failure", 2)),
+        rounds=(history(1, "start", 2), history(2, "failure", 2)),
         failures_charged=2,
-        interruptions=InterruptionsView(losses=1),
-        first_failure=FailureView(2, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…"),
+        interruptions=Counts(losses=1),
+        first_failure=failure(
+            2, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Tr…"
+        ),
     )
     ended = status_of(job(status_of(job(), observed(view=view))), observed(view=view))
     assert ended.phase is Phase.FAILED

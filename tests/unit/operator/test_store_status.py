@@ -8,11 +8,12 @@ import pytest
 
 from elasticjob_operator.core.happenings import EventType, happenings
 from elasticjob_operator.core.observed import Observed, SeenTrouble
-from elasticjob_operator.core.rendezvous_view import UNREADABLE, OutcomeKind
+from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.store_status import found
 from elasticjob_operator.model.enums import Backend, ConditionStatus
 from elasticjob_operator.model.status import Condition, Status
+from elasticjob_rendezvous.core.records import OutcomeKind
 from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 from tests.unit.operator.builders import NOW, closed, final_round, job, later, observed, running
 

@@ -36,10 +36,7 @@ def test_the_cheapest_go_first(number: int) -> None:
 
 def test_ranks_decide_not_indices() -> None:
     view = final_round(3)
-    swapped = tuple(
-        type(member)(member.pod, member.state, member.node, 2 - (member.rank or 0), 1)
-        for member in view.members
-    )
+    swapped = {id: 2 - rank for id, rank in view.ranks.items()}
     pods = [pod(index).get() for index in range(3)]
-    [(victim, _)] = surplus(pods, final_round(3, members=swapped), 1)
+    [(victim, _)] = surplus(pods, final_round(3, ranks=swapped), 1)
     assert victim.name == "job-0"

@@ -8,13 +8,13 @@ import pytest
 
 from elasticjob_operator.core.happenings import Happening, happenings
 from elasticjob_operator.core.observed import Obstacle, Pod, PodEnd
-from elasticjob_operator.core.rendezvous_view import CauseView, RendezvousView, RoundView
+from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.words import because
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
-from elasticjob_rendezvous.core.records import ABORTED
-from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
+from elasticjob_rendezvous.core.records import ABORTED, Cause, CauseKind
+from tests.unit.operator.builders import NOW, ago, final_round, history, job, observed, pod, running
 
 EVICTION, PREEMPTION = "EvictionByEvictionAPI", "PreemptionByScheduler"
 OLD_ABORTED = "its peers' collectives broke"
@@ -97,10 +97,10 @@ def _told(
 def _grown(number: int, *, joined: int, nodes: int = 16) -> RendezvousView:
     names = tuple(f"job-{index}" for index in range(nodes - joined, nodes))
     rounds = (
-        RoundView(1, "start", nodes - joined),
-        RoundView(2, "join", nodes, join_ms=5, start_ms=40, members=names, final_at=ago(9)),
+        history(1, "start", nodes - joined),
+        history(2, "join", nodes, join_ms=5, start_ms=40, members=names, final_at=ago(9)),
     )
-    shown = CauseView("join", names) if number == 2 else CauseView("leave", ("job-0",))
+    shown = Cause(CauseKind.JOIN, names) if number == 2 else Cause(CauseKind.LEAVE, ("job-0",))
     return final_round(nodes, number, rounds=rounds, cause=shown)
 
 
