@@ -45,7 +45,7 @@ def patience_seconds(bounds: Bounds) -> float:
 def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
     """Return True if a seat's member, which has no key, is lost; else request a later check."""
     since = timers.since(("absent", seat.id))
-    if (seat.id, _last_session(seat, view)) in peers.gone:
+    if peers.is_gone(seat.id, _last_session(seat, view)):
         return True
     took_over = timers.known(TOOK_OVER)
     patience = 0.0
@@ -93,15 +93,16 @@ def has_stopped(
     last = view.departed.get(seat.id)
     if last is not None and _said_stopped(last, view):
         return True
-    if (seat.id, _last_session(seat, view)) in peers.gone:
+    if peers.is_gone(seat.id, _last_session(seat, view)):
         return True
     match peers.inquire(seat, timers.now):
         case Verdict.GONE:
             return True
         case Verdict.WORKERS_ALIVE:
-            told = peers.inquiries.live_until(seat.id)
+            told = peers.live_until(seat.id)
             if told is not None:
-                latest = max(told, peers.granted.get(seat.id, told))
+                granted = peers.granted_until(seat.id)
+                latest = told if granted is None else max(told, granted)
                 return timers.passed(latest + KILL_SECONDS)
             return timers.passed(max(since, opened) + peers.orphan_seconds)
         case Verdict.BOTH_ALIVE:
@@ -127,24 +128,24 @@ def _latest_deadline(
     """
     fenced = view.round is not None and seat.id in view.round.record.fenced
     latest = [since + bounds.keep_alive_seconds if fenced else since]
-    latest += [at for at in (peers.inquiries.live_until(seat.id),) if at is not None]
-    latest += [peers.granted[seat.id]] if seat.id in peers.granted else []
+    told = (peers.live_until(seat.id), peers.granted_until(seat.id))
+    latest += [at for at in told if at is not None]
     heard, took_over = peers.heard_at(seat.id), timers.known(TOOK_OVER)
     latest += [] if heard is None else [heard + TRUST_SECONDS]
     # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
-    if took_over is not None and (heard is None or heard < took_over):
-        leader = max(peers.led, key=lambda id: peers.led[id], default="")
-        if leader != seat.id:
-            led = peers.led.get(leader, took_over)
-            latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
+    relied_on_us = heard is not None and took_over is not None and heard >= took_over
+    if took_over is not None and not relied_on_us and peers.leader != seat.id:
+        led = peers.led_at(peers.leader)
+        led = took_over if led is None else led
+        latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
     return max(latest)
 
 
 def _wake_to_ask(seat: Seat, peers: Peers, timers: Timers) -> None:
     """Request a wake-up for the first probe of a new inquiry, which the next step sends."""
-    at = peers.inquiries.first_at(seat.id)
+    at = peers.first_probe_at(seat.id)
     if at is not None:
         timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
 

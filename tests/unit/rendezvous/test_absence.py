@@ -13,6 +13,7 @@ from elasticjob_rendezvous.core.effects import Probe
 from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
+from elasticjob_rendezvous.core.peer_state import PeerState
 from elasticjob_rendezvous.core.peers import (
     RELAY_SECONDS,
     TRUST_SECONDS,
@@ -22,7 +23,7 @@ from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundStat
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
-from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity
+from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity, inquiries
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
 GONE, WORKERS, AGENT, BOTH, UNKNOWN = (
@@ -200,7 +201,7 @@ def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> 
     absent.job.view().departed.clear()
     assert absent.took_over().answers(GONE).lost()
     assert absent.stopped()
-    assert not absent.peers.inquiries
+    assert not inquiries(absent.peers)
 
 
 @pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH])
@@ -238,7 +239,7 @@ def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> Non
     """A leaver counts once it reported stopped workers: its key may go by its lease or a fence."""
     absent = Absent(said)
     assert absent.stopped() is stopped
-    assert (B in absent.peers.inquiries) is not stopped
+    assert (B in inquiries(absent.peers)) is not stopped
 
 
 @pytest.mark.parametrize(
@@ -374,7 +375,7 @@ def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict)
 @pytest.mark.parametrize("told", [None, 1.0], ids=["silent", "told an earlier deadline"])
 def test_what_we_permitted_ourselves_is_waited_for(told: float | None) -> None:
     absent = Absent()
-    absent.peers.granted[B] = absent.job.now + 3.0
+    absent.peers.states[B] = PeerState(granted=absent.job.now + 3.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN if told is None else WORKERS, live_seconds=told)
     assert not absent.stopped(3.0 + absence.KILL_SECONDS - 0.1)
@@ -474,13 +475,13 @@ def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_
 def test_a_proof_from_before_needs_no_question() -> None:
     absent = Absent().answers(GONE)
     assert absent.stopped()
-    assert not absent.peers.inquiries
+    assert not inquiries(absent.peers)
 
 
 def test_a_proof_from_before_its_last_session_needs_one() -> None:
     absent = Absent().answers(GONE).came_and_went("s2")
     assert not absent.stopped()
-    assert B in absent.peers.inquiries
+    assert B in inquiries(absent.peers)
 
 
 def test_where_nobody_lives_at_its_seats_address_it_has_stopped_whatever_came_later() -> None:
@@ -530,7 +531,7 @@ def test_all_of_the_absent_are_asked_at_once() -> None:
     job = Job("a", "y", "z").sealed(*"ayz")
     job.look()
     job.later(60).gone("y", "z").round(2, previous=1).change("a", state=WAITING).idle()
-    assert set(job.coordinator.peers.inquiries) == {identity("y"), identity("z")}
+    assert inquiries(job.coordinator.peers) == {identity("y"), identity("z")}
     job.answers("y", GONE).idle().answers("z", GONE)
     assert job.act().ids == ids("a")
 
@@ -538,14 +539,14 @@ def test_all_of_the_absent_are_asked_at_once() -> None:
 def test_who_is_done_is_not_asked() -> None:
     job = recovering().done("z")
     assert job.act().ids == ids("ab")
-    assert not job.coordinator.peers.inquiries
+    assert not inquiries(job.coordinator.peers)
 
 
 def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
     job = recovering().member("z", state=LEAVING, round=1, stopped=True)
     job.view()
     assert job.gone("z").act().ids == ids("ab")
-    assert not job.coordinator.peers.inquiries
+    assert not inquiries(job.coordinator.peers)
 
 
 def test_who_only_said_that_it_leaves_is_asked() -> None:
