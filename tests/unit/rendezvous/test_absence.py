@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -359,6 +360,46 @@ def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
     absent.answers(UNKNOWN)
     assert not absent.stopped(after - 0.1)
     assert absent.stopped(0.1)
+
+
+REPORTED_SECONDS = 9.0
+STOPPED_AFTER: dict[Verdict | None, tuple[float, float]] = {
+    None: (LONG_AGO, LONG_AGO),
+    GONE: (0.0, 0.0),
+    WORKERS: (ORPHAN_SECONDS, REPORTED_SECONDS + absence.KILL_SECONDS),
+    BOTH: (ORPHAN_SECONDS, ORPHAN_SECONDS),
+    AGENT: (LEASE, LEASE),
+    UNKNOWN: (absence.KILL_SECONDS, REPORTED_SECONDS + absence.KILL_SECONDS),
+}
+"""Seconds from the absence, without and with a deadline of the workers in an answer."""
+
+
+def test_stop_rule_exists_for_every_verdict_with_and_without_a_deadline() -> None:
+    assert set(absence.STOP_RULES) == set(product((None, *Verdict), (False, True)))
+    assert set(absence.STOP_RULES.values()) == set(absence.StopRule)
+
+
+@pytest.mark.parametrize("verdict", [None, *Verdict])
+@pytest.mark.parametrize("reported", [False, True], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("launcher", [False, True], ids=["own children", "launcher"])
+def test_workers_count_as_stopped_by_the_rule_of_the_verdict(
+    verdict: Verdict | None, reported: bool, launcher: bool
+) -> None:
+    """A member without a launcher is judged as any other."""
+    absent = Absent()
+    if not launcher:
+        roster = absent.job.roster(1)
+        alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
+        absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
+    assert not absent.stopped()
+    inquiry = absent.probe().peers.state(B).inquiry
+    assert inquiry is not None
+    inquiry.verdict = verdict
+    inquiry.live_until = absent.job.now + REPORTED_SECONDS if reported else None
+    after = STOPPED_AFTER[verdict][reported]
+    if after:
+        assert not absent.stopped(after - 0.1)
+    assert absent.stopped(0.1) is (verdict is not None)
 
 
 @pytest.mark.parametrize("last", [WORKERS, UNKNOWN])
