@@ -28,9 +28,9 @@ DECIDE = (
     "absence", "answers", "attendance", "backoff", "bootstrap", "census", "closing", "counts",
     "crashes", "crew", "dataloss", "deciding", "departure", "directing", "ending", "engine",
     "excuses", "farewells", "fencing", "final", "frozen", "inflight", "inquiries", "intake",
-    "joinable", "judging", "leadership", "lease", "leaving", "newcomers", "own", "peers",
-    "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions", "silenced",
-    "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
+    "joinable", "judging", "leadership", "lease", "leaving", "newcomers", "own", "peer_state",
+    "peers", "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions",
+    "silenced", "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
 )  # fmt: skip
 """Modules with decisions; the others hold records, keys and texts."""
 EDGE = re.compile(

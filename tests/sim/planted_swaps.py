@@ -28,6 +28,7 @@ from elasticjob_rendezvous.core.kv import KeyValue, Range
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.peer_state import SessionEvent
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Cause,
@@ -160,7 +161,7 @@ def orphans_are_lost(_: Any) -> Any:
     """Count workers whose agent died as ended."""
 
     def planted(peers: Peers, member: Member, *rest: Any) -> list[Any]:
-        peers.gone.add((member.id, member.session))
+        peers.take_session(member.id, member.session, SessionEvent.GONE)
         return []
 
     return planted

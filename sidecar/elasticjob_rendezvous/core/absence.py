@@ -9,6 +9,9 @@ after which the member must have fenced itself, proves that they have.
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import assert_never
+
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
@@ -45,7 +48,7 @@ def patience_seconds(bounds: Bounds) -> float:
 def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
     """Return True if a seat's member, which has no key, is lost; else request a later check."""
     since = timers.since(("absent", seat.id))
-    if (seat.id, _last_session(seat, view)) in peers.gone:
+    if peers.is_gone(seat.id, _last_session(seat, view)):
         return True
     took_over = timers.known(TOOK_OVER)
     patience = 0.0
@@ -77,6 +80,42 @@ def _last_session(seat: Seat, view: View) -> str:
     return seat.session if last is None else last.session
 
 
+class StopRule(StrEnum):
+    """Time at which the workers of an absent member count as stopped.
+
+    Each value names the end of a wait; the values of a rule are computed in `_deadline`.
+    """
+
+    AT_ONCE = "at once"
+    AFTER_AN_ANSWER = "not before an answer"
+    REPORTED = "the deadline that its launcher reported, or that we permitted since"
+    ORPHANED = "the maximum life of workers without their agent"
+    OBEYED = "the time of its agent to register again, or to act on the round"
+    EVIDENCE = "the latest evidence that the member may have"
+
+
+STOP_RULES: dict[tuple[Verdict | None, bool], StopRule] = {
+    (None, False): StopRule.AFTER_AN_ANSWER,
+    (None, True): StopRule.AFTER_AN_ANSWER,
+    (Verdict.GONE, False): StopRule.AT_ONCE,
+    (Verdict.GONE, True): StopRule.AT_ONCE,
+    (Verdict.WORKERS_ALIVE, False): StopRule.ORPHANED,
+    (Verdict.WORKERS_ALIVE, True): StopRule.REPORTED,
+    (Verdict.BOTH_ALIVE, False): StopRule.ORPHANED,
+    (Verdict.BOTH_ALIVE, True): StopRule.ORPHANED,
+    (Verdict.AGENT_ALIVE, False): StopRule.OBEYED,
+    (Verdict.AGENT_ALIVE, True): StopRule.OBEYED,
+    (Verdict.UNKNOWN, False): StopRule.EVIDENCE,
+    (Verdict.UNKNOWN, True): StopRule.EVIDENCE,
+}
+"""Rule by the last result of a probe and whether any answer contained a deadline of the workers.
+
+A launcher ends workers without an agent at their deadline; an agent that is attached moves it. The
+rules hold for members with a launcher and without one: an agent answers for its own children, and
+always as attached.
+"""
+
+
 def has_stopped(
     seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers, opened: float
 ) -> bool:
@@ -89,30 +128,48 @@ def has_stopped(
     the time that their agent had: the agent may have hung a moment ago, or belong to a gang that
     outlives etcd.
     """
-    since = timers.since(("absent", seat.id))
+    timers.since(("absent", seat.id))
     last = view.departed.get(seat.id)
     if last is not None and _said_stopped(last, view):
         return True
-    if (seat.id, _last_session(seat, view)) in peers.gone:
+    if peers.is_gone(seat.id, _last_session(seat, view)):
         return True
-    match peers.inquire(seat, timers.now):
-        case Verdict.GONE:
-            return True
-        case Verdict.WORKERS_ALIVE:
-            told = peers.inquiries.live_until(seat.id)
-            if told is not None:
-                latest = max(told, peers.granted.get(seat.id, told))
-                return timers.passed(latest + KILL_SECONDS)
-            return timers.passed(max(since, opened) + peers.orphan_seconds)
-        case Verdict.BOTH_ALIVE:
-            return timers.passed(max(since, opened) + peers.orphan_seconds)
-        case Verdict.AGENT_ALIVE:
-            return timers.passed(max(since + patience_seconds(bounds), opened + OBEY_SECONDS))
-        case Verdict.UNKNOWN:
-            latest = _latest_deadline(seat, since, view, bounds, peers, timers)
-            return timers.passed(latest + KILL_SECONDS)
-    _wake_to_ask(seat, peers, timers)
-    return False
+    verdict = peers.inquire(seat, timers.now)
+    rule = STOP_RULES[verdict, peers.live_until(seat.id) is not None]
+    deadline = _deadline(rule, seat, view, bounds, peers, timers, opened)
+    if deadline is None:
+        _wake_to_ask(seat, peers, timers)
+        return False
+    return timers.passed(deadline)
+
+
+def _deadline(
+    rule: StopRule,
+    seat: Seat,
+    view: View,
+    bounds: Bounds,
+    peers: Peers,
+    timers: Timers,
+    opened: float,
+) -> float | None:
+    """Return the time from which the workers count as stopped; None: not known yet."""
+    since = timers.since(("absent", seat.id))
+    match rule:
+        case StopRule.AT_ONCE:
+            return timers.now
+        case StopRule.AFTER_AN_ANSWER:
+            return None
+        case StopRule.REPORTED:
+            known = (peers.live_until(seat.id), peers.granted_until(seat.id))
+            return max(at for at in known if at is not None) + KILL_SECONDS
+        case StopRule.ORPHANED:
+            return max(since, opened) + peers.orphan_seconds
+        case StopRule.OBEYED:
+            return max(since + patience_seconds(bounds), opened + OBEY_SECONDS)
+        case StopRule.EVIDENCE:
+            return _latest_deadline(seat, since, view, bounds, peers, timers) + KILL_SECONDS
+        case _:
+            assert_never(rule)
 
 
 def _latest_deadline(
@@ -127,24 +184,24 @@ def _latest_deadline(
     """
     fenced = view.round is not None and seat.id in view.round.record.fenced
     latest = [since + bounds.keep_alive_seconds if fenced else since]
-    latest += [at for at in (peers.inquiries.live_until(seat.id),) if at is not None]
-    latest += [peers.granted[seat.id]] if seat.id in peers.granted else []
+    told = (peers.live_until(seat.id), peers.granted_until(seat.id))
+    latest += [at for at in told if at is not None]
     heard, took_over = peers.heard_at(seat.id), timers.known(TOOK_OVER)
     latest += [] if heard is None else [heard + TRUST_SECONDS]
     # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
-    if took_over is not None and (heard is None or heard < took_over):
-        leader = max(peers.led, key=lambda id: peers.led[id], default="")
-        if leader != seat.id:
-            led = peers.led.get(leader, took_over)
-            latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
+    relied_on_us = heard is not None and took_over is not None and heard >= took_over
+    if took_over is not None and not relied_on_us and peers.leader != seat.id:
+        led = peers.led_at(peers.leader)
+        led = took_over if led is None else led
+        latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
     return max(latest)
 
 
 def _wake_to_ask(seat: Seat, peers: Peers, timers: Timers) -> None:
     """Request a wake-up for the first probe of a new inquiry, which the next step sends."""
-    at = peers.inquiries.first_at(seat.id)
+    at = peers.first_probe_at(seat.id)
     if at is not None:
         timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
 

@@ -52,4 +52,4 @@ class Coordinator:
 
     def resign(self) -> None:
         self.active = False
-        self.peers.inquiries.clear()
+        self.peers.resign()

@@ -2,17 +2,16 @@
 
 An inquiry begins when a link falls quiet or closes, while the member's lease still has seconds to
 run: when the lease ends it is known by then whether anything answers there. At the latest it
-begins when a member has no key. Owns the schedule and the last answers; `peers` and `absence`
-state what an answer proves.
+begins when a member has no key. An inquiry owns its schedule and last answers; `peers` and
+`absence` state what an answer proves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.effects import Effect, Probe
+from elasticjob_rendezvous.core.effects import Probe
 from elasticjob_rendezvous.core.events import Probed, Verdict
 from elasticjob_rendezvous.core.records import Member, RoundState
 from elasticjob_rendezvous.core.roster import Seat
@@ -26,133 +25,92 @@ _UNANSWERED = (None, Verdict.UNKNOWN)
 
 
 @dataclass(slots=True)
-class _Inquiry:
+class Inquiry:
     """Repeated probe of one member.
 
-    `verdict`: the last result; `answered`: time of the last answer.
-    `until`: end of the inquiry if no round waits for the answer.
-    `suspicion`: the member had a key at the start, so a message of its agent ends the inquiry.
-    `live_until`: deadline of its workers, by the last answer that contained one.
+    Attributes:
+        whom: target of the probes.
+        until: end of the inquiry if no round waits for the answer.
+        told: newest round number in a probe.
+        verdict: the last result.
+        answered: time of the last answer.
+        live_until: deadline of its workers, by the last answer that contained one.
     """
 
-    probe: Probe
+    whom: Member | Seat
     next_probe: float
     until: float
-    suspicion: bool
     asked: bool = False
+    told: int = 0
     verdict: Verdict | None = None
     answered: float | None = None
     live_until: float | None = None
 
+    @property
+    def first_at(self) -> float | None:
+        """Time of the first probe, if that is still to come."""
+        return None if self.asked else self.next_probe
 
-@dataclass(slots=True)
-class Inquiries:
-    """All inquiries of one agent, by member."""
+    def hurry(self, at: float) -> None:
+        """Send the first probe no later than `at`."""
+        if not self.asked:
+            self.next_probe = min(self.next_probe, at)
 
-    _open: dict[str, _Inquiry] = field(default_factory=dict)
-
-    def __contains__(self, member: object) -> bool:
-        return member in self._open
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._open)
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def suspect(self, member: Member, at: float, until: float) -> None:
-        """Probe a silent `member` that has a key from `at` on, and at most until `until`."""
-        known = self._open.get(member.id)
-        if known is None or known.probe.session != member.session:
-            self._open[member.id] = _Inquiry(probe(member, 0), at, until, suspicion=True)
-
-    def inquire(self, seat: Seat, at: float, until: float) -> Verdict | None:
-        """Return the last result for a member without a key; without any, probe it from `at` on."""
-        new = _Inquiry(probe(seat, 0), at, until, suspicion=False)
-        inquiry = self._open.setdefault(seat.id, new)
-        inquiry.suspicion = False
-        if not inquiry.asked:
-            inquiry.next_probe = min(inquiry.next_probe, at)
-        return inquiry.verdict
-
-    def first_at(self, member: str) -> float | None:
-        """Return the time of a member's first probe, if that is still to come."""
-        inquiry = self._open.get(member)
-        return None if inquiry is None or inquiry.asked else inquiry.next_probe
-
-    def live_until(self, member: str) -> float | None:
-        """Return the deadline of a member's workers, if an answer contained one."""
-        inquiry = self._open.get(member)
-        return None if inquiry is None else inquiry.live_until
-
-    def answered(self, event: Probed, now: float) -> None:
-        inquiry = self._open.get(event.member)
-        if inquiry is None:
-            return
-        verdict = event.verdict
-        if verdict is not Verdict.UNKNOWN:
-            inquiry.answered = now
+    def answer(self, event: Probed, now: float) -> None:
+        """Keep the result of a probe."""
+        if event.verdict is not Verdict.UNKNOWN:
+            self.answered = now
             if event.live_seconds is not None:
-                inquiry.live_until = now + event.live_seconds
-        elif inquiry.answered is not None and now - inquiry.answered < LONGEST_PROBE_SECONDS:
+                self.live_until = now + event.live_seconds
+        elif self.answered is not None and now - self.answered < LONGEST_PROBE_SECONDS:
             return  # the timeout of a probe sent before that answer
-        inquiry.verdict = verdict
+        self.verdict = event.verdict
 
-    def heard(self, member: str) -> None:
-        """End the suspicion of a member: its agent sends messages again."""
-        inquiry = self._open.get(member)
-        if inquiry is not None and inquiry.suspicion:
-            del self._open[member]
+    def due(self, view: View, now: float, alarm: Alarm) -> Probe | None:
+        """Return the probe that is due; else request a wake-up for the next one."""
+        number = newest_number(view)
+        moved_on = self.asked and number > self.told
+        if moved_on and self.verdict not in _UNANSWERED:
+            self.verdict = None  # its launcher did not know of this round when it answered
+        if not self._waits(view) or not (moved_on or alarm.passed(self.next_probe, now)):
+            return None
+        self.asked = True
+        self.told = number
+        self.next_probe = now + INQUIRY_SECONDS
+        alarm.set(self.next_probe)
+        return probe(self.whom, number)
 
-    def clear(self) -> None:
-        self._open.clear()
+    def is_over(self, view: View, now: float) -> bool:
+        """Return True if nothing depends on the inquiry any more.
 
-    def tend(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
-        """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
-        effects: list[Effect] = []
-        number = view.round.record.number if view.round else 0
-        for id, inquiry in list(self._open.items()):
-            if _is_over(inquiry, view, now):
-                del self._open[id]
-                continue
-            moved_on = inquiry.asked and number > inquiry.probe.round
-            if moved_on and inquiry.verdict not in _UNANSWERED:
-                inquiry.verdict = None  # its launcher did not know of this round when it answered
-            if not _waits(inquiry, view):
-                continue
-            if moved_on or alarm.passed(inquiry.next_probe, now):
-                inquiry.asked = True
-                inquiry.next_probe = now + INQUIRY_SECONDS
-                inquiry.probe = replace(inquiry.probe, round=number)
-                effects.append(inquiry.probe)
-                alarm.set(inquiry.next_probe)
-        return effects
+        Without a key it matters as long as a round waits for the member's workers; with the key of
+        that session, as long as nothing answers there.
+        """
+        state = _state(view)
+        if state in (None, RoundState.CLOSED):
+            return True
+        member = view.member(self.whom.id)
+        if member is None:
+            late = now >= self.until or state is RoundState.FROZEN
+            return late and state is not RoundState.JOINABLE
+        lives = self.verdict not in _UNANSWERED
+        return lives or now >= self.until or member.record.session != self.whom.session
 
+    def _waits(self, view: View) -> bool:
+        """Return True if another probe is due.
 
-def _is_over(inquiry: _Inquiry, view: View, now: float) -> bool:
-    """Return True if nothing depends on the inquiry any more.
-
-    Without a key it matters as long as a round waits for the member's workers; with the key of
-    that session, as long as nothing answers there.
-    """
-    state = _state(view)
-    if state in (None, RoundState.CLOSED):
-        return True
-    member = view.member(inquiry.probe.member)
-    if member is None:
-        late = now >= inquiry.until or state is RoundState.FROZEN
-        return late and state is not RoundState.JOINABLE
-    lives = inquiry.verdict not in _UNANSWERED
-    return lives or now >= inquiry.until or member.record.session != inquiry.probe.session
-
-
-def _waits(inquiry: _Inquiry, view: View) -> bool:
-    """Return True if another probe is due: an answer can change only while a round waits for it."""
-    return inquiry.verdict in _UNANSWERED or _state(view) is RoundState.JOINABLE
+        An answer can change only while a round waits for it.
+        """
+        return self.verdict in _UNANSWERED or _state(view) is RoundState.JOINABLE
 
 
 def _state(view: View) -> RoundState | None:
     return view.round.record.state if view.round else None
+
+
+def newest_number(view: View) -> int:
+    """Return the newest round's number; 0 without a round."""
+    return view.round.record.number if view.round else 0
 
 
 def probe(whom: Member | Seat, number: int) -> Probe:

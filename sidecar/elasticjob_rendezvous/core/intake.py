@@ -131,4 +131,4 @@ def _take_peer(our: Membership, event: PeerUp | PeerHeard | PeerQuiet | PeerDown
             if active:
                 our.effects += peers.probed(event, our.view, our.now, our.config.orphan_seconds)
             else:
-                peers.inquiries.answered(event, our.now)
+                peers.answered(event, our.now)

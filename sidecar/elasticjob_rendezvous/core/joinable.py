@@ -66,7 +66,7 @@ def _fence(scene: Scene, count: census.Census) -> Act | None:
 def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
     """Return True if workers of the last roster may run although their member's key is gone."""
     view, peers = scene.view, memory.peers
-    if peers.orphans or dataloss.may_register(scene, memory.timers, opened):
+    if peers.orphaned or dataloss.may_register(scene, memory.timers, opened):
         return True
     members = view.members()
     seats = view.undone(scene.current.previous)

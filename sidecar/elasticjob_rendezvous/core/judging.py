@@ -82,7 +82,7 @@ def _verdict_is_due(scene: Scene, number: int, peers: Peers, timers: Timers) -> 
         return False
     roster = scene.view.rosters.get(number)
     seats = roster.seats if roster else ()
-    silent = any(seat.id in peers.silent and not peers.alive(seat.id, timers.now) for seat in seats)
+    silent = any(peers.silent(seat.id) and not peers.alive(seat.id, timers.now) for seat in seats)
     if not silent and not _some_have_yet_to_tell(scene.view, number):
         return True
     return timers.over(("verdict", number), 2 * window)

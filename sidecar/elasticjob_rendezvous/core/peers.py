@@ -20,7 +20,18 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     Verdict,
 )
-from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, Inquiries, probe
+from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, Inquiry, newest_number, probe
+from elasticjob_rendezvous.core.peer_state import (
+    ContactState,
+    KeyState,
+    LinkState,
+    MemberEvent,
+    Orphan,
+    PeerState,
+    SessionEvent,
+    SessionState,
+    WorkersState,
+)
 from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.view import Versioned, View
@@ -49,85 +60,106 @@ Session = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Orphan:
-    """Workers without an agent; `told` is the newest round number that their launcher knows.
-
-    `kept_until`: certain end of the lease on which their member's key was seen;
-    `renewing`: the latest renewal of that lease has no answer yet.
-    """
-
-    record: Member
-    until: float
-    next_probe: float
-    told: int
-    kept_until: float = 0.0
-    renewing: bool = True
-
-
-@dataclass(slots=True)
 class Peers:
-    """Mutable knowledge of one coordinatorship; `linked` outlives it.
+    """Mutable knowledge of one coordinatorship; links and evidence outlive it.
 
     Attributes:
         orphan_seconds: maximum life of workers without their agent.
-        linked: (member, session) -> its last heartbeat.
-        gone: sessions proven dead; the coordinator deletes their keys.
-        silent: members whose link broke without a refusal -> when.
-        strays: members whose agent answered a probe though its link is gone -> time of the next
-            probe, since the agent may have been about to die; `astray` counts these answers.
-        last_heard: member -> last heartbeat on any link of it, also after it broke.
-        proven: member -> time until which any link of it is known to have carried both ways.
-        led: former coordinators -> last heartbeat on our own link to them.
-        inquiries: members that fell silent, or have no key while their workers may still run.
         inquiry_seconds: maximum duration of the inquiry about a silent member that has its key.
-        granted: member -> latest time until which we let workers without an agent live.
-        forsaken: sessions whose agent did not come back in time. Their launchers end the workers,
-            so they are lost, though nothing proves yet that the workers have stopped.
-        symptoms: member -> first sign of trouble.
+        leader: former coordinator of which we heard last on our own link.
+        states: the state of each member of which anything is known.
     """
 
     orphan_seconds: float = 30.0
     inquiry_seconds: float = 10.0
-    linked: dict[Session, float] = field(default_factory=dict)
-    gone: set[Session] = field(default_factory=set)
-    silent: dict[str, float] = field(default_factory=dict)
-    symptoms: dict[str, float] = field(default_factory=dict)
-    orphans: dict[Session, _Orphan] = field(default_factory=dict)
-    strays: dict[Session, float] = field(default_factory=dict)
-    astray: dict[Session, int] = field(default_factory=dict)
     roll_call_at: float | None = None
-    last_heard: dict[str, float] = field(default_factory=dict)
-    proven: dict[str, float] = field(default_factory=dict)
-    led: dict[str, float] = field(default_factory=dict)
-    inquiries: Inquiries = field(default_factory=Inquiries)
-    granted: dict[str, float] = field(default_factory=dict)
-    forsaken: set[Session] = field(default_factory=set)
+    leader: str = ""
+    states: dict[str, PeerState] = field(default_factory=dict)
+    _open: dict[str, PeerState] = field(default_factory=dict)
+    """Subset of `states` for which `tend` has something to do."""
+    _orphans: int = 0
+    """Number of orphaned sessions; every heartbeat depends on it."""
+
+    # -- state --------------------------------------------------------------------------
+
+    def state(self, member: str) -> PeerState:
+        """Return the state of a member to read; not kept if nothing is known of it."""
+        return self.states.get(member) or PeerState()
+
+    def session(self, member: str, session: str) -> SessionState:
+        """Return the state of a session to read; not kept if nothing is known of it."""
+        return self.state(member).sessions.get(session) or SessionState()
+
+    def take_session(self, member: str, session: str, event: SessionEvent) -> SessionState:
+        """Apply an event to a session; return its state."""
+        peer = self._stored(member)
+        state = peer.sessions.setdefault(session, SessionState())
+        orphaned = state.workers is WorkersState.ORPHANED
+        state.take(event)
+        self._orphans += (state.workers is WorkersState.ORPHANED) - orphaned
+        if not state.known:
+            del peer.sessions[session]
+        self._index(member, peer)
+        return state
+
+    def take(self, member: str, event: MemberEvent) -> PeerState:
+        """Apply an event to a member; return its state."""
+        peer = self._stored(member)
+        peer.take(event)
+        self._index(member, peer)
+        return peer
+
+    def _stored(self, member: str) -> PeerState:
+        return self.states.get(member) or self.states.setdefault(member, PeerState())
+
+    def _index(self, member: str, peer: PeerState) -> None:
+        if not peer.open:
+            self._open.pop(member, None)
+        elif member not in self._open:
+            self._open[member] = peer
+
+    def _open_sessions(self) -> list[tuple[str, str, SessionState]]:
+        """Return the sessions for which there is something to do."""
+        return [
+            (member, session, state)
+            for member, peer in self._open.items()
+            for session, state in peer.sessions.items()
+            if state.open
+        ]
+
+    # -- coordinatorship ----------------------------------------------------------------
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
         """Begin a coordinatorship: drop judgements of members; keep links, proofs and orphans.
 
         The inquiry about the previous coordinator, which has begun already, stays, too.
         """
-        self.gone = set(proven_gone)
-        self.silent.clear()
-        self.symptoms.clear()
-        self.strays.clear()
-        self.astray.clear()
-        self.forsaken.clear()
+        for member, peer in self.states.items():
+            self.take(member, MemberEvent.TOOK_OVER)
+            for session in list(peer.sessions):
+                self.take_session(member, session, SessionEvent.TOOK_OVER)
+        for member, session in proven_gone:
+            self.take_session(member, session, SessionEvent.GONE)
         self.roll_call_at = now + ROLL_CALL_SECONDS
 
+    def resign(self) -> None:
+        """End a coordinatorship: drop the inquiries."""
+        for member in list(self._open):
+            self.take(member, MemberEvent.RESIGNED)
+
+    # -- links --------------------------------------------------------------------------
+
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
-        self.linked[event.member, event.session] = now
-        self.astray.pop((event.member, event.session), None)
-        self.last_heard[event.member] = now
+        member, opened = event.member, isinstance(event, PeerUp)
+        heard = SessionEvent.LINK_OPENED if opened else SessionEvent.HEARD
+        self.take_session(member, event.session, heard).heard = now
+        peer = self.take(member, MemberEvent.LINK_OPENED if opened else MemberEvent.HEARD)
+        peer.last_heard = now
         proven = proven_at(event.sent, now)
-        self.proven[event.member] = max(proven, self.proven.get(event.member, proven))
-        self.silent.pop(event.member, None)
-        self.inquiries.heard(event.member)
-        if isinstance(event, PeerUp):
-            self.symptoms.pop(event.member, None)
-            for session in [s for s in self.orphans if s[0] == event.member]:
-                del self.orphans[session]
+        peer.proven = proven if peer.proven is None else max(proven, peer.proven)
+        if opened and len(peer.sessions) > 1:
+            for other in [session for session in peer.sessions if session != event.session]:
+                self.take_session(member, other, SessionEvent.OTHER_LINK_OPENED)
 
     def is_routine(self, event: PeerUp | PeerHeard) -> bool:
         """Return True if a heartbeat only confirms what is already known.
@@ -136,11 +168,12 @@ class Peers:
         then; with a thousand members and a heartbeat per second from each, it would take all the
         time.
         """
-        id, session = event.member, (event.member, event.session)
-        if isinstance(event, PeerHeard) and session not in self.linked:
+        session = self.session(event.member, event.session)
+        if isinstance(event, PeerHeard) and not session.linked:
             return False
-        doubted = id in self.silent or id in self.symptoms or id in self.inquiries
-        return not (doubted or self.orphans or session in self.strays)
+        peer = self.state(event.member)
+        doubted = peer.contact is not ContactState.NORMAL or peer.inquiry is not None
+        return not (doubted or self._orphans or session.link is LinkState.STRAY)
 
     def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
         """Probe a member that misses heartbeats, to know by its lease's end whether it answers."""
@@ -150,38 +183,55 @@ class Peers:
 
     def suspect(self, member: Member, at: float) -> None:
         """Probe a member that has a key repeatedly, until a message of it arrives."""
-        self.inquiries.suspect(member, at, at + self.inquiry_seconds)
+        peer = self._stored(member.id)
+        other = peer.inquiry is not None and peer.inquiry.whom.session != member.session
+        if peer.inquiry is None or other:
+            peer.inquiry = Inquiry(member, at, at + self.inquiry_seconds)
+        self.take(member.id, MemberEvent.SESSION_SUSPECTED if other else MemberEvent.SUSPECTED)
 
     def led_by(self, member: str, now: float) -> None:
         """Note a heartbeat of the coordinator on our link to it."""
-        self.led[member] = now
-        self.inquiries.heard(member)
+        self.take(member, MemberEvent.LED).led = now
+        self.leader = member
+
+    def led_at(self, member: str) -> float | None:
+        """Return the time of the last heartbeat of a former coordinator on our link to it."""
+        return self.state(member).led
 
     def heard_at(self, member: str) -> float | None:
         """Return the time of a member's last heartbeat on any link, whichever side held it."""
-        known = (self.last_heard.get(member), self.led.get(member))
-        return max((at for at in known if at is not None), default=None)
+        peer = self.state(member)
+        return max((at for at in (peer.last_heard, peer.led) if at is not None), default=None)
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
         """Probe a member whose link closed, unless it announced its leave or linked again."""
-        self.linked.pop((event.member, event.session), None)
+        self.take_session(event.member, event.session, SessionEvent.LINK_CLOSED)
         member = view.member(event.member)
-        if member is None or any(id == event.member for id, _ in self.linked):
+        if member is None or self.state(event.member).linked:
             return []
         closed = view.round is not None and view.round.record.state is RoundState.CLOSED
         if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):
             return []
-        self.symptoms.setdefault(event.member, now)
+        peer = self.take(event.member, MemberEvent.LINK_LOST)
+        peer.symptom = now if peer.symptom is None else peer.symptom
         self.suspect(member.record, now + INQUIRY_SECONDS)
-        return [probe(member.record, _number(view))]
+        return [probe(member.record, newest_number(view))]
+
+    # -- answers to probes --------------------------------------------------------------
+
+    def answered(self, event: Probed, now: float) -> None:
+        """Keep the result of a probe for the inquiry that waits for it."""
+        inquiry = self.state(event.member).inquiry
+        if inquiry is not None:
+            inquiry.answer(event, now)
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
-        self.inquiries.answered(event, now)
-        if event.verdict in (Verdict.GONE, Verdict.UNKNOWN):
-            self.orphans.pop(session, None)
+        self.answered(event, now)
+        if event.verdict is Verdict.UNKNOWN:
+            self.take_session(*session, SessionEvent.NO_ANSWER)
         if event.verdict is Verdict.GONE:
-            self.gone.add(session)
+            self.take_session(*session, SessionEvent.GONE)
         member = view.member(event.member)
         if member is None or member.record.session != event.session:
             return []
@@ -190,31 +240,27 @@ class Peers:
             case Verdict.GONE:
                 return [Note(f"{name} is gone: a probe found no workers of it")]
             case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
-                return self.adopt(member.record, _number(view), now, orphan_seconds)
-            case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE if session not in self.linked:
-                times = self.astray.get(session, 0)
-                self.astray[session] = times + 1
-                pause = STRAY_PROBE_SECONDS[min(times, len(STRAY_PROBE_SECONDS) - 1)]
-                self.strays[session] = now + pause
-            case Verdict.UNKNOWN if session not in self.linked:
-                if event.member in self.silent:
-                    return []
-                self.silent[event.member] = now
-                return [
-                    Note(
-                        f"{name} does not answer probes: waiting for its lease to expire",
-                        warning=True,
-                    )
-                ]
+                return self.adopt(member.record, newest_number(view), now, orphan_seconds)
+            case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE:
+                state = self.take_session(*session, SessionEvent.AGENT_ANSWERED)
+                if state.link is LinkState.STRAY:
+                    pause = STRAY_PROBE_SECONDS[min(state.answers, len(STRAY_PROBE_SECONDS) - 1)]
+                    state.answers += 1
+                    state.next_probe = now + pause
+            case Verdict.UNKNOWN if not self.session(*session).linked:
+                known = self.silent(event.member)
+                self.take(event.member, MemberEvent.NO_ANSWER)
+                text = f"{name} does not answer probes: waiting for its lease to expire"
+                return [] if known else [Note(text, warning=True)]
         return []
 
     def adopt(self, member: Member, number: int, now: float, orphan_seconds: float) -> list[Effect]:
         """Look after a member's workers until its agent comes back, for a limited time."""
-        session = (member.id, member.session)
-        if session in self.orphans:
+        if self.session(member.id, member.session).orphan is not None:
             return []
         every = ORPHAN_PROBE_SECONDS
-        self.orphans[session] = _Orphan(member, now + orphan_seconds, now + every, number)
+        state = self.take_session(member.id, member.session, SessionEvent.WORKERS_ONLY)
+        state.orphan = Orphan(member, now + orphan_seconds, now + every, number)
         note = Note(f"{member.name} lost its agent; its workers keep running", warning=True)
         return [KeepAlive(member.lease), note]
 
@@ -223,26 +269,31 @@ class Peers:
 
         No newer round begins while their member's key, which hangs on that lease, is there.
         """
-        for (id, _), orphan in self.orphans.items():
-            member = view.member(id)
-            if orphan.record.lease != lease or member is None or member.record.lease != lease:
+        for id, _, state in self._open_sessions():
+            orphan, member = state.orphan, view.member(id)
+            if orphan is None or orphan.record.lease != lease:
+                continue
+            if member is None or member.record.lease != lease:
                 continue
             orphan.renewing = False
             orphan.kept_until = max(orphan.kept_until, deadline)
             return [self._permission(orphan, view, now)]
         return []
 
-    def _permission(self, orphan: _Orphan, view: View, now: float) -> Probe:
+    def _permission(self, orphan: Orphan, view: View, now: float) -> Probe:
         """Return the probe of a launcher whose workers may live as long as their member's lease."""
-        asked = probe(orphan.record, _number(view))
+        asked = probe(orphan.record, newest_number(view))
         member = view.member(orphan.record.id)
         if member is None or member.record.lease != orphan.record.lease:
             return asked
         until = min(orphan.kept_until, orphan.until)
         if until <= now:
             return asked
-        self.granted[orphan.record.id] = max(until, self.granted.get(orphan.record.id, until))
+        peer = self._stored(orphan.record.id)
+        peer.granted = until if peer.granted is None else max(until, peer.granted)
         return replace(asked, live_until=until)
+
+    # -- upkeep -------------------------------------------------------------------------
 
     def tend(
         self, view: View, own: str, now: float, keep_every: float
@@ -252,12 +303,24 @@ class Peers:
         effects = self._call_roll(view, own, now, alarm)
         effects += self._tend_strays(view, now, alarm)
         effects += self._tend_orphans(view, now, keep_every, alarm)
-        effects += self.inquiries.tend(view, now, alarm)
+        effects += self.tend_inquiries(view, now, alarm)
         return effects, alarm.at
+
+    def tend_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+        """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
+        effects: list[Effect] = []
+        for member, peer in list(self._open.items()):
+            if peer.inquiry is None:
+                continue
+            if peer.inquiry.is_over(view, now):
+                self.take(member, MemberEvent.INQUIRY_OVER)
+            elif (due := peer.inquiry.due(view, now, alarm)) is not None:
+                effects.append(due)
+        return effects
 
     def inquire(self, seat: Seat, now: float) -> Verdict | None:
         """Return the last result for a member without a key; without any, probe it now."""
-        return self.inquiries.inquire(seat, now, now)
+        return self._inquire(seat, now, now)
 
     def inquire_meanwhile(self, seat: Seat, now: float, seconds: float) -> Verdict | None:
         """Do the same as `inquire` for a member that has `seconds` to register again.
@@ -268,14 +331,59 @@ class Peers:
         heard = self.heard_at(seat.id)
         missed = heard is not None and now - heard >= MISSED_SECONDS
         at = now if missed else now + INQUIRY_SECONDS
-        return self.inquiries.inquire(seat, at, now + seconds)
+        return self._inquire(seat, at, now + seconds)
+
+    def _inquire(self, seat: Seat, at: float, until: float) -> Verdict | None:
+        """Return the last result for a member without a key; without any, probe it from `at` on."""
+        peer = self._stored(seat.id)
+        inquiry = peer.inquiry = peer.inquiry or Inquiry(seat, at, until)
+        inquiry.hurry(at)
+        self.take(seat.id, MemberEvent.ABSENT)
+        return inquiry.verdict
+
+    # -- evidence -----------------------------------------------------------------------
+
+    def first_probe_at(self, member: str) -> float | None:
+        """Return the time of the first probe of an inquiry, if that is still to come."""
+        inquiry = self.state(member).inquiry
+        return None if inquiry is None else inquiry.first_at
+
+    def live_until(self, member: str) -> float | None:
+        """Return the deadline of a member's workers, if an answer contained one."""
+        inquiry = self.state(member).inquiry
+        return None if inquiry is None else inquiry.live_until
+
+    def granted_until(self, member: str) -> float | None:
+        """Return the latest time until which we let a member's workers live without an agent."""
+        return self.state(member).granted
+
+    def is_gone(self, member: str, session: str) -> bool:
+        """Return True if a session is proven to be gone."""
+        return self.session(member, session).key is KeyState.GONE
+
+    def silent(self, member: str) -> bool:
+        """Return True if a member without a link did not answer a probe since it was heard."""
+        return self.state(member).silent
+
+    @property
+    def orphaned(self) -> bool:
+        """Return True if workers of any member run without their agent."""
+        return self._orphans > 0
+
+    def closed_sessions(self) -> frozenset[Session]:
+        """Return the sessions that are proven gone, or whose agent will not come back."""
+        return frozenset(
+            (member, session)
+            for member, session, state in self._open_sessions()
+            if state.key is not KeyState.VALID
+        )
 
     def evidence(self, others: Collection[str]) -> float | None:
         """Return the latest time for which all of `others` are proven to hear us, and we them.
 
         None if there is no such time.
         """
-        heard = [self.proven.get(id) for id in others]
+        heard = [self.state(id).proven for id in others]
         known = [at for at in heard if at is not None]
         return min(known) if known and len(known) == len(heard) else None
 
@@ -284,28 +392,31 @@ class Peers:
         if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
             return []
         self.roll_call_at = None
-        linked = {id for (id, _), heard in self.linked.items() if _fresh(heard, now)}
         missing = [
             versioned.record
             for id, versioned in view.members().items()
             if id != own
             and versioned.record.state is MemberState.RUNNING
-            and (id, versioned.record.session) not in self.orphans
-            and id not in linked
+            and self.session(id, versioned.record.session).orphan is None
+            and not self.alive(id, now)
         ]
         for member in missing:
             self.suspect(member, now + INQUIRY_SECONDS)
-        return [probe(member, _number(view)) for member in missing]
+        return [probe(member, newest_number(view)) for member in missing]
 
     def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         effects: list[Effect] = []
-        for session, next_probe in list(self.strays.items()):
-            member = view.member(session[0])
-            if member is None or member.record.session != session[1] or session in self.linked:
-                del self.strays[session]
-            elif alarm.passed(next_probe, now):
-                del self.strays[session]
-                effects.append(probe(member.record, _number(view)))
+        for id, session, state in self._open_sessions():
+            member = view.member(id)
+            if state.link is not LinkState.STRAY:
+                continue
+            if member is None:
+                self.take_session(id, session, SessionEvent.KEY_LOST)
+            elif member.record.session != session:
+                self.take_session(id, session, SessionEvent.REPLACED)
+            elif alarm.passed(state.next_probe, now):
+                self.take_session(id, session, SessionEvent.PROBE_REPEATED)
+                effects.append(probe(member.record, newest_number(view)))
         return effects
 
     def _tend_orphans(
@@ -316,15 +427,15 @@ class Peers:
         A newer round is sent at once: the launcher ends workers that are older.
         """
         effects: list[Effect] = []
-        number = _number(view)
-        for session, orphan in list(self.orphans.items()):
-            member = view.member(session[0])
-            came_back = member is not None and member.record.session != session[1]
-            if came_back:
-                del self.orphans[session]
+        number = newest_number(view)
+        for id, session, state in self._open_sessions():
+            member, orphan = view.member(id), state.orphan
+            if orphan is None:
+                continue
+            if member is not None and member.record.session != session:
+                self.take_session(id, session, SessionEvent.REPLACED)
             elif alarm.passed(orphan.until, now):
-                del self.orphans[session]
-                self.forsaken.add(session)
+                self.take_session(id, session, SessionEvent.ORPHAN_EXPIRED)
             elif number > orphan.told or alarm.passed(orphan.next_probe, now):
                 told, orphan.told = orphan.told, number
                 orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
@@ -338,7 +449,8 @@ class Peers:
 
     def alive(self, member: str, now: float) -> bool:
         """Return True if `member` may still trust its link to us."""
-        return any(id == member and _fresh(heard, now) for (id, _), heard in self.linked.items())
+        sessions = self.state(member).sessions.values()
+        return any(session.linked and _fresh(session.heard, now) for session in sessions)
 
     def cut_off(self, others: Collection[str]) -> bool:
         """Return True if more than half of `others` fell silent without a refusal.
@@ -347,12 +459,12 @@ class Peers:
         """
         if len(others) < 2:
             return False
-        return sum(id in self.silent for id in others) * 2 > len(others)
+        return sum(self.silent(id) for id in others) * 2 > len(others)
 
     def symptom(self, members: Collection[str]) -> float | None:
         """Return the time of the first sign of trouble with any of `members`."""
-        seen = [self.symptoms[id] for id in members if id in self.symptoms]
-        return min(seen, default=None)
+        seen = [self.state(id).symptom for id in members]
+        return min((at for at in seen if at is not None), default=None)
 
 
 def proven_at(sent: float | None, now: float) -> float:
@@ -367,13 +479,9 @@ def _fresh(heard: float, now: float) -> bool:
     return now - heard < COUNTS_AS_ALIVE_SECONDS
 
 
-def _number(view: View) -> int:
-    return view.round.record.number if view.round else 0
-
-
 def gone_keys(peers: Peers, members: Mapping[str, Versioned[Member]]) -> list[Versioned[Member]]:
     """Return the keys of sessions that are proven gone, or whose agent will not come back."""
-    over = peers.gone | peers.forsaken
+    over = peers.closed_sessions()
     if not over:
         return []
     return [

@@ -76,4 +76,4 @@ def _tend_leader(our: Membership) -> None:
     now, alarm = our.now, our.alarm
     attend = our.attendance.may_link(our.round_is(RoundState.FINAL), now, alarm)
     our.effects += our.leadership.tend(our.view, now, our.doubt, attend)
-    our.effects += our.coordinator.peers.inquiries.tend(our.view, now, alarm)
+    our.effects += our.coordinator.peers.tend_inquiries(our.view, now, alarm)

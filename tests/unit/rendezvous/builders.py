@@ -17,6 +17,8 @@ from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.peer_state import MemberEvent
+from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
@@ -218,3 +220,13 @@ class Job:
         )
         plain = {"session": "s1", "lease": 0, "lease_holds": True, "leaving": "", "known": 0}
         return Own(config=config, view=self.view(), local=local, **{**plain, **fields})
+
+
+def inquiries(peers: Peers) -> set[str]:
+    """Return the members that are probed repeatedly."""
+    return {member for member, peer in peers.states.items() if peer.inquiry is not None}
+
+
+def lose_link(peers: Peers, member: str, at: float) -> None:
+    """Note that the link of a member was lost at this time, without a probe."""
+    peers.take(member, MemberEvent.LINK_LOST).symptom = at

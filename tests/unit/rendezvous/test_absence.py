@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from elasticjob_rendezvous.core.effects import Probe
 from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
+from elasticjob_rendezvous.core.peer_state import PeerState
 from elasticjob_rendezvous.core.peers import (
     RELAY_SECONDS,
     TRUST_SECONDS,
@@ -22,7 +24,7 @@ from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundStat
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
-from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity
+from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity, inquiries
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
 GONE, WORKERS, AGENT, BOTH, UNKNOWN = (
@@ -200,7 +202,7 @@ def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> 
     absent.job.view().departed.clear()
     assert absent.took_over().answers(GONE).lost()
     assert absent.stopped()
-    assert not absent.peers.inquiries
+    assert not inquiries(absent.peers)
 
 
 @pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH])
@@ -238,7 +240,7 @@ def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> Non
     """A leaver counts once it reported stopped workers: its key may go by its lease or a fence."""
     absent = Absent(said)
     assert absent.stopped() is stopped
-    assert (B in absent.peers.inquiries) is not stopped
+    assert (B in inquiries(absent.peers)) is not stopped
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,46 @@ def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
     assert absent.stopped(0.1)
 
 
+REPORTED_SECONDS = 9.0
+STOPPED_AFTER: dict[Verdict | None, tuple[float, float]] = {
+    None: (LONG_AGO, LONG_AGO),
+    GONE: (0.0, 0.0),
+    WORKERS: (ORPHAN_SECONDS, REPORTED_SECONDS + absence.KILL_SECONDS),
+    BOTH: (ORPHAN_SECONDS, ORPHAN_SECONDS),
+    AGENT: (LEASE, LEASE),
+    UNKNOWN: (absence.KILL_SECONDS, REPORTED_SECONDS + absence.KILL_SECONDS),
+}
+"""Seconds from the absence, without and with a deadline of the workers in an answer."""
+
+
+def test_stop_rule_exists_for_every_verdict_with_and_without_a_deadline() -> None:
+    assert set(absence.STOP_RULES) == set(product((None, *Verdict), (False, True)))
+    assert set(absence.STOP_RULES.values()) == set(absence.StopRule)
+
+
+@pytest.mark.parametrize("verdict", [None, *Verdict])
+@pytest.mark.parametrize("reported", [False, True], ids=["no deadline", "deadline"])
+@pytest.mark.parametrize("launcher", [False, True], ids=["own children", "launcher"])
+def test_workers_count_as_stopped_by_the_rule_of_the_verdict(
+    verdict: Verdict | None, reported: bool, launcher: bool
+) -> None:
+    """A member without a launcher is judged as any other."""
+    absent = Absent()
+    if not launcher:
+        roster = absent.job.roster(1)
+        alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
+        absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
+    assert not absent.stopped()
+    inquiry = absent.probe().peers.state(B).inquiry
+    assert inquiry is not None
+    inquiry.verdict = verdict
+    inquiry.live_until = absent.job.now + REPORTED_SECONDS if reported else None
+    after = STOPPED_AFTER[verdict][reported]
+    if after:
+        assert not absent.stopped(after - 0.1)
+    assert absent.stopped(0.1) is (verdict is not None)
+
+
 @pytest.mark.parametrize("last", [WORKERS, UNKNOWN])
 def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict) -> None:
     absent = Absent()
@@ -374,7 +416,7 @@ def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict)
 @pytest.mark.parametrize("told", [None, 1.0], ids=["silent", "told an earlier deadline"])
 def test_what_we_permitted_ourselves_is_waited_for(told: float | None) -> None:
     absent = Absent()
-    absent.peers.granted[B] = absent.job.now + 3.0
+    absent.peers.states[B] = PeerState(granted=absent.job.now + 3.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN if told is None else WORKERS, live_seconds=told)
     assert not absent.stopped(3.0 + absence.KILL_SECONDS - 0.1)
@@ -474,13 +516,13 @@ def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_
 def test_a_proof_from_before_needs_no_question() -> None:
     absent = Absent().answers(GONE)
     assert absent.stopped()
-    assert not absent.peers.inquiries
+    assert not inquiries(absent.peers)
 
 
 def test_a_proof_from_before_its_last_session_needs_one() -> None:
     absent = Absent().answers(GONE).came_and_went("s2")
     assert not absent.stopped()
-    assert B in absent.peers.inquiries
+    assert B in inquiries(absent.peers)
 
 
 def test_where_nobody_lives_at_its_seats_address_it_has_stopped_whatever_came_later() -> None:
@@ -530,7 +572,7 @@ def test_all_of_the_absent_are_asked_at_once() -> None:
     job = Job("a", "y", "z").sealed(*"ayz")
     job.look()
     job.later(60).gone("y", "z").round(2, previous=1).change("a", state=WAITING).idle()
-    assert set(job.coordinator.peers.inquiries) == {identity("y"), identity("z")}
+    assert inquiries(job.coordinator.peers) == {identity("y"), identity("z")}
     job.answers("y", GONE).idle().answers("z", GONE)
     assert job.act().ids == ids("a")
 
@@ -538,14 +580,14 @@ def test_all_of_the_absent_are_asked_at_once() -> None:
 def test_who_is_done_is_not_asked() -> None:
     job = recovering().done("z")
     assert job.act().ids == ids("ab")
-    assert not job.coordinator.peers.inquiries
+    assert not inquiries(job.coordinator.peers)
 
 
 def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
     job = recovering().member("z", state=LEAVING, round=1, stopped=True)
     job.view()
     assert job.gone("z").act().ids == ids("ab")
-    assert not job.coordinator.peers.inquiries
+    assert not inquiries(job.coordinator.peers)
 
 
 def test_who_only_said_that_it_leaves_is_asked() -> None:

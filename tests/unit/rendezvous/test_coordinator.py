@@ -21,7 +21,7 @@ from elasticjob_rendezvous.core.records import (
 )
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
 from elasticjob_rendezvous.core.roster import Roster, seal
-from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
+from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity, lose_link
 
 JOINABLE, FROZEN, FINAL, CLOSED = RoundState
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
@@ -470,7 +470,7 @@ def job_cause() -> Any:
 
 def test_the_history_of_a_recovery() -> None:
     job = Job("a", "b", "c", expected=2).sealed("a", "b", "c").idle().later(100)
-    job.coordinator.peers.symptoms[identity("c")] = job.now - 0.25
+    lose_link(job.coordinator.peers, identity("c"), job.now - 0.25)
     job.gone("c", proven=True).act()
     job.idle().later(0.5).change("a", state=WAITING).change("b", state=WAITING)
     assert job.act().state is FROZEN

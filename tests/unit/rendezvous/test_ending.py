@@ -19,7 +19,7 @@ from elasticjob_rendezvous.core.newcomers import must_wait, waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState, because
 from elasticjob_rendezvous.core.timers import Timers
-from tests.unit.rendezvous.builders import Job, identity
+from tests.unit.rendezvous.builders import Job, identity, lose_link
 
 RUNNING, LEAVING = MemberState.RUNNING, MemberState.LEAVING
 LEASE = 5.0
@@ -161,7 +161,7 @@ def test_a_loss_explains_no_error_of_somebody_else() -> None:
 
 def test_a_loss_is_dated_from_its_first_symptom() -> None:
     round = Round()
-    round.peers.symptoms[identity("b")] = round.job.now - 4.0
+    lose_link(round.peers, identity("b"), round.job.now - 4.0)
     round.job.gone("b")
     look = round.look_after(1.0)
     assert look.symptom == round.job.now - 5.0

@@ -52,6 +52,7 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.peer_state import LinkState, MemberEvent, SessionEvent
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.core.records import (
     Cause,
@@ -64,7 +65,7 @@ from elasticjob_rendezvous.core.records import (
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS
 from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 from tests.sim.simetcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS, START, a_round, identity
+from tests.unit.rendezvous.builders import KEYS, START, a_round, identity, inquiries
 from tests.unit.rendezvous.node import READY, Node
 
 LEASE = 5.0
@@ -493,23 +494,24 @@ def test_heartbeats_of_members_make_the_coordinator_judge_nobody(
     assert a.engine.coordinator.peers.heard_at(member) == a.now
 
 
-@pytest.mark.parametrize("doubt", ["unlinked", "silent", "symptoms", "strays"])
+@pytest.mark.parametrize("doubt", ["unlinked", "silent", "link lost", "stray"])
 def test_a_word_that_ends_a_doubt_is_judged_at_once(
     monkeypatch: pytest.MonkeyPatch, doubt: str
 ) -> None:
     a, b = pair()
     member, session = identity("b"), b.engine.session
     peers = a.engine.coordinator.peers
-    if doubt != "unlinked":
+    if doubt in ("silent", "link lost"):
         a.hear(PeerUp(member, session))
-    if doubt in ("silent", "symptoms"):
-        getattr(peers, doubt)[member] = a.now
-    if doubt == "strays":
-        peers.strays[member, session] = a.now
+        event = MemberEvent.NO_ANSWER if doubt == "silent" else MemberEvent.LINK_LOST
+        peers.take(member, event)
+    if doubt == "stray":
+        peers.take_session(member, session, SessionEvent.AGENT_ANSWERED)
+        assert peers.session(member, session).link is LinkState.STRAY
     looks = counted(monkeypatch)
-    a.hear(PeerHeard(member, session))
+    a.hear(PeerUp(member, session) if doubt == "stray" else PeerHeard(member, session))
     assert looks
-    assert member not in peers.silent
+    assert not peers.silent(member)
 
 
 def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
@@ -546,7 +548,7 @@ def test_a_coordinator_whose_agent_died_is_replaced_on_proof(verdict: Verdict) -
     aside = KEYS.session(identity("a"), a.engine.session + "~")
     assert set(sessions(b)) == {aside, key_of(b)}
     assert KeepAlive(lease) in b.said
-    assert b.engine.coordinator.peers.orphans
+    assert b.engine.coordinator.peers.orphaned
     assert b.engine.view.round is not None
     assert b.engine.view.round.record.state is RoundState.FINAL
     [permission] = b.made(Probe)[1:]
@@ -586,9 +588,9 @@ def test_a_word_of_the_coordinator_ends_the_suspicion() -> None:
     a, b = pair()
     alive = (identity("a"), a.engine.session)
     b.hear(LinkUp(*alive)).hear(LinkQuiet(*alive))
-    assert b.engine.coordinator.peers.inquiries
+    assert inquiries(b.engine.coordinator.peers)
     b.hear(LinkHeard(*alive, 1))
-    assert not b.engine.coordinator.peers.inquiries
+    assert not inquiries(b.engine.coordinator.peers)
 
 
 # -- directives handed over -------------------------------------------------------------

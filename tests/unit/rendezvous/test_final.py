@@ -14,7 +14,7 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
     Streak,
 )
-from tests.unit.rendezvous.builders import Job, identity
+from tests.unit.rendezvous.builders import Job, identity, lose_link
 
 LEAVING = MemberState.LEAVING
 
@@ -80,7 +80,7 @@ def test_the_note_of_a_place_to_save_names_the_place() -> None:
 
 def test_the_detection_of_an_end_is_measured_in_milliseconds() -> None:
     job = Job("a", "b", expected=2).sealed("a", "b").idle().later(60)
-    job.coordinator.peers.symptoms[identity("b")] = job.now - 4.0
+    lose_link(job.coordinator.peers, identity("b"), job.now - 4.0)
     assert job.gone("b", proven=True).act().number == 2
     assert job.coordinator.detected_ms == {2: 4000}
 

@@ -136,7 +136,7 @@ def test_a_coordinator_asks_after_a_member_whose_link_closed() -> None:
     a.hear(PeerUp(*link)).hear(PeerDown(*link))
     assert asked(a) == [B]
     peers = a.engine.coordinator.peers
-    assert (peers.linked, peers.symptoms) == ({}, {B: a.now})
+    assert (peers.state(B).linked, peers.symptom([B])) == (False, a.now)
 
 
 def test_who_does_not_coordinate_asks_after_nobody_that_linked_to_it() -> None:
@@ -144,7 +144,7 @@ def test_who_does_not_coordinate_asks_after_nobody_that_linked_to_it() -> None:
     link = (A, a.engine.session)
     b.hear(PeerUp(*link)).hear(PeerQuiet(*link)).hear(PeerDown(*link))
     assert not asked(b)
-    assert not b.engine.coordinator.peers.linked
+    assert not b.engine.coordinator.peers.state(A).linked
 
 
 # -- answers to probes ----------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_member_that_does_not_answer_keeps_its_key() -> None:
     a.now += 0.5
     a.hear(Probed(B, b.engine.session, Verdict.UNKNOWN))
     assert sessions(a) == [key_of(a), key_of(b)]
-    assert a.engine.coordinator.peers.silent == {B: a.now}
+    assert a.engine.coordinator.peers.silent(B)
 
 
 def test_workers_without_an_agent_are_kept_for_as_long_as_this_jobs_launchers_keep_them() -> None:
@@ -170,5 +170,6 @@ def test_workers_without_an_agent_are_kept_for_as_long_as_this_jobs_launchers_ke
     settle(a, b)
     a.hear(Probed(B, b.engine.session, Verdict.WORKERS_ALIVE))
     assert KeepAlive(b.engine.lease.id) in a.said
-    (orphan,) = a.engine.coordinator.peers.orphans.values()
+    orphan = a.engine.coordinator.peers.session(B, b.engine.session).orphan
+    assert orphan is not None
     assert orphan.until == a.now + 9.0

@@ -17,6 +17,7 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, LONGEST_PROBE_SECONDS
+from elasticjob_rendezvous.core.peer_state import LinkState
 from elasticjob_rendezvous.core.peers import (
     COUNTS_AS_ALIVE_SECONDS,
     LINK_SILENCE_SECONDS,
@@ -25,7 +26,7 @@ from elasticjob_rendezvous.core.peers import (
     gone_keys,
 )
 from elasticjob_rendezvous.core.records import MemberState, RoundState
-from tests.unit.rendezvous.builders import KEYS, Job, identity
+from tests.unit.rendezvous.builders import KEYS, Job, identity, inquiries
 
 A, B, C, D = (identity(name) for name in "abcd")
 ORPHAN_SECONDS = 30.0
@@ -48,6 +49,11 @@ def probed(peers: Peers, job: Job, verdict: Verdict, now: float = 1.0) -> list[E
     return peers.probed(Probed(B, "s1", verdict), job.view(), now, ORPHAN_SECONDS)
 
 
+def granted(peers: Peers) -> dict[str, float]:
+    """Return the latest time until which we let each member's workers live."""
+    return {id: peer.granted for id, peer in peers.states.items() if peer.granted is not None}
+
+
 def without_notes(effects: list[Effect]) -> list[Effect]:
     return [effect for effect in effects if not isinstance(effect, Note)]
 
@@ -59,7 +65,7 @@ def test_a_closed_link_is_a_question() -> None:
     peers = linked(B)
     assert peers.down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
     assert peers.symptom([B, C]) == 5.0
-    assert not peers.gone
+    assert not peers.is_gone(B, "s1")
 
 
 @pytest.mark.parametrize("state", [MemberState.LEAVING, MemberState.DONE])
@@ -145,8 +151,8 @@ def test_an_answer_about_a_replaced_session_is_ignored() -> None:
     for verdict in Verdict:
         assert probed(peers, job, verdict) == []
     assert gone_keys(peers, job.view().members()) == []
-    assert not peers.orphans
-    assert not peers.silent
+    assert not peers.orphaned
+    assert not peers.silent(B)
 
 
 # -- orphans --------------------------------------------------------------------------
@@ -181,7 +187,7 @@ def test_an_orphan_is_kept_for_a_limited_time() -> None:
     probed(peers, job, Verdict.WORKERS_ALIVE, now=20.0)  # it lives on, and gains no time
     assert KeepAlive(77) in tended(peers, job, 1.0 + ORPHAN_SECONDS - 0.1)
     assert tended(peers, job, 1.0 + ORPHAN_SECONDS) == []
-    assert not peers.orphans
+    assert not peers.orphaned
     over = gone_keys(peers, job.view().members())
     assert [member.record.name for member in over] == ["b"], "its member is lost then"
 
@@ -206,7 +212,7 @@ def test_an_orphan_whose_agent_linked_again_is_no_orphan() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.up(PeerUp(B, "s1"), 2.0)
-    assert not peers.orphans
+    assert not peers.orphaned
 
 
 def test_an_orphan_whose_agent_took_it_up_is_no_orphan() -> None:
@@ -214,7 +220,7 @@ def test_an_orphan_whose_agent_took_it_up_is_no_orphan() -> None:
     probed(peers, job, Verdict.WORKERS_ALIVE)
     job.gone("b").member("b", session="s2")
     assert tended(peers, job, 5.0) == []
-    assert not peers.orphans
+    assert not peers.orphaned
 
 
 @pytest.mark.parametrize(("verdict", "proof"), [(Verdict.GONE, True), (Verdict.UNKNOWN, False)])
@@ -222,8 +228,8 @@ def test_an_orphan_that_does_not_answer_is_no_orphan(verdict: Verdict, proof: bo
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     probed(peers, job, verdict)
-    assert ((B, "s1") in peers.gone) is proof
-    assert not peers.orphans
+    assert peers.is_gone(B, "s1") is proof
+    assert not peers.orphaned
 
 
 def test_workers_of_a_linked_member_make_no_orphan() -> None:
@@ -273,7 +279,7 @@ def test_an_agent_that_answered_without_a_link_and_went_is_not_asked_again(
     if session is not None:
         job.member("b", session=session)
     assert tended(peers, job, 9.0) == []
-    assert not peers.strays
+    assert peers.session(B, "s1").link is LinkState.UNLINKED
 
 
 def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
@@ -338,14 +344,14 @@ def test_who_is_asked_now_is_asked_again_half_a_second_later_without_any_news() 
 
 def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
     job, peers = absent(), linked()
-    assert peers.inquiries.first_at(B) is None, "nobody wants to know"
+    assert peers.first_probe_at(B) is None, "nobody wants to know"
     asked(peers, job, 5.0)
-    assert peers.inquiries.first_at(B) == 5.0
+    assert peers.first_probe_at(B) == 5.0
     tended(peers, job, 5.0)
-    assert peers.inquiries.first_at(B) is None
+    assert peers.first_probe_at(B) is None
     asked(peers, job, 5.1)
     tended(peers, job, 5.0 + INQUIRY_SECONDS)
-    assert peers.inquiries.first_at(B) is None
+    assert peers.first_probe_at(B) is None
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -364,7 +370,7 @@ def test_nobody_is_asked_but_while_a_round_is_joinable(state: RoundState) -> Non
     asked(peers, job, 5.0)
     job.round(2, state, previous=1)
     assert tended(peers, job, 5.0) == []
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_who_has_a_key_again_is_not_asked() -> None:
@@ -372,7 +378,7 @@ def test_who_has_a_key_again_is_not_asked() -> None:
     asked(peers, job, 5.0)
     job.member("b", session="s2")
     assert tended(peers, job, 5.0) == []
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_answers_are_not_inherited() -> None:
@@ -438,11 +444,11 @@ def test_without_a_round_nobody_is_asked() -> None:
     asked(peers, job, 5.0)
     job.delete(KEYS.round)
     assert tended(peers, job, 5.0) == []
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_of_whom_nobody_asked_no_deadline_is_known() -> None:
-    assert linked().inquiries.live_until(B) is None
+    assert linked().live_until(B) is None
 
 
 # -- absent while its round stands ----------------------------------------------------
@@ -469,7 +475,7 @@ def test_who_missed_beats_is_asked_at_once_and_others_when_they_had_time_to_regi
     if heard_ago is not None:
         peers.up(PeerUp(B, "s1"), 20.0 - heard_ago)
     assert asked_meanwhile(peers, job, 20.0) is None
-    assert peers.inquiries.first_at(B) == 20.0 + pause
+    assert peers.first_probe_at(B) == 20.0 + pause
 
 
 def test_while_its_round_stands_an_absent_member_is_asked_for_as_long_as_it_has() -> None:
@@ -478,7 +484,7 @@ def test_while_its_round_stands_an_absent_member_is_asked_for_as_long_as_it_has(
     assert tended(peers, job, 20.5) == [PROBE_B]
     assert tended(peers, job, 23.9) == [PROBE_B]
     assert tended(peers, job, 24.0) == []
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_while_its_round_stands_one_answer_of_an_absent_member_is_enough() -> None:
@@ -516,20 +522,20 @@ def test_an_answer_ends_the_suspicion(verdict: Verdict) -> None:
     peers = suspected(job)
     probed(peers, job, verdict, 5.1)
     tended(peers, job, 5.1)
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_a_word_of_its_agent_ends_the_suspicion() -> None:
     peers = suspected(gang())
     peers.up(PeerHeard(B, "s1"), 5.1)
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_silence_is_no_sign_while_the_link_stands() -> None:
     job = gang()
     peers = suspected(job)
     assert probed(peers, job, Verdict.UNKNOWN, 5.5) == []
-    assert not peers.silent
+    assert not peers.silent(B)
 
 
 def test_who_does_not_answer_is_named_once() -> None:
@@ -543,7 +549,7 @@ def test_who_does_not_answer_is_named_once() -> None:
 def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
     peers = linked(B)
     peers.quiet(PeerQuiet(B, "s0"), gang().view(), 5.0)
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 @pytest.mark.parametrize(
@@ -566,9 +572,9 @@ def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
     job = gang()
     peers = suspected(job)
     tended(peers, job, 5.0 + peers.inquiry_seconds - 0.1)
-    assert B in peers.inquiries
+    assert B in inquiries(peers)
     tended(peers, job, 5.0 + peers.inquiry_seconds)
-    assert not peers.inquiries
+    assert not inquiries(peers)
 
 
 def test_what_is_known_when_its_key_goes_needs_no_further_question() -> None:
@@ -662,10 +668,10 @@ def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -
     peers.down(PeerDown(C, "s1"), job.view(), 1.0)
     peers.up(PeerUp(D, "s1"), 1.0)
     peers.begin([(A, "s1")], 1.0)
-    assert peers.gone == {(A, "s1")}
-    assert not peers.silent
+    assert peers.closed_sessions() == {(A, "s1")}
+    assert not peers.silent(B)
     assert peers.symptom([B, C]) is None
-    assert set(peers.linked) == {(D, "s1")}
+    assert [id for id, peer in peers.states.items() if peer.linked] == [D]
     assert peers.evidence([D]) == 0.5
 
 
@@ -673,7 +679,7 @@ def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:
     job, peers = gang(), linked()
     job.gone("b")
     probed(peers, job, Verdict.GONE)
-    assert (B, "s1") in peers.gone
+    assert peers.is_gone(B, "s1")
 
 
 def test_workers_without_an_agent_may_live_as_long_as_their_members_lease() -> None:
@@ -682,7 +688,7 @@ def test_workers_without_an_agent_may_live_as_long_as_their_members_lease() -> N
     assert peers.kept(78, 9.0, job.view(), 1.0) == [], "somebody else's lease"
     [permission] = peers.kept(77, 9.0, job.view(), 1.0)
     assert permission == replace(PROBE_B, live_until=9.0)
-    assert peers.granted == {B: 9.0}
+    assert granted(peers) == {B: 9.0}
     assert tended(peers, job, 2.0) == [KeepAlive(77)], "the answer brings the next permission"
     assert replace(PROBE_B, live_until=9.0) in tended(peers, job, 3.0), "there was no answer"
     [longest] = peers.kept(77, 1000.0, job.view(), 3.5)
@@ -700,14 +706,14 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     [permission] = peers.kept(78, 9.0, job.view(), 1.0)
     assert isinstance(permission, Probe)
     assert (permission.member, permission.live_until) == (C, 9.0)
-    assert peers.granted == {C: 9.0}
+    assert granted(peers) == {C: 9.0}
 
 
 def test_a_lease_that_ends_now_permits_nothing() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     assert peers.kept(77, 5.0, job.view(), 5.0) == [PROBE_B]
-    assert not peers.granted
+    assert not granted(peers)
 
 
 def test_a_shorter_permission_takes_no_longer_one_back() -> None:
@@ -721,4 +727,4 @@ def test_a_shorter_permission_takes_no_longer_one_back() -> None:
     [permission] = peers.kept(77, 9.0, job.view(), 7.0)
     assert isinstance(permission, Probe)
     assert permission.live_until == 9.0
-    assert peers.granted == {B: 20.0}
+    assert granted(peers) == {B: 20.0}
