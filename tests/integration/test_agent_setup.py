@@ -43,7 +43,7 @@ def told(port: int) -> str | None:
         return None
 
 
-def test_setup_is_told_until_etcd_is_there(
+def test_agent_reports_setup_until_etcd_is_reachable(
     gang: Gang, start_etcd: StartEtcd, launcher_file: Path, health_port: int
 ) -> None:
     server = start_etcd("3.4", arguments=("--enable-v2",))

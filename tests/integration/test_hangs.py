@@ -50,7 +50,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.timeout(120)
-def test_the_rank_that_hung_is_named_with_its_stack(rig: LocalRig) -> None:
+def test_hung_rank_is_reported_with_its_stack(rig: LocalRig) -> None:
     (rig.job / "train.py").write_text(TRAIN)
     manifest = rig.manifest(
         command=[sys.executable, "train.py"],
@@ -79,7 +79,7 @@ ABLE = python("import faulthandler, time; faulthandler.enable(); time.sleep(60)"
 UNABLE = python("import time; time.sleep(60)")
 
 
-def test_only_who_can_is_asked_to_say_where_it_stands(
+def test_stack_dump_signal_is_sent_only_to_workers_with_handler(
     start_launcher: StartLauncher, mark: str
 ) -> None:
     async def scenario() -> None:
@@ -100,7 +100,9 @@ def test_only_who_can_is_asked_to_say_where_it_stands(
     asyncio.run(scenario())
 
 
-def test_without_anybody_who_can_nobody_waits(start_launcher: StartLauncher, mark: str) -> None:
+def test_stop_without_stack_dump_handlers_skips_grace_period(
+    start_launcher: StartLauncher, mark: str
+) -> None:
     async def scenario() -> None:
         hands, events, _ = await attached(start_launcher())
         await hands.start(start_workers(1, UNABLE))

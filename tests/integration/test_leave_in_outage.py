@@ -27,7 +27,7 @@ def etcd(start_etcd: StartEtcd, gang: Gang) -> EtcdServer:
 
 
 @pytest.mark.parametrize("coordinates", [False, True], ids=["a member", "the coordinator"])
-def test_who_leaves_while_etcd_is_down_is_not_lost(
+def test_agent_terminated_during_etcd_outage_counts_as_left(
     gang: Gang, etcd: EtcdServer, launcher_file: Path, coordinates: bool
 ) -> None:
     with running(gang, launcher_file) as job:

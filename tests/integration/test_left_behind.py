@@ -143,7 +143,7 @@ def combinations(names: Collection[str]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     "victims", [c for c in combinations(BARE) if c != ("standby",)], ids=" and ".join
 )
-def test_killed_processes_of_a_bare_node_leave_no_descendant_of_workers(
+def test_killed_processes_of_bare_node_leave_no_worker_descendant(
     node: BareNode, mark: str, victims: tuple[str, ...]
 ) -> None:
     assert parent_of(node.pids["outer init"]) == node.pids["agent"]
@@ -155,7 +155,7 @@ def test_killed_processes_of_a_bare_node_leave_no_descendant_of_workers(
     wait_for_end([*helpers, *(pid for name, pid in node.pids.items() if name != "agent")])
 
 
-def test_a_killed_standby_leaves_its_workers_running(node: BareNode) -> None:
+def test_killed_zygote_leaves_its_workers_running(node: BareNode) -> None:
     kill([node.pids["standby"]])
     until(lambda: not alive(node.pids["standby"]), "the standby's end")
     time.sleep(0.2)
@@ -167,7 +167,7 @@ def test_a_killed_standby_leaves_its_workers_running(node: BareNode) -> None:
     [c for c in combinations(LOCAL) if c[0] in ("run", "supervisor")],
     ids=" and ".join,
 )
-def test_killed_processes_of_a_local_job_leave_nothing_running(
+def test_killed_processes_of_local_job_leave_nothing_running(
     rig: LocalRig, victims: tuple[str, ...]
 ) -> None:
     (rig.job / "daemon").touch()
