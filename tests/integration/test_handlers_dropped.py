@@ -34,7 +34,7 @@ def reports(module: str, *arguments: str) -> dict[str, Any]:
     """Run a helper program; return its reports by the name of each case."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        (sys.executable, "-m", f"tests.integration.{module}", *arguments),
+        (sys.executable, "-m", module, *arguments),
         cwd=root,
         capture_output=True,
         text=True,
@@ -57,12 +57,12 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 @pytest.fixture(scope="module")
 def dropped(v2: EtcdServer, newest_etcd: EtcdServer) -> dict[str, Any]:
-    return reports("dropped_handlers", f"127.0.0.1:{v2.port}", newest_etcd.url)
+    return reports("tests.integration.dropped_handlers", f"127.0.0.1:{v2.port}", newest_etcd.url)
 
 
 @pytest.fixture(scope="module")
 def forked(newest_etcd: EtcdServer) -> dict[str, Any]:
-    return reports("forked_handlers", newest_etcd.url)
+    return reports("tests.integration.forked_handlers", newest_etcd.url)
 
 
 @pytest.mark.parametrize("case", CASES)
