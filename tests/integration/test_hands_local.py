@@ -286,7 +286,7 @@ def test_last_output_of_failed_worker_is_reported() -> None:
 
 
 def test_killed_agent_ends_its_workers(tmp_path: Path) -> None:
-    agent = AgentProcess("LocalHands()", SLEEPER, with_child(tmp_path / "pid", "ignore"))
+    agent = AgentProcess("local_runtime()", SLEEPER, with_child(tmp_path / "pid", "ignore"))
     child = asyncio.run(child_of(tmp_path / "pid"))
     agent.kill()
     wait_for_end([*agent.worker_pids, child])
@@ -294,8 +294,8 @@ def test_killed_agent_ends_its_workers(tmp_path: Path) -> None:
 
 def test_hung_agent_loses_its_workers(tmp_path: Path) -> None:
     """Other members cannot probe the launcher below it, and rely on this end after a while."""
-    hands = "LocalHands(hung_agent_seconds=3.0)"
-    agent = AgentProcess(hands, SLEEPER, with_child(tmp_path / "pid", "ignore"))
+    runtime = "local_runtime(hung_agent_seconds=3.0)"
+    agent = AgentProcess(runtime, SLEEPER, with_child(tmp_path / "pid", "ignore"))
     child = asyncio.run(child_of(tmp_path / "pid"))
     agent.process.send_signal(signal.SIGSTOP)
     wait_for_end([*agent.worker_pids, child])
@@ -306,9 +306,7 @@ def test_hung_agent_loses_its_workers(tmp_path: Path) -> None:
 def test_fork_of_killed_agent_does_not_keep_workers_alive(mark: str) -> None:
     # The fork keeps the agent's end of the connection open, so the agent's end alone goes
     # unnoticed.
-    agent = AgentProcess(
-        "LocalHands()", SLEEPER, then="import time, os; os.fork() or time.sleep(100)"
-    )
+    agent = AgentProcess("local_runtime()", SLEEPER, fork=True)
     agent.kill()
     wait_for_end(agent.worker_pids)
     (fork,) = [pid for pid in marked_processes(mark) if b"asyncio" in cmdline(pid)]

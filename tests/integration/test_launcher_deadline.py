@@ -65,7 +65,7 @@ def test_pod_workers_without_agent_end_at_deadline(
 
 
 def test_workers_of_hung_bare_agent_end_at_deadline(mark: str) -> None:
-    agent = AgentProcess(f"vouching(LocalHands(), {LIVE_SECONDS})", SLEEPER)
+    agent = AgentProcess(f"local_runtime(live_seconds={LIVE_SECONDS})", SLEEPER)
     began = time.monotonic()
     agent.process.send_signal(signal.SIGSTOP)
     ended_in_time(agent.worker_pids[0], began, LIVE_SECONDS)

@@ -49,17 +49,16 @@ AGENT = """
 import asyncio, sys
 from tests.integration.launcher_rig import *
 from elasticjob_agent.hands import *
-from elasticjob_agent.local import LocalHands
 
 async def main(script, made):
-    hands = LocalHands(("train",))
-    events = hands.events()
+    runtime = local_runtime(("train",))
+    events = runtime.events()
     await until(events, Hello)
     argv = (sys.executable, script, made)
-    await hands.prepare(PrepareWorkers(argv, {{}}))
+    await runtime.prepare(PrepareWorkers(argv, {{}}))
     assert (await until(events, Prepared)).ready
     workers = [WorkerStart(n, argv, {{"LOCAL_RANK": str(n)}}, "", "") for n in range(2)]
-    await hands.start(StartWorkers(1, tuple(workers), 1 << 20))
+    await runtime.start(StartWorkers(1, tuple(workers), 1 << 20))
     started = await until(events, Started)
     assert started.warm, started.cold_reason
     print(*started.pids.values(), flush=True)
