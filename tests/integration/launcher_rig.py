@@ -1,8 +1,8 @@
 """Test rig for the launcher and its clients: real launchers, small agents, and a check that no
 process is left running.
 
-All processes of a test carry a mark in their environment; after the test the `mark` fixture waits
-until no process with that mark is left.
+All processes of a test have a tag in their environment; after the test the `process_tag` fixture
+waits until no process with that tag is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elasticjob_agent.local import LocalHands
 from elasticjob_agent.pod import Attach, LauncherHands
 from elasticjob_agent.zipapp_build import build_zipapp
 
-MARK = "ELASTICJOB_TEST_MARK"
+PROCESS_TAG = "ELASTICJOB_TEST_TAG"
 PATIENCE_SECONDS = 15.0
 JOB_KEY = bytes(range(32))
 SIDECAR = str(Path(__file__).parents[2] / "sidecar")
@@ -110,9 +110,9 @@ def few_descriptors(pid: int) -> Callable[[], None]:
     return more
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Return the processes whose initial environment carried the mark."""
-    wanted = f"{MARK}={mark}".encode()
+def tagged_processes(tag: str) -> list[int]:
+    """Return the processes whose initial environment contained the tag."""
+    wanted = f"{PROCESS_TAG}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -124,16 +124,16 @@ def marked_processes(mark: str) -> list[int]:
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the mark of this test's processes; fail the test if one is left behind."""
+def process_tag(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the tag of this test's processes; fail the test if one is left behind."""
     value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
+    monkeypatch.setenv(PROCESS_TAG, value)
     yield value
     left: list[int] = []
     try:
-        wait_for_end(marked_processes(value))
+        wait_for_end(tagged_processes(value))
     finally:
-        left = [pid for pid in marked_processes(value) if alive(pid)]
+        left = [pid for pid in tagged_processes(value) if alive(pid)]
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert not left, f"left running: {left}"
@@ -190,7 +190,7 @@ StartLauncher = Callable[..., LauncherProcess]
 
 
 @pytest.fixture
-def start_launcher(launcher_file: Path, mark: str) -> Iterator[StartLauncher]:
+def start_launcher(launcher_file: Path, process_tag: str) -> Iterator[StartLauncher]:
     """Yield a function that starts launchers, which end with the test."""
     started: list[LauncherProcess] = []
 

@@ -28,10 +28,10 @@ from elasticjob_rendezvous.etcd.parameters import member_settings
 from tests.integration import agent_api_functions as functions
 from tests.integration.agent_rig import PYTHONPATH, ROOT
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 from tests.unit.agent_api.memory import until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 SECONDS = 60.0
 QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
@@ -153,7 +153,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
             endpoint = f"127.0.0.1:{request.getfixturevalue('newest_etcd').port}"
         case _:
             endpoint = f"127.0.0.1:{request.getfixturevalue('v2_etcd').port}"
-    request.getfixturevalue("mark")  # not before: shared servers stay
+    request.getfixturevalue("process_tag")  # not before: shared servers stay
     folder = tmp_path / "nodes"
     folder.mkdir()
     made = Nodes(request.param, endpoint, folder)
@@ -329,7 +329,7 @@ def v3_handler(etcd: EtcdServer, **settings: Any) -> EtcdV3RendezvousHandler:
     return EtcdV3RendezvousHandler(member_settings(parameters), run_id, 10.0)
 
 
-def test_agent_replaces_connected_v3_handler(newest_etcd: EtcdServer, mark: str) -> None:
+def test_agent_replaces_connected_v3_handler(newest_etcd: EtcdServer, process_tag: str) -> None:
     handler = v3_handler(newest_etcd)
     spec = WorkerSpec("trainer", 2, handler, entrypoint=functions.exits, args=(0,))
     agent = LocalElasticAgent(spec)
@@ -340,7 +340,7 @@ def test_agent_replaces_connected_v3_handler(newest_etcd: EtcdServer, mark: str)
     assert isinstance(spec.rdzv_handler, DirectedHandler)
 
 
-def test_succeeded_run_is_not_restarted(newest_etcd: EtcdServer, mark: str) -> None:
+def test_succeeded_run_is_not_restarted(newest_etcd: EtcdServer, process_tag: str) -> None:
     handler = DirectedHandler.of(v3_handler(newest_etcd))
     spec = WorkerSpec("trainer", 1, handler, entrypoint=functions.exits, args=(0,))
     assert LocalElasticAgent(spec).run().state is WorkerState.SUCCEEDED
@@ -348,7 +348,9 @@ def test_succeeded_run_is_not_restarted(newest_etcd: EtcdServer, mark: str) -> N
         LocalElasticAgent(spec).run()
 
 
-def test_subclass_with_own_rendezvous_uses_v3_handler(newest_etcd: EtcdServer, mark: str) -> None:
+def test_subclass_with_own_rendezvous_uses_v3_handler(
+    newest_etcd: EtcdServer, process_tag: str
+) -> None:
     class Own(LocalElasticAgent):
         sought = 0
 

@@ -26,16 +26,16 @@ from elasticjob_agent.api import (
     WorkerState,
 )
 from tests.integration import agent_api_functions as functions
-from tests.integration.launcher_rig import MARK, alive, mark
+from tests.integration.launcher_rig import PROCESS_TAG, alive, process_tag
 from tests.unit.agent_api.memory import Gang, MemoryHandler, until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 ROOT = Path(__file__).parents[2]
 
 # Not fork: other tests of this process have left gRPC threads in it, which break after a fork.
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 def spec(entrypoint: Any, *args: Any, **options: Any) -> WorkerSpec:
@@ -184,10 +184,12 @@ def test_forked_worker_inherits_process_state() -> None:
 
 
 @METHODS
-def test_queues_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
-    monkeypatch.delenv(MARK)
+def test_queues_reach_workers(
+    method: str, monkeypatch: pytest.MonkeyPatch, process_tag: str
+) -> None:
+    monkeypatch.delenv(PROCESS_TAG)
     resource_tracker.ensure_running()  # multiprocessing's own process, which stays
-    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv(PROCESS_TAG, process_tag)
     queue = multiprocessing.get_context(method).SimpleQueue()
     result = LocalElasticAgent(spec(functions.puts, queue), start_method=method).run()
     assert result.state is WorkerState.SUCCEEDED, result

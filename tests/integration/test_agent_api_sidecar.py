@@ -14,12 +14,12 @@ from elasticjob_agent.local import LocalHands
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.wiring import elastic_agent, run_agent, v3_handler
 from elasticjob_rendezvous.core.bounds import Bounds
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.unit.agent_api.memory import Gang, MemoryHandler
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from tests.integration.agent_rig import TORCHS, Gang, gang
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 V2 = ("--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.agent_rig import AgentProcess, Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish, rounds
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 DONE = "done; waiting for the other agents"

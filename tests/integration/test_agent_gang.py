@@ -7,9 +7,9 @@ import signal
 import time
 
 from tests.integration.agent_rig import STEADY, Gang, gang, until
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 
 def test_two_nodes_start_train_and_succeed(gang: Gang) -> None:

@@ -9,9 +9,9 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.records import RoundState
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import alive, launcher_file, mark
+from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 
 def test_restarted_agent_adopts_running_workers(gang: Gang, launcher_file: Path) -> None:

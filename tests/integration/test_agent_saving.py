@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_rig import AgentProcess, Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SCRIPT = """
 import os, pathlib, random, sys, time

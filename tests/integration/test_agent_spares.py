@@ -9,9 +9,9 @@ import pytest
 from tests.integration.agent_rig import AgentProcess, Gang, gang
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 FAILS = """    if number == "1" and rank == "0" and (folder / "fail").exists():

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SCRIPT = """
 import os, pathlib, sys, time

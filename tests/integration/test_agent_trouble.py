@@ -17,9 +17,9 @@ import pytest
 
 from tests.integration.agent_rig import PATIENCE_SECONDS, PYTHONPATH, QUICK, Gang, gang, until
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 
 @pytest.fixture

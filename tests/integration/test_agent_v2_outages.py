@@ -10,9 +10,9 @@ from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish, rounds
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 KEYS_LIVE_SECONDS = 10.0

@@ -20,9 +20,9 @@ import pytest
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.records import CauseKind, RoundState
 from tests.integration.agent_rig import PATIENCE_SECONDS, WORKER, Gang, Pod, gang, until
-from tests.integration.launcher_rig import alive, launcher_file, mark
+from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 LEASE_SECONDS = 3.0
 AT_ONCE_SECONDS = 2.5  # less than a lease: only the event itself can have revealed it

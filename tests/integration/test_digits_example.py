@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 PATIENCE_SECONDS = 60.0

@@ -22,13 +22,13 @@ from elasticjob_agent.hands import Stopped, WorkerExited
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.ports import PortHolder
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from tests.integration.launcher_rig import mark, python, start_workers, until
+from tests.integration.launcher_rig import process_tag, python, start_workers, until
 from tests.integration.memory_group import memory_group, possible
 from tests.unit.agent.builders import FACTS
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 TORCH_SECONDS = 90.0
 """Timeout for several interpreters that import torch at a time, on a busy machine."""

@@ -27,19 +27,19 @@ from tests.integration.launcher_rig import (
     AgentProcess,
     alive,
     exits,
-    mark,
-    marked_processes,
+    process_tag,
     python,
     reaped,
     soon,
     start_workers,
+    tagged_processes,
     until,
     wait_for_end,
 )
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 SLEEPER = ("sleep", "100")
 # Writes its own pid and that of a child in its group to the file, then sleeps.
@@ -303,13 +303,13 @@ def test_hung_agent_loses_its_workers(tmp_path: Path) -> None:
     agent.kill()
 
 
-def test_fork_of_killed_agent_does_not_keep_workers_alive(mark: str) -> None:
+def test_fork_of_killed_agent_does_not_keep_workers_alive(process_tag: str) -> None:
     # The fork keeps the agent's end of the connection open, so the agent's end alone goes
     # unnoticed.
     agent = AgentProcess("local_runtime()", SLEEPER, fork=True)
     agent.kill()
     wait_for_end(agent.worker_pids)
-    (fork,) = [pid for pid in marked_processes(mark) if b"asyncio" in cmdline(pid)]
+    (fork,) = [pid for pid in tagged_processes(process_tag) if b"asyncio" in cmdline(pid)]
     os.kill(fork, signal.SIGKILL)
 
 

@@ -15,7 +15,7 @@ from tests.integration.launcher_rig import (
     attached,
     exits,
     launcher_file,
-    mark,
+    process_tag,
     python,
     soon,
     start_launcher,
@@ -24,7 +24,7 @@ from tests.integration.launcher_rig import (
 )
 from tests.integration.local_rig import LocalRig, rig
 
-__all__ = ["launcher_file", "mark", "rig", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "rig", "start_launcher"]
 
 # Rank 1 stops reading in the first attempt; rank 0 waits for its gradients.
 TRAIN = """
@@ -80,7 +80,7 @@ UNABLE = python("import time; time.sleep(60)")
 
 
 def test_stack_dump_signal_is_sent_only_to_workers_with_handler(
-    start_launcher: StartLauncher, mark: str
+    start_launcher: StartLauncher, process_tag: str
 ) -> None:
     async def scenario() -> None:
         hands, events, _ = await attached(start_launcher())
@@ -101,7 +101,7 @@ def test_stack_dump_signal_is_sent_only_to_workers_with_handler(
 
 
 def test_stop_without_stack_dump_handlers_skips_grace_period(
-    start_launcher: StartLauncher, mark: str
+    start_launcher: StartLauncher, process_tag: str
 ) -> None:
     async def scenario() -> None:
         hands, events, _ = await attached(start_launcher())

@@ -37,7 +37,7 @@ from tests.integration.launcher_rig import (
     exits,
     few_descriptors,
     launcher_file,
-    mark,
+    process_tag,
     python,
     reaped,
     soon,
@@ -47,7 +47,7 @@ from tests.integration.launcher_rig import (
     wait_for_end,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 SLEEPER = ("sleep", "100")
 IGNORES_SIGTERM = python(

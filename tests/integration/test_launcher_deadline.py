@@ -27,14 +27,14 @@ from tests.integration.launcher_rig import (
     alive,
     attached,
     launcher_file,
-    mark,
+    process_tag,
     soon,
     start_launcher,
     until,
     wait_for_end,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 LIVE_SECONDS = 2.0
 BEAT_SECONDS = 0.5
@@ -64,7 +64,7 @@ def test_pod_workers_without_agent_end_at_deadline(
     agent.kill()
 
 
-def test_workers_of_hung_bare_agent_end_at_deadline(mark: str) -> None:
+def test_workers_of_hung_bare_agent_end_at_deadline(process_tag: str) -> None:
     agent = AgentProcess(f"local_runtime(live_seconds={LIVE_SECONDS})", SLEEPER)
     began = time.monotonic()
     agent.process.send_signal(signal.SIGSTOP)

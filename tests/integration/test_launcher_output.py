@@ -16,11 +16,11 @@ import pytest
 
 from elasticjob_agent.hands import Hello, StartWorkers, Stopped, WorkerExited, WorkerStart
 from elasticjob_agent.local import LocalHands
-from tests.integration.launcher_rig import exits, mark, python, soon, start_workers, until
+from tests.integration.launcher_rig import exits, process_tag, python, soon, start_workers, until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 LINES = 300_000
 NOTE = re.compile(rb"\[elasticjob\] (\d+) bytes left out: .*\n")

@@ -24,14 +24,14 @@ from tests.integration.launcher_rig import (
     attached,
     few_descriptors,
     launcher_file,
-    mark,
+    process_tag,
     soon,
     start_launcher,
     start_workers,
     until,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 NONCE = "00ff" * 8
 OBSERVED_SECONDS = 1.5

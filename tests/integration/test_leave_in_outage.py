@@ -11,10 +11,10 @@ from elasticjob_rendezvous.core.records import CauseKind, RoundState
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import NEWEST, EtcdServer
-from tests.integration.launcher_rig import launcher_file, mark
+from tests.integration.launcher_rig import launcher_file, process_tag
 from tests.integration.test_detection import running
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 SECONDS = 60.0
 

@@ -21,15 +21,15 @@ import pytest
 from tests.integration.launcher_rig import (
     SIDECAR,
     alive,
-    mark,
-    marked_processes,
+    process_tag,
+    tagged_processes,
     wait_for_end,
 )
 from tests.integration.local_rig import LocalRig, until
 from tests.integration.local_rig import rig as rig
 from tests.integration.test_warm_start import children_of, parent_of
 
-__all__ = ["mark", "rig"]
+__all__ = ["process_tag", "rig"]
 
 ROOT = str(Path(__file__).parents[2])
 # A helper in the worker's session, and one that left its session and its parent.
@@ -128,7 +128,7 @@ def only(pids: list[int]) -> int | None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, mark: str) -> Iterator[BareNode]:
+def node(tmp_path: Path, process_tag: str) -> Iterator[BareNode]:
     made = BareNode(tmp_path)
     yield made
     made.close()
@@ -143,10 +143,10 @@ def combinations(names: Collection[str]) -> list[tuple[str, ...]]:
     "victims", [c for c in combinations(BARE) if c != ("standby",)], ids=" and ".join
 )
 def test_killed_processes_of_bare_node_leave_no_worker_descendant(
-    node: BareNode, mark: str, victims: tuple[str, ...]
+    node: BareNode, process_tag: str, victims: tuple[str, ...]
 ) -> None:
     assert parent_of(node.pids["outer init"]) == node.pids["agent"]
-    helpers = [pid for pid in marked_processes(mark) if pid not in node.pids.values()]
+    helpers = [pid for pid in tagged_processes(process_tag) if pid not in node.pids.values()]
     assert len(helpers) >= 6, "two workers with two helpers each"
 
     kill([node.pids[name] for name in victims])

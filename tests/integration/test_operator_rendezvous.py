@@ -85,7 +85,9 @@ def test_pod_gets_drain_request_before_deletion(here: Namespace, etcd: EtcdServe
     here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": ["test/keep"]}})
     here.scale(1)
     wait_until(
-        lambda: "SurplusHighestRank" in etcd.ctl("get", agents.keys.bounds), "a mark", SECONDS
+        lambda: "SurplusHighestRank" in etcd.ctl("get", agents.keys.bounds),
+        "a drain request",
+        SECONDS,
     )
     here.await_event("PodsDeleted", "deleted job-1: more than wanted; had the highest rank")
     here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": None}})

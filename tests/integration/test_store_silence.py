@@ -16,10 +16,10 @@ from elasticjob_rendezvous.core.store_health import SPARING_SECONDS
 from tests.integration.agent_rig import TORCHS, Gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import VERSIONS, EtcdCluster, EtcdServer, Ports
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.store_trouble_rig import NO_SPACE, SMALL, empty, fill
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 StartCluster = Callable[..., EtcdCluster]
 
@@ -37,7 +37,7 @@ CONF = "last_call_timeout=0.5,settle=0.3,confirm=2,stop_grace=3"
 
 
 @pytest.fixture
-def folder(mark: str, tmp_path: Path) -> Path:
+def folder(process_tag: str, tmp_path: Path) -> Path:
     return tmp_path
 
 

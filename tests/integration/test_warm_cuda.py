@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.fake_driver import write_driver
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.warm_rig import Warm, installed, said, said_warm, script, warm
 
-__all__ = ["installed", "mark"]
+__all__ = ["installed", "process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 # As a cold worker: the standby has no round.
 IN_STANDBY = "import os\nif 'ELASTICJOB_ROUND' not in dict(os.environ):\n"

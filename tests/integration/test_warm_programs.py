@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.test_warm_start import both
 from tests.integration.warm_rig import Warm, in_folder, said, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 PROGRAMS = {
     "annotations are evaluated": "def f(x: 1 + 1): pass\nprint(f.__annotations__)\n",

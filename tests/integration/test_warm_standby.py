@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark, soon
+from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.test_warm_start import children_of, parent_of
 from tests.integration.warm_rig import (
     LOADED,
@@ -24,9 +24,9 @@ from tests.integration.warm_rig import (
     warm,
 )
 
-__all__ = ["installed", "mark"]
+__all__ = ["installed", "process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 REFUSED = {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark, soon
+from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.warm_rig import SHARED, Warm, console_script, in_folder, said, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 LOOK = """
 import json, os, signal, sys, threading

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.test_warm_start import both
 from tests.integration.warm_rig import Warm, said, said_warm, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 THREADS = """
 import torch, numpy, sklearn, os
