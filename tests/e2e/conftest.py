@@ -33,7 +33,12 @@ MakeCorner = Callable[..., Corner]
 __all__ = ["cluster", "images"]
 
 
-FIRST = ("test_the_example_runs", "test_conflicts.py", "test_failing.py", "test_digits.py")
+FIRST = (
+    "test_applied_example_reaches_running",
+    "test_conflicts.py",
+    "test_failing.py",
+    "test_digits.py",
+)
 """Tests to run first: the example trains for more than a minute while small jobs are tested."""
 
 

@@ -96,7 +96,9 @@ class Training:
         return list(found.values())
 
 
-def test_c10d_without_any_etcd(corner: Corner, recorder: Recorder, report: Report) -> None:
+def test_c10d_job_survives_faults_without_etcd(
+    corner: Corner, recorder: Recorder, report: Report
+) -> None:
     training = Training(corner, report, "c10d")
     training.begun({"backend": "c10d"})
     assert training.status["rendezvous"]["worldSize"] == 2
@@ -108,7 +110,7 @@ def test_c10d_without_any_etcd(corner: Corner, recorder: Recorder, report: Repor
     training.succeeded(recorder)
 
 
-def test_etcd_v2_of_the_users_own(
+def test_etcd_v2_job_uses_the_users_etcd(
     corner: Corner, cluster: Cluster, recorder: Recorder, report: Report
 ) -> None:
     corner.apply(job("nowhere", rendezvous={"backend": "etcd-v2"}))
@@ -123,7 +125,7 @@ def test_etcd_v2_of_the_users_own(
     training.succeeded(recorder)
 
 
-def test_a_suspended_job_is_resumed_as_another_gang(corner: Corner) -> None:
+def test_suspended_job_resumes_as_new_incarnation(corner: Corner) -> None:
     corner.apply(job("paused", nodes=2, rendezvous={"backend": "c10d", "lastCallSeconds": 5}))
     corner.running("paused", 2)
     corner.patch("paused", {"runPolicy": {"suspend": True}})

@@ -52,7 +52,7 @@ def renew(installation: Installation) -> str:
         console.kubectl("-n", SYSTEM, "delete", "job", ONCE)
 
 
-def test_a_new_authority_comes_beside_the_old_one(
+def test_new_authority_is_trusted_beside_the_old_one(
     corner: Corner, installation: Installation
 ) -> None:
     console = installation.console

@@ -10,7 +10,7 @@ from tests.e2e.manifests import IMAGE, job
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
-def test_a_typo_in_the_template_is_found_by_the_dry_run(corner: Corner) -> None:
+def test_template_typo_is_found_by_dry_run(corner: Corner) -> None:
     corner.apply(job("typo", nodes=2, trainer={"imagePulPolicy": "Never"}))
     condition = corner.told("typo", "TemplateInvalid")
     assert "imagePulPolicy" in condition["message"]
@@ -28,7 +28,7 @@ def test_a_typo_in_the_template_is_found_by_the_dry_run(corner: Corner) -> None:
     corner.delete("typo")
 
 
-def test_a_stranger_of_the_same_name_is_left_alone(corner: Corner) -> None:
+def test_foreign_pod_with_same_name_is_not_touched(corner: Corner) -> None:
     labels = {"elasticjob.dev/job-name": "taken"}
     sleeper = {"name": "main", "image": IMAGE, "command": ["sleep", "10000"]}
     stranger = {
@@ -56,7 +56,7 @@ def test_a_stranger_of_the_same_name_is_left_alone(corner: Corner) -> None:
     corner.kubectl("delete", "pod", "taken-0")
 
 
-def test_a_services_name_that_is_taken_is_named(corner: Corner) -> None:
+def test_taken_service_name_is_reported(corner: Corner) -> None:
     service = {
         "apiVersion": "v1",
         "kind": "Service",

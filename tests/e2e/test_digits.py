@@ -56,12 +56,12 @@ def watch(example_corner: Corner) -> Iterator[Watch]:
     found.end()
 
 
-def test_the_example_runs(example_corner: Corner, watch: Watch) -> None:
+def test_applied_example_reaches_running(example_corner: Corner, watch: Watch) -> None:
     wait = ("wait", "--for=condition=Running", "ej/digits", "--timeout=100s")
     example_corner.kubectl(*wait, seconds=110)
 
 
-def test_the_example_trains_from_apply_to_finished(
+def test_applied_example_trains_to_the_end(
     example_corner: Corner, watch: Watch, report: Report
 ) -> None:
     corner = example_corner

@@ -40,7 +40,7 @@ def failing(corner: Corner) -> Corner:
     return corner
 
 
-def test_the_first_failure_is_the_culprits_not_its_victims(failing: Corner) -> None:
+def test_first_failure_is_attributed_to_its_worker(failing: Corner) -> None:
     status = failing.in_phase("culprit", "Failed", "Succeeded")
     assert status["phase"] == "Failed"
     assert status["restarts"] == 2, "maxRestarts is 1: one more failure ends the job"
@@ -58,7 +58,7 @@ def test_the_first_failure_is_the_culprits_not_its_victims(failing: Corner) -> N
     failing.kubectl("wait", "--for=condition=Finished", "ej/culprit", "--timeout=5s")
 
 
-def test_describe_tells_the_story_in_events(failing: Corner) -> None:
+def test_describe_shows_job_history_in_events(failing: Corner) -> None:
     failing.in_phase("culprit", "Failed")
     failing.until(lambda: "Failed" in failing.reasons("culprit"), "the last event", 20)
     reasons = failing.reasons("culprit")
@@ -75,7 +75,7 @@ def test_describe_tells_the_story_in_events(failing: Corner) -> None:
     assert "round 2 is final with 2 nodes" in events
 
 
-def test_a_worker_that_a_signal_ended_says_which(failing: Corner) -> None:
+def test_worker_killed_by_signal_reports_the_signal(failing: Corner) -> None:
     status = failing.in_phase("signalled", "Failed", "Succeeded")
     assert status["phase"] == "Failed"
     failure = status["firstFailure"]
@@ -83,7 +83,7 @@ def test_a_worker_that_a_signal_ended_says_which(failing: Corner) -> None:
     assert failure["class"] == "Signal"
 
 
-def test_an_image_without_python_fails_after_several_pods_and_names_the_fix(
+def test_image_without_python_fails_after_several_pods_with_remedy(
     failing: Corner,
 ) -> None:
     status = failing.in_phase("no-python", "Failed", within=120)

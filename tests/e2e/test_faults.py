@@ -113,7 +113,7 @@ def training(corner: Corner, recorder: Recorder, report: Report) -> Training:
     return found
 
 
-def test_it_is_scaled_up_while_it_trains(training: Training) -> None:
+def test_job_scales_up_during_training(training: Training) -> None:
     training.settled(2)
     scale = ("scale", f"ej/{NAME}", "--replicas=4")
     training.disturbed("scale to 4", lambda: training.corner.kubectl(*scale), "join")
@@ -122,7 +122,7 @@ def test_it_is_scaled_up_while_it_trains(training: Training) -> None:
     training.settled(4)
 
 
-def test_it_is_scaled_down_and_says_who_was_chosen(training: Training) -> None:
+def test_job_scales_down_and_reports_removed_pods(training: Training) -> None:
     training.settled(4)
     scale = ("scale", f"ej/{NAME}", "--replicas=2")
     training.disturbed("scale to 2", lambda: training.corner.kubectl(*scale), "leave")
@@ -131,7 +131,7 @@ def test_it_is_scaled_down_and_says_who_was_chosen(training: Training) -> None:
     assert "train-2, train-3: more than wanted; had the highest rank" in said[-1]
 
 
-def test_a_killed_worker_is_a_failure_and_costs_one_restart(training: Training) -> None:
+def test_killed_worker_is_charged_one_restart(training: Training) -> None:
     training.settled(2)
     pods = set(training.corner.active(NAME))
     victim = sorted(pods)[1]
@@ -143,7 +143,7 @@ def test_a_killed_worker_is_a_failure_and_costs_one_restart(training: Training) 
     assert set(training.corner.active(NAME)) == pods, "workers start again where they were"
 
 
-def test_a_deleted_pod_is_a_leave_and_is_replaced(training: Training) -> None:
+def test_deleted_pod_leaves_and_is_replaced(training: Training) -> None:
     training.settled(2)
     victim = training.status["rendezvous"]["master"]
     uid = training.corner.pods(NAME)[victim]["metadata"]["uid"]
@@ -158,7 +158,7 @@ def test_a_deleted_pod_is_a_leave_and_is_replaced(training: Training) -> None:
     assert len(uids) == 2
 
 
-def test_a_drained_node_is_left(training: Training, nodes: Nodes) -> None:
+def test_job_leaves_drained_node(training: Training, nodes: Nodes) -> None:
     training.settled(2)
     node = min(training.pods_by_node())
     try:
@@ -189,7 +189,7 @@ def spread_out(training: Training) -> str:
     return str(other[0])
 
 
-def test_a_node_whose_processes_are_killed_is_lost(training: Training, nodes: Nodes) -> None:
+def test_node_with_killed_processes_is_lost(training: Training, nodes: Nodes) -> None:
     node = spread_out(training)
     training.disturbed(
         "node's processes killed", lambda: nodes.kill_pods(node, training.corner.namespace), "loss"
@@ -199,7 +199,7 @@ def test_a_node_whose_processes_are_killed_is_lost(training: Training, nodes: No
     training.settled(2)
 
 
-def test_a_node_cut_off_the_network_is_lost(training: Training, nodes: Nodes) -> None:
+def test_node_without_network_is_lost(training: Training, nodes: Nodes) -> None:
     node = spread_out(training)
     with nodes.cut_off(node):
         began = time.time()
@@ -225,7 +225,7 @@ def test_a_node_cut_off_the_network_is_lost(training: Training, nodes: Nodes) ->
     )
 
 
-def test_a_leave_is_told_before_the_grace_begins_to_run_out(
+def test_leave_is_announced_before_the_grace_period_starts(
     corner: Corner, recorder: Recorder, report: Report
 ) -> None:
     slow = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "8"]}}}}
@@ -243,7 +243,7 @@ def test_a_leave_is_told_before_the_grace_begins_to_run_out(
         corner.delete(name, "--wait=false")
 
 
-def test_the_status_follows_etcd_within_a_second(
+def test_status_follows_etcd_within_one_second(
     training: Training, recorder: Recorder, report: Report
 ) -> None:
     """Rounds of the whole session count."""

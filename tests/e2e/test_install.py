@@ -31,7 +31,7 @@ def trains_on(corner: Corner, before: dict[str, str]) -> None:
     assert {step.pod: step.pid for step in corner.steps("lasting", tail=5)} == before
 
 
-def test_an_upgrade_disturbs_no_job(corner: Corner, installation: Installation) -> None:
+def test_upgrade_does_not_disturb_jobs(corner: Corner, installation: Installation) -> None:
     before = corner.running("lasting", 2)
     workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
     operators = {pod["metadata"]["uid"] for pod in installation.operators()}
@@ -45,7 +45,7 @@ def test_an_upgrade_disturbs_no_job(corner: Corner, installation: Installation) 
     corner.running("lasting", 2, after=after["rendezvous"]["round"])
 
 
-def test_uninstalling_leaves_jobs_training_and_no_object_stuck(
+def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
     corner: Corner, installation: Installation, console: Console
 ) -> None:
     workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
@@ -63,7 +63,7 @@ def test_uninstalling_leaves_jobs_training_and_no_object_stuck(
     assert own <= {"Secret/elasticjob-etcd"}, "what opens the data that was kept, at most"
 
 
-def test_it_can_be_installed_again_and_takes_its_jobs_up(
+def test_reinstalled_operator_adopts_running_jobs(
     corner: Corner, installation: Installation
 ) -> None:
     installation.install()
@@ -77,7 +77,7 @@ def test_it_can_be_installed_again_and_takes_its_jobs_up(
     corner.in_phase("lasting", "Succeeded")
 
 
-def test_a_namespace_with_jobs_can_be_deleted_without_the_operator(
+def test_namespace_with_jobs_is_deletable_without_operator(
     make_corner: MakeCorner, installation: Installation, console: Console
 ) -> None:
     corner = make_corner("e2e-stuck")

@@ -40,7 +40,7 @@ def lives(corner: Corner) -> Corner:
     return corner
 
 
-def test_one_name_in_two_namespaces_is_two_jobs(
+def test_same_name_in_two_namespaces_gives_two_jobs(
     make_corner: MakeCorner, installation: Installation
 ) -> None:
     one, two = make_corner("e2e-one"), make_corner("e2e-two")
@@ -63,7 +63,7 @@ def test_one_name_in_two_namespaces_is_two_jobs(
     two.delete("same", "--wait=false")
 
 
-def test_a_name_that_is_used_again_brings_nothing_of_the_old_job(corner: Corner) -> None:
+def test_recreated_job_inherits_nothing_from_its_predecessor(corner: Corner) -> None:
     """The job is recreated at once with another size, while the old one's pods still end."""
     uids = set()
     for life, nodes in enumerate((2, 1, 2)):
@@ -90,7 +90,7 @@ def test_a_name_that_is_used_again_brings_nothing_of_the_old_job(corner: Corner)
     GONE.extend(uids)
 
 
-def test_deleting_the_job_ends_everything_within_its_grace(corner: Corner) -> None:
+def test_deleted_job_ends_within_its_grace_period(corner: Corner) -> None:
     stubborn = {
         "command": ["python3", "-c", "import signal, time\n"
                     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
@@ -115,7 +115,7 @@ def test_deleting_the_job_ends_everything_within_its_grace(corner: Corner) -> No
     GONE.append(uid)
 
 
-def test_it_is_suspended_changed_and_resumed(corner: Corner) -> None:
+def test_job_is_suspended_changed_and_resumed(corner: Corner) -> None:
     corner.apply(job("paused", nodes=2))
     corner.running("paused", 2)
     corner.patch("paused", {"runPolicy": {"suspend": True}})
@@ -133,7 +133,7 @@ def test_it_is_suspended_changed_and_resumed(corner: Corner) -> None:
     corner.in_phase("paused", "Succeeded")
 
 
-def test_clean_pod_policy_says_which_pods_stay(lives: Corner) -> None:
+def test_clean_pod_policy_selects_remaining_pods(lives: Corner) -> None:
     for name in ("keep-all", "keep-ended", "keep-none"):
         lives.in_phase(name, "Succeeded")
 
@@ -147,7 +147,7 @@ def test_clean_pod_policy_says_which_pods_stay(lives: Corner) -> None:
     lives.delete("keep-all", "--wait=false")
 
 
-def test_a_job_that_is_active_for_too_long_fails(lives: Corner) -> None:
+def test_job_beyond_active_deadline_fails(lives: Corner) -> None:
     status = lives.in_phase("deadline", "Failed")
     failed = lives.condition("deadline", "Failed")
     assert failed["reason"] == "DeadlineExceeded"
@@ -155,12 +155,12 @@ def test_a_job_that_is_active_for_too_long_fails(lives: Corner) -> None:
     lives.until(lambda: lives.active("deadline") == {}, "its pods to end")
 
 
-def test_a_finished_job_goes_after_its_time_to_live(lives: Corner) -> None:
+def test_finished_job_is_deleted_after_its_time_to_live(lives: Corner) -> None:
     lives.until(lambda: lives.job("short-lived") == {}, "the job to be gone", 90)
     lives.without_pods("short-lived")
 
 
-def test_nothing_of_deleted_jobs_stays_in_etcd(installation: Installation) -> None:
+def test_deleted_jobs_leave_nothing_in_etcd(installation: Installation) -> None:
     """Keys, users and roles of the jobs deleted by the tests above are removed."""
     assert GONE
 

@@ -86,15 +86,17 @@ def kill_the_agent(steady: Corner, nodes: Nodes, index: int) -> None:
     recovers(steady)
 
 
-def test_an_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+def test_killed_agent_does_not_disturb_training(steady: Corner, nodes: Nodes) -> None:
     kill_the_agent(steady, nodes, 1)
 
 
-def test_the_coordinators_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+def test_killed_coordinator_agent_does_not_disturb_training(steady: Corner, nodes: Nodes) -> None:
     kill_the_agent(steady, nodes, 0)
 
 
-def test_the_operator_is_killed(steady: Corner, nodes: Nodes, installation: Installation) -> None:
+def test_killed_operator_does_not_disturb_training(
+    steady: Corner, nodes: Nodes, installation: Installation
+) -> None:
     (operator,) = installation.operators()
     unnoticed(
         steady,
@@ -108,7 +110,7 @@ def test_the_operator_is_killed(steady: Corner, nodes: Nodes, installation: Inst
     recovers(steady)
 
 
-def test_what_happens_without_an_operator_is_told_by_the_next(
+def test_new_operator_reports_events_of_its_absence(
     steady: Corner, installation: Installation
 ) -> None:
     """The agents alone restart workers; the status catches up with the next operator."""
@@ -129,7 +131,9 @@ def test_what_happens_without_an_operator_is_told_by_the_next(
     steady.patch(NAME, {"maxRestarts": after["restarts"] + 3})
 
 
-def test_etcd_is_killed(steady: Corner, nodes: Nodes, installation: Installation) -> None:
+def test_killed_etcd_does_not_disturb_training(
+    steady: Corner, nodes: Nodes, installation: Installation
+) -> None:
     def etcd() -> Json:
         return installation.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}
 
@@ -144,7 +148,9 @@ def test_etcd_is_killed(steady: Corner, nodes: Nodes, installation: Installation
     recovers(steady)
 
 
-def test_etcds_pod_is_deleted(steady: Corner, installation: Installation) -> None:
+def test_deleted_etcd_pod_does_not_disturb_training(
+    steady: Corner, installation: Installation
+) -> None:
     unnoticed(
         steady,
         lambda: installation.console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD),
@@ -153,7 +159,7 @@ def test_etcds_pod_is_deleted(steady: Corner, installation: Installation) -> Non
     recovers(steady)
 
 
-def test_of_two_replicas_one_is_active_and_the_other_takes_over(
+def test_standby_replica_takes_over_from_killed_active_replica(
     steady: Corner, nodes: Nodes, installation: Installation
 ) -> None:
     console = installation.console

@@ -183,16 +183,16 @@ def applied(
         denying.kubectl("delete", kind, "--wait=false", "--ignore-not-found")
 
 
-def test_any_user_may_train(applied: Namespaces) -> None:
+def test_any_user_id_can_train(applied: Namespaces) -> None:
     applied.plain.in_phase("any-user", "Succeeded")
 
 
-def test_a_second_container_that_never_ends_keeps_nothing_up(applied: Namespaces) -> None:
+def test_endless_sidecar_container_does_not_block_completion(applied: Namespaces) -> None:
     applied.plain.in_phase("companions", "Succeeded")
     applied.plain.without_pods("companions")
 
 
-def test_init_containers_and_pre_stop_of_the_user_are_kept(applied: Namespaces) -> None:
+def test_init_containers_and_pre_stop_hooks_are_kept(applied: Namespaces) -> None:
     applied.plain.in_phase("init", "Succeeded")
     assert "the data is 42" in applied.plain.log("init-0")
     (pod,) = applied.plain.pods("init").values()
@@ -202,14 +202,14 @@ def test_init_containers_and_pre_stop_of_the_user_are_kept(applied: Namespaces) 
     assert trainer["lifecycle"]["preStop"]["exec"]["command"][0] == "sh"
 
 
-def test_a_shells_command_runs_for_each_worker(applied: Namespaces) -> None:
+def test_shell_command_runs_once_per_worker(applied: Namespaces) -> None:
     applied.plain.in_phase("shell", "Succeeded")
     said = applied.plain.log("shell-0") + applied.plain.log("shell-1")
     assert "hello 0" in said
     assert "hello 1" in said
 
 
-def test_a_nested_torchrun_is_taken_out(applied: Namespaces) -> None:
+def test_nested_torchrun_is_unwrapped(applied: Namespaces) -> None:
     status = applied.plain.in_phase("torchrun", "Succeeded")
     assert status["rendezvous"]["worldSize"] == 4
     told = applied.plain.log("torchrun-0")
@@ -217,7 +217,7 @@ def test_a_nested_torchrun_is_taken_out(applied: Namespaces) -> None:
     assert "world 4" in told
 
 
-def test_a_torchrun_that_cannot_be_taken_out_is_refused_with_the_reason(
+def test_unsupported_nested_torchrun_is_refused_with_reason(
     applied: Namespaces,
 ) -> None:
     condition = applied.plain.told("refused", "TemplateInvalid")
@@ -225,11 +225,11 @@ def test_a_torchrun_that_cannot_be_taken_out_is_refused_with_the_reason(
     assert applied.plain.pods("refused") == {}
 
 
-def test_a_namespace_of_restricted_pods(applied: Namespaces) -> None:
+def test_job_runs_in_restricted_namespace(applied: Namespaces) -> None:
     applied.restricted.in_phase("restricted", "Succeeded")
 
 
-def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
+def test_job_runs_in_namespace_with_default_deny_policy(applied: Namespaces) -> None:
     """The chart's networkPolicy.jobNamespaces permits the job's traffic: torch opens any port."""
     assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
     denying = applied.denying
@@ -252,7 +252,7 @@ def blocked(corner: Corner, name: str, reason: str) -> Json:
     return found
 
 
-def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
+def test_quota_is_reported_and_other_pods_train(applied: Namespaces) -> None:
     quota = applied.quota
     quota.running("limited", 1)
     condition = blocked(quota, "limited", "QuotaExceeded")
@@ -264,7 +264,7 @@ def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
     quota.delete("limited", "--wait=false")
 
 
-def test_an_image_that_one_node_cannot_pull_is_named_and_the_others_train_on(
+def test_image_unavailable_on_one_node_is_reported_and_other_pods_train(
     applied: Namespaces,
 ) -> None:
     corner = applied.plain
@@ -277,7 +277,7 @@ def test_an_image_that_one_node_cannot_pull_is_named_and_the_others_train_on(
     corner.delete("half", "--wait=false")
 
 
-def test_a_node_is_drained_of_a_job_that_is_at_its_minimum(corner: Corner, nodes: Nodes) -> None:
+def test_node_drain_waits_for_job_at_its_minimum(corner: Corner, nodes: Nodes) -> None:
     corner.apply(job("least", nodes=2, least=2))
     corner.running("least", 2)
     before = corner.status("least")["rendezvous"]["round"]
@@ -292,7 +292,7 @@ def test_a_node_is_drained_of_a_job_that_is_at_its_minimum(corner: Corner, nodes
     corner.delete("least", "--wait=false")
 
 
-def test_the_operator_needed_no_restart_for_any_of_this(installation: Installation) -> None:
+def test_operator_has_not_restarted(installation: Installation) -> None:
     until(lambda: installation.operators(), "the operator")
     printed = installation.console.kubectl("-n", "elasticjob-system", "logs", OPERATOR)
     assert "Traceback (most recent call last)" not in printed

@@ -128,7 +128,7 @@ def told(corner: Corner, report: Report) -> Told:
     return Told(corner, report)
 
 
-def test_the_library_comes_with_the_pod(told: Told) -> None:
+def test_library_is_available_in_pods(told: Told) -> None:
     (pod, *_) = told.settled()
     ((_, _, library), *_) = _BEGUN.findall(told.corner.log(pod))
     assert library.startswith("/elasticjob/")
@@ -138,7 +138,7 @@ def test_the_library_comes_with_the_pod(told: Told) -> None:
     assert found.endswith(" None\n"), "the image itself has none"
 
 
-def test_a_checkpoint_is_shown(told: Told) -> None:
+def test_checkpoint_is_shown_in_status(told: Told) -> None:
     (pod, *_) = told.settled()
     told.ask(pod, "save")
     saved: int = told.corner.until(lambda: told.saved(told.round), "a checkpoint")
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_shown(told: Told) -> None:
     )
 
 
-def test_workers_start_warm_after_one_was_killed(told: Told) -> None:
+def test_replacement_workers_start_warm(told: Told) -> None:
     pods = told.settled(LEARNING_STEPS)
     victim, restarts = pods[1], told.status["restarts"]
     cost = told.recovered("worker killed", lambda: told.corner.kill_worker(victim), nodes=len(pods))
@@ -165,7 +165,7 @@ def test_workers_start_warm_after_one_was_killed(told: Told) -> None:
     told.corner.until(lambda: "Recovered" in told.corner.reasons(NAME), "the event", 20)
 
 
-def test_the_rank_that_hangs_is_named_with_its_stack(told: Told) -> None:
+def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
     pods = told.settled()
     number, restarts = told.round, told.status["restarts"]
     (victim,) = [m["pod"] for m in told.status["members"] if m["rank"] == 1]
@@ -191,7 +191,7 @@ def test_the_rank_that_hangs_is_named_with_its_stack(told: Told) -> None:
     told.corner.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
 
 
-def test_a_newcomer_waits_for_a_checkpoint(told: Told) -> None:
+def test_newcomer_joins_after_a_checkpoint(told: Told) -> None:
     pods = told.settled()
     number, nodes = told.round, len(pods) + 1
     told.corner.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
@@ -212,7 +212,7 @@ def test_a_newcomer_waits_for_a_checkpoint(told: Told) -> None:
     assert told.status["rendezvous"].get("waitingReason") is None
 
 
-def test_a_pod_that_is_deleted_saves_first_and_no_step_is_lost(told: Told) -> None:
+def test_deleted_pod_checkpoints_first_and_loses_no_step(told: Told) -> None:
     pods = told.settled()
     number, victim = told.round, pods[-1]
     before = told.saved(number)

@@ -284,7 +284,7 @@ class Pod:
 
 
 @pytest.fixture
-def gang(mark: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[Gang]:
+def gang(process_tag: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[Gang]:
     """Yield a run of the test's own on the shared etcd; its agents end with the test."""
     gang = Gang(tmp_path, newest_etcd)
     yield gang

@@ -1,8 +1,8 @@
 """Test rig for the launcher and its clients: real launchers, small agents, and a check that no
 process is left running.
 
-All processes of a test carry a mark in their environment; after the test the `mark` fixture waits
-until no process with that mark is left.
+All processes of a test have a tag in their environment; after the test the `process_tag` fixture
+waits until no process with that tag is left.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from elasticjob_agent.hands import Hello, StartWorkers, WorkerExited, WorkerStart
+from elasticjob_agent.hands import Hello, Started, StartWorkers, WorkerExited, WorkerStart
+from elasticjob_agent.local import LocalHands
 from elasticjob_agent.pod import Attach, LauncherHands
 from elasticjob_agent.zipapp_build import build_zipapp
 
-MARK = "ELASTICJOB_TEST_MARK"
+PROCESS_TAG = "ELASTICJOB_TEST_TAG"
 PATIENCE_SECONDS = 15.0
 JOB_KEY = bytes(range(32))
 SIDECAR = str(Path(__file__).parents[2] / "sidecar")
@@ -109,9 +110,9 @@ def few_descriptors(pid: int) -> Callable[[], None]:
     return more
 
 
-def marked_processes(mark: str) -> list[int]:
-    """Return the processes whose initial environment carried the mark."""
-    wanted = f"{MARK}={mark}".encode()
+def tagged_processes(tag: str) -> list[int]:
+    """Return the processes whose initial environment contained the tag."""
+    wanted = f"{PROCESS_TAG}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -123,16 +124,16 @@ def marked_processes(mark: str) -> list[int]:
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield the mark of this test's processes; fail the test if one is left behind."""
+def process_tag(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield the tag of this test's processes; fail the test if one is left behind."""
     value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
+    monkeypatch.setenv(PROCESS_TAG, value)
     yield value
     left: list[int] = []
     try:
-        wait_for_end(marked_processes(value))
+        wait_for_end(tagged_processes(value))
     finally:
-        left = [pid for pid in marked_processes(value) if alive(pid)]
+        left = [pid for pid in tagged_processes(value) if alive(pid)]
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert not left, f"left running: {left}"
@@ -189,7 +190,7 @@ StartLauncher = Callable[..., LauncherProcess]
 
 
 @pytest.fixture
-def start_launcher(launcher_file: Path, mark: str) -> Iterator[StartLauncher]:
+def start_launcher(launcher_file: Path, process_tag: str) -> Iterator[StartLauncher]:
     """Yield a function that starts launchers, which end with the test."""
     started: list[LauncherProcess] = []
 
@@ -203,36 +204,55 @@ def start_launcher(launcher_file: Path, mark: str) -> Iterator[StartLauncher]:
 
 
 AGENT = """
-import asyncio, sys
+import asyncio
 from tests.integration.launcher_rig import *
-from elasticjob_agent.hands import *
-from elasticjob_agent.local import LocalHands
-
-async def main():
-    hands = {hands}
-    events = hands.events()
-    hello = await until(events, Hello)
-    await hands.start(start_workers(1, *{commands!r}))
-    started = await until(events, Started)
-    {then}
-    print(*started.pids.values(), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
+asyncio.run(hold_workers(lambda: {runtime}, {commands!r}, {fork}))
 """
 
 
-def vouching(hands: Any, seconds: float) -> Any:
-    """Let the workers live for `seconds` from each beat of the agent; return the runtime."""
-    hands.heed(lambda: time.monotonic() + seconds)
-    return hands
+def local_runtime(*arguments: Any, live_seconds: float | None = None, **options: Any) -> LocalHands:
+    """Return a runtime with a launcher of its own; `live_seconds` extends the deadline."""
+    runtime = LocalHands(*arguments, **options)
+    if live_seconds is not None:
+        _extend_deadline(runtime, live_seconds)
+    return runtime
+
+
+def attached_runtime(
+    socket: str, orphan_seconds: float, live_seconds: float | None = None
+) -> LauncherHands:
+    """Return a runtime that attaches to a launcher; `live_seconds` extends the deadline."""
+    runtime = LauncherHands(socket, Attach("pod-0", "s0", JOB_KEY, orphan_seconds))
+    if live_seconds is not None:
+        _extend_deadline(runtime, live_seconds)
+    return runtime
+
+
+def _extend_deadline(runtime: Any, seconds: float) -> None:
+    """Let each heartbeat of the agent extend the workers' deadline by `seconds`."""
+    runtime.heed(lambda: time.monotonic() + seconds)
+
+
+async def hold_workers(
+    make: Callable[[], Any], commands: Sequence[tuple[str, ...]], fork: bool
+) -> None:
+    """Start round 1, fork this process if requested, print the workers' ids and wait forever."""
+    runtime = make()
+    events = runtime.events()
+    await until(events, Hello)
+    await runtime.start(start_workers(1, *commands))
+    started = await until(events, Started)
+    if fork and os.fork() == 0:
+        signal.pause()
+    print(*started.pids.values(), flush=True)
+    await asyncio.Event().wait()
 
 
 class AgentProcess:
     """Small agent in a process of its own, to be killed: starts round 1, then does nothing."""
 
-    def __init__(self, hands: str, *commands: tuple[str, ...], then: str = "pass") -> None:
-        source = AGENT.format(hands=hands, commands=commands, then=then)
+    def __init__(self, runtime: str, *commands: tuple[str, ...], fork: bool = False) -> None:
+        source = AGENT.format(runtime=runtime, commands=commands, fork=fork)
         root = str(Path(__file__).parents[2])
         self.process = subprocess.Popen(
             [sys.executable, "-c", source],
@@ -249,11 +269,8 @@ class AgentProcess:
         orphan_seconds: float = 30.0,
         live_seconds: float | None = None,
     ):
-        attach = f"Attach('pod-0', 's0', {JOB_KEY!r}, {orphan_seconds})"
-        hands = f"LauncherHands({launcher.socket!r}, {attach})"
-        if live_seconds is not None:
-            hands = f"vouching({hands}, {live_seconds})"
-        return AgentProcess(hands, *commands)
+        arguments = f"{launcher.socket!r}, {orphan_seconds}, {live_seconds}"
+        return AgentProcess(f"attached_runtime({arguments})", *commands)
 
     def kill(self) -> None:
         assert self.process.stdout is not None

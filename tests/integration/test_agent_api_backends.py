@@ -28,10 +28,10 @@ from elasticjob_rendezvous.etcd.parameters import member_settings
 from tests.integration import agent_api_functions as functions
 from tests.integration.agent_rig import PYTHONPATH, ROOT
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 from tests.unit.agent_api.memory import until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 SECONDS = 60.0
 QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
@@ -153,7 +153,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
             endpoint = f"127.0.0.1:{request.getfixturevalue('newest_etcd').port}"
         case _:
             endpoint = f"127.0.0.1:{request.getfixturevalue('v2_etcd').port}"
-    request.getfixturevalue("mark")  # not before: shared servers stay
+    request.getfixturevalue("process_tag")  # not before: shared servers stay
     folder = tmp_path / "nodes"
     folder.mkdir()
     made = Nodes(request.param, endpoint, folder)
@@ -161,7 +161,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
     made.close()
 
 
-def test_a_lost_worker_a_newcomer_a_leaver_and_the_end(nodes: Nodes) -> None:
+def test_gang_survives_lost_worker_newcomer_and_leaver(nodes: Nodes) -> None:
     first, second = nodes.node(slots=2), nodes.node(slots=1, role="reader")
     number, workers = nodes.after(0, 3)
     assert sorted(worker["ROLE_NAME"] for worker in workers) == ["reader", "trainer", "trainer"]
@@ -192,7 +192,7 @@ def test_a_lost_worker_a_newcomer_a_leaver_and_the_end(nodes: Nodes) -> None:
     assert [nodes.wait(first), nodes.wait(third)] == [0, 0], nodes.output()
 
 
-def test_a_lost_node_is_noticed(nodes: Nodes) -> None:
+def test_gang_continues_after_lost_node(nodes: Nodes) -> None:
     first, second = nodes.node(), nodes.node()
     number, workers = nodes.after(0, 2)
     second.kill()
@@ -203,7 +203,7 @@ def test_a_lost_node_is_noticed(nodes: Nodes) -> None:
     assert nodes.wait(first) == 0, nodes.output()
 
 
-def test_a_spent_budget_ends_all(nodes: Nodes) -> None:
+def test_exhausted_restart_budget_ends_all_agents(nodes: Nodes) -> None:
     nodes.least = 2
     both = [nodes.node(max_restarts=0) for _ in range(2)]
     _, workers = nodes.after(0, 2)
@@ -212,7 +212,7 @@ def test_a_spent_budget_ends_all(nodes: Nodes) -> None:
     assert "failure of rank 1: -9" in nodes.output()
 
 
-def test_told_to_end_while_nobody_comes(nodes: Nodes) -> None:
+def test_sigterm_ends_agent_that_waits_for_members(nodes: Nodes) -> None:
     nodes.least = 2
     alone = nodes.node()
     until(lambda: "waiting: " in nodes.output(), "its start", SECONDS)
@@ -235,7 +235,7 @@ waits(sys.argv[2])
 
 
 @pytest.mark.parametrize("nodes", ["etcd", "c10d"], indirect=True)
-def test_torchruns_agents_agree_on_ranks_and_on_the_end(nodes: Nodes, tmp_path: Path) -> None:
+def test_torchrun_agrees_on_ranks_and_exit_barrier(nodes: Nodes, tmp_path: Path) -> None:
     """Roles and sizes differ; the exit barrier is the same for both."""
     nodes.least = nodes.most = 2
     script = tmp_path / "worker.py"
@@ -287,7 +287,7 @@ if first:
 
 
 @pytest.mark.parametrize("nodes", ["etcd", "etcd-v2", "c10d"], indirect=True)
-def test_ours_begins_anew_with_a_torchrun_that_fails_after_it_was_done(
+def test_finished_agent_restarts_when_torchrun_fails_in_exit_barrier(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     """torchrun waits for the other agent's end, at most for the duration of an exit barrier."""
@@ -311,7 +311,7 @@ def test_ours_begins_anew_with_a_torchrun_that_fails_after_it_was_done(
 
 
 @pytest.mark.parametrize("nodes", ["c10d"], indirect=True)
-def test_torchs_own_handler_drives_our_agent(nodes: Nodes) -> None:
+def test_torch_rendezvous_handler_drives_agent(nodes: Nodes) -> None:
     nodes.least = 2
     both = [nodes.node(library="torch"), nodes.node(slots=2, library="torch")]
     number, workers = nodes.after(0, 3)
@@ -329,9 +329,7 @@ def v3_handler(etcd: EtcdServer, **settings: Any) -> EtcdV3RendezvousHandler:
     return EtcdV3RendezvousHandler(member_settings(parameters), run_id, 10.0)
 
 
-def test_a_connected_v3_handler_gives_its_place_to_the_agent(
-    newest_etcd: EtcdServer, mark: str
-) -> None:
+def test_agent_replaces_connected_v3_handler(newest_etcd: EtcdServer, process_tag: str) -> None:
     handler = v3_handler(newest_etcd)
     spec = WorkerSpec("trainer", 2, handler, entrypoint=functions.exits, args=(0,))
     agent = LocalElasticAgent(spec)
@@ -342,7 +340,7 @@ def test_a_connected_v3_handler_gives_its_place_to_the_agent(
     assert isinstance(spec.rdzv_handler, DirectedHandler)
 
 
-def test_a_run_that_has_succeeded_is_not_taken_up_again(newest_etcd: EtcdServer, mark: str) -> None:
+def test_succeeded_run_is_not_restarted(newest_etcd: EtcdServer, process_tag: str) -> None:
     handler = DirectedHandler.of(v3_handler(newest_etcd))
     spec = WorkerSpec("trainer", 1, handler, entrypoint=functions.exits, args=(0,))
     assert LocalElasticAgent(spec).run().state is WorkerState.SUCCEEDED
@@ -350,8 +348,8 @@ def test_a_run_that_has_succeeded_is_not_taken_up_again(newest_etcd: EtcdServer,
         LocalElasticAgent(spec).run()
 
 
-def test_an_agent_with_its_own_way_to_a_place_asks_the_v3_handler(
-    newest_etcd: EtcdServer, mark: str
+def test_subclass_with_own_rendezvous_uses_v3_handler(
+    newest_etcd: EtcdServer, process_tag: str
 ) -> None:
     class Own(LocalElasticAgent):
         sought = 0

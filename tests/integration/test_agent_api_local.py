@@ -26,16 +26,16 @@ from elasticjob_agent.api import (
     WorkerState,
 )
 from tests.integration import agent_api_functions as functions
-from tests.integration.launcher_rig import MARK, alive, mark
+from tests.integration.launcher_rig import PROCESS_TAG, alive, process_tag
 from tests.unit.agent_api.memory import Gang, MemoryHandler, until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 ROOT = Path(__file__).parents[2]
 
 # Not fork: other tests of this process have left gRPC threads in it, which break after a fork.
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 def spec(entrypoint: Any, *args: Any, **options: Any) -> WorkerSpec:
@@ -59,7 +59,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("way", ["argument", "variable", "steps"])
-def test_worker_stuck_in_the_kernel_ends_the_run_without_a_restart(
+def test_worker_stuck_in_kernel_ends_run_without_restart(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "sleeps"
@@ -90,7 +90,7 @@ def test_worker_stuck_in_the_kernel_ends_the_run_without_a_restart(
     ("given", "variable", "expected"),
     [(None, "", 0), (None, "5", 5), (None, "soon", 0), (None, "-1", 0), (3, "5", 3), (-3, "5", 0)],
 )
-def test_time_in_the_kernel_is_read_as_in_torch(
+def test_time_in_kernel_is_configured_as_in_torch(
     given: float | None, variable: str, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
@@ -102,7 +102,7 @@ def test_time_in_the_kernel_is_read_as_in_torch(
 
 
 @METHODS
-def test_a_function_gives_its_values(
+def test_function_entrypoint_returns_values(
     method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ERR, tee=Std.OUT)
@@ -128,7 +128,7 @@ def test_a_function_gives_its_values(
 
 
 @METHODS
-def test_a_failed_function_begins_anew_with_all(method: str, tmp_path: Path) -> None:
+def test_failed_function_restarts_whole_group(method: str, tmp_path: Path) -> None:
     agent = LocalElasticAgent(spec(functions.fail_first, str(tmp_path)), start_method=method)
     result = agent.run()
     assert result.return_values == {0: "round 2", 1: "round 2"}
@@ -137,7 +137,7 @@ def test_a_failed_function_begins_anew_with_all(method: str, tmp_path: Path) -> 
 
 
 @METHODS
-def test_a_spent_budget_tells_why(method: str, tmp_path: Path) -> None:
+def test_exhausted_restart_budget_reports_failure(method: str, tmp_path: Path) -> None:
     logs = DefaultLogsSpecs(str(tmp_path))
     job = spec(functions.always_fails, max_restarts=0, local_world_size=1)
     result = LocalElasticAgent(job, logs, start_method=method).run()
@@ -150,7 +150,7 @@ def test_a_spent_budget_tells_why(method: str, tmp_path: Path) -> None:
 
 
 @METHODS
-def test_other_ends_of_a_function(method: str) -> None:
+def test_function_entrypoint_reports_exit_or_signal(method: str) -> None:
     ended = LocalElasticAgent(spec(functions.exits, 0), start_method=method).run()
     assert (ended.state, ended.return_values) == (WorkerState.SUCCEEDED, {0: None, 1: None})
     job = spec(functions.exits, 7, max_restarts=0, local_world_size=1)
@@ -175,7 +175,7 @@ print(LocalElasticAgent(spec, start_method="fork").run().return_values)
 """
 
 
-def test_a_fork_has_what_its_process_has() -> None:
+def test_forked_worker_inherits_process_state() -> None:
     """The test runs in a process of its own, without gRPC threads."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -184,10 +184,12 @@ def test_a_fork_has_what_its_process_has() -> None:
 
 
 @METHODS
-def test_queues_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
-    monkeypatch.delenv(MARK)
+def test_queues_reach_workers(
+    method: str, monkeypatch: pytest.MonkeyPatch, process_tag: str
+) -> None:
+    monkeypatch.delenv(PROCESS_TAG)
     resource_tracker.ensure_running()  # multiprocessing's own process, which stays
-    monkeypatch.setenv(MARK, mark)
+    monkeypatch.setenv(PROCESS_TAG, process_tag)
     queue = multiprocessing.get_context(method).SimpleQueue()
     result = LocalElasticAgent(spec(functions.puts, queue), start_method=method).run()
     assert result.state is WorkerState.SUCCEEDED, result
@@ -195,7 +197,7 @@ def test_queues_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch, mark
     queue.close()
 
 
-def test_a_program_gets_its_arguments(capfd: pytest.CaptureFixture[str]) -> None:
+def test_program_entrypoint_receives_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     code = "import os, sys; print('rank', os.environ['RANK'], *sys.argv[1:])"
     job = spec(sys.executable, "-c", code, "--shard=${local_rank}")
     result = LocalElasticAgent(job, log_line_prefix_template="<${rank}> ").run()
@@ -204,13 +206,15 @@ def test_a_program_gets_its_arguments(capfd: pytest.CaptureFixture[str]) -> None
     assert sorted(out.splitlines()) == ["<0> rank 0 --shard=0", "<1> rank 1 --shard=1"]
 
 
-def test_a_killed_program_is_told_by_its_signal() -> None:
+def test_killed_program_reports_signal() -> None:
     job = spec("sh", "-c", "kill -9 $$", max_restarts=0, local_world_size=1)
     failure = LocalElasticAgent(job).run().failures[0]
     assert (failure.exitcode, failure.signal_name()) == (-9, "SIGKILL")
 
 
-def test_only_chosen_ranks_are_shown(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_output_filter_shows_selected_ranks_only(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     logs = DefaultLogsSpecs(str(tmp_path), tee=Std.ALL, local_ranks_filter={1})
     LocalElasticAgent(spec(functions.environment, "hello", "${local_rank}"), logs).run()
     out, _ = capfd.readouterr()
@@ -218,7 +222,7 @@ def test_only_chosen_ranks_are_shown(capfd: pytest.CaptureFixture[str], tmp_path
     assert len(list(tmp_path.glob("*/round_1/0/stdout.log"))) == 1
 
 
-def test_one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_affinity_gives_one_device_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")
     job = spec(functions.environment, "", "", virtual_local_rank=True)
     values = LocalElasticAgent(job).run().return_values
@@ -230,7 +234,7 @@ def test_one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_two_agents_a_lost_worker_and_a_newcomer(tmp_path: Path) -> None:
+def test_two_agents_recover_lost_worker_and_admit_newcomer(tmp_path: Path) -> None:
     gang = Gang(wanted=2)
     jobs = [
         spec(functions.waits, str(tmp_path), handler=gang.handler(), local_world_size=1)
@@ -261,7 +265,7 @@ def test_two_agents_a_lost_worker_and_a_newcomer(tmp_path: Path) -> None:
     assert len(results) == 3
 
 
-def test_a_signal_ends_the_workers_and_leaves(tmp_path: Path) -> None:
+def test_signal_stops_workers_and_leaves_rendezvous(tmp_path: Path) -> None:
     """The test runs in a process of its own: only a main thread handles signals."""
     handler = Gang().handler()
     agent = LocalElasticAgent(spec(functions.waits, str(tmp_path), handler=handler))
@@ -281,7 +285,7 @@ def test_a_signal_ends_the_workers_and_leaves(tmp_path: Path) -> None:
 
 
 @METHODS
-def test_steps_of_ones_own_loop_work_on_the_same_hands(method: str, tmp_path: Path) -> None:
+def test_overridden_run_loop_uses_same_worker_runtime(method: str, tmp_path: Path) -> None:
     class Own(LocalElasticAgent):
         def _invoke_run(self, role: str = "default") -> RunResult:
             group = self._worker_group
@@ -300,7 +304,7 @@ def test_steps_of_ones_own_loop_work_on_the_same_hands(method: str, tmp_path: Pa
     assert result.return_values == {0: "round 2", 1: "round 2"}
 
 
-def test_steps_that_a_subclass_changes_are_those_that_run_takes(tmp_path: Path) -> None:
+def test_run_calls_overridden_steps(tmp_path: Path) -> None:
     class Own(LocalElasticAgent):
         started = 0
 
@@ -313,7 +317,7 @@ def test_steps_that_a_subclass_changes_are_those_that_run_takes(tmp_path: Path) 
     assert agent.started == 2
 
 
-def test_what_an_agent_refuses() -> None:
+def test_invalid_agent_arguments_are_refused() -> None:
     handler: MemoryHandler = Gang().handler()
     with pytest.raises(ValueError, match="start_method must be one of"):
         LocalElasticAgent(spec("true"), start_method="thread")

@@ -112,7 +112,7 @@ def believed(of: Any, answers: list[Any], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("of", AGENTS)
-def test_result_tells_its_state_by_value(of: Any) -> None:
+def test_result_compares_state_by_value(of: Any) -> None:
     assert of.RunResult("FAILED").is_failed()
     assert of.RunResult(torch_agent.WorkerState.FAILED).is_failed()
     assert of.RunResult(our_agent.WorkerState.FAILED).is_failed()
@@ -121,7 +121,7 @@ def test_result_tells_its_state_by_value(of: Any) -> None:
 
 
 @pytest.mark.parametrize("of", AGENTS)
-def test_states_are_those_of_the_other_package(of: Any) -> None:
+def test_states_equal_those_of_the_other_package(of: Any) -> None:
     for ours, torchs in zip(our_agent.WorkerState, torch_agent.WorkerState, strict=True):
         assert ours == torchs == ours.value
         assert {ours} == {torchs}
@@ -131,7 +131,7 @@ def test_states_are_those_of_the_other_package(of: Any) -> None:
 
 @pytest.mark.parametrize("of", AGENTS)
 @pytest.mark.parametrize("kind", [torch_agent.WorkerState, our_agent.WorkerState])
-def test_subclass_may_answer_with_the_results_of_either_package(of: Any, kind: Any) -> None:
+def test_subclass_can_return_results_of_either_package(of: Any, kind: Any) -> None:
     from_of = torch_agent if kind is torch_agent.WorkerState else our_agent
     failure = TorchFailure(0, 9, 3, "<none>")
     agent = believed(
@@ -151,7 +151,7 @@ def test_subclass_may_answer_with_the_results_of_either_package(of: Any, kind: A
 
 
 @pytest.mark.parametrize("of", AGENTS)
-def test_failed_result_of_torch_ends_a_spent_budget(of: Any) -> None:
+def test_failed_torch_result_ends_run_without_restart_budget(of: Any) -> None:
     failed = torch_agent.RunResult(
         torch_agent.WorkerState.FAILED, {}, {0: TorchFailure(0, 9, 3, "<none>")}
     )
@@ -163,7 +163,7 @@ def test_failed_result_of_torch_ends_a_spent_budget(of: Any) -> None:
 
 @pytest.mark.parametrize("of", AGENTS)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_of_an_own_loop_reaches_shutdown(of: Any, signum: signal.Signals) -> None:
+def test_signal_in_overridden_loop_reaches_shutdown(of: Any, signum: signal.Signals) -> None:
     agent = believed(of, [])
     error = TorchSignal("told to end", sigval=signum)
 
@@ -177,7 +177,7 @@ def test_signal_of_an_own_loop_reaches_shutdown(of: Any, signum: signal.Signals)
 
 
 @pytest.mark.parametrize("of", AGENTS)
-def test_graceful_exit_of_an_own_loop_is_no_error(of: Any) -> None:
+def test_graceful_exit_in_overridden_loop_is_not_an_error(of: Any) -> None:
     agent = believed(of, [])
 
     def left(role: str = "default") -> Any:
@@ -188,7 +188,7 @@ def test_graceful_exit_of_an_own_loop_is_no_error(of: Any) -> None:
     assert result is None or result.state == "STOPPED"
 
 
-def test_shutdown_of_old_takes_neither_signal_nor_timeout() -> None:
+def test_shutdown_without_signal_and_timeout_parameters_is_called() -> None:
     class Old(SimpleElasticAgent):
         _start_workers = _stop_workers = _monitor_workers = None  # type: ignore[assignment]
         ended = 0
@@ -219,7 +219,7 @@ class Little:
 
 @pytest.mark.parametrize("of", INFOS)
 @pytest.mark.parametrize("port", [None, 29401])
-def test_meeting_place_needs_a_store_that_sets_and_gets(of: Any, port: int | None) -> None:
+def test_bootstrap_info_needs_store_with_set_and_get_only(of: Any, port: int | None) -> None:
     store = Little()
     first = of.build(0, store, "10.0.0.1", port)
     second = of.build(rank=1, store=store, local_addr=None)
@@ -231,7 +231,7 @@ def test_meeting_place_needs_a_store_that_sets_and_gets(of: Any, port: int | Non
 
 
 @pytest.mark.parametrize("of", PARAMETERS)
-def test_settings_are_read_as_in_torch(of: Any) -> None:
+def test_config_values_are_parsed_as_in_torch(of: Any) -> None:
     settings = of("c10d", "host", "run", 1, 1, a=" 4 ", b=True, c=-3, d="+10", e="yEs", f=None, g=0)
     numbers = [settings.get_as_int(name) for name in "abcdf"]
     assert numbers == [4, 1, -3, 10, None]
@@ -258,7 +258,7 @@ def at_once(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("of", STORES)
-def test_barrier_of_today_by_name_and_by_place(of: Any) -> None:
+def test_current_barrier_accepts_keyword_and_positional_arguments(of: Any) -> None:
     store = HashStore()
     of.barrier(store, 1, "a", 5)
     of.barrier(store=store, world_size=1, key_prefix="b", barrier_timeout=5, rank=0)
@@ -269,7 +269,7 @@ def test_barrier_of_today_by_name_and_by_place(of: Any) -> None:
     assert store.timeout == timedelta(seconds=300)
 
 
-def test_barrier_of_old_has_the_rank_before_the_size() -> None:
+def test_previous_barrier_takes_rank_before_world_size() -> None:
     store = HashStore()
 
     def arrive(rank: int) -> Callable[[], Any]:
@@ -282,7 +282,7 @@ def test_barrier_of_old_has_the_rank_before_the_size() -> None:
 
 
 @pytest.mark.parametrize("of", STORES)
-def test_barrier_names_the_ranks_that_did_not_come(of: Any) -> None:
+def test_barrier_error_names_missing_ranks(of: Any) -> None:
     store = HashStore()
 
     def arrive(rank: int) -> Callable[[], Any]:
@@ -305,18 +305,18 @@ def test_barrier_names_the_ranks_that_did_not_come(of: Any) -> None:
 
 
 @pytest.mark.parametrize("of", STORES)
-def test_barrier_without_a_rank_raises_the_stores_own_error(of: Any) -> None:
+def test_barrier_without_rank_raises_store_error(of: Any) -> None:
     with pytest.raises(RuntimeError) as caught:
         of.barrier(HashStore(), 2, "gate", barrier_timeout=0.1)
     assert "missing_ranks" not in str(caught.value)
 
 
-def test_streams_of_torch_are_taken() -> None:
+def test_torch_std_values_are_accepted() -> None:
     assert streams_of(TorchStd.ALL, 0) is our_agent.Std.ALL
     assert streams_of({1: TorchStd.ERR}, 1) is our_agent.Std.ERR
 
 
-def test_master_that_nobody_wrote_is_an_error() -> None:
+def test_missing_master_address_is_an_error() -> None:
     agent = believed(our_agent, [])
     group = agent.get_worker_group()
     agent._rendezvous(group)
@@ -328,7 +328,7 @@ def test_master_that_nobody_wrote_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("where", [("10.0.0.7", 29411), (None, None)])
-def test_master_that_rank_0_wrote_is_found(where: tuple[Any, Any]) -> None:
+def test_master_address_written_by_rank_0_is_found(where: tuple[Any, Any]) -> None:
     store = HashStore()
     SimpleElasticAgent._set_master_addr_port(store, *where, "10.0.0.8")
     address, port = SimpleElasticAgent._get_master_addr_port(store)
@@ -344,7 +344,7 @@ class Both:
         self.set, self.get = store.set, store.get
 
 
-def test_handler_of_old_says_where_through_the_store() -> None:
+def test_previous_handler_publishes_master_address_in_store() -> None:
     rounds = itertools.count(1)
 
     def answer() -> Any:
@@ -356,7 +356,7 @@ def test_handler_of_old_says_where_through_the_store() -> None:
     assert agent.get_worker_group().master_port == 29412
 
 
-def test_signal_during_the_exit_barrier_is_raised() -> None:
+def test_signal_during_exit_barrier_is_raised() -> None:
     for of in (torch_agent, our_agent):
         agent = believed(of, [])
         group = agent.get_worker_group()
@@ -372,7 +372,7 @@ def _told_to_end(*_: Any) -> None:
     raise TorchSignal("told to end", sigval=signal.SIGTERM)
 
 
-def test_torchs_own_specs_are_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_torch_worker_specs_are_accepted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "says"
     script.write_text("#!/bin/sh\necho out; echo err >&2\n")
     script.chmod(0o755)
@@ -394,13 +394,13 @@ BAD_PARAMETERS = [("", 1, 1), (None, 1, 1), ("c10d", 0, 1), ("c10d", -1, 1), ("c
 
 @pytest.mark.parametrize("of", PARAMETERS)
 @pytest.mark.parametrize(("backend", "low", "high"), BAD_PARAMETERS)
-def test_bad_parameters_are_value_errors(of: Any, backend: Any, low: int, high: int) -> None:
+def test_invalid_parameters_raise_value_error(of: Any, backend: Any, low: int, high: int) -> None:
     with pytest.raises(ValueError, match=r"backend|nodes"):
         of(backend, "host", "run", low, high)
 
 
 @pytest.mark.parametrize("of", AGENTS)
-def test_unknown_worker_of_a_result_is_a_value_error(of: Any) -> None:
+def test_result_for_unknown_worker_raises_value_error(of: Any) -> None:
     agent = believed(of, [])
     (worker,) = agent.get_worker_group().workers
     with pytest.raises(ValueError, match="-1"):

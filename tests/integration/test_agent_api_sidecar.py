@@ -14,12 +14,12 @@ from elasticjob_agent.local import LocalHands
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.wiring import elastic_agent, run_agent, v3_handler
 from elasticjob_rendezvous.core.bounds import Bounds
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.unit.agent_api.memory import Gang, MemoryHandler
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def run(settings: AgentSettings, handler: MemoryHandler, code: str) -> Ending:
     return asyncio.run(bounded())
 
 
-def test_success_shuts_the_rendezvous_down(settings: AgentSettings, tmp_path: Path) -> None:
+def test_success_shuts_rendezvous_down(settings: AgentSettings, tmp_path: Path) -> None:
     handler = Gang().handler()
     code = f"import os; open(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.environ))"
     ending = run(settings, handler, code)
@@ -60,7 +60,7 @@ def test_success_shuts_the_rendezvous_down(settings: AgentSettings, tmp_path: Pa
     assert (tmp_path / "termination-log").read_text() == ending.message
 
 
-def test_a_spent_budget_names_the_culprit(settings: AgentSettings) -> None:
+def test_exhausted_restart_budget_names_first_failure(settings: AgentSettings) -> None:
     handler = Gang().handler()
     ending = run(settings, handler, "raise ArithmeticError('no')")
     assert (ending.code, ending.launcher_code) == (ExitCode.FAILED, ExitCode.FAILED)
@@ -68,7 +68,7 @@ def test_a_spent_budget_names_the_culprit(settings: AgentSettings) -> None:
     assert handler.calls[:2] == ["next_rendezvous", "set_closed"]
 
 
-def test_a_rendezvous_that_is_closed_is_not_shut_down_again(settings: AgentSettings) -> None:
+def test_closed_rendezvous_is_not_shut_down_again(settings: AgentSettings) -> None:
     handler = Gang(closed=True).handler()
     ending = run(settings, handler, "pass")
     assert ending.code is ExitCode.RENDEZVOUS
@@ -76,7 +76,7 @@ def test_a_rendezvous_that_is_closed_is_not_shut_down_again(settings: AgentSetti
     assert handler.calls == ["next_rendezvous", "leave"]
 
 
-def test_who_leaves_closes_for_nobody(settings: AgentSettings) -> None:
+def test_leaving_agent_does_not_close_the_run(settings: AgentSettings) -> None:
     handler = Gang(wanted=2).handler(seconds=30)
 
     async def bounded() -> Ending:
@@ -93,7 +93,7 @@ def test_who_leaves_closes_for_nobody(settings: AgentSettings) -> None:
     assert handler.calls == ["next_rendezvous", "leave"]
 
 
-def test_a_signal_does_not_cut_the_leave_short(settings: AgentSettings) -> None:
+def test_signal_does_not_interrupt_leave(settings: AgentSettings) -> None:
     class Leaving(MemoryHandler):
         def leave(self) -> None:
             heeded.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
@@ -104,7 +104,7 @@ def test_a_signal_does_not_cut_the_leave_short(settings: AgentSettings) -> None:
     assert heeded == [True]
 
 
-def test_its_own_rendezvous_is_v3s(settings: AgentSettings) -> None:
+def test_default_rendezvous_is_etcd_v3(settings: AgentSettings) -> None:
     handler = v3_handler(settings, "session")
     agent = elastic_agent(settings, LocalHands(("true",)), handler)
     spec = agent.get_worker_group().spec

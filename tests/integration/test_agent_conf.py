@@ -12,9 +12,9 @@ import pytest
 from tests.integration.agent_rig import TORCHS, Gang, gang
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 V2 = ("--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")
@@ -37,7 +37,7 @@ def nobody() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("backend", ["etcd-v2", "c10d"])
-def test_what_is_not_there_is_waited_for_no_longer_than_was_said(
+def test_unreachable_store_fails_after_connect_timeout(
     gang: Gang, nobody: int, backend: str
 ) -> None:
     host = ",is_host=false" if backend == "c10d" else ""
@@ -51,9 +51,7 @@ def test_what_is_not_there_is_waited_for_no_longer_than_was_said(
     assert "cannot reach the rendezvous within 1 s" in agent.output()
 
 
-def test_a_later_start_of_etcd_is_in_time_without_a_connect_timeout(
-    gang: Gang, start_etcd: StartEtcd
-) -> None:
+def test_late_etcd_is_found_without_connect_timeout(gang: Gang, start_etcd: StartEtcd) -> None:
     server = start_etcd("3.4", arguments=("--enable-v2",))
     server.kill()
     agent = gang.agent("1:1", *V2, f"--rdzv-endpoint=127.0.0.1:{server.port}", conf=TORCHS)
@@ -63,7 +61,7 @@ def test_a_later_start_of_etcd_is_in_time_without_a_connect_timeout(
     assert agent.wait(SECONDS) == 0, agent.output()
 
 
-def test_torchs_names_for_tls_and_a_folder_of_ones_own(
+def test_torch_tls_options_and_etcd_prefix_are_accepted(
     gang: Gang, start_etcd: StartEtcd, certificates: Certificates
 ) -> None:
     more = {"certificates": certificates, "client_certificates": True}
@@ -85,9 +83,7 @@ def test_torchs_names_for_tls_and_a_folder_of_ones_own(
     assert f"/own/run_{gang.run_id}/rdzv/active_version" in client
 
 
-def test_a_silent_node_is_lost_after_torchs_interval_times_its_attempts(
-    gang: Gang, nobody: int
-) -> None:
+def test_silent_node_is_lost_after_keep_alive_attempts(gang: Gang, nobody: int) -> None:
     options = (
         *("--rdzv-backend=c10d", "--local-addr=127.0.0.1"),
         f"--rdzv-endpoint=127.0.0.1:{nobody}",

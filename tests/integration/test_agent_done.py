@@ -11,9 +11,9 @@ import pytest
 from tests.integration.agent_rig import AgentProcess, Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish, rounds
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 DONE = "done; waiting for the other agents"
@@ -59,7 +59,7 @@ def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Ri
     return Rig(gang, "c10d", options, f"{conf},keep_alive_seconds=3", 3.0)
 
 
-def test_who_is_killed_when_it_was_done_is_no_loss_and_newcomers_wait(rig: Rig) -> None:
+def test_agent_killed_after_success_starts_no_round(rig: Rig) -> None:
     for _ in range(2):
         rig.agent("1:3")
     rig.gang.started(1, 2, SECONDS)
@@ -82,7 +82,7 @@ def test_who_is_killed_when_it_was_done_is_no_loss_and_newcomers_wait(rig: Rig) 
     newcomer.wait(SECONDS)
 
 
-def test_who_was_not_done_is_a_loss_also_beside_one_that_is(rig: Rig) -> None:
+def test_agent_killed_before_success_starts_new_round(rig: Rig) -> None:
     for _ in range(3):
         rig.agent("1:3")
     rig.gang.started(1, 3, SECONDS)

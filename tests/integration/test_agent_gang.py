@@ -7,9 +7,9 @@ import signal
 import time
 
 from tests.integration.agent_rig import STEADY, Gang, gang, until
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 
 def test_two_nodes_start_train_and_succeed(gang: Gang) -> None:
@@ -27,7 +27,7 @@ def test_two_nodes_start_train_and_succeed(gang: Gang) -> None:
     assert gang.round().outcome is not None
 
 
-def test_a_killed_worker_re_forms_the_round_and_is_charged(gang: Gang) -> None:
+def test_killed_worker_starts_new_round_and_is_charged(gang: Gang) -> None:
     agents = [gang.agent("2:2") for _ in range(2)]
     first = gang.started(1, 2)
     os.kill(first[1]["pid"], signal.SIGKILL)
@@ -44,7 +44,7 @@ def test_a_killed_worker_re_forms_the_round_and_is_charged(gang: Gang) -> None:
     assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
 
 
-def test_an_agent_told_to_end_leaves_and_the_others_go_on(gang: Gang) -> None:
+def test_terminated_agent_leaves_and_others_continue(gang: Gang) -> None:
     agents = [gang.agent("1:3", conf=STEADY) for _ in range(3)]
     gang.started(1, 3)
     agents[0].signal(signal.SIGTERM)
@@ -57,7 +57,7 @@ def test_an_agent_told_to_end_leaves_and_the_others_go_on(gang: Gang) -> None:
     assert gang.round().charged == ()
 
 
-def test_a_killed_agent_is_noticed_at_once(gang: Gang) -> None:
+def test_killed_agent_is_detected_at_once(gang: Gang) -> None:
     conf = "last_call_timeout=15,settle=0.3,keep_alive_seconds=30"
     agents = [gang.agent("1:3", conf=conf) for _ in range(3)]
     lost = gang.started(1, 3)
@@ -72,7 +72,7 @@ def test_a_killed_agent_is_noticed_at_once(gang: Gang) -> None:
     assert [agents[0].wait(), agents[2].wait()] == [0, 0], gang.outputs()
 
 
-def test_a_node_joins_a_running_job(gang: Gang) -> None:
+def test_node_joins_running_job(gang: Gang) -> None:
     agents = [gang.agent("1:2")]
     gang.started(1, 1)
     agents.append(gang.agent("1:2"))
@@ -82,7 +82,7 @@ def test_a_node_joins_a_running_job(gang: Gang) -> None:
     assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
 
 
-def test_a_spent_budget_ends_the_job_and_shows_the_culprit(gang: Gang) -> None:
+def test_exhausted_restart_budget_ends_job_and_shows_first_failure(gang: Gang) -> None:
     agents = [gang.agent("2:2", "--max-restarts=0") for _ in range(2)]
     gang.started(1, 2)
     gang.fail(1)
@@ -94,7 +94,7 @@ def test_a_spent_budget_ends_the_job_and_shows_the_culprit(gang: Gang) -> None:
         assert 'worker.py", line' in summary
 
 
-def test_training_outlives_etcd(gang: Gang, start_etcd) -> None:
+def test_training_continues_during_etcd_outage(gang: Gang, start_etcd) -> None:
     gang.etcd = start_etcd()
     agents = [gang.agent("2:2") for _ in range(2)]
     workers = gang.started(1, 2)
@@ -108,7 +108,7 @@ def test_training_outlives_etcd(gang: Gang, start_etcd) -> None:
     assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
 
 
-def test_a_closed_run_is_not_taken_up_again(gang: Gang) -> None:
+def test_closed_run_is_not_restarted(gang: Gang) -> None:
     gang.finish()
     assert gang.agent("1:1").wait() == 0, gang.outputs()
     again = gang.agent("1:1")
@@ -118,7 +118,7 @@ def test_a_closed_run_is_not_taken_up_again(gang: Gang) -> None:
     assert gang.agent("1:1", conf="incarnation=1").wait() == 0, gang.outputs()
 
 
-def test_members_with_other_sizes_are_refused(gang: Gang) -> None:
+def test_members_with_different_sizes_are_refused(gang: Gang) -> None:
     first = gang.agent("1:2")
     gang.started(1, 1)
     other = gang.agent("1:3")

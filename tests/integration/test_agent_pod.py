@@ -9,12 +9,12 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.records import RoundState
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import alive, launcher_file, mark
+from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 
-def test_a_killed_agent_comes_back_to_its_running_workers(gang: Gang, launcher_file: Path) -> None:
+def test_restarted_agent_adopts_running_workers(gang: Gang, launcher_file: Path) -> None:
     pods = gang.pods(2, launcher_file)
     workers = gang.started(1, 2)
     for pod in pods:
@@ -33,9 +33,7 @@ def test_a_killed_agent_comes_back_to_its_running_workers(gang: Gang, launcher_f
     assert pods[0].termination_log.read_text() == f"job {gang.run_id} succeeded"
 
 
-def test_what_happened_while_the_agent_was_away_is_caught_up_with(
-    gang: Gang, launcher_file: Path
-) -> None:
+def test_restarted_agent_catches_up_with_missed_round(gang: Gang, launcher_file: Path) -> None:
     pods = gang.pods(2, launcher_file)
     workers = gang.started(1, 2)
     pods[1].agent.signal(signal.SIGKILL)
@@ -52,9 +50,7 @@ def test_what_happened_while_the_agent_was_away_is_caught_up_with(
     assert [pod.agent.wait() for pod in pods] == [0, 0], gang.outputs()
 
 
-def test_an_etcd_without_the_v2_api_ends_the_pod_and_is_said(
-    gang: Gang, launcher_file: Path
-) -> None:
+def test_etcd_without_v2_api_ends_pod_with_error(gang: Gang, launcher_file: Path) -> None:
     bounds = encode(Bounds(1, 1)).decode()
     given = {"ELASTICJOB_BACKEND": "etcd-v2", "ELASTICJOB_BOUNDS": bounds}
     (pod,) = gang.pods(1, launcher_file, env=given)
@@ -62,7 +58,7 @@ def test_an_etcd_without_the_v2_api_ends_the_pod_and_is_said(
     assert f"{gang.etcd.url} (etcd 3.7" in pod.termination_log.read_text()
 
 
-def test_a_lost_launcher_takes_its_node_out(gang: Gang, launcher_file: Path) -> None:
+def test_lost_launcher_removes_its_node(gang: Gang, launcher_file: Path) -> None:
     pods = gang.pods(2, launcher_file)
     gang.started(1, 2)
     pods[1].launcher.signal(signal.SIGKILL)
@@ -73,7 +69,7 @@ def test_a_lost_launcher_takes_its_node_out(gang: Gang, launcher_file: Path) -> 
     assert pods[0].agent.wait() == 0, gang.outputs()
 
 
-def test_the_pods_deletion_is_a_leave_and_costs_nothing(gang: Gang, launcher_file: Path) -> None:
+def test_pod_deletion_is_an_uncharged_leave(gang: Gang, launcher_file: Path) -> None:
     pods = gang.pods(3, launcher_file)
     gang.started(1, 3)
     pods[0].pre_stop()
@@ -90,7 +86,7 @@ def test_the_pods_deletion_is_a_leave_and_costs_nothing(gang: Gang, launcher_fil
     assert gang.round().charged == ()
 
 
-def test_ready_is_who_has_a_launcher_and_a_lease(gang: Gang, launcher_file: Path) -> None:
+def test_readiness_needs_launcher_and_lease(gang: Gang, launcher_file: Path) -> None:
     [pod] = gang.pods(1, launcher_file)
     [worker] = gang.started(1, 1)
     assert pod.is_ready()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_rig import AgentProcess, Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SCRIPT = """
 import os, pathlib, random, sys, time
@@ -117,7 +117,7 @@ def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int)
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["question", "callback"])
-def test_a_drain_saves_before_it_stops_and_loses_no_step(
+def test_drain_checkpoints_before_stop_and_loses_no_step(
     gang: Gang, script: Path, way: str
 ) -> None:
     agents = [begin(gang, script, "1:3", way) for _ in range(3)]
@@ -133,7 +133,7 @@ def test_a_drain_saves_before_it_stops_and_loses_no_step(
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["question", "exit"])
-def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path, way: str) -> None:
+def test_join_is_preceded_by_checkpoint(gang: Gang, script: Path, way: str) -> None:
     """A script that exits after its save had not finished."""
     agents = [begin(gang, script, "1:3", way, last_call=SHORT) for _ in range(2)]
     trained(gang, 1, 2)
@@ -145,7 +145,7 @@ def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path, way: s
 
 
 @pytest.mark.timeout(240)
-def test_a_loss_waits_for_no_checkpoint(gang: Gang, script: Path) -> None:
+def test_loss_does_not_wait_for_checkpoint(gang: Gang, script: Path) -> None:
     agents = [begin(gang, script, "1:2") for _ in range(2)]
     trained(gang, 1, 2)
     agents[0].process.kill()
@@ -177,7 +177,7 @@ done
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "below a shell"])
-def test_a_program_without_the_library_is_asked_by_a_signal(
+def test_program_without_library_receives_checkpoint_signal(
     gang: Gang, tmp_path: Path, wrapped: bool
 ) -> None:
     script = tmp_path / "train.sh"
@@ -207,7 +207,7 @@ def test_a_program_without_the_library_is_asked_by_a_signal(
 
 
 @pytest.mark.timeout(240)
-def test_how_far_training_is_stands_in_the_members_record(gang: Gang, script: Path) -> None:
+def test_member_record_contains_training_progress(gang: Gang, script: Path) -> None:
     agent = begin(gang, script, "1:1")
     trained(gang, 1, 1)
     until(lambda: int(str(members(gang)[0].get("step", -1))) > 0, "its step", 60)

@@ -15,9 +15,9 @@ from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.served import PATH, SETUP, headers, read
 from tests.integration.agent_rig import Gang, Pod, gang, until
 from tests.integration.conftest import StartEtcd
-from tests.integration.launcher_rig import launcher_file, mark
+from tests.integration.launcher_rig import launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 SECONDS = 60.0
 KEY = b"a secret of this run"
@@ -43,7 +43,7 @@ def told(port: int) -> str | None:
         return None
 
 
-def test_setup_is_told_until_etcd_is_there(
+def test_agent_reports_setup_until_etcd_is_reachable(
     gang: Gang, start_etcd: StartEtcd, launcher_file: Path, health_port: int
 ) -> None:
     server = start_etcd("3.4", arguments=("--enable-v2",))

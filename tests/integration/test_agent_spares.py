@@ -9,9 +9,9 @@ import pytest
 from tests.integration.agent_rig import AgentProcess, Gang, gang
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 FAILS = """    if number == "1" and rank == "0" and (folder / "fail").exists():
@@ -72,7 +72,7 @@ def stands_by(rig: Rig, spare: AgentProcess) -> None:
     spare.says("waiting: round 1" if rig.keeper == "etcd" else "standing by for a place")
 
 
-def test_a_spare_succeeds_with_the_job_and_who_comes_later_is_refused(rig: Rig) -> None:
+def test_surplus_agent_succeeds_with_job_and_later_agent_is_refused(rig: Rig) -> None:
     rig.start()
     stands_by(rig, named(rig, rig.seated(1)))
     for rank in range(2):
@@ -82,7 +82,7 @@ def test_a_spare_succeeds_with_the_job_and_who_comes_later_is_refused(rig: Rig) 
         assert rig.agent().wait(SECONDS) == 3, "what another run left is no success of this one"
 
 
-def test_who_was_in_a_round_and_is_spare_now_succeeds_with_the_job(rig: Rig) -> None:
+def test_former_member_without_place_succeeds_with_job(rig: Rig) -> None:
     rig.start(max_restarts=3)
     stands_by(rig, named(rig, rig.seated(1)))
     rig.fail()
@@ -92,7 +92,7 @@ def test_who_was_in_a_round_and_is_spare_now_succeeds_with_the_job(rig: Rig) -> 
     assert rig.ends() == [0, 0, 0], rig.gang.outputs()
 
 
-def test_a_spare_fails_with_the_job(rig: Rig) -> None:
+def test_surplus_agent_fails_with_job(rig: Rig) -> None:
     rig.start()
     stands_by(rig, named(rig, rig.seated(1)))
     rig.fail()

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SCRIPT = """
 import os, pathlib, sys, time
@@ -53,9 +53,7 @@ def reduced(gang: Gang, number: int, world: int) -> list[int]:
     return [int(path.read_text()) for path in paths]
 
 
-def test_a_killed_worker_is_the_only_failure_and_the_gang_reduces_again(
-    gang: Gang, tmp_path: Path
-) -> None:
+def test_killed_worker_is_only_failure_and_gang_recovers(gang: Gang, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(imports="", decorator=""))
     command = (str(script), str(gang.folder))
@@ -67,7 +65,7 @@ def test_a_killed_worker_is_the_only_failure_and_the_gang_reduces_again(
     assert gang.round().charged == (1,)
 
 
-def test_the_culprit_is_the_worker_that_raised_not_its_peers(gang: Gang, tmp_path: Path) -> None:
+def test_raising_worker_is_first_failure_not_its_peers(gang: Gang, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     imports = "from torch.distributed.elastic.multiprocessing.errors import record"
     script.write_text(SCRIPT.format(imports=imports, decorator="@record"))

@@ -17,9 +17,9 @@ import pytest
 
 from tests.integration.agent_rig import PATIENCE_SECONDS, PYTHONPATH, QUICK, Gang, gang, until
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import alive, mark
+from tests.integration.launcher_rig import alive, process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def garbage() -> Iterator[int]:
         thread.join(5)
 
 
-def test_an_etcd_that_is_not_there(gang: Gang) -> None:
+def test_absent_etcd_is_reported(gang: Gang) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -52,14 +52,14 @@ def test_an_etcd_that_is_not_there(gang: Gang) -> None:
     assert "Traceback" not in agent.output()
 
 
-def test_something_that_is_not_etcd(gang: Gang, garbage: int) -> None:
+def test_server_that_is_not_etcd_is_reported(gang: Gang, garbage: int) -> None:
     agent = gang.agent("1:1", f"--rdzv-endpoint=127.0.0.1:{garbage}", conf="connect_timeout=2")
     assert agent.wait() == 3
     assert f"http://127.0.0.1:{garbage}" in agent.output()
     assert "Traceback" not in agent.output()
 
 
-def test_an_etcd_without_the_v2_api(gang: Gang) -> None:
+def test_etcd_without_v2_api_is_reported(gang: Gang) -> None:
     agent = gang.agent("1:1", "--rdzv-backend=etcd-v2")
     assert agent.wait() == 3, agent.output()
     assert f"{gang.etcd.url} (etcd 3.7" in agent.output()
@@ -67,7 +67,7 @@ def test_an_etcd_without_the_v2_api(gang: Gang) -> None:
     assert "Traceback" not in agent.output()
 
 
-def test_etcd_v2_is_waited_for_while_it_is_away(gang: Gang, start_etcd) -> None:
+def test_agent_waits_for_etcd_v2_outage_to_end(gang: Gang, start_etcd) -> None:
     gang.etcd = etcd = start_etcd("3.5.35", arguments=("--enable-v2",))
     etcd.kill()
     agent = gang.agent("1:1", "--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")
@@ -78,7 +78,7 @@ def test_etcd_v2_is_waited_for_while_it_is_away(gang: Gang, start_etcd) -> None:
     assert agent.wait() == 0, agent.output()
 
 
-def test_a_script_that_fails_at_import(gang: Gang, tmp_path: Path) -> None:
+def test_script_with_import_error_is_reported(gang: Gang, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import a_module_that_nobody_has\n")
     agent = gang.agent("1:1", "--max-restarts=1", command=(str(script),))
@@ -89,7 +89,7 @@ def test_a_script_that_fails_at_import(gang: Gang, tmp_path: Path) -> None:
     assert gang.round().charged == (1, 2)
 
 
-def test_a_program_that_cannot_be_executed(gang: Gang, tmp_path: Path) -> None:
+def test_program_that_cannot_be_executed_is_reported(gang: Gang, tmp_path: Path) -> None:
     program = tmp_path / "train"
     program.write_text("no #! line, and nothing that runs\n")
     program.chmod(0o755)
@@ -98,9 +98,7 @@ def test_a_program_that_cannot_be_executed(gang: Gang, tmp_path: Path) -> None:
     assert "exit code 126, LaunchError" in agent.output()
 
 
-def test_a_log_folder_that_cannot_be_written_does_not_stop_training(
-    gang: Gang, tmp_path: Path
-) -> None:
+def test_unwritable_log_folder_does_not_stop_training(gang: Gang, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / f"{gang.run_id}_node-0").write_text("a file where the folder would be")
@@ -126,7 +124,7 @@ def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -
     assert (folder / "round_2" / "0" / "stdout.log").exists()
 
 
-def test_workers_have_error_files_where_no_logs_are_kept(gang: Gang, tmp_path: Path) -> None:
+def test_workers_have_error_files_without_log_folder(gang: Gang, tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
     script = tmp_path / "reports.py"
     script.write_text(
@@ -146,7 +144,7 @@ def test_workers_have_error_files_where_no_logs_are_kept(gang: Gang, tmp_path: P
     assert list(tmp_path.glob("elasticjob-*")) == []
 
 
-def test_run_id_with_a_space_is_one(gang: Gang) -> None:
+def test_run_id_may_contain_space(gang: Gang) -> None:
     gang.run_id = f"{gang.run_id} two"
     agents = [gang.agent("2:2") for _ in range(2)]
     workers = gang.started(1, 2)
@@ -155,7 +153,7 @@ def test_run_id_with_a_space_is_one(gang: Gang) -> None:
     assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
 
 
-def test_signals_to_handle_are_those_of_torchs_variable(gang: Gang) -> None:
+def test_handled_signals_come_from_torch_variable(gang: Gang) -> None:
     names = "SIGUSR1, SIGQUIT"
     agent = gang.agent("1:1", env={"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
     (worker,) = gang.started(1, 1)
@@ -166,7 +164,7 @@ def test_signals_to_handle_are_those_of_torchs_variable(gang: Gang) -> None:
     assert not Path(f"/proc/{worker['pid']}").exists()
 
 
-def test_what_a_killed_agent_left_goes_with_the_next_one(gang: Gang, tmp_path: Path) -> None:
+def test_next_agent_removes_files_of_killed_agent(gang: Gang, tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
     lives, killed = (gang.agent("1:3", conf=QUICK, env=env) for _ in range(2))
     until(lambda: len(list(tmp_path.glob("elasticjob-agent-*"))) == 2, "their folders")
@@ -180,7 +178,7 @@ def test_what_a_killed_agent_left_goes_with_the_next_one(gang: Gang, tmp_path: P
     assert list(tmp_path.glob("elasticjob-*")) == []
 
 
-def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_path: Path) -> None:
+def test_first_ctrl_c_leaves_in_order_and_second_ends_at_once(gang: Gang, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.py"
     script.write_text(
         "import signal, sys, time\n"
@@ -199,7 +197,7 @@ def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_pa
 
 
 @pytest.mark.parametrize("streams", [">&-", "<&- >&-", "> /dev/full", "| true"])
-def test_output_that_nobody_takes_changes_no_outcome(gang: Gang, streams: str) -> None:
+def test_unread_output_does_not_change_outcome(gang: Gang, streams: str) -> None:
     words = [sys.executable, "-m", "elasticjob_cli", "agent", f"--rdzv-conf={QUICK}"]
     words += [f"--rdzv-endpoint=127.0.0.1:{gang.etcd.port}", f"--rdzv-id={gang.run_id}"]
     command = shlex.join([*words, str(gang.script), str(gang.folder)])
@@ -216,7 +214,7 @@ def test_output_that_nobody_takes_changes_no_outcome(gang: Gang, streams: str) -
     assert "Traceback" not in ran.stderr
 
 
-def test_signals_until_its_end_change_nothing(gang: Gang) -> None:
+def test_repeated_signals_do_not_change_outcome(gang: Gang) -> None:
     agent = gang.agent("1:1")
     gang.started(1, 1)
 
@@ -229,7 +227,7 @@ def test_signals_until_its_end_change_nothing(gang: Gang) -> None:
     assert agent.output().endswith("node-0 left (SIGTERM)\n")
 
 
-def test_an_etcd_that_dies_before_the_round_is_waited_for(gang: Gang, start_etcd) -> None:
+def test_agent_waits_for_etcd_lost_before_first_round(gang: Gang, start_etcd) -> None:
     etcd: EtcdServer = start_etcd()
     gang.etcd = etcd
     agents = [gang.agent("2:2")]

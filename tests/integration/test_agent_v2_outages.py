@@ -10,9 +10,9 @@ from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.each_rig import EACH, finish, rounds
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 SECONDS = 60.0
 KEYS_LIVE_SECONDS = 10.0
@@ -38,7 +38,7 @@ def away_past_the_keys(etcd: EtcdServer) -> None:
     until(lambda: time.monotonic() > began + KEYS_LIVE_SECONDS + 1, "the keys to run out", SECONDS)
 
 
-def test_an_end_that_etcd_is_not_there_for_is_told_when_it_is(gang: Gang, etcd: EtcdServer) -> None:
+def test_success_during_outage_is_reported_after_it(gang: Gang, etcd: EtcdServer) -> None:
     both(gang)
     etcd.kill()
     for rank in range(2):
@@ -50,7 +50,7 @@ def test_an_end_that_etcd_is_not_there_for_is_told_when_it_is(gang: Gang, etcd: 
     assert rounds(gang) == {"1"}
 
 
-def test_who_was_done_meanwhile_is_not_missed(gang: Gang, etcd: EtcdServer) -> None:
+def test_member_finished_during_outage_is_not_lost(gang: Gang, etcd: EtcdServer) -> None:
     both(gang)
     away_past_the_keys(etcd)
     finish(gang, 0)
@@ -62,7 +62,7 @@ def test_who_was_done_meanwhile_is_not_missed(gang: Gang, etcd: EtcdServer) -> N
     assert rounds(gang) == {"1"}, gang.outputs()
 
 
-def test_training_outlives_an_etcd_that_is_away_for_longer_than_keys_live(
+def test_outage_longer_than_key_lifetime_does_not_stop_training(
     gang: Gang, etcd: EtcdServer
 ) -> None:
     both(gang)

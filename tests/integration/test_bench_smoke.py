@@ -29,7 +29,7 @@ def measured(folder: Path, name: str, *options: str, seconds: float = 100) -> di
     return content
 
 
-def test_rendezvous_measures_torchs_backends(tmp_path: Path) -> None:
+def test_rendezvous_benchmark_measures_torch_backends(tmp_path: Path) -> None:
     content = measured(
         tmp_path,
         "rendezvous",
@@ -48,14 +48,14 @@ def test_rendezvous_measures_torchs_backends(tmp_path: Path) -> None:
     assert (tmp_path / "rendezvous.png").stat().st_size > 0
 
 
-def test_crowd_counts_requests_of_members_that_share_processes(tmp_path: Path) -> None:
+def test_crowd_benchmark_counts_requests_of_members_in_shared_processes(tmp_path: Path) -> None:
     content = measured(tmp_path, "crowd", "--sizes", "6", "24", "--processes=3")
     assert content["failures"] == {}
     assert content["requests_per_member"].keys() == {"6", "24"}
     assert all(1 < count <= 8 for count in content["requests_per_member"].values())
 
 
-def test_overhead_compares_training_with_and_without_the_agent(tmp_path: Path) -> None:
+def test_overhead_benchmark_compares_training_with_and_without_agent(tmp_path: Path) -> None:
     content = measured(tmp_path, "overhead", "--turns=2", "--idle-seconds=2")
     assert content["agent"]["resident_mib"] <= 60
     assert content["agent"]["cpu_percent"] < 20
@@ -63,7 +63,7 @@ def test_overhead_compares_training_with_and_without_the_agent(tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-def test_training_survives_what_the_soak_does_to_it(tmp_path: Path) -> None:
+def test_soak_faults_do_not_stop_training(tmp_path: Path) -> None:
     content = measured(tmp_path, "soak", f"--faults={FAULTS}", seconds=280)
     assert len(content["faults"]) == FAULTS
     assert content["accuracy"] >= 0.95

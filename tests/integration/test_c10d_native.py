@@ -87,7 +87,7 @@ def job() -> Iterator[Job]:
     made.close()
 
 
-def test_agents_meet_at_the_one_that_hosts(job: Job) -> None:
+def test_agents_meet_at_store_of_host(job: Job) -> None:
     early = job.join(job.agent(least=3), job.agent(least=3))  # before there is a store
     host = job.agent(hosts=True, least=3)
     infos = [host.next_rendezvous(), *(f.result(SECONDS) for f in early)]
@@ -99,7 +99,7 @@ def test_agents_meet_at_the_one_that_hosts(job: Job) -> None:
     assert job.made[0].num_nodes_waiting() == 0
 
 
-def test_a_recovery_waits_for_nobody_who_is_not_known(job: Job) -> None:
+def test_next_round_does_not_wait_for_unknown_members(job: Job) -> None:
     agents = [job.agent(hosts=True, least=2), job.agent(least=2)]
     first = job.joined(*agents)
     assert {info.world_size for info in first} == {2}
@@ -108,7 +108,7 @@ def test_a_recovery_waits_for_nobody_who_is_not_known(job: Job) -> None:
     assert {info.round for info in second} == {first[0].round + 1}
 
 
-def test_the_rounds_go_on_with_a_new_host(job: Job) -> None:
+def test_rounds_continue_with_replacement_host(job: Job) -> None:
     host, survivor, other = agents = [job.agent(hosts, least=3) for hosts in (True, False, False)]
     for _ in range(3):
         number = job.joined(*agents)[0].round
@@ -121,7 +121,7 @@ def test_the_rounds_go_on_with_a_new_host(job: Job) -> None:
     assert infos[0].round > number
 
 
-def test_a_host_that_is_lost_between_rounds_is_noticed(job: Job) -> None:
+def test_host_lost_between_rounds_is_detected(job: Job) -> None:
     host, survivor = job.agent(hosts=True, least=2), job.agent(least=2)
     job.joined(host, survivor)
     job.crash(host)
@@ -136,7 +136,7 @@ def test_a_host_that_is_lost_between_rounds_is_noticed(job: Job) -> None:
     until(asked, "the survivor to see that its round is over")
 
 
-def test_an_end_closes_for_all_and_the_host_waits_for_them(job: Job) -> None:
+def test_shutdown_closes_all_agents_and_host_waits_for_them(job: Job) -> None:
     host, other = job.agent(hosts=True, least=2), job.agent(least=2)
     job.joined(host, other)
     host.shutdown()
@@ -148,7 +148,7 @@ def test_an_end_closes_for_all_and_the_host_waits_for_them(job: Job) -> None:
     leaving.result(SECONDS)
 
 
-def test_torchs_own_handler_is_in_one_gang_with_ours(job: Job) -> None:
+def test_torch_handler_joins_same_gang(job: Job) -> None:
     host = job.agent(hosts=True, most=2, least=2)
     ours = job.join(host)[0]
     parameters = TorchParameters(
@@ -170,13 +170,13 @@ def test_torchs_own_handler_is_in_one_gang_with_ours(job: Job) -> None:
     theirs.shutdown()
 
 
-def test_an_endpoint_is_one() -> None:
+def test_several_endpoints_are_refused() -> None:
     settings = replace(Job().settings(), etcd=EtcdAccess(("a:1", "b:2")))
     with pytest.raises(SettingsError, match="one endpoint"):
         job_handler(settings)
 
 
-def test_it_needs_no_torch() -> None:
+def test_store_client_and_host_work_without_torch() -> None:
     code = """
 import sys
 sys.modules["torch"] = None  # to import it fails

@@ -47,7 +47,9 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[C10dRendezvous
     return create_backend(parameters("localhost:0", is_host="true"))
 
 
-def test_tokens_and_states_on_a_real_store(made: tuple[C10dRendezvousBackend, Any]) -> None:
+def test_tokens_and_states_round_trip_on_real_store(
+    made: tuple[C10dRendezvousBackend, Any],
+) -> None:
     backend, store = made
     assert backend.get_state() is None
     assert backend.set_state(b"one", b"d3Jvbmc=") is None
@@ -65,7 +67,7 @@ def test_tokens_and_states_on_a_real_store(made: tuple[C10dRendezvousBackend, An
         backend.get_state()
 
 
-def test_torchs_own_backend_shares_the_state(made: tuple[C10dRendezvousBackend, Any]) -> None:
+def test_torch_backend_shares_state(made: tuple[C10dRendezvousBackend, Any]) -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as torchs
 
     backend, store = made
@@ -78,7 +80,7 @@ def test_torchs_own_backend_shares_the_state(made: tuple[C10dRendezvousBackend, 
     assert backend.set_state(b"late", ours[1]) == (b"theirs", theirs[1] if theirs else None, False)
 
 
-def test_torch_reads_our_state_and_writes_it_back_whole() -> None:
+def test_torch_reads_and_rewrites_whole_state() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 
     now = datetime.now(UTC)
@@ -95,7 +97,7 @@ def test_torch_reads_our_state_and_writes_it_back_whole() -> None:
     assert wire.decode(pickle.dumps(read)) == state
 
 
-def test_where_several_could_one_hosts_and_the_others_connect(port: int) -> None:
+def test_one_candidate_hosts_store_and_others_connect(port: int) -> None:
     gang = Gang("tcp", f"localhost:{port}", 4, 4)
     try:
         members = gang.add(*[Kind.OURS] * 3, Kind.TORCH, is_host=None)
@@ -104,7 +106,7 @@ def test_where_several_could_one_hosts_and_the_others_connect(port: int) -> None
         gang.close()
 
 
-def test_a_host_by_order_does_not_connect_instead(port: int) -> None:
+def test_designated_host_does_not_connect_to_another_store(port: int) -> None:
     gang = Gang("tcp", f"127.0.0.1:{port}", 1, 4)
     try:
         gang.add(Kind.OURS, is_host=True)
@@ -115,12 +117,12 @@ def test_a_host_by_order_does_not_connect_instead(port: int) -> None:
         gang.close()
 
 
-def test_nobody_there_is_a_connection_error_within_the_read_timeout(port: int) -> None:
+def test_absent_host_raises_connection_error_within_read_timeout(port: int) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"could not connect.*:{port}"):
         create_backend(parameters(f"127.0.0.1:{port}", is_host=False, read_timeout=1))
 
 
-def test_a_file_without_a_path_is_a_new_one(
+def test_file_store_without_path_uses_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -130,7 +132,7 @@ def test_a_file_without_a_path_is_a_new_one(
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_no_room_for_a_file_is_an_error_of_ours(
+def test_unwritable_file_store_raises_rendezvous_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
@@ -140,7 +142,7 @@ def test_no_room_for_a_file_is_an_error_of_ours(
         create_backend(parameters(str(tmp_path / "missing" / "file"), store_type="file"))
 
 
-def test_only_what_workers_left_in_a_store_is_deleted() -> None:
+def test_only_keys_of_workers_are_deleted() -> None:
     backend, store = create_backend(parameters("127.0.0.1:0", is_host="true"))
     backend.set_state(b"state")
     store.set("torch.rendezvous.run.3/MASTER_PORT", "1")
@@ -153,7 +155,7 @@ def test_only_what_workers_left_in_a_store_is_deleted() -> None:
     assert found[0] == b"state"
 
 
-def test_a_store_that_serves_another_run_is_left_alone() -> None:
+def test_store_of_another_run_is_left_unchanged() -> None:
     _, store = create_backend(parameters("127.0.0.1:0", is_host="true"))
     store.set("torch.rendezvous.other", "its state")
     store.set("default_pg/0//cpu//0/1", "an address of whoever")
@@ -162,15 +164,13 @@ def test_a_store_that_serves_another_run_is_left_alone() -> None:
     assert store.check(["default_pg/0//cpu//0/1"])
 
 
-def test_a_store_that_is_not_there_cannot_be_emptied(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_absent_store_cannot_be_cleared(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "EMPTY_SECONDS", 1)
     with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}"):
         emptied("run", "127.0.0.1", port)
 
 
-def test_a_tcp_store_serves_the_workers_of_mixed_gangs_and_a_file_does_not(tmp_path: Path) -> None:
+def test_tcp_store_serves_workers_of_mixed_gang_and_file_store_does_not(tmp_path: Path) -> None:
     given = parameters("localhost:0", is_host="true")
     _, store = create_backend(given)
     lasting = sharing(given, store).lasting

@@ -79,7 +79,7 @@ def works(lines: list[str]) -> list[Work]:
     return [work for line in lines for work in Work if line.startswith(f"{work}: ")]
 
 
-def test_the_command_says_what_it_does_and_does_it_once(
+def test_command_reports_changes_and_repeats_without_change(
     api_server: ApiServer, namespace: str
 ) -> None:
     first = command(api_server, namespace)
@@ -101,7 +101,7 @@ def test_the_command_says_what_it_does_and_does_it_once(
     )
 
 
-def test_the_command_says_why_it_cannot(api_server: ApiServer, namespace: str) -> None:
+def test_command_reports_reason_of_failure(api_server: ApiServer, namespace: str) -> None:
     body = {"metadata": {"name": SECRET}, "stringData": {CERT: "mine"}}
     api_server.request("POST", f"/api/v1/namespaces/{namespace}/secrets", body)
     before = secret_of(api_server, namespace)
@@ -120,7 +120,7 @@ def test_the_command_says_why_it_cannot(api_server: ApiServer, namespace: str) -
         run(api_server, Request(namespace, SECRET, NAMES), NOW)
 
 
-def test_several_at_once_make_one_secret(api_server: ApiServer, namespace: str) -> None:
+def test_concurrent_commands_create_one_secret(api_server: ApiServer, namespace: str) -> None:
     request = Request(namespace, SECRET, NAMES)
     runs = run(api_server, request, OLD, times=4)
     assert sorted(len(works(lines)) for lines in runs) == [0, 0, 0, 3]
@@ -131,7 +131,7 @@ def test_several_at_once_make_one_secret(api_server: ApiServer, namespace: str) 
     assert changes(held(data), Wanted(frozenset(NAMES)), NOW) == ()
 
 
-def test_members_of_etcd_learn_of_an_authority_before_it_signs(
+def test_etcd_members_trust_new_authority_before_it_signs(
     api_server: ApiServer, namespace: str
 ) -> None:
     request = Request(namespace, SECRET, NAMES, members="etcd")
@@ -238,7 +238,7 @@ def rotation() -> Rotation:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_running_etcd_and_its_clients_go_through_a_rotation(
+def test_running_etcd_and_clients_survive_certificate_rotation(
     version: str, rotation: Rotation, tmp_path: Path, start_etcd: Callable[..., EtcdServer]
 ) -> None:
     servers, early, late = (Mounted(tmp_path / name) for name in ("etcd", "early", "late"))
@@ -293,7 +293,7 @@ def member(folder: Path, name: str, mounted: Mounted) -> Member:
 
 
 @pytest.mark.parametrize("learnt", [True, False])
-def test_members_of_etcd_trust_a_new_authority_only_after_a_restart(
+def test_etcd_members_trust_new_authority_only_after_restart(
     learnt: bool, rotation: Rotation, tmp_path: Path
 ) -> None:
     """The command therefore restarts the members and waits when it announces an authority."""

@@ -27,7 +27,7 @@ def mounted_keys(pod: Json) -> set[str]:
     }
 
 
-def test_each_pod_sees_only_what_it_needs_of_etcds_secret() -> None:
+def test_pods_mount_only_required_keys_of_etcd_secret() -> None:
     pods = dict(render().pods())
     assert mounted_keys(pods["Deployment/elasticjob-operator"]) == {"ca.crt", "user", "password"}
     assert mounted_keys(pods["StatefulSet/elasticjob-etcd"]) == {"ca.crt", "tls.crt", "tls.key"}
@@ -36,7 +36,7 @@ def test_each_pod_sees_only_what_it_needs_of_etcds_secret() -> None:
             assert "secret" not in volume or volume["secret"]["items"], name
 
 
-def test_only_what_speaks_to_the_api_server_has_a_token() -> None:
+def test_only_api_server_clients_have_token() -> None:
     for name, pod in render().pods():
         blind = pod["spec"].get("automountServiceAccountToken") is False
         assert blind == (name == "StatefulSet/elasticjob-etcd")
@@ -53,7 +53,7 @@ def rules(rendered: Rendered) -> Json:
     }
 
 
-def test_rights_are_exactly_the_golden_ones() -> None:
+def test_permissions_equal_golden_file() -> None:
     golden = yaml.safe_load(GOLDEN.read_text())
     assert rules(render()) == golden["everywhere"]
     three = rules(render(MATRIX["three members"]))
@@ -64,7 +64,7 @@ def test_rights_are_exactly_the_golden_ones() -> None:
     )
 
 
-def test_every_role_is_bound_and_every_binding_has_its_account() -> None:
+def test_every_role_is_bound_and_every_binding_has_service_account() -> None:
     for values in ({}, MATRIX["two namespaces"], MATRIX["little"]):
         rendered = render(values)
         roles, bound = set(), set()
@@ -82,7 +82,7 @@ def test_every_role_is_bound_and_every_binding_has_its_account() -> None:
         assert roles == bound
 
 
-def test_with_namespaces_the_operator_has_no_right_to_others_objects() -> None:
+def test_operator_with_namespace_list_has_no_access_to_other_namespaces() -> None:
     rendered = render(MATRIX["two namespaces"])
     found = rendered.find("ClusterRole", f"{NAMESPACE}-elasticjob-operator")
     nodes, identity = found["rules"]
@@ -96,7 +96,7 @@ def test_with_namespaces_the_operator_has_no_right_to_others_objects() -> None:
     assert places == {"team-a", "team-b"}
 
 
-def test_etcd_is_reached_by_the_operator_and_jobs_alone() -> None:
+def test_only_operator_and_jobs_can_reach_etcd() -> None:
     jobs = {"matchExpressions": [{"key": "elasticjob.dev/job-name", "operator": "Exists"}]}
     clients = render().find("NetworkPolicy", "elasticjob-etcd")["spec"]["ingress"][0]
     assert [list(port.values()) for port in clients["ports"]] == [["client"]]
@@ -116,7 +116,7 @@ def test_etcd_is_reached_by_the_operator_and_jobs_alone() -> None:
     }
 
 
-def test_a_guarded_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
+def test_restricted_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
     values = {"networkPolicy": {"jobNamespaces": ["team-a"]}}
     spec = render(values).find("NetworkPolicy", "elasticjob-jobs")["spec"]
     peers, dns, etcd = spec["egress"]
@@ -137,7 +137,7 @@ def test_a_guarded_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
     assert far["egress"][2] == {"ports": [{"port": 2379}]}
 
 
-def test_people_may_not_write_a_status() -> None:
+def test_users_cannot_write_status() -> None:
     rendered = render()
     for role in ("view", "edit", "admin"):
         found = rendered.find("ClusterRole", f"elasticjob-{role}")
@@ -151,7 +151,7 @@ def test_people_may_not_write_a_status() -> None:
                 assert set(rule["verbs"]) <= {"get", "list", "watch"}
 
 
-def test_the_admission_policy_needs_1_30() -> None:
+def test_admission_policy_needs_kubernetes_1_30() -> None:
     kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     assert kinds <= render(kubernetes="v1.30.0").kinds()
     assert not kinds & render(kubernetes="v1.29.4").kinds()

@@ -73,7 +73,7 @@ def kubectl(
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_the_server_accepts_every_object(server: ApiServer, name: str) -> None:
+def test_server_accepts_every_object(server: ApiServer, name: str) -> None:
     # Without kinds that the server does not define: the ServiceMonitor is Prometheus'.
     objects = [o for o in render(MATRIX[name]).objects if o["kind"] != "ServiceMonitor"]
     dry = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
@@ -82,7 +82,7 @@ def test_the_server_accepts_every_object(server: ApiServer, name: str) -> None:
     assert len(done.stdout.splitlines()) == len(objects)
 
 
-def test_every_pod_is_admitted_by_a_restricted_namespace(server: ApiServer) -> None:
+def test_restricted_namespace_admits_every_pod(server: ApiServer) -> None:
     guarded = server.namespace(f"restricted-{uuid.uuid4().hex[:8]}")
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     server.patch(f"/api/v1/namespaces/{guarded}", {"metadata": {"labels": label}})
@@ -125,7 +125,7 @@ def names(server: ApiServer, path: str) -> set[str]:
     return {item["metadata"]["name"] for item in items["items"]}
 
 
-def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> None:
+def test_chart_is_installed_upgraded_and_uninstalled(server: ApiServer, kubeconfig: Path) -> None:
     notes = install(kubeconfig, {}, TAKE)
     assert "kubectl apply -f examples/digits/elasticjob.yaml" in notes
     assert f"--namespace {NAMESPACE} rollout status deployment/elasticjob-operator" in notes
@@ -153,7 +153,7 @@ def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> N
     install(kubeconfig, {})  # over the remains of the first release
 
 
-def test_the_number_of_members_stays(server: ApiServer, kubeconfig: Path) -> None:
+def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubeconfig: Path) -> None:
     install(kubeconfig, {}, TAKE)
     with pytest.raises(HelmRefused, match=r"etcd\.members must stay 1, with which this release"):
         install(kubeconfig, {"etcd": {"members": 3}}, verb="upgrade")
@@ -173,7 +173,7 @@ def test_the_number_of_members_stays(server: ApiServer, kubeconfig: Path) -> Non
         ),
     ],
 )
-def test_the_notes_say_what_is_special(kubeconfig: Path, values: Json, said: str) -> None:
+def test_notes_describe_special_settings(kubeconfig: Path, values: Json, said: str) -> None:
     usual = notes(kubeconfig, {})
     assert said not in usual
     assert said in notes(kubeconfig, values)
@@ -209,7 +209,9 @@ def apply_as_nobody(server: ApiServer, namespace: str) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_who_may_not_create_pods_may_not_create_jobs(server: ApiServer, kubeconfig: Path) -> None:
+def test_user_without_pod_permission_cannot_create_jobs(
+    server: ApiServer, kubeconfig: Path
+) -> None:
     namespace = server.namespace("people")
     install(kubeconfig, {}, TAKE)
     allow(server, namespace, "elasticjobs", "elasticjob.dev")

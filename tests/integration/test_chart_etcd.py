@@ -157,7 +157,7 @@ def client(members: list[Member], user: str | None = None, password: str | None 
 @pytest.mark.parametrize(
     "cluster", [{}, {"etcd": {"members": 3}}], ids=["one", "three"], indirect=True
 )
-def test_users_keep_to_their_keys_and_nobody_comes_without_one(
+def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
     cluster: tuple[list[Member], Data],
 ) -> None:
     members, data = cluster
@@ -184,7 +184,7 @@ def test_users_keep_to_their_keys_and_nobody_comes_without_one(
 
 
 @pytest.mark.parametrize("cluster", [{"etcd": {"members": 3}}], ids=["three"], indirect=True)
-def test_two_members_go_on_and_the_third_comes_back(cluster: tuple[list[Member], Data]) -> None:
+def test_two_members_continue_and_third_returns(cluster: tuple[list[Member], Data]) -> None:
     members, _ = cluster
 
     async def main() -> None:
@@ -198,12 +198,12 @@ def test_two_members_go_on_and_the_third_comes_back(cluster: tuple[list[Member],
     members[0].wait_ready()
 
 
-def test_the_data_is_where_the_volume_is(cluster: tuple[list[Member], Data]) -> None:
+def test_data_is_stored_on_the_volume(cluster: tuple[list[Member], Data]) -> None:
     (member,), _ = cluster
     assert (member.folder / "member-0" / "data" / "member" / "wal").is_dir()
 
 
-def test_probes_and_metrics_are_answered(cluster: tuple[list[Member], Data]) -> None:
+def test_probes_and_metrics_are_served(cluster: tuple[list[Member], Data]) -> None:
     (member,), _ = cluster
     assert member.page(member.probe("livenessProbe")) == (200, "ok\n")
     code, text = member.page("/metrics")
@@ -219,7 +219,7 @@ def test_probes_and_metrics_are_answered(cluster: tuple[list[Member], Data]) -> 
     assert {name for name in asked if name not in text} == set()
 
 
-def test_a_quota_and_times_are_taken_as_they_are_meant(
+def test_quota_and_durations_are_passed_in_etcd_units(
     cluster: tuple[list[Member], Data],
 ) -> None:
     (member,), _ = cluster

@@ -26,11 +26,11 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
     return render(MATRIX[request.param])
 
 
-def test_lint_finds_nothing() -> None:
+def test_lint_reports_nothing() -> None:
     helm("lint", "--strict", str(CHART), "--kube-version", "1.36.3")
 
 
-def test_objects_are_labelled_and_where_they_belong(rendered: Rendered) -> None:
+def test_objects_have_labels_and_namespace(rendered: Rendered) -> None:
     seen = set()
     for found in rendered.objects:
         metadata, kind = found["metadata"], found["kind"]
@@ -49,20 +49,20 @@ def test_objects_are_labelled_and_where_they_belong(rendered: Rendered) -> None:
         seen.add(place)
 
 
-def test_a_pods_labels_do_not_change_with_the_version(rendered: Rendered) -> None:
+def test_pod_labels_do_not_depend_on_version(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & pod["metadata"]["labels"].keys()
         assert pod["metadata"]["labels"]["app.kubernetes.io/part-of"] == "elasticjob", name
 
 
-def test_no_object_of_the_chart_looks_like_a_pod_of_a_job(rendered: Rendered) -> None:
+def test_no_chart_object_matches_job_pod_labels(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         assert not any(
             label.startswith("elasticjob.dev/") for label in pod["metadata"]["labels"]
         ), name
 
 
-def test_pods_are_restricted(rendered: Rendered) -> None:
+def test_pods_satisfy_restricted_profile(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -78,7 +78,7 @@ def test_pods_are_restricted(rendered: Rendered) -> None:
             }, name
 
 
-def test_images_are_pinned_and_resources_are_bounded(rendered: Rendered) -> None:
+def test_images_are_pinned_and_resources_are_limited(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         for container in pod["spec"]["containers"]:
             tag = container["image"].rpartition(":")[2]
@@ -87,7 +87,7 @@ def test_images_are_pinned_and_resources_are_bounded(rendered: Rendered) -> None
             assert "memory" in container["resources"]["limits"], name
 
 
-def test_every_mounted_volume_exists_and_every_volume_is_mounted(rendered: Rendered) -> None:
+def test_mounts_and_volumes_match(rendered: Rendered) -> None:
     for found in rendered.objects:
         if found["kind"] not in ("Deployment", "StatefulSet"):
             continue
@@ -99,7 +99,7 @@ def test_every_mounted_volume_exists_and_every_volume_is_mounted(rendered: Rende
         assert volumes == {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
 
 
-def test_selectors_find_their_pods_and_nobody_elses(rendered: Rendered) -> None:
+def test_selectors_match_their_own_pods_only(rendered: Rendered) -> None:
     labels = {name: pod["metadata"]["labels"] for name, pod in rendered.pods()}
     for found in rendered.objects:
         selector = found["spec"].get("selector", {}) if "spec" in found else {}
@@ -112,7 +112,7 @@ def test_selectors_find_their_pods_and_nobody_elses(rendered: Rendered) -> None:
         assert chosen == {name for name in labels if name.endswith(f"-{component}")}, found
 
 
-def test_the_definition_is_the_one_in_crds_and_stays() -> None:
+def test_crd_equals_source_file_and_is_kept_on_uninstall() -> None:
     made = render().find("CustomResourceDefinition", "elasticjobs.elasticjob.dev")
     source = CHART.parents[1] / "crds" / "elasticjobs.elasticjob.dev.yaml"
     assert made["spec"] == yaml.safe_load(source.read_text())["spec"]
@@ -120,7 +120,7 @@ def test_the_definition_is_the_one_in_crds_and_stays() -> None:
     assert not render(MATRIX["little"]).kinds() & {"CustomResourceDefinition"}
 
 
-def test_the_dashboard_gets_into_the_cluster_as_it_is() -> None:
+def test_dashboard_is_rendered_unchanged() -> None:
     made = render(MATRIX["watched"]).find("ConfigMap", "elasticjob-dashboard")
     source = json.loads((CHART / "files" / "dashboard.json").read_text())
     assert json.loads(made["data"]["elasticjob.json"]) == source
@@ -132,7 +132,7 @@ def test_kubernetes_1_28_is_refused() -> None:
     render(kubernetes="v1.31.2-eks-1234567")
 
 
-def test_a_long_release_name_still_makes_legal_names() -> None:
+def test_long_release_name_gives_valid_object_names() -> None:
     rendered = render(
         {"etcd": {"members": 3}}, name="a-name-of-53-characters-as-long-as-helm-lets-it-be-01"
     )
@@ -142,5 +142,5 @@ def test_a_long_release_name_still_makes_legal_names() -> None:
             assert len(found["metadata"]["name"]) <= limit
 
 
-def test_text_is_the_same_each_time() -> None:
+def test_rendering_is_deterministic() -> None:
     assert template() == template()

@@ -67,7 +67,7 @@ def operator(
         etcd.close()
 
 
-def test_they_are_enough_for_a_whole_life(server: ApiServer, operator: Operator) -> None:
+def test_permissions_suffice_for_whole_job_lifecycle(server: ApiServer, operator: Operator) -> None:
     here = Namespace(server, "team-a")
     here.create_job(minNodes=1, maxNodes=3, runPolicy={"ttlSecondsAfterFinished": 0})
     here.await_pods("job-0", "job-1", "job-2")  # the absent spec.nodes was written
@@ -101,7 +101,7 @@ def may(server: ApiServer, verb: str, resource: str, namespace: str, name: str =
     return bool(server.request("POST", path, body)["status"]["allowed"])
 
 
-def test_secrets_are_reached_by_name_alone(server: ApiServer, watched: list[str]) -> None:
+def test_secrets_are_readable_by_name_only(server: ApiServer, watched: list[str]) -> None:
     assert may(server, "get", "secrets", "team-a", "job-elasticjob")
     for verb in ("list", "watch", "delete", "deletecollection"):
         assert not may(server, verb, "secrets", "team-a")
@@ -109,12 +109,12 @@ def test_secrets_are_reached_by_name_alone(server: ApiServer, watched: list[str]
     assert may(server, "get", "secrets", NAMESPACE, "elasticjob-etcd") == (not watched)
 
 
-def test_the_other_namespaces_are_closed(server: ApiServer, watched: list[str]) -> None:
+def test_other_namespaces_are_not_accessible(server: ApiServer, watched: list[str]) -> None:
     for resource in ("pods", "secrets", "services", "elasticjob.dev/elasticjobs"):
         assert may(server, "get", resource, "team-b", "x") == (not watched)
 
 
-def test_nothing_can_be_taken_over(server: ApiServer) -> None:
+def test_privileges_cannot_be_escalated(server: ApiServer) -> None:
     for verb, resource in (
         ("create", "pods/exec"),
         ("update", "pods"),

@@ -96,7 +96,7 @@ def merged(*layers: Json) -> Json:
         ("commonLabels", {"a": 1}, "/commonLabels/a", "want string"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_path(
+def test_invalid_value_is_refused_with_its_path(
     path: str, value: Any, named: str, reason: str
 ) -> None:
     with pytest.raises(HelmRefused) as refused:
@@ -142,12 +142,12 @@ def test_a_wrong_value_is_refused_by_its_path(
         ),
     ],
 )
-def test_values_that_contradict_each_other_are_refused(values: Json, complaint: str) -> None:
+def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
     with pytest.raises(HelmRefused, match=re.escape(complaint)):
         template(values)
 
 
-def test_a_chart_that_contains_this_one_may_set_globals() -> None:
+def test_parent_chart_may_set_globals() -> None:
     assert template({"global": {"registry": "mirror.example"}}) == template()
 
 
@@ -242,13 +242,13 @@ def context(path: str) -> Json:
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves(VALUES)])
-def test_every_value_changes_what_is_rendered(path: str) -> None:
+def test_every_value_changes_rendering(path: str) -> None:
     around, default = context(path), dict(leaves(VALUES))[path]
     changed = template(merged(around, nested(path, another(path, default))))
     assert changed != template(around)
 
 
-def test_a_null_takes_a_uid_away() -> None:
+def test_null_removes_user_id() -> None:
     values = {"operator": {"podSecurityContext": {"runAsUser": None, "fsGroup": None}}}
     deployment = template(values, "--show-only", "templates/operator/deployment.yaml")
     spec = yaml.safe_load(deployment)["spec"]["template"]["spec"]
@@ -259,7 +259,7 @@ def test_a_null_takes_a_uid_away() -> None:
     }
 
 
-def test_a_digest_wins_over_the_tag() -> None:
+def test_digest_takes_precedence_over_tag() -> None:
     digest = "sha256:" + "1" * 64
     text = template({"etcd": {"image": {"digest": digest}}})
     assert f"image: gcr.io/etcd-development/etcd@{digest}\n" in text

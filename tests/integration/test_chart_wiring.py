@@ -27,7 +27,7 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
     return render(MATRIX[request.param])
 
 
-def test_the_operator_starts_with_its_environment(rendered: Rendered, tmp_path: Path) -> None:
+def test_operator_settings_accept_rendered_environment(rendered: Rendered, tmp_path: Path) -> None:
     """The settings module itself reads the variables, with the mounted files in their places."""
     deployment = next(o for o in rendered.objects if o["kind"] == "Deployment")
     pod = pod_template(deployment)
@@ -74,7 +74,7 @@ def services_of(rendered: Rendered) -> set[str]:
         (EXTERNAL, ["https://etcd.example:2379"]),
     ],
 )
-def test_endpoints_are_services_that_there_are(values: Json, endpoints: list[str]) -> None:
+def test_endpoints_match_rendered_services(values: Json, endpoints: list[str]) -> None:
     rendered = render(values)
     found = environment(pod_template(rendered.find("Deployment", "elasticjob-operator")))
     assert found["ELASTICJOB_ETCD_ENDPOINTS"].split(",") == endpoints
@@ -88,7 +88,7 @@ def etcd_options(rendered: Rendered) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def test_etcd_is_started_as_the_values_say() -> None:
+def test_etcd_arguments_follow_values() -> None:
     found = etcd_options(render({"etcd": {"members": 3, "electionMilliseconds": 2000}}))
     assert found["quota-backend-bytes"] == "2147483648"
     assert found["election-timeout"] == "2000"
@@ -99,7 +99,7 @@ def test_etcd_is_started_as_the_values_say() -> None:
     assert "peer-client-cert-auth" in found
 
 
-def test_etcd_without_tls_names_no_certificate() -> None:
+def test_etcd_without_tls_mounts_no_certificate() -> None:
     rendered = render(MATRIX["no TLS"])
     assert not any(
         "cert" in option or "ca" in option.split("-") for option in etcd_options(rendered)
@@ -108,7 +108,7 @@ def test_etcd_without_tls_names_no_certificate() -> None:
     assert rendered.has("Job", "elasticjob-certificates-hook")
 
 
-def test_certificates_are_for_the_names_that_are_dialled() -> None:
+def test_certificates_cover_dialled_names() -> None:
     rendered = render(MATRIX["three members"])
     found = environment(pod_template(rendered.find("Deployment", "elasticjob-operator")))
     dialled = {re.split("[/:]+", e)[1] for e in found["ELASTICJOB_ETCD_ENDPOINTS"].split(",")}
@@ -131,7 +131,7 @@ def asked_for(rendered: Rendered) -> Request:
     return asked[0]
 
 
-def test_the_certificates_are_kept_in_the_secret_that_is_mounted() -> None:
+def test_certificates_are_stored_in_mounted_secret() -> None:
     rendered = render()
     asked = asked_for(rendered)
     assert (asked.namespace, asked.members) == (NAMESPACE, None)
@@ -144,11 +144,11 @@ def test_the_certificates_are_kept_in_the_secret_that_is_mounted() -> None:
     assert mounted == {asked.secret}
 
 
-def test_three_members_are_restarted_to_learn_of_a_new_authority() -> None:
+def test_three_members_are_restarted_to_trust_new_authority() -> None:
     assert asked_for(render(MATRIX["three members"])).members == "elasticjob-etcd"
 
 
-def test_what_cannot_succeed_is_not_tried_again() -> None:
+def test_permanent_failure_is_not_retried() -> None:
     hook = render().find("Job", "elasticjob-certificates-hook")["spec"]
     (rule,) = hook["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
@@ -157,7 +157,7 @@ def test_what_cannot_succeed_is_not_tried_again() -> None:
     assert rule["onExitCodes"]["containerName"] == hook["template"]["spec"]["containers"][0]["name"]
 
 
-def test_the_hook_comes_before_everything_and_cleans_up() -> None:
+def test_hook_runs_before_other_objects_and_is_cleaned_up() -> None:
     rendered = render()
     hooks: dict[str, dict[str, str]] = {}
     for found in rendered.objects:
@@ -174,11 +174,11 @@ def test_the_hook_comes_before_everything_and_cleans_up() -> None:
 
 
 @pytest.mark.parametrize("name", ["neither", "a Secret of one's own", "external"])
-def test_no_certificates_are_made_where_none_are_needed(name: str) -> None:
+def test_no_certificates_are_created_without_tls(name: str) -> None:
     assert not render(MATRIX[name]).kinds() & {"Job", "CronJob"}
 
 
-def test_monitors_choose_services_that_have_their_port() -> None:
+def test_monitors_select_services_with_their_port() -> None:
     rendered = render(MATRIX["watched"])
     monitors = [o for o in rendered.objects if o["kind"] == "ServiceMonitor"]
     assert len(monitors) == 2

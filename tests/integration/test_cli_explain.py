@@ -54,7 +54,7 @@ def stored(server: ApiServer, namespace: str) -> list[str]:
     return said
 
 
-def test_a_job_on_a_cluster_is_explained_as_its_status_does(
+def test_explanation_of_cluster_job_matches_its_status(
     api_server: ApiServer, namespace: str
 ) -> None:
     said = stored(api_server, namespace)
@@ -68,7 +68,7 @@ def test_a_job_on_a_cluster_is_explained_as_its_status_does(
     ]
 
 
-def test_a_job_that_is_not_there(api_server: ApiServer, namespace: str) -> None:
+def test_missing_job_is_reported(api_server: ApiServer, namespace: str) -> None:
     done = explained(api_server, "nobody", "-n", namespace)
     assert done.returncode == 1
     assert 'elasticjobs.elasticjob.dev "nobody" not found' in done.stderr

@@ -183,7 +183,7 @@ INVALID: dict[str, tuple[Json, str, str]] = {
 
 
 @pytest.mark.parametrize(("manifest", "field", "words"), INVALID.values(), ids=INVALID)
-def test_an_invalid_manifest_is_refused_with_the_path_of_its_field(
+def test_invalid_manifest_is_refused_with_field_path(
     api_server: ApiServer, manifest: Json, field: str, words: str
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -203,7 +203,7 @@ def test_an_invalid_manifest_is_refused_with_the_path_of_its_field(
         ({"runPolicy": {"suspended": True}}, "spec.runPolicy.suspended"),
     ],
 )
-def test_a_typo_is_refused_when_fields_are_checked_as_kubectl_asks(
+def test_unknown_field_is_refused_with_strict_validation(
     api_server: ApiServer, spec: Json, field: str
 ) -> None:
     path = ELASTICJOBS_PATH.format("default")
@@ -211,7 +211,7 @@ def test_a_typo_is_refused_when_fields_are_checked_as_kubectl_asks(
         api_server.request("POST", f"{path}?fieldValidation=Strict", elasticjob(**spec))
 
 
-def test_a_typo_in_the_template_is_kept_and_found_by_a_pods_dry_run_alone(
+def test_template_typo_is_stored_and_found_by_pod_dry_run_only(
     api_server: ApiServer, namespace: str
 ) -> None:
     typo = TRAINER | {"imagePullPolice": "Always"}
@@ -232,6 +232,6 @@ def test_a_typo_in_the_template_is_kept_and_found_by_a_pods_dry_run_alone(
     assert 'unknown field "spec.hostNetwrok"' in said
 
 
-def test_there_are_at_least_twenty() -> None:
+def test_at_least_twenty_fields_are_covered() -> None:
     assert len(INVALID) >= 20
     assert len({field for _, field, _ in INVALID.values()}) >= 20

@@ -37,7 +37,7 @@ CHANGES: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_rounds_are_made_of_changes_only_while_the_job_is_suspended(
+def test_fields_that_shape_rounds_change_only_during_suspension(
     api_server: ApiServer, path: str, change: Json
 ) -> None:
     api_server.request("POST", path, elasticjob())
@@ -55,9 +55,7 @@ def test_what_rounds_are_made_of_changes_only_while_the_job_is_suspended(
         api_server.patch(f"{path}/job", {"spec": {"nprocPerNode": 2}})
 
 
-def test_the_write_that_suspends_or_resumes_may_change_the_template_too(
-    api_server: ApiServer, path: str
-) -> None:
+def test_suspending_or_resuming_write_may_change_template(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     for tag, suspend in (("2", True), ("3", False)):
         change = {"template": template(image=f"trainer:{tag}"), "runPolicy": {"suspend": suspend}}
@@ -66,7 +64,7 @@ def test_the_write_that_suspends_or_resumes_may_change_the_template_too(
         assert container["image"] == f"trainer:{tag}"
 
 
-def test_the_sizes_and_policies_change_at_any_time(api_server: ApiServer, path: str) -> None:
+def test_sizes_and_policies_change_at_any_time(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     change = {
         "minNodes": 2,
@@ -88,7 +86,7 @@ def test_the_sizes_and_policies_change_at_any_time(api_server: ApiServer, path: 
         api_server.patch(f"{path}/job", {"spec": {"maxNodes": 1}})
 
 
-def test_applying_the_same_manifest_again_changes_nothing(api_server: ApiServer, path: str) -> None:
+def test_reapplied_manifest_changes_nothing(api_server: ApiServer, path: str) -> None:
     manifest = elasticjob(template=template(ports=[{"containerPort": 80}]))
     first = api_server.request("POST", path, manifest)
     again = api_server.patch(f"{path}/job", manifest)
@@ -99,7 +97,7 @@ def test_applying_the_same_manifest_again_changes_nothing(api_server: ApiServer,
 # --- scale
 
 
-def test_the_size_is_read_and_written_through_scale(api_server: ApiServer, path: str) -> None:
+def test_scale_subresource_reads_and_writes_size(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob(maxNodes=8))
     status = {"pods": 2, "selector": "elasticjob.dev/job-name=job"}
     api_server.patch(f"{path}/job/status", {"status": status})
@@ -113,9 +111,7 @@ def test_the_size_is_read_and_written_through_scale(api_server: ApiServer, path:
         api_server.patch(f"{path}/job/scale", {"spec": {"replicas": -1}})
 
 
-def test_a_job_without_a_wanted_size_gets_one_through_scale(
-    api_server: ApiServer, path: str
-) -> None:
+def test_scale_sets_size_of_job_without_one(api_server: ApiServer, path: str) -> None:
     job = api_server.request("POST", path, elasticjob())
     assert "nodes" not in job["spec"], "an absent size is not defaulted: maxNodes may change"
     with pytest.raises(Refused, match=r'field "\.spec\.nodes" does not exist'):
@@ -125,7 +121,7 @@ def test_a_job_without_a_wanted_size_gets_one_through_scale(
     assert api_server.request("GET", f"{path}/job/scale")["spec"] == {"replicas": 4}
 
 
-def test_scale_may_ask_for_more_than_there_may_be(api_server: ApiServer, path: str) -> None:
+def test_scale_may_exceed_maximum(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob(maxNodes=4))
     api_server.patch(f"{path}/job/scale", {"spec": {"replicas": 400}})
     assert api_server.request("GET", f"{path}/job")["spec"]["nodes"] == 400
@@ -134,7 +130,7 @@ def test_scale_may_ask_for_more_than_there_may_be(api_server: ApiServer, path: s
 # --- status
 
 
-def test_spec_and_status_are_written_apart(api_server: ApiServer, path: str) -> None:
+def test_spec_and_status_are_written_separately(api_server: ApiServer, path: str) -> None:
     manifest = elasticjob() | {"status": {"phase": "Succeeded"}}
     assert "status" not in api_server.request("POST", path, manifest)
     both = {"spec": {"maxRestarts": 7}, "status": {"phase": "Running"}}
@@ -148,7 +144,7 @@ def test_spec_and_status_are_written_apart(api_server: ApiServer, path: str) -> 
     assert (by_main["spec"]["maxRestarts"], by_main["status"]["phase"]) == (7, "Running")
 
 
-def test_a_status_of_other_words_is_refused(api_server: ApiServer, path: str) -> None:
+def test_invalid_status_is_refused(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     with pytest.raises(Refused, match=r"status\.phase: Unsupported value"):
         api_server.patch(f"{path}/job/status", {"status": {"phase": "Sleeping"}})
@@ -180,7 +176,7 @@ STATUS: Json = {
 }
 
 
-def test_a_status_holds_what_scripts_count_and_jobs_wait(api_server: ApiServer, path: str) -> None:
+def test_status_accepts_large_step_and_duration_values(api_server: ApiServer, path: str) -> None:
     """Steps may count tokens, and a wait for nodes may exceed int32 in milliseconds."""
     api_server.request("POST", path, elasticjob())
     status = {
@@ -201,7 +197,7 @@ def columns(table: Json, wide: bool) -> list[str]:
     ]
 
 
-def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
+def test_kubectl_get_prints_columns(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob(minNodes=2, maxNodes=8))
     api_server.patch(f"{path}/job/status", {"status": STATUS})
     table = api_server.request("GET", path, accept=TABLE)
@@ -231,7 +227,7 @@ def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
     }
 
 
-def test_the_columns_of_a_job_without_a_status_are_empty(api_server: ApiServer, path: str) -> None:
+def test_columns_are_empty_without_status(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     table = api_server.request("GET", f"{path}/job", accept=TABLE)
     (row,) = table["rows"]
@@ -240,7 +236,7 @@ def test_the_columns_of_a_job_without_a_status_are_empty(api_server: ApiServer, 
     assert shown["Phase"] is shown["Rendezvous"] is shown["Nodes"] is None
 
 
-def test_conditions_are_kept_by_their_type(api_server: ApiServer, path: str) -> None:
+def test_conditions_are_merged_by_type(api_server: ApiServer, path: str) -> None:
     """A server-side apply merges them by type, and `kubectl wait --for=condition=…` reads them."""
     api_server.request("POST", path, elasticjob())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -252,7 +248,7 @@ def test_conditions_are_kept_by_their_type(api_server: ApiServer, path: str) -> 
     assert kept["status"]["conditions"] == [finished]
 
 
-def test_the_kind_is_found_by_its_short_name_and_category(api_server: ApiServer) -> None:
+def test_resource_has_short_name_and_category(api_server: ApiServer) -> None:
     served = api_server.request("GET", "/apis/elasticjob.dev/v1alpha1")["resources"]
     (kind,) = (found for found in served if found["name"] == "elasticjobs")
     assert (kind["kind"], kind["shortNames"], kind["singularName"]) == (
@@ -272,7 +268,7 @@ TOLD_ONCE: tuple[Json, ...] = ({"minNodes": 2}, {"maxNodes": 5}, {"maxRestarts":
 
 
 @pytest.mark.parametrize("change", TOLD_ONCE, ids=lambda change: next(iter(change)))
-def test_what_agents_are_told_at_their_start_changes_with_all_of_them(
+def test_agent_start_parameters_change_together(
     api_server: ApiServer, path: str, change: Json
 ) -> None:
     api_server.request("POST", path, elasticjob(rendezvous={"backend": "c10d"}))

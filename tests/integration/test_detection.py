@@ -20,9 +20,9 @@ import pytest
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.records import CauseKind, RoundState
 from tests.integration.agent_rig import PATIENCE_SECONDS, WORKER, Gang, Pod, gang, until
-from tests.integration.launcher_rig import alive, launcher_file, mark
+from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 LEASE_SECONDS = 3.0
 AT_ONCE_SECONDS = 2.5  # less than a lease: only the event itself can have revealed it
@@ -136,7 +136,7 @@ def silence_the_coordinator(job: Job) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_it_is_noticed_in_time_and_put_down_to_its_cause(
+def test_fault_is_detected_in_time_and_attributed_to_its_cause(
     gang: Gang,
     launcher_file: Path,
     fault: Callable[[Job], None],
@@ -155,7 +155,7 @@ def test_it_is_noticed_in_time_and_put_down_to_its_cause(
         assert gang.round().charged == charged
 
 
-def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
+def test_killed_agent_causes_no_round(gang: Gang, launcher_file: Path) -> None:
     """The workers train on, for longer than the agent's lease would have lasted."""
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
@@ -174,7 +174,7 @@ def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
         assert gang.round().charged == ()
 
 
-def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
+def test_workers_of_hung_agent_end_before_next_round_without_failure(
     gang: Gang, launcher_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease may end first, or be kept for the maximum life of workers without an agent."""
@@ -196,9 +196,7 @@ def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
         assert not failures.strip(), "what its launcher ended was reported as a failure"
 
 
-def test_the_operators_word_ends_the_wait_for_a_silent_node(
-    gang: Gang, launcher_file: Path
-) -> None:
+def test_operator_drain_request_ends_wait_for_silent_node(gang: Gang, launcher_file: Path) -> None:
     """The node's lease would have lasted for a minute."""
     with running(gang, launcher_file, lease_seconds=60.0) as job:
         pod, worker = job.pod(coordinates=False)
@@ -215,9 +213,7 @@ def test_the_operators_word_ends_the_wait_for_a_silent_node(
         assert at - began < PATIENCE_SECONDS
 
 
-def test_peers_that_abort_before_a_silent_node_is_lost_are_not_charged(
-    gang: Gang, launcher_file: Path
-) -> None:
+def test_peers_that_abort_before_node_loss_are_not_charged(gang: Gang, launcher_file: Path) -> None:
     gang.script.write_text(WORKER.replace('ValueError("told to fail by a file")', ABORTED))
     with running(gang, launcher_file) as job:
         pod, silent = job.pod(coordinates=False)
@@ -235,7 +231,7 @@ def test_peers_that_abort_before_a_silent_node_is_lost_are_not_charged(
         assert (after.charged, after.counts.losses) == ((), 1), gang.outputs()
 
 
-def test_survivors_that_ignore_sigterm_get_no_grace_for_a_loss_and_all_of_it_for_a_leave(
+def test_survivors_that_ignore_sigterm_get_grace_for_leave_but_not_for_loss(
     gang: Gang, launcher_file: Path
 ) -> None:
     """Workers in a stuck collective behave like that: no Python handler runs."""

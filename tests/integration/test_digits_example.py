@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.agent_rig import Gang, gang, until
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 
-__all__ = ["gang", "mark"]
+__all__ = ["gang", "process_tag"]
 
 TRAIN = Path(__file__).parents[2] / "examples" / "digits" / "train.py"
 PATIENCE_SECONDS = 60.0
@@ -72,7 +72,7 @@ def step_reached(process: subprocess.Popen[bytes], output: Path, step: int) -> i
 
 
 @pytest.mark.timeout(180)
-def test_killed_half_way_it_resumes_at_another_size_and_learns(tmp_path: Path) -> None:
+def test_killed_run_resumes_at_another_size_and_learns(tmp_path: Path) -> None:
     checkpoints, outputs = tmp_path / "checkpoints", (tmp_path / "first", tmp_path / "second")
     # First as in an image without the library.
     (tmp_path / "none" / "elasticjob").mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_killed_half_way_it_resumes_at_another_size_and_learns(tmp_path: Path) -
 
 
 @pytest.mark.timeout(240)
-def test_a_planned_change_costs_no_step(gang: Gang, tmp_path: Path) -> None:
+def test_planned_change_loses_no_step(gang: Gang, tmp_path: Path) -> None:
     options = (
         f"--checkpoint-dir={tmp_path / 'checkpoints'}",
         "--steps=120",

@@ -39,7 +39,7 @@ def parameters(server: EtcdServer, **settings: Any) -> RendezvousParameters:
     return RendezvousParameters("etcd-v2", endpoint, "run", 1, 4, "127.0.0.1", **settings)
 
 
-def test_keys_values_tokens_and_ttl_are_torchs(server: EtcdServer) -> None:
+def test_keys_values_tokens_and_ttl_match_torch(server: EtcdServer) -> None:
     from torch.distributed.elastic.rendezvous import etcd_rendezvous_backend as torchs
 
     client = etcd.Client("127.0.0.1", server.port)
@@ -66,7 +66,7 @@ def test_keys_values_tokens_and_ttl_are_torchs(server: EtcdServer) -> None:
     assert client.read(f"/torch/elastic/store/{key}").value == b64encode(b"value").decode()
 
 
-def test_a_state_that_was_deleted_is_not_written_over_by_its_token(server: EtcdServer) -> None:
+def test_deleted_state_is_not_overwritten_with_old_token(server: EtcdServer) -> None:
     backend, _ = create_backend(parameters(server))
     ours = backend.set_state(b"ours")
     assert ours is not None
@@ -74,7 +74,7 @@ def test_a_state_that_was_deleted_is_not_written_over_by_its_token(server: EtcdS
     assert backend.set_state(b"more", ours[1]) is None
 
 
-def test_a_write_whose_answer_was_lost_counts(server: EtcdServer) -> None:
+def test_write_with_lost_answer_counts(server: EtcdServer) -> None:
     """A client that sends again is refused because of its own first write."""
 
     class Twice:
@@ -92,7 +92,7 @@ def test_a_write_whose_answer_was_lost_counts(server: EtcdServer) -> None:
     assert written[2]
 
 
-def test_what_is_stored_must_be_base64_and_etcd_must_answer(server: EtcdServer) -> None:
+def test_non_base64_value_and_unreachable_etcd_are_errors(server: EtcdServer) -> None:
     backend, _ = create_backend(parameters(server, read_timeout=1))
     etcd.Client("127.0.0.1", server.port).write("/torch/elastic/rendezvous/run", "not base64!")
     with pytest.raises(RendezvousStateError):
@@ -109,14 +109,14 @@ def test_what_is_stored_must_be_base64_and_etcd_must_answer(server: EtcdServer) 
 @pytest.mark.parametrize(
     ("settings", "named"), [({"read_timeout": 0}, "read_timeout"), ({"protocol": "ftp"}, "http")]
 )
-def test_a_bad_setting_is_named(server: EtcdServer, settings: dict, named: str) -> None:
+def test_invalid_setting_is_reported(server: EtcdServer, settings: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         create_backend(parameters(server, **settings))
     with pytest.raises(ValueError, match="run id"):
         EtcdRendezvousBackend(None, "")
 
 
-def test_a_restart_of_etcd_while_members_join_and_run_is_survived(server: EtcdServer) -> None:
+def test_etcd_restart_during_join_and_run_is_survived(server: EtcdServer) -> None:
     one = create_rdzv_handler(parameters(server, read_timeout=2, last_call_timeout=3))
     joined: list[Any] = []
     joining = threading.Thread(target=lambda: joined.append(one.next_rendezvous()))

@@ -80,7 +80,7 @@ each_store = pytest.mark.parametrize("store", ["tcp", "file", "etcd-v2"])
 
 
 @each_store
-def test_ours_form_rounds_with_masters_of_their_own(gang: MakeGang, store: str) -> None:
+def test_members_form_rounds_with_new_master_each(gang: MakeGang, store: str) -> None:
     members = gang(store, 4, 4).add(*[OURS] * 4)
     first, second = join(*members), join(*members)
     assert (agree(first), agree(second)) == (0, 1)
@@ -91,7 +91,7 @@ def test_ours_form_rounds_with_masters_of_their_own(gang: MakeGang, store: str) 
 
 
 @each_store
-def test_a_killed_member_is_missed_and_the_others_go_on(gang: MakeGang, store: str) -> None:
+def test_killed_member_is_removed_and_others_continue(gang: MakeGang, store: str) -> None:
     members = gang(store, 2, 4).add(*[OURS] * 4)
     assert agree(join(*members)) == 0
     members[0].signal(signal.SIGKILL)
@@ -100,7 +100,7 @@ def test_a_killed_member_is_missed_and_the_others_go_on(gang: MakeGang, store: s
     assert agree(join(*rest)) == 1
 
 
-def test_a_member_that_was_paused_for_too_long_returns(gang: MakeGang) -> None:
+def test_member_paused_beyond_keep_alive_rejoins(gang: MakeGang) -> None:
     members = gang("tcp", 2, 3).add(*[OURS] * 3)
     join(*members)
     paused, others = members[0], members[1:]
@@ -114,7 +114,7 @@ def test_a_member_that_was_paused_for_too_long_returns(gang: MakeGang) -> None:
     assert agree([*join(*others), back.result()]) == 2
 
 
-def test_a_pause_shorter_than_the_keep_alive_disturbs_nobody(gang: MakeGang) -> None:
+def test_pause_within_keep_alive_disturbs_no_round(gang: MakeGang) -> None:
     members = gang("tcp", 2, 3).add(*[OURS] * 3, keep_alive_interval=2)
     join(*members)
     members[0].signal(signal.SIGSTOP)
@@ -124,7 +124,7 @@ def test_a_pause_shorter_than_the_keep_alive_disturbs_nobody(gang: MakeGang) -> 
     assert members[0].call("waiting") == 0
 
 
-def test_who_dies_while_it_joins_is_not_waited_for(gang: MakeGang) -> None:
+def test_member_killed_during_join_is_not_waited_for(gang: MakeGang) -> None:
     g = gang("tcp", 3, 3)
     one, two, dead = g.add(*[OURS] * 3)
     dead.start("join")
@@ -136,7 +136,7 @@ def test_who_dies_while_it_joins_is_not_waited_for(gang: MakeGang) -> None:
     assert agree(settled(one, two, third)) in (0, 1)
 
 
-def test_spare_members_wait_step_in_and_end_with_the_job(gang: MakeGang) -> None:
+def test_surplus_members_wait_replace_and_end_with_job(gang: MakeGang) -> None:
     g = gang("tcp", 2, 2)
     members = g.add(*[OURS] * 2)
     join(*members)
@@ -157,7 +157,7 @@ def test_spare_members_wait_step_in_and_end_with_the_job(gang: MakeGang) -> None
     assert failed.value.name == "RendezvousGracefulExitError"
 
 
-def test_closing_and_time_limits_are_errors_by_name(gang: MakeGang) -> None:
+def test_closing_and_timeouts_raise_specific_errors(gang: MakeGang) -> None:
     g = gang("tcp", 2, 3)
     (alone,) = g.add(OURS, join_timeout=1)
     with pytest.raises(Failed) as failed:
@@ -172,7 +172,7 @@ def test_closing_and_time_limits_are_errors_by_name(gang: MakeGang) -> None:
     assert failed.value.name == "RendezvousClosedError"
 
 
-def test_shutdown_ends_a_join_and_leaves_the_others_to_it(gang: MakeGang) -> None:
+def test_shutdown_ends_join_and_others_complete_it(gang: MakeGang) -> None:
     g = gang("tcp", 2, 2)
     one, two, three = g.add(*[OURS] * 3)
     joining = one.start("join")
@@ -184,7 +184,7 @@ def test_shutdown_ends_a_join_and_leaves_the_others_to_it(gang: MakeGang) -> Non
     assert agree(join(two, three)) == 0
 
 
-def test_without_the_stores_host_there_is_a_connection_error(gang: MakeGang) -> None:
+def test_lost_store_host_raises_connection_error(gang: MakeGang) -> None:
     g = gang("tcp", 2, 2)
     members = g.add(*[OURS] * 2)
     join(*members)
@@ -203,7 +203,7 @@ def error_of(member: Member, name: str) -> str:
     return ""
 
 
-def test_a_blocking_read_of_the_rounds_store_does_not_silence_a_member(gang: MakeGang) -> None:
+def test_blocking_store_read_does_not_stop_keep_alive(gang: MakeGang) -> None:
     members = gang("tcp", 2, 2).add(*[OURS] * 2)
     join(*members)
     blocked = members[0].start("get", "later")
@@ -217,7 +217,7 @@ def test_a_blocking_read_of_the_rounds_store_does_not_silence_a_member(gang: Mak
 
 
 @pytest.mark.timeout(240)
-def test_thirty_two_members_at_once(gang: MakeGang) -> None:
+def test_thirty_two_members_join_at_once(gang: MakeGang) -> None:
     members = gang("tcp", 32, 32).add(*[OURS] * 32, keep_alive_interval=5)
     rounds = join(*members)
     assert agree(rounds) == 0
@@ -230,7 +230,9 @@ def test_thirty_two_members_at_once(gang: MakeGang) -> None:
 
 @each_store
 @pytest.mark.parametrize("completer", [OURS, TORCH])
-def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer: Kind) -> None:
+def test_torch_and_native_members_form_one_gang(
+    gang: MakeGang, store: str, completer: Kind
+) -> None:
     """The last of four completes the round and assigns the ranks; all read them."""
     g = gang(store, 2, 4)
     before = [OURS, TORCH, TORCH if completer is OURS else OURS]
@@ -253,7 +255,7 @@ def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer
 
 
 @each_store
-def test_a_mixed_gang_grows_shrinks_and_closes(gang: MakeGang, store: str) -> None:
+def test_mixed_gang_grows_shrinks_and_closes(gang: MakeGang, store: str) -> None:
     g = gang(store, 2, 5)
     # All return within a last call, even with one poll a second.
     one, two = g.add(OURS, TORCH, last_call_timeout=4)
@@ -273,7 +275,7 @@ def test_a_mixed_gang_grows_shrinks_and_closes(gang: MakeGang, store: str) -> No
     assert error_of(one, "join") == "RendezvousClosedError"
 
 
-def test_torchs_own_ends_when_ours_closes(gang: MakeGang) -> None:
+def test_torch_member_ends_after_native_member_closes(gang: MakeGang) -> None:
     members = gang("tcp", 2, 2).add(OURS, TORCH)
     agree(join(*members))
     members[0].call("shutdown")
@@ -281,7 +283,7 @@ def test_torchs_own_ends_when_ours_closes(gang: MakeGang) -> None:
     assert error_of(members[1], "join") == "RendezvousClosedError"
 
 
-def test_a_paused_member_of_torchs_is_missed_by_ours(gang: MakeGang) -> None:
+def test_paused_torch_member_is_removed_by_native_member(gang: MakeGang) -> None:
     g = gang("tcp", 2, 3)
     one, two, torchs = g.add(OURS, OURS, TORCH)
     agree(join(one, two, torchs))
@@ -307,7 +309,7 @@ except RendezvousGracefulExitError:
 """
 
 
-def test_sigterm_in_the_first_rendezvous_is_a_clean_end(tmp_path: Path) -> None:
+def test_sigterm_during_first_rendezvous_exits_cleanly(tmp_path: Path) -> None:
     from elasticjob_rendezvous import c10d
     from elasticjob_rendezvous.api import RendezvousParameters
 

@@ -95,7 +95,7 @@ async def gang_of(
         yield nodes
 
 
-def test_a_job_gets_its_own_access_once(server: EtcdServer) -> None:
+def test_job_access_is_created_once(server: EtcdServer) -> None:
     async def main() -> None:
         async with administrator(server) as (_, users):
             access = await access_for(users, NAMESPACE, "a", None, b"ca")
@@ -123,7 +123,7 @@ def test_a_job_gets_its_own_access_once(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_what_etcd_has_lost_or_holds_wrongly_is_put_right(server: EtcdServer) -> None:
+def test_missing_or_wrong_access_is_repaired(server: EtcdServer) -> None:
     async def works(access: Access) -> None:
         async with client_of(server, access) as client:
             await client.put(Put(job_prefix(NAMESPACE, "a", 0) + "k", b""))
@@ -147,7 +147,7 @@ def test_what_etcd_has_lost_or_holds_wrongly_is_put_right(server: EtcdServer) ->
     asyncio.run(main())
 
 
-def test_without_users_a_job_has_its_key_alone() -> None:
+def test_job_without_users_has_only_its_key() -> None:
     async def main() -> None:
         access = await access_for(None, NAMESPACE, "a", None, b"ca")
         assert access == Access(access.job_key, b"ca", None, None)
@@ -156,7 +156,7 @@ def test_without_users_a_job_has_its_key_alone() -> None:
     asyncio.run(main())
 
 
-def test_forgetting_a_job_leaves_nothing_of_it(server: EtcdServer) -> None:
+def test_forgotten_job_leaves_no_access(server: EtcdServer) -> None:
     async def main() -> None:
         async with administrator(server) as (client, users):
             access = await access_for(users, NAMESPACE, "a", None, None)
@@ -179,11 +179,11 @@ def test_forgetting_a_job_leaves_nothing_of_it(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_a_gang_trains_on_while_users_come_and_go(server: EtcdServer) -> None:
+def test_gang_trains_while_users_change(server: EtcdServer) -> None:
     asyncio.run(undisturbed(server))
 
 
-def test_a_gang_trains_on_where_every_change_voids_all_tokens(jwt_server: EtcdServer) -> None:
+def test_gang_trains_when_every_change_revokes_tokens(jwt_server: EtcdServer) -> None:
     asyncio.run(undisturbed(jwt_server))
 
 
@@ -208,7 +208,7 @@ async def undisturbed(server: EtcdServer) -> None:
             await until(lambda: together(nodes[:2], after=1), "a round of those who are left")
 
 
-def test_a_gang_trains_on_when_etcd_has_lost_all_data_and_users(server: EtcdServer) -> None:
+def test_gang_trains_after_etcd_lost_data_and_users(server: EtcdServer) -> None:
     async def main() -> None:
         async with administrator(server) as (client, users):
             access = await access_for(users, NAMESPACE, "a", None, None)
@@ -259,7 +259,7 @@ async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
     return found
 
 
-def test_a_gang_survives_a_password_that_it_does_not_know(server: EtcdServer) -> None:
+def test_gang_survives_changed_password(server: EtcdServer) -> None:
     """The gang's members are lost from etcd and train on; with the right password they return."""
 
     async def main() -> None:

@@ -41,7 +41,7 @@ def client_of(server: EtcdServer, user: str | None = "job", password: str = "pas
     return Client([server.url], user=user, password=password)
 
 
-def test_users_permissions_and_stale_tokens(guarded_etcd: EtcdServer) -> None:
+def test_users_permissions_and_stale_tokens_are_handled(guarded_etcd: EtcdServer) -> None:
     async def main() -> None:
         async with client_of(guarded_etcd) as client:
             await works(client)
@@ -64,7 +64,7 @@ def test_users_permissions_and_stale_tokens(guarded_etcd: EtcdServer) -> None:
 
 
 @pytest.mark.parametrize("ask", ["put", "watch", "several"])
-def test_a_token_from_before_a_loss_of_all_data_holds_nothing_up(
+def test_token_from_before_data_loss_does_not_block_requests(
     guarded_etcd: EtcdServer, ask: str
 ) -> None:
     """The token names a log position that the new etcd is far from: etcd would wait for that
@@ -149,7 +149,7 @@ async def wrong_credentials_are_refused(server: EtcdServer) -> None:
                 await drained(client.watch([Range("/job/", True)], 0))
 
 
-def test_credentials_are_harmless_where_authentication_is_off_and_used_once_it_is_on(
+def test_credentials_are_ignored_until_authentication_is_enabled(
     start_etcd: StartEtcd,
 ) -> None:
     server = start_etcd(arguments=["--bcrypt-cost=4"])

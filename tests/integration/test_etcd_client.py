@@ -35,7 +35,7 @@ def keys(found: tuple[KeyValue, ...], prefix: str) -> list[str]:
     return [kv.key.removeprefix(prefix) for kv in found]
 
 
-def test_put_and_range_give_the_value_and_its_revisions(etcd: EtcdServer, prefix: str) -> None:
+def test_put_and_range_return_value_and_revisions(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         created = await client.put(Put(f"{prefix}k", b"\x00one\xff"))
         written = await client.put(Put(f"{prefix}k", b"two"))
@@ -47,7 +47,7 @@ def test_put_and_range_give_the_value_and_its_revisions(etcd: EtcdServer, prefix
     run(etcd, scenario)
 
 
-def test_range_of_a_missing_key_is_empty(etcd: EtcdServer, prefix: str) -> None:
+def test_range_of_missing_key_is_empty(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         found = await client.range(Range(f"{prefix}none"))
         assert (found.kvs, found.count) == ((), 0)
@@ -56,7 +56,7 @@ def test_range_of_a_missing_key_is_empty(etcd: EtcdServer, prefix: str) -> None:
     run(etcd, scenario)
 
 
-def test_prefix_order_and_limit(etcd: EtcdServer, prefix: str) -> None:
+def test_range_honours_prefix_order_and_limit(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         for name in ("c", "a", "b"):
             await client.put(Put(f"{prefix}{name}", b""))
@@ -93,7 +93,7 @@ def test_prefix_order_and_limit(etcd: EtcdServer, prefix: str) -> None:
         (Target.MOD, Is.LESS, 0, False),
     ],
 )
-def test_compare(
+def test_compare_operators_match_revisions(
     newest_etcd: EtcdServer, prefix: str, target: Target, operator: Is, offset: int, holds: bool
 ) -> None:
     async def scenario(client: Client) -> None:
@@ -106,7 +106,7 @@ def test_compare(
     run(newest_etcd, scenario)
 
 
-def test_txn_takes_one_branch_atomically(etcd: EtcdServer, prefix: str) -> None:
+def test_txn_applies_one_branch_atomically(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         absent = Compare(f"{prefix}k", Target.CREATE, 0)
         missing_mod = Compare(f"{prefix}k", Target.MOD, 0)
@@ -129,9 +129,7 @@ def test_txn_takes_one_branch_atomically(etcd: EtcdServer, prefix: str) -> None:
     run(etcd, scenario)
 
 
-def test_a_session_key_is_replaced_with_a_new_create_revision(
-    etcd: EtcdServer, prefix: str
-) -> None:
+def test_recreated_session_key_has_new_create_revision(etcd: EtcdServer, prefix: str) -> None:
     """A returning member deletes its old key and puts the new one in one transaction."""
 
     async def scenario(client: Client) -> None:
@@ -146,7 +144,7 @@ def test_a_session_key_is_replaced_with_a_new_create_revision(
     run(etcd, scenario)
 
 
-def test_a_txn_that_writes_a_key_twice_is_refused(etcd: EtcdServer, prefix: str) -> None:
+def test_txn_with_duplicate_key_is_refused(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         twice = Txn((), (Put(f"{prefix}k", b"1"), Put(f"{prefix}k", b"2")))
         with pytest.raises(InvalidRequest, match="duplicate key"):
@@ -156,9 +154,7 @@ def test_a_txn_that_writes_a_key_twice_is_refused(etcd: EtcdServer, prefix: str)
     run(etcd, scenario)
 
 
-def test_a_value_above_the_servers_limit_is_refused_and_a_large_range_is_read(
-    etcd: EtcdServer, prefix: str
-) -> None:
+def test_oversized_value_is_refused_and_large_range_is_read(etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         for size in (2_000_000, 5_000_000):  # above etcd's limit, and above its gRPC server's
             with pytest.raises(InvalidRequest, match=r"too large|larger than max"):
@@ -171,7 +167,7 @@ def test_a_value_above_the_servers_limit_is_refused_and_a_large_range_is_read(
     run(etcd, scenario)
 
 
-def test_a_foreign_key_that_is_not_utf8_survives(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_non_utf8_key_of_another_client_is_read(newest_etcd: EtcdServer, prefix: str) -> None:
     async def scenario(client: Client) -> None:
         key = prefix + b"\xff\xfe".decode("utf-8", "surrogateescape")
         await client.put(Put(key, b"v"))

@@ -70,7 +70,7 @@ async def reached(writes: Writes, more: int) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.7"])
-def test_writes_go_on_when_the_leader_is_killed(start_cluster: StartCluster, version: str) -> None:
+def test_writes_continue_after_leader_is_killed(start_cluster: StartCluster, version: str) -> None:
     cluster = start_cluster(version)
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_leases_and_watches_move_to_another_member(start_cluster: StartCluster) 
     asyncio.run(main())
 
 
-def test_a_member_without_a_leader_ends_its_streams_and_is_unavailable(
+def test_member_without_leader_ends_streams_and_is_unavailable(
     start_cluster: StartCluster,
 ) -> None:
     cluster = start_cluster()

@@ -43,7 +43,7 @@ def dead_port() -> Iterator[int]:
         ports.close()
 
 
-def test_no_server_is_unavailable_within_the_timeout(dead_port: int) -> None:
+def test_absent_server_is_unavailable_within_timeout(dead_port: int) -> None:
     async def main() -> None:
         url = f"http://127.0.0.1:{dead_port}"
         async with Client([url], request_timeout_seconds=0.5) as client:
@@ -59,7 +59,7 @@ def test_no_server_is_unavailable_within_the_timeout(dead_port: int) -> None:
     asyncio.run(main())
 
 
-def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+def test_unresolvable_name_is_unavailable() -> None:
     async def main() -> None:
         async with Client(["nowhere.invalid:2379"], request_timeout_seconds=0.5) as client:
             with pytest.raises(Unavailable, match=r"nowhere\.invalid"):
@@ -69,7 +69,7 @@ def test_a_name_that_does_not_resolve_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("handler", [garbage, http])
-def test_another_server_is_not_etcd(handler: Handler) -> None:
+def test_other_server_is_reported_as_not_etcd(handler: Handler) -> None:
     async def main() -> None:
         async with serving(handler) as address, Client([address]) as client:
             with pytest.raises(NotEtcd, match=address):
@@ -82,7 +82,7 @@ def test_another_server_is_not_etcd(handler: Handler) -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_never_speaks_is_unavailable() -> None:
+def test_silent_server_is_unavailable() -> None:
     """Writes fail with the same error: without a connection nothing was sent."""
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_a_server_that_never_speaks_is_unavailable() -> None:
     asyncio.run(main())
 
 
-def test_every_request_finds_the_endpoint_that_works(
+def test_requests_use_the_working_endpoint(
     newest_etcd: EtcdServer, prefix: str, dead_port: int
 ) -> None:
     async def main() -> None:
@@ -116,9 +116,7 @@ def test_every_request_finds_the_endpoint_that_works(
     asyncio.run(main())
 
 
-def test_a_lost_reply_makes_a_write_ambiguous_and_it_is_not_repeated(
-    etcd: EtcdServer, prefix: str
-) -> None:
+def test_write_with_lost_reply_is_ambiguous_and_not_repeated(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         proxy = Proxy(etcd.port)
         async with (
@@ -142,7 +140,7 @@ def test_a_lost_reply_makes_a_write_ambiguous_and_it_is_not_repeated(
     asyncio.run(main())
 
 
-def test_a_txn_that_hangs_is_ambiguous_a_grant_and_a_read_are_not(
+def test_hung_txn_is_ambiguous_but_grant_and_read_are_not(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
@@ -167,7 +165,7 @@ def test_a_txn_that_hangs_is_ambiguous_a_grant_and_a_read_are_not(
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_read_whose_reply_was_lost_is_answered_by_the_next_endpoint(
+def test_read_with_lost_reply_is_answered_by_next_endpoint(
     newest_etcd: EtcdServer, prefix: str, cut: bool
 ) -> None:
     async def main() -> None:
@@ -190,7 +188,7 @@ def test_a_read_whose_reply_was_lost_is_answered_by_the_next_endpoint(
     asyncio.run(main())
 
 
-def test_a_stopped_server_times_out_and_comes_back(start_etcd: StartEtcd) -> None:
+def test_stopped_server_times_out_and_recovers(start_etcd: StartEtcd) -> None:
     server = start_etcd()
 
     async def main() -> None:
@@ -213,9 +211,7 @@ def test_a_stopped_server_times_out_and_comes_back(start_etcd: StartEtcd) -> Non
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.7"])
-def test_client_watch_and_lease_outlive_a_killed_server(
-    start_etcd: StartEtcd, version: str
-) -> None:
+def test_client_watch_and_lease_survive_killed_server(start_etcd: StartEtcd, version: str) -> None:
     server = start_etcd(version)
 
     async def main() -> None:
@@ -246,7 +242,7 @@ def test_client_watch_and_lease_outlive_a_killed_server(
     asyncio.run(main())
 
 
-def test_a_server_that_lost_its_data_is_noticed(start_etcd: StartEtcd) -> None:
+def test_server_with_lost_data_is_detected(start_etcd: StartEtcd) -> None:
     server = start_etcd()
 
     async def main() -> None:
@@ -266,7 +262,7 @@ def test_a_server_that_lost_its_data_is_noticed(start_etcd: StartEtcd) -> None:
     asyncio.run(main())
 
 
-def test_closing_the_client_ends_requests_that_wait(newest_etcd: EtcdServer) -> None:
+def test_closing_client_ends_waiting_requests(newest_etcd: EtcdServer) -> None:
     async def main() -> None:
         proxy = Proxy(newest_etcd.port)
         async with serving(proxy.handle) as address:
@@ -285,7 +281,7 @@ def test_closing_the_client_ends_requests_that_wait(newest_etcd: EtcdServer) -> 
     asyncio.run(main())
 
 
-def test_a_cancelled_request_is_cancelled(newest_etcd: EtcdServer) -> None:
+def test_request_cancelled_by_timeout_ends(newest_etcd: EtcdServer) -> None:
     async def main() -> None:
         proxy = Proxy(newest_etcd.port)
         async with serving(proxy.handle) as address, Client([address]) as client:
@@ -315,12 +311,12 @@ def test_a_cancelled_request_is_cancelled(newest_etcd: EtcdServer) -> None:
         ([""], "must name a host"),
     ],
 )
-def test_bad_endpoints_are_refused_at_once(endpoints: list[str], problem: str) -> None:
+def test_invalid_endpoints_are_refused_at_once(endpoints: list[str], problem: str) -> None:
     with pytest.raises(InvalidConfiguration, match=problem):
         Client(endpoints)
 
 
-def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_servers_end_with_their_parent_process(tmp_path: Path) -> None:
     """Guarantee of the test servers: kill -9 of the test process leaves nothing behind."""
     program = (
         "import sys, time; from pathlib import Path\n"

@@ -14,9 +14,7 @@ from tests.integration.etcd_server import EtcdServer
 from tests.integration.watching import SECONDS, events_of
 
 
-def test_an_expired_lease_deletes_its_keys_and_the_watch_says_so(
-    etcd: EtcdServer, prefix: str
-) -> None:
+def test_expired_lease_deletes_its_keys_and_watch_reports_it(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             lease = await client.grant(1)
@@ -34,7 +32,7 @@ def test_an_expired_lease_deletes_its_keys_and_the_watch_says_so(
     asyncio.run(main())
 
 
-def test_several_leases_are_kept_alive_at_once(etcd: EtcdServer, prefix: str) -> None:
+def test_several_leases_are_kept_alive_concurrently(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             leases = [await client.grant(ttl) for ttl in (3, 4, 6)]
@@ -56,7 +54,7 @@ def test_several_leases_are_kept_alive_at_once(etcd: EtcdServer, prefix: str) ->
     asyncio.run(main())
 
 
-def test_revoking_deletes_the_keys_and_may_be_repeated(etcd: EtcdServer, prefix: str) -> None:
+def test_revoke_deletes_keys_and_is_idempotent(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             lease = await client.grant(30)
@@ -68,7 +66,7 @@ def test_revoking_deletes_the_keys_and_may_be_repeated(etcd: EtcdServer, prefix:
     asyncio.run(main())
 
 
-def test_a_put_without_a_lease_detaches_the_key(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_put_without_lease_detaches_key(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([newest_etcd.url]) as client:
             lease = await client.grant(30)
@@ -81,7 +79,7 @@ def test_a_put_without_a_lease_detaches_the_key(newest_etcd: EtcdServer, prefix:
     asyncio.run(main())
 
 
-def test_a_cancelled_keep_alive_leaves_the_others_right(
+def test_cancelled_keep_alive_does_not_affect_other_leases(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     """The cancelled request's answer must not count as that of the next lease."""

@@ -72,7 +72,9 @@ def outcome(url: str, tls: Tls | None) -> EtcdError | None:
     return asyncio.run(main())
 
 
-def test_mutual_tls(mutual_etcd: EtcdServer, certificates: Certificates, prefix: str) -> None:
+def test_mutual_tls_connects(
+    mutual_etcd: EtcdServer, certificates: Certificates, prefix: str
+) -> None:
     async def main() -> None:
         async with Client([mutual_etcd.url], tls=mutual(certificates)) as client:
             revision = await client.put(Put(f"{prefix}k", b""))
@@ -84,14 +86,14 @@ def test_mutual_tls(mutual_etcd: EtcdServer, certificates: Certificates, prefix:
     asyncio.run(main())
 
 
-def test_without_a_client_certificate_it_is_refused(
+def test_missing_client_certificate_is_refused(
     mutual_etcd: EtcdServer, certificates: Certificates
 ) -> None:
     error = outcome(mutual_etcd.url, Tls(certificates.ca_file))
     assert isinstance(error, Unavailable), error
 
 
-def test_a_certificate_of_another_authority_is_refused(
+def test_client_certificate_of_another_authority_is_refused(
     mutual_etcd: EtcdServer, certificates: Certificates, tmp_path: Path
 ) -> None:
     stranger = make_certificates(tmp_path).client
@@ -99,11 +101,11 @@ def test_a_certificate_of_another_authority_is_refused(
     assert isinstance(outcome(mutual_etcd.url, tls), Unavailable)
 
 
-def test_tls(tls_etcd: EtcdServer, certificates: Certificates) -> None:
+def test_tls_connects(tls_etcd: EtcdServer, certificates: Certificates) -> None:
     assert outcome(tls_etcd.url, Tls(certificates.ca_file)) is None
 
 
-def test_the_servers_certificate_is_checked(tls_etcd: EtcdServer, tmp_path: Path) -> None:
+def test_server_certificate_is_verified(tls_etcd: EtcdServer, tmp_path: Path) -> None:
     strangers = make_certificates(tmp_path)
     for tls in (Tls(strangers.ca_file), Tls()):
         error = outcome(tls_etcd.url, tls)
@@ -111,7 +113,7 @@ def test_the_servers_certificate_is_checked(tls_etcd: EtcdServer, tmp_path: Path
         assert "certificate" in error.detail.lower()
 
 
-def test_the_servers_name_is_checked_and_can_be_given(
+def test_server_name_is_verified_and_configurable(
     tls_etcd: EtcdServer, certificates: Certificates
 ) -> None:
     named = Tls(certificates.ca_file, server_name="server.test")
@@ -120,7 +122,7 @@ def test_the_servers_name_is_checked_and_can_be_given(
     assert isinstance(outcome(tls_etcd.url, wrong), Unavailable)
 
 
-def test_the_wrong_scheme_is_unavailable(
+def test_wrong_scheme_is_unavailable(
     tls_etcd: EtcdServer, newest_etcd: EtcdServer, certificates: Certificates
 ) -> None:
     plain_to_tls = outcome(tls_etcd.url.replace("https", "http"), None)
@@ -130,7 +132,7 @@ def test_the_wrong_scheme_is_unavailable(
     assert "scheme" in str(tls_to_plain)
 
 
-def test_rotated_certificates_are_read_when_a_connection_fails(
+def test_rotated_certificates_are_reloaded_after_failed_connection(
     start_etcd: StartEtcd, tmp_path: Path
 ) -> None:
     """The authority is replaced: the certificates in the client's memory no longer work."""
@@ -150,7 +152,7 @@ def test_rotated_certificates_are_read_when_a_connection_fails(
     asyncio.run(main())
 
 
-def test_files_that_cannot_be_used_are_named_at_once(tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match=r"absent\.pem"):
         Client(["127.0.0.1"], tls=Tls(tmp_path / "absent.pem"))
     with pytest.raises(InvalidConfiguration, match="must be given together"):

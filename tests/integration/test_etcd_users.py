@@ -57,7 +57,7 @@ def auth_status(server: EtcdServer) -> str:
     return server.ctl("auth", "status", user=f"{ROOT}:{ROOT_PASSWORD}")
 
 
-def test_enabling_is_safe_at_any_time_and_by_several_at_once(server: EtcdServer) -> None:
+def test_enabling_is_idempotent_and_safe_for_concurrent_callers(server: EtcdServer) -> None:
     async def main() -> None:
         async with (
             root_of(server) as one,
@@ -92,7 +92,7 @@ def test_enabling_is_safe_at_any_time_and_by_several_at_once(server: EtcdServer)
     asyncio.run(main())
 
 
-def test_what_is_so_already_is_not_written_again(server: EtcdServer) -> None:
+def test_existing_settings_are_not_rewritten(server: EtcdServer) -> None:
     async def main() -> None:
         async with root_of(server) as client:
             users = Users(client)
@@ -117,7 +117,7 @@ def test_what_is_so_already_is_not_written_again(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_a_password_is_set_and_a_role_narrowed_to_what_they_should_be(server: EtcdServer) -> None:
+def test_password_and_role_are_corrected(server: EtcdServer) -> None:
     async def main() -> None:
         async with root_of(server) as client, client_of(server, "a") as job:
             users = Users(client)
@@ -144,7 +144,7 @@ def test_a_password_is_set_and_a_role_narrowed_to_what_they_should_be(server: Et
     asyncio.run(main())
 
 
-def test_a_prefix_without_its_slash_is_refused() -> None:
+def test_prefix_without_trailing_slash_is_refused() -> None:
     """A prefix without its slash would cover every job whose id begins with it."""
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_prefix_without_its_slash_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", NEWER)
-def test_a_write_whose_answer_is_lost_is_settled_by_reading(
+def test_write_with_lost_answer_is_settled_by_reading(
     version: str, start_etcd: StartEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not on 3.5: for a tenth of a second it may read a user's state before the last change.
@@ -290,7 +290,7 @@ REFUSED = "permission denied"
 TRESPASSES = IN_KEYS | IN_LEASES | IN_USERS | IN_THE_SERVER
 
 
-def test_a_jobs_user_has_its_own_keys_and_nothing_else(server: EtcdServer) -> None:
+def test_job_user_can_access_only_its_own_keys(server: EtcdServer) -> None:
     async def main() -> None:
         async with (
             root_of(server) as root,
@@ -333,7 +333,7 @@ async def works_within(client: Client, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("version", NEWER)
-def test_a_job_that_fills_etcd_gains_no_rights(version: str, start_etcd: StartEtcd) -> None:
+def test_job_that_fills_etcd_gains_no_permissions(version: str, start_etcd: StartEtcd) -> None:
     """On 3.5 it does: with a full database, etcd skips permission checks of deletes and users."""
     server = start_etcd(version, arguments=[*CHEAP, "--quota-backend-bytes=4000000"])
 

@@ -107,7 +107,7 @@ def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
 StartProcess = Callable[..., Process]
 
 
-def test_a_paused_member_is_replaced_and_comes_back(run: Run, start_process: StartProcess) -> None:
+def test_paused_member_is_replaced_and_rejoins(run: Run, start_process: StartProcess) -> None:
     member, paused = run.ours(1, 2, last_call_timeout=1), start_process(1, 2)
     member.enter()
     assert paused.ask("enter")["world"] == 2
@@ -122,7 +122,7 @@ def test_a_paused_member_is_replaced_and_comes_back(run: Run, start_process: Sta
     assert member.enter().done().world_size == paused.answer()["world"] == 2
 
 
-def test_a_pause_that_nobody_noticed_does_no_harm(run: Run, start_process: StartProcess) -> None:
+def test_undetected_pause_has_no_effect(run: Run, start_process: StartProcess) -> None:
     paused = start_process(1, 1)
     assert paused.ask("enter") == {"rank": 0, "world": 1, "round": 1}
     key = run.path("/rdzv/v_1/rank_0")
@@ -133,9 +133,7 @@ def test_a_pause_that_nobody_noticed_does_no_harm(run: Run, start_process: Start
     assert paused.ask("waiting") == {"waiting": 0}
 
 
-def test_a_joiner_that_is_killed_does_not_keep_its_place(
-    run: Run, start_process: StartProcess
-) -> None:
+def test_killed_joiner_releases_its_place(run: Run, start_process: StartProcess) -> None:
     """torch's keeps it until the version is frozen, and ten seconds more."""
     killed = start_process(3, 3)
     killed.say("enter")
@@ -150,9 +148,7 @@ def test_a_joiner_that_is_killed_does_not_keep_its_place(
     assert agreed([m.done() for m in [member, *others]])[0].round == 2
 
 
-def test_a_joiner_that_is_told_to_end_gives_its_place_back(
-    run: Run, start_process: StartProcess
-) -> None:
+def test_terminated_joiner_releases_its_place(run: Run, start_process: StartProcess) -> None:
     process = start_process(2, 2)
     process.say("enter")
     run.await_text('"participants": [0]')
@@ -177,7 +173,7 @@ def sockets_to(port: int) -> int:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_left_keeps_no_thread_and_no_connection(
+def test_left_member_has_no_thread_and_no_connection(
     start_etcd: StartEtcd, start_v2_run: StartRun, waits: bool
 ) -> None:
     run = start_v2_run(start_etcd("3.5.35", arguments=ENABLE_V2))
@@ -200,7 +196,7 @@ def test_who_left_keeps_no_thread_and_no_connection(
     wait_until(lambda: sockets_to(run.server.port) == 0, "its connections to end", SECONDS)
 
 
-def test_a_shutdown_after_a_leave_closes_for_nobody(run: Run) -> None:
+def test_shutdown_after_leave_does_not_close_run(run: Run) -> None:
     members = [run.ours(1, 2, last_call_timeout=1) for _ in range(2)]
     together(members)
     members[0].handler.leave()
@@ -208,7 +204,7 @@ def test_a_shutdown_after_a_leave_closes_for_nobody(run: Run) -> None:
     assert not members[1].handler.is_closed()
 
 
-def test_a_node_too_many_does_not_disturb_a_full_version(run: Run) -> None:
+def test_surplus_node_does_not_disturb_full_version(run: Run) -> None:
     """The surplus node waits, and gets the place of the first lost member."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
@@ -230,7 +226,7 @@ def test_a_node_too_many_does_not_disturb_a_full_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])
-def test_members_and_who_waits_live_through_a_restart_of_etcd(
+def test_members_and_waiting_nodes_survive_etcd_restart(
     start_etcd: StartEtcd, start_v2_run: StartRun, version: str
 ) -> None:
     server = start_etcd(version, arguments=ENABLE_V2)
@@ -263,7 +259,7 @@ def test_members_and_who_waits_live_through_a_restart_of_etcd(
     assert len(agreed([member.done() for member in [*members, newcomer]])) == 3
 
 
-def test_without_etcd_a_barrier_times_out_and_says_so(
+def test_barrier_without_etcd_times_out_with_error(
     start_etcd: StartEtcd, start_v2_run: StartRun
 ) -> None:
     server = start_etcd("3.4", arguments=ENABLE_V2)
@@ -276,7 +272,7 @@ def test_without_etcd_a_barrier_times_out_and_says_so(
     assert not member.handler.shutdown()
 
 
-def test_tls_and_client_certificates(
+def test_tls_with_client_certificate_connects(
     start_etcd: StartEtcd, start_v2_run: StartRun, certificates: Certificates
 ) -> None:
     server = start_etcd(
@@ -304,14 +300,14 @@ def test_tls_and_client_certificates(
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35", "3.6", "3.7"])
-def test_an_etcd_without_the_v2_api_is_named(start_etcd: StartEtcd, version: str) -> None:
+def test_etcd_without_v2_api_is_reported(start_etcd: StartEtcd, version: str) -> None:
     server = start_etcd(version)
     said = rf"etcd answers at {server.url} \(etcd {version}.*--enable-v2"
     with pytest.raises(RendezvousUnsupportedError, match=said):
         create_rdzv_handler(RendezvousParameters("etcd", server.url[7:], "r", 1, 1))
 
 
-def test_one_without_the_v2_api_beside_one_that_is_away_may_not_be_all(
+def test_unreachable_endpoint_beside_one_without_v2_api_is_retried(
     start_etcd: StartEtcd, start_v2_run: StartRun
 ) -> None:
     away, without = start_etcd("3.4", arguments=ENABLE_V2), start_etcd("3.4")
@@ -325,7 +321,7 @@ def test_one_without_the_v2_api_beside_one_that_is_away_may_not_be_all(
     assert create_rdzv_handler(parameters).next_rendezvous().world_size == 1
 
 
-def test_the_next_of_several_servers_is_used_when_one_is_gone(
+def test_next_endpoint_is_used_after_server_loss(
     start_etcd: StartEtcd, start_v2_run: StartRun
 ) -> None:
     gone = start_etcd("3.4", arguments=ENABLE_V2)
@@ -340,7 +336,7 @@ def test_the_next_of_several_servers_is_used_when_one_is_gone(
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])
-def test_who_comes_just_after_an_outage_lets_the_members_come_back(
+def test_newcomer_after_outage_lets_members_return(
     start_etcd: StartEtcd, start_v2_run: StartRun, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The members' keys have expired, and a member may take seconds to notice that etcd is back."""
@@ -366,7 +362,7 @@ def test_who_comes_just_after_an_outage_lets_the_members_come_back(
     assert newcomer.entering
 
 
-def test_who_replaces_a_lost_member_is_not_patient_with_an_old_leader(run: Run) -> None:
+def test_replacement_does_not_wait_for_old_leader(run: Run) -> None:
     wait_until(lambda: leader_seconds(run.client) > 11, "a leader of some age", SECONDS)
     members = [run.ours(2, 3, last_call_timeout=0.5) for _ in range(2)]
     together(members)
@@ -382,7 +378,7 @@ def test_who_replaces_a_lost_member_is_not_patient_with_an_old_leader(run: Run) 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])
 @pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
 @pytest.mark.parametrize("others_keys", [0, 100], ids=["alone", "shared"])
-def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
+def test_waiting_node_is_found_after_data_loss(
     start_etcd: StartEtcd,
     start_v2_run: StartRun,
     version: str,
@@ -408,7 +404,7 @@ def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
     assert len(agreed([member.done() for member in [waiting, *others]])) == 3
 
 
-def test_a_version_in_which_another_has_our_rank_is_not_ours(run: Run) -> None:
+def test_version_with_own_rank_taken_is_not_adopted(run: Run) -> None:
     """A loss of data from which others returned first has this effect."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)

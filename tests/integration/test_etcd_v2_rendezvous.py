@@ -31,7 +31,7 @@ def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
     return start_v2_run(v2_etcd)
 
 
-def test_three_meet_and_etcd_holds_what_torch_would_write(run: Run) -> None:
+def test_three_members_write_same_keys_as_torch(run: Run) -> None:
     infos = together([run.ours(3, 3) for _ in range(3)])
     assert [info.round for info in infos] == [1, 1, 1]
     keys = [run.path(f"/rdzv/v_1/rank_{rank}") for rank in range(3)]
@@ -58,7 +58,7 @@ def test_three_meet_and_etcd_holds_what_torch_would_write(run: Run) -> None:
     assert "" not in marks
 
 
-def test_a_store_is_shared_by_one_version_alone(run: Run) -> None:
+def test_store_is_shared_within_one_version(run: Run) -> None:
     members = [run.ours(2, 2) for _ in range(2)]
     first = together(members)
     first[0].store.set("key", b"value\0")
@@ -70,7 +70,7 @@ def test_a_store_is_shared_by_one_version_alone(run: Run) -> None:
     assert not second[0].store.check(["key"])
 
 
-def test_a_newcomer_is_told_of_and_comes_in_with_the_next_version(run: Run) -> None:
+def test_newcomer_is_announced_and_joins_next_version(run: Run) -> None:
     members = [run.ours(1, 3, last_call_timeout=3) for _ in range(2)]
     together(members)
     newcomer = run.ours(1, 3, last_call_timeout=3).enter()
@@ -83,7 +83,7 @@ def test_a_newcomer_is_told_of_and_comes_in_with_the_next_version(run: Run) -> N
     assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
 
 
-def test_one_too_many_waits_until_a_place_is_free(run: Run) -> None:
+def test_surplus_node_waits_for_free_place(run: Run) -> None:
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     third = run.ours(2, 2).enter()
@@ -93,7 +93,7 @@ def test_one_too_many_waits_until_a_place_is_free(run: Run) -> None:
     assert {info.round for info in agreed([members[1].done(), third.done()])} == {2}
 
 
-def test_who_waits_no_more_is_not_counted(run: Run) -> None:
+def test_node_that_stops_waiting_is_not_counted(run: Run) -> None:
     member = run.ours(1, 1)
     together([member])
     other = run.ours(1, 1).enter()
@@ -104,7 +104,7 @@ def test_who_waits_no_more_is_not_counted(run: Run) -> None:
     assert member.handler.num_nodes_waiting() == 0
 
 
-def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) -> None:
+def test_version_waits_for_maximum_until_last_call_ends(run: Run) -> None:
     first = run.ours(1, 3, last_call_timeout=2).enter()
     run.await_text('"participants": [0]')
     assert 0 < run.client.get(run.path("/rdzv/active_version")).ttl <= 10
@@ -113,7 +113,7 @@ def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) 
     assert len(infos) == 2
 
 
-def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
+def test_last_call_may_exceed_version_ttl(run: Run) -> None:
     """A single member keeps the version alive, beyond its time to live of ten seconds."""
     first = run.ours(1, 2, last_call_timeout=SECONDS).enter()
     joined = time.monotonic()
@@ -123,19 +123,19 @@ def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
     assert agreed([first.done(), second.done()])[0].round == 1
 
 
-def test_a_full_version_needs_no_last_call(run: Run) -> None:
+def test_full_version_skips_last_call(run: Run) -> None:
     began = time.monotonic()
     together([run.ours(1, 2, last_call_timeout=SECONDS) for _ in range(2)])
     assert time.monotonic() - began < SECONDS / 2
 
 
-def test_below_the_fewest_a_version_stays_joinable_for_good(run: Run) -> None:
+def test_version_below_minimum_stays_joinable(run: Run) -> None:
     run.ours(2, 2).enter()
     run.await_text('{"status": "joinable", "version": "1", "participants": [0]}')
     assert run.client.get(run.path("/rdzv/active_version")).ttl is None
 
 
-def test_a_version_whose_member_is_gone_is_destroyed(run: Run) -> None:
+def test_version_with_lost_member_is_destroyed(run: Run) -> None:
     members = [run.ours(1, 2, last_call_timeout=0.2) for _ in range(2)]
     together(members)
     lost = next(member for member in members if member.info and member.info.rank == 1)
@@ -146,7 +146,7 @@ def test_a_version_whose_member_is_gone_is_destroyed(run: Run) -> None:
     assert together([stays])[0].round == 2
 
 
-def test_who_was_left_behind_is_told_to_come(run: Run) -> None:
+def test_member_of_deleted_version_sees_waiting_node(run: Run) -> None:
     member = run.ours(1, 2)
     together([member])
     run.client.delete(run.path("/rdzv/active_version"))
@@ -155,7 +155,7 @@ def test_who_was_left_behind_is_told_to_come(run: Run) -> None:
     assert member.handler.num_nodes_waiting() == 1
 
 
-def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
+def test_lost_folder_is_restored_during_training(run: Run) -> None:
     """A run on etcd 3.5 loses its folder after two hours."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
@@ -170,7 +170,7 @@ def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
     assert {info.round for info in together(members)} == {2}
 
 
-def test_two_that_put_a_lost_folder_back_do_not_mislead_each_other(
+def test_concurrent_restores_of_lost_folder_agree(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = [run.ours(2, 2) for _ in range(2)]
@@ -194,7 +194,7 @@ def test_two_that_put_a_lost_folder_back_do_not_mislead_each_other(
     assert meanwhile == [True], "it took the version for destroyed"
 
 
-def test_closing_is_for_all_and_for_good(run: Run) -> None:
+def test_closing_is_permanent_for_all_members(run: Run) -> None:
     member = run.ours(1, 2)
     waiting = run.ours(2, 2).enter()
     run.await_text('"participants": [0]')
@@ -209,7 +209,7 @@ def test_closing_is_for_all_and_for_good(run: Run) -> None:
     assert member.handler.num_nodes_waiting() == 0
 
 
-def test_a_run_can_be_closed_before_it_began(run: Run) -> None:
+def test_run_can_be_closed_before_first_join(run: Run) -> None:
     member = run.ours(1, 1)
     assert not member.handler.is_closed()
     assert member.handler.shutdown()
@@ -218,21 +218,21 @@ def test_a_run_can_be_closed_before_it_began(run: Run) -> None:
         run.ours(1, 1).enter().done()
 
 
-def test_shutdown_leaves_the_run_open_where_it_is_told_to(run: Run) -> None:
+def test_shutdown_can_leave_run_open(run: Run) -> None:
     member = run.ours(1, 1, close_on_shutdown=False)
     together([member])
     assert member.handler.shutdown()
     assert not run.ours(1, 1).handler.is_closed()
 
 
-def test_too_few_in_time_is_a_timeout_and_leaves_no_trace(run: Run) -> None:
+def test_too_few_members_time_out_without_leftovers(run: Run) -> None:
     with pytest.raises(RendezvousTimeoutError, match=r"no rendezvous within 0.5 s"):
         run.ours(2, 2, timeout=0.5).enter().done()
     assert run.text() == '{"status": "joinable", "version": "1", "participants": []}'
     assert run.path("/rdzv/v_1/rank_0") not in run.client
 
 
-def test_who_leaves_gives_its_place_back(run: Run) -> None:
+def test_leaving_joiner_releases_its_place(run: Run) -> None:
     first = run.ours(3, 3).enter()
     run.await_text('"participants": [0]')
     leaver = run.ours(3, 3).enter()
@@ -247,7 +247,7 @@ def test_who_leaves_gives_its_place_back(run: Run) -> None:
     assert agreed([member.done() for member in [first, *others]])[0].round == 1
 
 
-def test_a_place_in_the_middle_is_not_waited_for(run: Run) -> None:
+def test_abandoned_middle_place_is_not_waited_for(run: Run) -> None:
     leaver = run.ours(3, 3).enter()
     run.await_text('"participants": [0]')
     others = [run.ours(3, 3).enter()]
@@ -259,28 +259,28 @@ def test_a_place_in_the_middle_is_not_waited_for(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", '{"status": "joinable", "version": 1}'])
-def test_a_malformed_state_is_an_error_by_name(run: Run, text: str) -> None:
+def test_malformed_state_raises_specific_error(run: Run, text: str) -> None:
     member = run.ours(1, 1)
     run.client.set(run.path("/rdzv/active_version"), text)
     with pytest.raises(RendezvousStateError, match="malformed"):
         member.enter().done()
 
 
-def test_a_malformed_counter_is_an_error_by_name(run: Run) -> None:
+def test_malformed_counter_raises_specific_error(run: Run) -> None:
     member = run.ours(1, 1)
     run.client.set(run.path("/rdzv/version_counter"), "many")
     with pytest.raises(RendezvousStateError, match="counter is malformed: 'many'"):
         member.enter().done()
 
 
-def test_members_that_disagree_about_their_number_are_told(run: Run) -> None:
+def test_members_with_different_sizes_are_reported(run: Run) -> None:
     run.ours(3, 3).enter()
     run.await_text('"participants": [0]')
     with pytest.raises(RendezvousStateError, match="same min and max"):
         run.ours(1, 1).enter().done()
 
 
-def test_steps_by_themselves_raise_torchs_errors(run: Run) -> None:
+def test_public_steps_raise_torch_errors(run: Run) -> None:
     """The public methods, called as a user of torch's class may call them."""
     one = run.ours(1, 2).rendezvous
     with pytest.raises(etcd.EtcdKeyNotFound):
@@ -317,14 +317,14 @@ def test_steps_by_themselves_raise_torchs_errors(run: Run) -> None:
     two.close()
 
 
-def test_a_version_that_somebody_else_makes_is_waited_for(run: Run) -> None:
+def test_version_in_setup_by_another_node_is_waited_for(run: Run) -> None:
     """The maker dies: `setup` expires after five seconds."""
     member = run.ours(1, 1)
     run.client.write(run.path("/rdzv/active_version"), '{"status": "setup"}', ttl=2)
     assert together([member])[0].round == 1
 
 
-def test_a_participant_that_never_confirms_holds_up_no_longer_than_its_time(run: Run) -> None:
+def test_unconfirmed_participant_delays_version_only_until_its_timeout(run: Run) -> None:
     """The participant joins as torch's do, without a key of its own, and then falls silent."""
     member = run.ours(2, 2).enter()
     text = run.await_text('"participants": [0]')
@@ -337,7 +337,7 @@ def test_a_participant_that_never_confirms_holds_up_no_longer_than_its_time(run:
     assert agreed([member.done(), other.done()])[0].round == 2
 
 
-def test_extra_data(run: Run) -> None:
+def test_extra_data_round_trips(run: Run) -> None:
     one, two = (member.rendezvous for member in (run.ours(1, 1), run.ours(1, 1)))
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.append(two.load_extra_data("1", "a", SECONDS)))
@@ -352,7 +352,7 @@ def test_extra_data(run: Run) -> None:
         two.load_extra_data("1", "c", 0.2)
 
 
-def test_extra_data_of_many_at_once(run: Run) -> None:
+def test_extra_data_of_concurrent_writers_round_trips(run: Run) -> None:
     member = run.ours(1, 1).rendezvous
     threads = [
         threading.Thread(target=member.store_extra_data, args=("1", str(n), n)) for n in range(8)
@@ -364,7 +364,7 @@ def test_extra_data_of_many_at_once(run: Run) -> None:
     assert {n: member.load_extra_data("1", str(n), 1) for n in range(8)} == {n: n for n in range(8)}
 
 
-def test_sixty_four_processes_at_once(run: Run, tmp_path) -> None:
+def test_sixty_four_processes_join_at_once(run: Run, tmp_path) -> None:
     """Few requests each, independent of their number; torch's need 2N + 8 of them."""
     members = 64
     before = requests(run)
@@ -386,7 +386,7 @@ def requests(run: Run) -> int:
     return sum(counted.values())
 
 
-def test_a_version_whose_rank_0_dies_before_it_says_where_to_meet_is_made_anew(run: Run) -> None:
+def test_version_is_rebuilt_when_rank_0_dies_before_publishing_address(run: Run) -> None:
     silent, other = (run.ours(1, 2, last_call_timeout=2) for _ in range(2))
     barrier = threading.Thread(target=silent.rendezvous.rendezvous_barrier, daemon=True)
     barrier.start()
@@ -397,7 +397,7 @@ def test_a_version_whose_rank_0_dies_before_it_says_where_to_meet_is_made_anew(r
     assert other.done().round == 2
 
 
-def test_who_leaves_or_finds_the_run_closed_waits_for_no_rank_0(run: Run) -> None:
+def test_leaver_or_closed_run_does_not_wait_for_rank_0(run: Run) -> None:
     silent, leaver, other = (run.ours(3, 3) for _ in range(3))
     barrier = threading.Thread(target=silent.rendezvous.rendezvous_barrier, daemon=True)
     barrier.start()

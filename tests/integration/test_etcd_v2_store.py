@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, ours: EtcdStore) -> Iterator[Any]:
             yield torch.distributed.PrefixStore("p", wrapped)
 
 
-def test_everything_that_a_store_can(store: Any) -> None:
+def test_store_supports_all_operations(store: Any) -> None:
     store.set("a", "1")
     assert store.get("a") == b"1"
     assert (store.add("n", 2), store.add("n", -3)) == (2, -1)
@@ -70,7 +70,7 @@ def test_everything_that_a_store_can(store: Any) -> None:
     assert store.clone().get("x") == b"1"
 
 
-def test_what_is_not_there_in_time_is_a_lookup_error(store: Any) -> None:
+def test_missing_key_raises_lookup_error_after_timeout(store: Any) -> None:
     store.set_timeout(SHORT)
     assert store.timeout == SHORT
     for call in (
@@ -85,7 +85,7 @@ def test_what_is_not_there_in_time_is_a_lookup_error(store: Any) -> None:
         assert 0.25 < time.monotonic() - began < SECONDS
 
 
-def test_waiting_ends_when_the_keys_come(ours: EtcdStore) -> None:
+def test_wait_ends_when_keys_appear(ours: EtcdStore) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(ours.multi_get(["a", "b", "a"])))
     thread.start()
@@ -97,7 +97,7 @@ def test_waiting_ends_when_the_keys_come(ours: EtcdStore) -> None:
     assert found == [[b"1", b"2", b"1"]]
 
 
-def test_sums_of_many_at_once_are_exact(ours: EtcdStore) -> None:
+def test_concurrent_additions_are_exact(ours: EtcdStore) -> None:
     sums: list[int] = []
 
     def work() -> None:
@@ -112,14 +112,14 @@ def test_sums_of_many_at_once_are_exact(ours: EtcdStore) -> None:
     assert sorted(sums) == list(range(1, 31))
 
 
-def test_nothing_at_all(ours: EtcdStore) -> None:
+def test_empty_requests_succeed(ours: EtcdStore) -> None:
     assert ours.num_keys() == 0
     assert ours.check([])
     assert ours.multi_get([]) == []
     ours.wait([])
 
 
-def test_empty_values_and_keys_whose_encoding_has_a_slash(ours: EtcdStore) -> None:
+def test_empty_values_and_keys_encoded_with_slash_are_supported(ours: EtcdStore) -> None:
     key = "a???"
     assert "/" in b64encode(key.encode()).decode()
     ours.multi_set([key, "empty"], ["v", ""])
@@ -129,14 +129,14 @@ def test_empty_values_and_keys_whose_encoding_has_a_slash(ours: EtcdStore) -> No
 
 
 @pytest.mark.parametrize("value", [1, None, ["a"]])
-def test_values_are_text_or_bytes(ours: EtcdStore, value: Any) -> None:
+def test_non_text_values_are_refused(ours: EtcdStore, value: Any) -> None:
     with pytest.raises(ValueError, match="must be str or bytes"):
         ours.set("a", value)
     with pytest.raises(ValueError, match="must be str or bytes"):
         ours.get(value)
 
 
-def test_torchs_own_store_reads_and_writes_the_same(ours: EtcdStore, run: Run) -> None:
+def test_torch_store_shares_the_same_keys(ours: EtcdStore, run: Run) -> None:
     torchs = TorchsOwn(run.client, run.path("/kv"), timedelta(seconds=30))
     ours.set("a", b"\0\xff")
     assert torchs.get("a") == b"\0\xff"
@@ -158,7 +158,7 @@ def either(request: pytest.FixtureRequest, ours: EtcdStore) -> Any:
     return TorchEtcdStore(ours)
 
 
-def test_parameters_have_torchs_names(either: Any, ours: EtcdStore) -> None:
+def test_parameters_have_torch_names(either: Any, ours: EtcdStore) -> None:
     assert either.add(key="n", num=2) == 2
     assert either.add("n", num=-3) == -1
     either.set(key="k", value="v")

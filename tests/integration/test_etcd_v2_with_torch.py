@@ -31,7 +31,7 @@ def gang(run: Run, ours: int, torchs: int, smallest: int, **settings: float) -> 
 
 
 @pytest.mark.parametrize(("ours", "torchs"), [(1, 1), (1, 3), (3, 1)])
-def test_a_mixed_gang_meets_again_and_again(run: Run, ours: int, torchs: int) -> None:
+def test_mixed_gang_meets_repeatedly(run: Run, ours: int, torchs: int) -> None:
     members = gang(run, ours, torchs, ours + torchs)
     for number in ("1", "2"):
         infos = together(members)
@@ -44,7 +44,7 @@ def test_a_mixed_gang_meets_again_and_again(run: Run, ours: int, torchs: int) ->
         assert {info.store.get("said by 0") for info in infos} == {number.encode()}
 
 
-def test_both_kinds_tell_of_a_newcomer_of_the_other(run: Run) -> None:
+def test_newcomer_is_visible_to_both_implementations(run: Run) -> None:
     members = [run.ours(1, 4, last_call_timeout=3), run.torchs(1, 4, last_call_timeout=3)]
     together(members)
     for newcomer in (
@@ -63,7 +63,7 @@ def test_both_kinds_tell_of_a_newcomer_of_the_other(run: Run) -> None:
         agreed([member.done() for member in members])
 
 
-def test_ours_leaves_its_place_to_torchs(run: Run) -> None:
+def test_place_of_leaver_is_taken_by_torch_member(run: Run) -> None:
     leaver = run.ours(2, 2).enter()
     run.await_text('"participants": [0]')
     leaver.handler.leave()
@@ -71,7 +71,7 @@ def test_ours_leaves_its_place_to_torchs(run: Run) -> None:
     together([run.torchs(2, 2), run.ours(2, 2)])
 
 
-def test_either_closes_for_both(run: Run) -> None:
+def test_close_by_either_implementation_closes_for_both(run: Run) -> None:
     ours, torchs = gang(run, 1, 1, 2)
     together([ours, torchs])
     torchs.handler.set_closed()
@@ -80,7 +80,7 @@ def test_either_closes_for_both(run: Run) -> None:
         ours.enter().done()
 
 
-def test_torch_sees_that_ours_has_closed(run: Run) -> None:
+def test_torch_sees_run_closed_by_native_member(run: Run) -> None:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError as TorchsError
 
     ours, torchs = gang(run, 1, 1, 2)
@@ -91,7 +91,7 @@ def test_torch_sees_that_ours_has_closed(run: Run) -> None:
         torchs.enter().done()
 
 
-def test_extra_data_goes_both_ways(run: Run) -> None:
+def test_extra_data_is_exchanged_in_both_directions(run: Run) -> None:
     ours, torchs = (member.rendezvous for member in gang(run, 1, 1, 2))
     run.client.write(run.path("/rdzv/v_1"), None, dir=True)
     ours.store_extra_data("1", "a", [1])
@@ -101,7 +101,7 @@ def test_extra_data_goes_both_ways(run: Run) -> None:
 
 
 @pytest.mark.parametrize("run_id", [7, "two words"])
-def test_both_kinds_meet_under_any_run_id(run: Run, run_id: object) -> None:
+def test_implementations_agree_on_any_run_id(run: Run, run_id: object) -> None:
     name = f"{run.run_id} {run_id}" if isinstance(run_id, str) else uuid.uuid4().int >> 64
     run.run_id = name  # type: ignore[assignment]
     members = gang(run, 1, 1, 2)

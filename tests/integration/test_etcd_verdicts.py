@@ -57,5 +57,7 @@ CODE = grpc.StatusCode
         (CODE.UNAVAILABLE, "Received http2 header with status: 503", Verdict.UNKNOWN),
     ],
 )
-def test_meaning(code: grpc.StatusCode, detail: str, expected: Verdict | type[EtcdError]) -> None:
+def test_status_is_classified(
+    code: grpc.StatusCode, detail: str, expected: Verdict | type[EtcdError]
+) -> None:
     assert meaning(code, detail) is expected

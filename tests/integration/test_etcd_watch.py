@@ -15,7 +15,7 @@ from tests.integration.etcd_server import EtcdServer
 from tests.integration.watching import drained, events_of, next_events, opened
 
 
-def test_several_ranges_over_one_stream(etcd: EtcdServer, prefix: str) -> None:
+def test_one_stream_watches_several_ranges(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             targets = [Range(f"{prefix}members/", True), Range(f"{prefix}round")]
@@ -35,7 +35,7 @@ def test_several_ranges_over_one_stream(etcd: EtcdServer, prefix: str) -> None:
     asyncio.run(main())
 
 
-def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
+def test_watch_from_old_revision_delivers_whole_history_in_order(
     etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
@@ -64,7 +64,7 @@ def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
     asyncio.run(main())
 
 
-def test_two_watches_and_requests_share_the_client(etcd: EtcdServer, prefix: str) -> None:
+def test_two_watches_and_requests_share_one_client(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with (
             Client([etcd.url]) as client,
@@ -82,7 +82,7 @@ def test_two_watches_and_requests_share_the_client(etcd: EtcdServer, prefix: str
     asyncio.run(main())
 
 
-def test_a_start_below_the_compaction_is_refused(etcd: EtcdServer, prefix: str) -> None:
+def test_start_below_compaction_is_refused(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             start = await client.put(Put(f"{prefix}k", b"1"))
@@ -99,7 +99,7 @@ def test_a_start_below_the_compaction_is_refused(etcd: EtcdServer, prefix: str) 
     asyncio.run(main())
 
 
-def test_a_watch_that_keeps_up_outlives_a_compaction(etcd: EtcdServer, prefix: str) -> None:
+def test_current_watch_survives_compaction(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with (
             Client([etcd.url]) as client,
@@ -118,7 +118,7 @@ def test_a_watch_that_keeps_up_outlives_a_compaction(etcd: EtcdServer, prefix: s
     asyncio.run(main())
 
 
-def test_a_watch_that_fell_behind_a_compaction_says_so(start_etcd: StartEtcd) -> None:
+def test_lagging_watch_reports_compaction(start_etcd: StartEtcd) -> None:
     """The watch is not read while more is written, and compacted, than all buffers hold."""
     server = start_etcd()
 
@@ -137,7 +137,7 @@ def test_a_watch_that_fell_behind_a_compaction_says_so(start_etcd: StartEtcd) ->
     asyncio.run(main())
 
 
-def test_a_start_that_the_server_never_reached_is_refused(etcd: EtcdServer, prefix: str) -> None:
+def test_start_beyond_server_revision_is_refused(etcd: EtcdServer, prefix: str) -> None:
     """After a loss of all data revisions restart, and the watch would be silent."""
 
     async def main() -> None:
@@ -149,7 +149,7 @@ def test_a_start_that_the_server_never_reached_is_refused(etcd: EtcdServer, pref
     asyncio.run(main())
 
 
-def test_an_idle_watch_asks_whether_the_server_is_there(etcd: EtcdServer, prefix: str) -> None:
+def test_idle_watch_probes_the_server(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with (
             Client([etcd.url], watch_idle_seconds=0.1) as client,
@@ -165,7 +165,7 @@ def test_an_idle_watch_asks_whether_the_server_is_there(etcd: EtcdServer, prefix
     asyncio.run(main())
 
 
-def test_a_watch_on_a_server_that_hangs_ends(start_etcd: StartEtcd) -> None:
+def test_watch_on_hung_server_ends(start_etcd: StartEtcd) -> None:
     server = start_etcd()
 
     async def main() -> None:
@@ -183,7 +183,7 @@ def test_a_watch_on_a_server_that_hangs_ends(start_etcd: StartEtcd) -> None:
     asyncio.run(main())
 
 
-def test_closing_the_client_ends_its_watches(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_closing_client_ends_its_watches(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         client = Client([newest_etcd.url])
         watch = client.watch([Range(prefix, True)], 0)

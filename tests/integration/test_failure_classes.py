@@ -22,13 +22,13 @@ from elasticjob_agent.hands import Stopped, WorkerExited
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.ports import PortHolder
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from tests.integration.launcher_rig import mark, python, start_workers, until
+from tests.integration.launcher_rig import process_tag, python, start_workers, until
 from tests.integration.memory_group import memory_group, possible
 from tests.unit.agent.builders import FACTS
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 TORCH_SECONDS = 90.0
 """Timeout for several interpreters that import torch at a time, on a busy machine."""
@@ -111,7 +111,7 @@ NUMPY = (sys.executable, "-c", "import numpy; numpy.ones(1 << 56, dtype='u1')")
     ],
     ids=lambda value: value.value if isinstance(value, FailureClass) else None,
 )
-def test_a_worker_that_fails_by_itself(
+def test_failed_worker_is_classified(
     command: tuple[str, ...], kind: FailureClass, said: str
 ) -> None:
     failure = culprit(ended([command]))
@@ -121,7 +121,7 @@ def test_a_worker_that_fails_by_itself(
 
 if possible():
 
-    def test_the_kernels_kill_for_memory_is_told_from_any_other() -> None:
+    def test_kernel_out_of_memory_kill_differs_from_other_kills() -> None:
         group = memory_group()
         assert group is not None
         # The launcher enters the group, because in a container it shares one with its workers.
@@ -183,7 +183,9 @@ REDUCE, REDUCE_LATE = "dist.all_reduce(ones, group=group)", "dist.all_reduce(one
         ),
     ],
 )
-def test_torchs_own_words_for_memory(last: str, kind: FailureClass, said: str) -> None:
+def test_torch_out_of_memory_messages_are_classified(
+    last: str, kind: FailureClass, said: str
+) -> None:
     failure = culprit(ended([(sys.executable, "-c", f"import torch; {last}")]))
     assert failure.kind is kind
     assert said in failure.message
@@ -196,14 +198,14 @@ def test_torchs_own_words_for_memory(last: str, kind: FailureClass, said: str) -
         ("os.kill(os.getpid(), 11)", FailureClass.SIGNAL),
     ],
 )
-def test_a_peers_abort_is_never_the_culprit(last: str, kind: FailureClass) -> None:
+def test_abort_caused_by_peer_is_never_first_failure(last: str, kind: FailureClass) -> None:
     crew = torch_gang(REDUCE, last)
     assert alone(crew, 0).kind is FailureClass.PEER_ABORT
     failure = culprit(crew)
     assert (failure.local_rank, failure.kind) == (1, kind)
 
 
-def test_what_a_script_raises_from_a_peers_abort_is_one_as_well() -> None:
+def test_exception_raised_from_peer_abort_is_classified_as_peer_abort() -> None:
     wrapped = f"""
 try:
     {REDUCE}
@@ -229,7 +231,7 @@ for batch in torch.utils.data.DataLoader(Images(), num_workers=1): pass
     ("memory", "kind"),
     [(False, FailureClass.USER_ERROR), (True, FailureClass.HOST_OUT_OF_MEMORY)],
 )
-def test_a_data_loader_that_was_killed(memory: bool, kind: FailureClass) -> None:
+def test_killed_data_loader_is_classified(memory: bool, kind: FailureClass) -> None:
     """torch reports the kill only in a cause; the kernel's counter tells the reason."""
     crew = ended([(sys.executable, "-c", LOADER)])
     exits = tuple(
@@ -238,14 +240,14 @@ def test_a_data_loader_that_was_killed(memory: bool, kind: FailureClass) -> None
     assert culprit(replace(crew, exits=exits)).kind is kind
 
 
-def test_a_collective_that_waits_in_vain_is_a_timeout() -> None:
+def test_stuck_collective_is_classified_as_timeout() -> None:
     crew = torch_gang(REDUCE_LATE, "time.sleep(600)", limit=3.0, kill=1)
     failure = culprit(crew)
     assert (failure.local_rank, failure.kind) == (0, FailureClass.COLLECTIVE_TIMEOUT)
     assert "Timed out waiting" in failure.message
 
 
-def test_a_store_that_nobody_keeps_is_a_timeout() -> None:
+def test_absent_store_is_classified_as_timeout() -> None:
     connect = (
         "import datetime; from torch.distributed import TCPStore; import sys;"
         "TCPStore('127.0.0.1', int(sys.argv[1]), 2, False, datetime.timedelta(seconds=1))"

@@ -48,7 +48,7 @@ def store(server: TCPStoreServer) -> Iterator[TCPStore]:
     made.close()
 
 
-def test_child_has_a_connection_of_its_own_to_the_store(store: TCPStore) -> None:
+def test_child_opens_its_own_store_connection(store: TCPStore) -> None:
     store.set("from", "parent")
 
     def work() -> None:
@@ -64,20 +64,20 @@ def test_child_has_a_connection_of_its_own_to_the_store(store: TCPStore) -> None
     assert store.connections == 1
 
 
-def test_lock_that_another_thread_holds_does_not_hang_the_child(store: TCPStore) -> None:
+def test_lock_held_by_another_thread_does_not_block_child(store: TCPStore) -> None:
     with store._lock:  # as a thread does that waits for a key
         in_child(lambda: store.set("key", "value"))
     assert store.get("key") == b"value"
 
 
-def test_server_goes_on_when_a_child_closes_its_copy(
+def test_server_continues_after_child_closes_its_copy(
     server: TCPStoreServer, store: TCPStore
 ) -> None:
     in_child(server.close)
     assert store.num_keys() == 0
 
 
-def test_dropped_server_gives_its_port_back() -> None:
+def test_dropped_server_releases_its_port() -> None:
     port = TCPStoreServer("127.0.0.1").port
 
     def is_free() -> bool:
@@ -93,7 +93,7 @@ def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
     return start_v2_run(v2_etcd)
 
 
-def test_child_of_an_etcd_v2_member_takes_nothing_from_it(run: Run) -> None:
+def test_child_of_etcd_v2_member_shares_no_state(run: Run) -> None:
     member = run.ours(1, 1)
     together([member])
     rendezvous = member.rendezvous

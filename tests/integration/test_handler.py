@@ -70,7 +70,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def test_two_get_ranks_a_world_and_one_master(make: Make) -> None:
+def test_two_nodes_get_ranks_world_size_and_one_master(make: Make) -> None:
     first, second = make("n-0"), make("n-1")
     a, b = together(first, second)
     assert (a.rank, b.rank, a.world_size, b.world_size) == (0, 1, 2, 2)
@@ -78,11 +78,11 @@ def test_two_get_ranks_a_world_and_one_master(make: Make) -> None:
     assert a.bootstrap_store_info.master_addr == "127.0.0.1"
     assert a.bootstrap_store_info.master_port > 0
     assert (first.get_backend(), first.use_agent_store) == ("elasticjob", False)
-    assert first.get_run_id() == "test_two_get_ranks_a_world_and_one_master"
+    assert first.get_run_id() == "test_two_nodes_get_ranks_world_size_and_one_master"
     assert (first.num_nodes_waiting(), first.is_closed()) == (0, False)
 
 
-def test_a_newcomer_shows_as_waiting_and_the_next_round_has_a_new_master(make: Make) -> None:
+def test_newcomer_counts_as_waiting_and_next_round_has_new_master(make: Make) -> None:
     first, second = (make(name, 2, 3, last_call_timeout=0.2) for name in ("n-0", "n-1"))
     before, _ = together(first, second)
     newcomer = make("n-2", 2, 3)
@@ -98,7 +98,7 @@ def test_a_newcomer_shows_as_waiting_and_the_next_round_has_a_new_master(make: M
     assert a.bootstrap_store_info.master_port != before.bootstrap_store_info.master_port
 
 
-def test_who_is_done_learns_how_the_run_ended(make: Make) -> None:
+def test_finished_member_receives_outcome_of_run(make: Make) -> None:
     first, second = make("n-0"), make("n-1")
     together(first, second)
     first.report_done()
@@ -111,7 +111,7 @@ def test_who_is_done_learns_how_the_run_ended(make: Make) -> None:
     assert second.wait_end(DEADLINE_SECONDS) == outcome
 
 
-def test_who_comes_back_untold_has_failed_and_who_is_done_hears_of_a_newer_round(
+def test_return_without_report_is_failure_and_finished_member_sees_new_round(
     make: Make,
 ) -> None:
     first, second = (make(name, 1, 2, last_call_timeout=5) for name in ("n-0", "n-1"))
@@ -125,7 +125,7 @@ def test_who_comes_back_untold_has_failed_and_who_is_done_hears_of_a_newer_round
     assert (after.world_size, after.round > before.round) == (1, True)
 
 
-def test_closing_ends_the_others_and_whoever_comes_later(make: Make) -> None:
+def test_closing_ends_present_and_later_members(make: Make) -> None:
     first, second = make("n-0"), make("n-1")
     together(first, second)
     first.set_closed()
@@ -136,12 +136,12 @@ def test_closing_ends_the_others_and_whoever_comes_later(make: Make) -> None:
         make("n-2").next_rendezvous()
 
 
-def test_too_few_time_out(make: Make) -> None:
+def test_too_few_members_time_out(make: Make) -> None:
     with pytest.raises(RendezvousTimeoutError):
         make("n-0", timeout=1.5).next_rendezvous()
 
 
-def test_shutdown_ends_a_wait(make: Make) -> None:
+def test_shutdown_ends_wait(make: Make) -> None:
     handler = make("n-0")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handler.next_rendezvous)
@@ -151,7 +151,7 @@ def test_shutdown_ends_a_wait(make: Make) -> None:
             waiting.result(DEADLINE_SECONDS)
 
 
-def test_differing_sizes_are_an_error_of_the_stranger_alone(make: Make) -> None:
+def test_member_with_different_sizes_is_refused_and_others_continue(make: Make) -> None:
     first, second = make("n-0"), make("n-1")
     together(first, second)
     with pytest.raises(RendezvousStateError, match="max_nodes=5"):
@@ -159,13 +159,13 @@ def test_differing_sizes_are_an_error_of_the_stranger_alone(make: Make) -> None:
     assert first.num_nodes_waiting() == 0
 
 
-def test_an_endpoint_where_nobody_listens(make: Make) -> None:
+def test_unreachable_endpoint_is_reported(make: Make) -> None:
     handler = make("n-0", endpoint="127.0.0.1:1", connect_timeout=1)
     with pytest.raises(RendezvousConnectionError, match=r"127\.0\.0\.1:1"):
         handler.next_rendezvous()
 
 
-def test_tls_and_a_first_endpoint_that_is_dead(
+def test_tls_works_when_first_endpoint_is_dead(
     make: Make, start_etcd: StartEtcd, certificates: Certificates
 ) -> None:
     server = start_etcd(certificates=certificates, client_certificates=True)
@@ -189,12 +189,12 @@ def test_tls_and_a_first_endpoint_that_is_dead(
         ({"slots": "two"}, "slots"),
     ],
 )
-def test_a_bad_setting_is_named(make: Make, setting: dict[str, Any], words: str) -> None:
+def test_invalid_setting_is_reported(make: Make, setting: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make("n-0", **setting)
 
 
-def test_no_thread_is_left(make: Make) -> None:
+def test_shutdown_leaves_no_thread(make: Make) -> None:
     first, second = make("n-0"), make("n-1")
     together(first, second)
     assert first.shutdown()

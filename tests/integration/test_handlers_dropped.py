@@ -34,7 +34,7 @@ def reports(module: str, *arguments: str) -> dict[str, Any]:
     """Run a helper program; return its reports by the name of each case."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        (sys.executable, "-m", f"tests.integration.{module}", *arguments),
+        (sys.executable, "-m", module, *arguments),
         cwd=root,
         capture_output=True,
         text=True,
@@ -57,41 +57,43 @@ def v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 @pytest.fixture(scope="module")
 def dropped(v2: EtcdServer, newest_etcd: EtcdServer) -> dict[str, Any]:
-    return reports("dropped_handlers", f"127.0.0.1:{v2.port}", newest_etcd.url)
+    return reports("tests.integration.dropped_handlers", f"127.0.0.1:{v2.port}", newest_etcd.url)
 
 
 @pytest.fixture(scope="module")
 def forked(newest_etcd: EtcdServer) -> dict[str, Any]:
-    return reports("forked_handlers", newest_etcd.url)
+    return reports("tests.integration.forked_handlers", newest_etcd.url)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_dropped_handler_goes_with_its_last_reference(dropped: dict[str, Any], case: str) -> None:
+def test_dropped_handler_is_released_with_last_reference(
+    dropped: dict[str, Any], case: str
+) -> None:
     found = dropped[case]
     assert found["worked"], "there was no thread to end"
     assert (found["gone"], found["threads"], found["ports"]) == (True, True, True)
     assert found["child"] == 0
 
 
-def test_child_forked_before_the_first_use_has_a_rendezvous(forked: dict[str, Any]) -> None:
+def test_child_forked_before_first_use_has_rendezvous(forked: dict[str, Any]) -> None:
     assert forked["before"] == {"said": "(0, True)", "code": 0}
 
 
 @pytest.mark.parametrize("call", REFUSED)
-def test_child_forked_after_the_first_use_gets_an_error(forked: dict[str, Any], call: str) -> None:
+def test_child_forked_after_first_use_gets_error(forked: dict[str, Any], call: str) -> None:
     found = forked[call]
     assert found["said"].startswith("RendezvousUnsupportedError: process ")
     assert "gRPC does not work after a fork" in found["said"]
     assert found["code"] == 0
 
 
-def test_child_that_asks_nothing_ends_as_ever(forked: dict[str, Any]) -> None:
+def test_child_without_rendezvous_calls_exits_normally(forked: dict[str, Any]) -> None:
     assert forked["nothing"] == {"said": "None", "code": 0}
     assert forked["get_run_id"] == {"said": "'used'", "code": 0}
     assert forked["shutdown"] == {"said": "False", "code": 0}
     assert forked["after its shutdown"] == {"said": "None", "code": 0}
 
 
-def test_parent_goes_on_after_its_children(forked: dict[str, Any]) -> None:
+def test_parent_continues_after_its_children(forked: dict[str, Any]) -> None:
     assert forked["parent"]["said"] == "(0, False)"
     assert forked["again"]["said"] == "(2, True)"

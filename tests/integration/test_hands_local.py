@@ -27,19 +27,19 @@ from tests.integration.launcher_rig import (
     AgentProcess,
     alive,
     exits,
-    mark,
-    marked_processes,
+    process_tag,
     python,
     reaped,
     soon,
     start_workers,
+    tagged_processes,
     until,
     wait_for_end,
 )
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 SLEEPER = ("sleep", "100")
 # Writes its own pid and that of a child in its group to the file, then sleeps.
@@ -84,7 +84,7 @@ async def outcome(hands: LocalHands, events: Any, *argv: str) -> WorkerExited:
     return exited
 
 
-def test_sigterm_then_sigkill_after_the_grace(tmp_path: Path) -> None:
+def test_stop_sends_sigterm_then_sigkill_after_grace_period(tmp_path: Path) -> None:
     handles = python(
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9));"
         "open(sys.argv[1], 'w'); time.sleep(100)"
@@ -106,7 +106,7 @@ def test_sigterm_then_sigkill_after_the_grace(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(tmp_path: Path) -> None:
+def test_second_stop_can_only_shorten_grace_period(tmp_path: Path) -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, with_child(tmp_path / "pid", "ignore")))
         await child_of(tmp_path / "pid")
@@ -128,7 +128,7 @@ def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(tmp_path: Path)
     run(scenario)
 
 
-def test_stopping_what_does_not_run_is_answered() -> None:
+def test_stop_without_workers_is_answered() -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.stop(7, 0)
         await until(events, Stopped, round=7)
@@ -141,7 +141,7 @@ def test_stopping_what_does_not_run_is_answered() -> None:
     run(scenario)
 
 
-def test_grandchildren_die_with_their_group(tmp_path: Path) -> None:
+def test_grandchildren_end_with_process_group(tmp_path: Path) -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, with_child(tmp_path / "pid", "ignore")))
         child = await child_of(tmp_path / "pid")
@@ -152,7 +152,7 @@ def test_grandchildren_die_with_their_group(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_round_is_stopped_only_when_the_last_of_its_groups_is_gone(tmp_path: Path) -> None:
+def test_round_stops_only_after_its_last_process_group(tmp_path: Path) -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, with_child(tmp_path / "pid", "leave")))
         child = await child_of(tmp_path / "pid")
@@ -169,7 +169,7 @@ def test_a_round_is_stopped_only_when_the_last_of_its_groups_is_gone(tmp_path: P
     run(scenario)
 
 
-def test_a_dead_member_that_nobody_reaps_does_not_hold_up_the_next_round(tmp_path: Path) -> None:
+def test_unreaped_dead_worker_does_not_delay_next_round(tmp_path: Path) -> None:
     # A child outside the group, and its own child, which goes back into the group.
     source = (
         "import os, sys, time; leader = os.getpid(); middle = os.fork() or os.getpid()\n"
@@ -191,7 +191,7 @@ def test_a_dead_member_that_nobody_reaps_does_not_hold_up_the_next_round(tmp_pat
     run(scenario)
 
 
-def test_a_daemon_outlives_its_round_but_not_the_job(tmp_path: Path) -> None:
+def test_daemon_survives_its_round_but_not_the_job(tmp_path: Path) -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, with_child(tmp_path / "pid", "daemon")))
         child = await child_of(tmp_path / "pid")
@@ -203,7 +203,7 @@ def test_a_daemon_outlives_its_round_but_not_the_job(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_signal_reaches_the_whole_group() -> None:
+def test_signal_reaches_whole_process_group() -> None:
     source = (
         "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(8));"
         "sys.stderr.write('x'); signal.pause()"
@@ -225,7 +225,7 @@ def _caught_signals(pid: int) -> int:
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
 
 
-def test_workers_lead_sessions_of_their_own_and_read_nothing() -> None:
+def test_workers_have_own_sessions_and_empty_stdin() -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         source = (
             "import os, sys; pid = os.getpid(); sys.stderr.write(repr(("
@@ -248,7 +248,7 @@ def test_workers_lead_sessions_of_their_own_and_read_nothing() -> None:
         ("data", b"\x7fELF but not really", 0o755, 126, "is no program for this machine"),
     ],
 )
-def test_a_command_that_cannot_run_says_why_and_what_to_do(
+def test_failed_command_reports_cause_and_remedy(
     tmp_path: Path, name: str, content: bytes | None, mode: int, exit_code: int, words: str
 ) -> None:
     command = tmp_path / name if name else Path("no-such-trainer")
@@ -264,7 +264,7 @@ def test_a_command_that_cannot_run_says_why_and_what_to_do(
     run(scenario)
 
 
-def test_a_failed_start_leaves_the_others_running() -> None:
+def test_failed_start_does_not_stop_other_workers() -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, SLEEPER, ("/no/such/file",)))
         started = await until(events, Started)
@@ -276,7 +276,7 @@ def test_a_failed_start_leaves_the_others_running() -> None:
     run(scenario)
 
 
-def test_the_last_words_of_a_failing_worker_are_told() -> None:
+def test_last_output_of_failed_worker_is_reported() -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         exited = await outcome(hands, events, *python("import no_such_module"))
         assert exited.exit_code == 1
@@ -285,17 +285,17 @@ def test_the_last_words_of_a_failing_worker_are_told() -> None:
     run(scenario)
 
 
-def test_a_killed_agent_takes_its_workers_along(tmp_path: Path) -> None:
-    agent = AgentProcess("LocalHands()", SLEEPER, with_child(tmp_path / "pid", "ignore"))
+def test_killed_agent_ends_its_workers(tmp_path: Path) -> None:
+    agent = AgentProcess("local_runtime()", SLEEPER, with_child(tmp_path / "pid", "ignore"))
     child = asyncio.run(child_of(tmp_path / "pid"))
     agent.kill()
     wait_for_end([*agent.worker_pids, child])
 
 
-def test_a_hung_agent_loses_its_workers(tmp_path: Path) -> None:
+def test_hung_agent_loses_its_workers(tmp_path: Path) -> None:
     """Other members cannot probe the launcher below it, and rely on this end after a while."""
-    hands = "LocalHands(hung_agent_seconds=3.0)"
-    agent = AgentProcess(hands, SLEEPER, with_child(tmp_path / "pid", "ignore"))
+    runtime = "local_runtime(hung_agent_seconds=3.0)"
+    agent = AgentProcess(runtime, SLEEPER, with_child(tmp_path / "pid", "ignore"))
     child = asyncio.run(child_of(tmp_path / "pid"))
     agent.process.send_signal(signal.SIGSTOP)
     wait_for_end([*agent.worker_pids, child])
@@ -303,15 +303,13 @@ def test_a_hung_agent_loses_its_workers(tmp_path: Path) -> None:
     agent.kill()
 
 
-def test_a_fork_of_the_killed_agent_does_not_keep_its_workers_alive(mark: str) -> None:
+def test_fork_of_killed_agent_does_not_keep_workers_alive(process_tag: str) -> None:
     # The fork keeps the agent's end of the connection open, so the agent's end alone goes
     # unnoticed.
-    agent = AgentProcess(
-        "LocalHands()", SLEEPER, then="import time, os; os.fork() or time.sleep(100)"
-    )
+    agent = AgentProcess("local_runtime()", SLEEPER, fork=True)
     agent.kill()
     wait_for_end(agent.worker_pids)
-    (fork,) = [pid for pid in marked_processes(mark) if b"asyncio" in cmdline(pid)]
+    (fork,) = [pid for pid in tagged_processes(process_tag) if b"asyncio" in cmdline(pid)]
     os.kill(fork, signal.SIGKILL)
 
 
@@ -319,7 +317,7 @@ def cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_a_killed_launcher_is_noticed_and_takes_the_workers_along() -> None:
+def test_killed_launcher_is_detected_and_ends_workers() -> None:
     async def scenario(hands: LocalHands, events: Any) -> None:
         await hands.start(start_workers(1, SLEEPER))
         started = await until(events, Started)
@@ -335,7 +333,7 @@ def test_a_killed_launcher_is_noticed_and_takes_the_workers_along() -> None:
     run(scenario)
 
 
-def test_closing_kills_what_still_runs() -> None:
+def test_close_kills_running_workers() -> None:
     pids: list[int] = []
 
     async def scenario(hands: LocalHands, events: Any) -> None:
@@ -346,7 +344,7 @@ def test_closing_kills_what_still_runs() -> None:
     assert [pid for pid in pids if not reaped(pid)] == []
 
 
-def test_trouble_with_log_files_is_said_once_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_log_file_errors_are_reported_once_and_do_not_block(tmp_path: Path) -> None:
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()
         (tmp_path / rank / "stdout.log").symlink_to("/dev/full")  # every write: no space left

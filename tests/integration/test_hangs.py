@@ -15,7 +15,7 @@ from tests.integration.launcher_rig import (
     attached,
     exits,
     launcher_file,
-    mark,
+    process_tag,
     python,
     soon,
     start_launcher,
@@ -24,7 +24,7 @@ from tests.integration.launcher_rig import (
 )
 from tests.integration.local_rig import LocalRig, rig
 
-__all__ = ["launcher_file", "mark", "rig", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "rig", "start_launcher"]
 
 # Rank 1 stops reading in the first attempt; rank 0 waits for its gradients.
 TRAIN = """
@@ -50,7 +50,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.timeout(120)
-def test_the_rank_that_hung_is_named_with_its_stack(rig: LocalRig) -> None:
+def test_hung_rank_is_reported_with_its_stack(rig: LocalRig) -> None:
     (rig.job / "train.py").write_text(TRAIN)
     manifest = rig.manifest(
         command=[sys.executable, "train.py"],
@@ -79,8 +79,8 @@ ABLE = python("import faulthandler, time; faulthandler.enable(); time.sleep(60)"
 UNABLE = python("import time; time.sleep(60)")
 
 
-def test_only_who_can_is_asked_to_say_where_it_stands(
-    start_launcher: StartLauncher, mark: str
+def test_stack_dump_signal_is_sent_only_to_workers_with_handler(
+    start_launcher: StartLauncher, process_tag: str
 ) -> None:
     async def scenario() -> None:
         hands, events, _ = await attached(start_launcher())
@@ -100,7 +100,9 @@ def test_only_who_can_is_asked_to_say_where_it_stands(
     asyncio.run(scenario())
 
 
-def test_without_anybody_who_can_nobody_waits(start_launcher: StartLauncher, mark: str) -> None:
+def test_stop_without_stack_dump_handlers_skips_grace_period(
+    start_launcher: StartLauncher, process_tag: str
+) -> None:
     async def scenario() -> None:
         hands, events, _ = await attached(start_launcher())
         await hands.start(start_workers(1, UNABLE))

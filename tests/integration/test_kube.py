@@ -42,9 +42,7 @@ def secret(name: str, **metadata: object) -> Json:
     return {"metadata": {"name": name, **metadata}, "stringData": {"a": "1", "b": "2"}}
 
 
-def test_what_was_created_is_read_as_the_server_keeps_it(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_created_object_is_returned_as_stored(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         created = await kube.create(ELASTICJOBS, namespace, elasticjob())
         assert created["metadata"]["uid"]
@@ -65,9 +63,7 @@ def test_what_was_created_is_read_as_the_server_keeps_it(
     ],
     ids=lambda value: value.plural if isinstance(value, Kind) else "",
 )
-def test_every_kind_has_its_path(
-    api_server: ApiServer, namespace: str, kind: Kind, body: Json
-) -> None:
+def test_every_kind_has_path(api_server: ApiServer, namespace: str, kind: Kind, body: Json) -> None:
     async def scenario(kube: Kube) -> None:
         created = await kube.create(kind, namespace, body, strict=True)
         assert [found["metadata"]["uid"] for found in await kube.list(kind, namespace)] == [
@@ -77,7 +73,7 @@ def test_every_kind_has_its_path(
     run(api_server, scenario)
 
 
-def test_a_kind_without_namespaces_has_its_path_too(api_server: ApiServer) -> None:
+def test_cluster_scoped_kind_has_path(api_server: ApiServer) -> None:
     async def scenario(kube: Kube) -> None:
         await kube.create(NODES, None, {"metadata": {"name": "machine"}})
         assert (await kube.get(NODES, None, "machine"))["metadata"]["name"] == "machine"
@@ -89,7 +85,7 @@ def test_a_kind_without_namespaces_has_its_path_too(api_server: ApiServer) -> No
 # --- reading
 
 
-def test_an_absent_object_is_not_found_and_an_unknown_kind_is_something_else(
+def test_absent_object_and_unknown_kind_raise_different_errors(
     api_server: ApiServer, namespace: str
 ) -> None:
     async def scenario(kube: Kube) -> None:
@@ -104,7 +100,7 @@ def test_an_absent_object_is_not_found_and_an_unknown_kind_is_something_else(
     run(api_server, scenario)
 
 
-def test_a_list_has_every_page(api_server: ApiServer, namespace: str) -> None:
+def test_list_returns_every_page(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         names = [f"s-{number}" for number in range(7)]
         for name in names:
@@ -123,7 +119,7 @@ def test_a_list_has_every_page(api_server: ApiServer, namespace: str) -> None:
     run(api_server, scenario)
 
 
-def test_a_list_of_metadata_has_nothing_else(api_server: ApiServer, namespace: str) -> None:
+def test_metadata_list_contains_metadata_only(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         for name in ("a", "b"):
             await kube.create(ELASTICJOBS, namespace, elasticjob(name))
@@ -137,7 +133,7 @@ def test_a_list_of_metadata_has_nothing_else(api_server: ApiServer, namespace: s
 # --- creating
 
 
-def test_a_name_that_is_taken(api_server: ApiServer, namespace: str) -> None:
+def test_existing_name_is_conflict(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         await kube.create(PODS, namespace, pod("x"))
         with pytest.raises(AlreadyExists, match=f'create pods {namespace}/x: pods "x" already'):
@@ -146,7 +142,7 @@ def test_a_name_that_is_taken(api_server: ApiServer, namespace: str) -> None:
     run(api_server, scenario)
 
 
-def test_a_namespace_that_is_not_there(api_server: ApiServer) -> None:
+def test_absent_namespace_is_not_found(api_server: ApiServer) -> None:
     async def scenario(kube: Kube) -> None:
         with pytest.raises(NotFound, match='namespaces "nowhere" not found'):
             await kube.create(PODS, "nowhere", pod("x"))
@@ -154,7 +150,7 @@ def test_a_namespace_that_is_not_there(api_server: ApiServer) -> None:
     run(api_server, scenario)
 
 
-def test_a_dry_run_keeps_nothing(api_server: ApiServer, namespace: str) -> None:
+def test_dry_run_stores_nothing(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         found = await kube.create(PODS, namespace, pod("x"), dry_run=True, strict=True)
         assert found["spec"]["dnsPolicy"] == "ClusterFirst", "as it would be"
@@ -163,7 +159,7 @@ def test_a_dry_run_keeps_nothing(api_server: ApiServer, namespace: str) -> None:
     run(api_server, scenario)
 
 
-def test_a_typo_in_a_pod_is_found_when_it_is_to_be(api_server: ApiServer, namespace: str) -> None:
+def test_strict_validation_finds_pod_typo(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         typo = pod("x", restartPolice="Never")
         with pytest.raises(Invalid, match=r'unknown field "spec\.restartPolice"') as found:
@@ -174,7 +170,7 @@ def test_a_typo_in_a_pod_is_found_when_it_is_to_be(api_server: ApiServer, namesp
     run(api_server, scenario)
 
 
-def test_what_is_invalid_says_which_fields(api_server: ApiServer, namespace: str) -> None:
+def test_invalid_object_error_lists_fields(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         wrong = pod("x", restartPolicy="Perhaps", dnsPolicy="Never")
         with pytest.raises(Invalid) as found:
@@ -190,7 +186,7 @@ def test_what_is_invalid_says_which_fields(api_server: ApiServer, namespace: str
     run(api_server, scenario)
 
 
-def test_what_is_too_large_is_invalid(api_server: ApiServer, namespace: str) -> None:
+def test_oversized_object_is_invalid(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         large = secret("x", annotations={"a": "x" * 300_000})
         with pytest.raises(Invalid, match=r"metadata\.annotations: Too long"):
@@ -202,7 +198,7 @@ def test_what_is_too_large_is_invalid(api_server: ApiServer, namespace: str) -> 
 # --- changing
 
 
-def test_a_patch_merges_and_takes_away(api_server: ApiServer, namespace: str) -> None:
+def test_merge_patch_sets_and_removes_fields(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         await kube.create(SECRETS, namespace, secret("x", labels={"keep": "1", "drop": "1"}))
         patch = {"metadata": {"labels": {"drop": None, "new": "2"}}}
@@ -213,7 +209,7 @@ def test_a_patch_merges_and_takes_away(api_server: ApiServer, namespace: str) ->
     run(api_server, scenario)
 
 
-def test_a_patch_of_another_or_a_changed_object_is_a_conflict(
+def test_patch_of_replaced_or_changed_object_is_conflict(
     api_server: ApiServer, namespace: str
 ) -> None:
     async def scenario(kube: Kube) -> None:
@@ -237,9 +233,7 @@ def test_a_patch_of_another_or_a_changed_object_is_a_conflict(
     run(api_server, scenario)
 
 
-def test_a_uid_is_a_precondition_by_itself_where_the_server_heeds_it(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_patch_honours_uid_precondition(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         for kind, body in ((ELASTICJOBS, elasticjob("x")), (PODS, pod("x"))):
             uid = (await kube.create(kind, namespace, body))["metadata"]["uid"]
@@ -252,9 +246,7 @@ def test_a_uid_is_a_precondition_by_itself_where_the_server_heeds_it(
     run(api_server, scenario)
 
 
-def test_a_patch_of_scale_heeds_the_version_of_the_job(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_scale_patch_honours_resource_version(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         metadata = (await kube.create(ELASTICJOBS, namespace, elasticjob()))["metadata"]
         seen = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
@@ -271,7 +263,7 @@ def test_a_patch_of_scale_heeds_the_version_of_the_job(
     run(api_server, scenario)
 
 
-def test_a_patch_of_an_absent_object_creates_none(api_server: ApiServer, namespace: str) -> None:
+def test_patch_of_absent_object_creates_nothing(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         with pytest.raises(NotFound):
             await kube.patch(PODS, namespace, "x", {"metadata": {"labels": {"a": "b"}}})
@@ -285,7 +277,7 @@ def test_a_patch_of_an_absent_object_creates_none(api_server: ApiServer, namespa
 # --- deleting
 
 
-def test_only_the_very_object_is_deleted(api_server: ApiServer, namespace: str) -> None:
+def test_delete_with_uid_keeps_replacement_object(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         first = await kube.create(SECRETS, namespace, secret("x"))
         uid = first["metadata"]["uid"]
@@ -300,7 +292,9 @@ def test_only_the_very_object_is_deleted(api_server: ApiServer, namespace: str) 
     run(api_server, scenario)
 
 
-def test_an_object_that_changed_is_not_deleted(api_server: ApiServer, namespace: str) -> None:
+def test_delete_with_resource_version_keeps_changed_object(
+    api_server: ApiServer, namespace: str
+) -> None:
     async def scenario(kube: Kube) -> None:
         first = await kube.create(SECRETS, namespace, secret("x"))
         uid, version = first["metadata"]["uid"], first["metadata"]["resourceVersion"]
@@ -313,7 +307,7 @@ def test_an_object_that_changed_is_not_deleted(api_server: ApiServer, namespace:
     run(api_server, scenario)
 
 
-def test_a_pod_is_deleted_with_its_own_grace(api_server: ApiServer, namespace: str) -> None:
+def test_pod_is_deleted_with_its_own_grace_period(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         body = pod("x", nodeName="machine", terminationGracePeriodSeconds=77)
         uid = (await kube.create(PODS, namespace, body))["metadata"]["uid"]
@@ -327,7 +321,7 @@ def test_a_pod_is_deleted_with_its_own_grace(api_server: ApiServer, namespace: s
 # --- missing permissions
 
 
-def test_what_is_not_allowed_is_forbidden(api_server: ApiServer, namespace: str) -> None:
+def test_unauthorized_request_is_forbidden(api_server: ApiServer, namespace: str) -> None:
     async def scenario(kube: Kube) -> None:
         with pytest.raises(Forbidden, match=f'User "{NOBODY}" cannot list resource "pods"'):
             await kube.list(PODS, namespace)
@@ -342,7 +336,7 @@ def test_what_is_not_allowed_is_forbidden(api_server: ApiServer, namespace: str)
     run(api_server, scenario, user=NOBODY)
 
 
-def test_a_role_allows_what_it_names_alone(api_server: ApiServer, namespace: str) -> None:
+def test_role_permits_only_its_verbs(api_server: ApiServer, namespace: str) -> None:
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
     api_server.request("POST", f"{rbac}/roles", {"metadata": {"name": "r"}, "rules": [rule]})
@@ -367,9 +361,7 @@ def test_a_role_allows_what_it_names_alone(api_server: ApiServer, namespace: str
     run(api_server, scenario, user=NOBODY)
 
 
-def test_a_quota_that_is_used_up_is_told_from_other_refusals(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_exhausted_quota_differs_from_other_refusals(api_server: ApiServer, namespace: str) -> None:
     # There is no quota controller, so the test writes the status; admission counts on by itself.
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     hard = {"pods": "1"}
@@ -396,9 +388,7 @@ def test_a_quota_that_is_used_up_is_told_from_other_refusals(
     run(api_server, scenario)
 
 
-def test_a_pod_that_breaks_the_pod_security_of_its_namespace_is_forbidden(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_pod_that_violates_pod_security_is_forbidden(api_server: ApiServer, namespace: str) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     api_server.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
 
@@ -410,7 +400,7 @@ def test_a_pod_that_breaks_the_pod_security_of_its_namespace_is_forbidden(
     run(api_server, scenario)
 
 
-def test_credentials_that_are_not_accepted(api_server: ApiServer, tmp_path: Path) -> None:
+def test_invalid_credentials_are_refused(api_server: ApiServer, tmp_path: Path) -> None:
     document = yaml.safe_load(api_server.kubeconfig().read_text())
     document["users"][0]["user"]["token"] = "stale"
     kubeconfig = tmp_path / "kubeconfig"
@@ -433,7 +423,7 @@ def open_sockets() -> int:
 
 
 @pytest.mark.parametrize("verb", ["get", "create"])
-def test_a_server_that_does_not_answer_in_time_is_unreachable(
+def test_server_without_timely_answer_is_unreachable(
     api_server: ApiServer, namespace: str, verb: str
 ) -> None:
     async def scenario(kube: Kube) -> None:
@@ -457,7 +447,7 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(
     run(api_server, scenario, call_seconds=2.0)
 
 
-def test_the_context_is_the_named_one(api_server: ApiServer, tmp_path: Path) -> None:
+def test_selected_kubeconfig_context_is_used(api_server: ApiServer, tmp_path: Path) -> None:
     document = yaml.safe_load(api_server.kubeconfig().read_text())
     document["contexts"].append({"name": "good", "context": document["contexts"][0]["context"]})
     document["contexts"][0]["context"] = {"cluster": "none", "user": "none"}
@@ -475,7 +465,7 @@ def test_the_context_is_the_named_one(api_server: ApiServer, tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(KubeError, match=f"no usable configuration: {tmp_path}/absent is"):
             async with Kube.connect(tmp_path / "absent"):
@@ -484,7 +474,7 @@ def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_in_a_pod_the_service_account_is_used(
+def test_service_account_is_used_in_pod(
     api_server: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, _, port = api_server.url.removeprefix("https://").partition(":")
@@ -504,7 +494,7 @@ def test_in_a_pod_the_service_account_is_used(
 
 
 @pytest.mark.parametrize("off_seconds", [0.0, 4_000.0, -4_000.0])
-def test_the_time_is_the_api_servers(
+def test_object_ages_use_api_server_clock(
     api_server: ApiServer, namespace: str, off_seconds: float
 ) -> None:
     """A new pod is new, however wrong this machine's clock is."""

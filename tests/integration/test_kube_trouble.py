@@ -100,7 +100,7 @@ def run(
 GET = "GET /api/v1/namespaces/ns/pods/x"
 
 
-def test_load_that_is_shed_is_offered_again_when_the_server_says() -> None:
+def test_throttled_request_is_retried_after_given_delay() -> None:
     shed = failure(429, "TooManyRequests")
     server = Scripted(answer(429, shed, Retry_After="1"), answer(200, FOUND))
 
@@ -113,7 +113,7 @@ def test_load_that_is_shed_is_offered_again_when_the_server_says() -> None:
     run(server, scenario)
 
 
-def test_load_that_is_shed_for_longer_than_the_call_may_take_is_told_at_once() -> None:
+def test_throttling_beyond_call_timeout_fails_at_once() -> None:
     shed = failure(429, "TooManyRequests", "slow down", retryAfterSeconds=7)
     server = Scripted(answer(429, shed))
 
@@ -127,7 +127,7 @@ def test_load_that_is_shed_for_longer_than_the_call_may_take_is_told_at_once() -
 
 
 @pytest.mark.parametrize("said", ["Wed, 21 Oct 2026 07:28:00 GMT", "-5"])
-def test_a_strange_time_to_wait_does_no_harm(said: str) -> None:
+def test_invalid_retry_after_is_tolerated(said: str) -> None:
     shed = failure(429, "TooManyRequests")
     server = Scripted(answer(429, shed, Retry_After=said), answer(200, FOUND))
 
@@ -137,7 +137,7 @@ def test_a_strange_time_to_wait_does_no_harm(said: str) -> None:
     run(server, scenario)
 
 
-def test_a_read_is_sent_again_after_a_hang_up_and_a_write_is_not() -> None:
+def test_dropped_connection_repeats_reads_but_not_writes() -> None:
     # aiohttp itself repeats idempotent requests, once on each connection that it kept.
     server = Scripted(answer(200, FOUND), HANG_UP, HANG_UP, answer(200, FOUND))
 
@@ -158,7 +158,7 @@ def test_a_read_is_sent_again_after_a_hang_up_and_a_write_is_not() -> None:
     run(server, writing)
 
 
-def test_a_stalled_server_costs_the_call_its_time_and_no_more() -> None:
+def test_stalled_server_fails_call_at_its_timeout() -> None:
     async def scenario(kube: Kube) -> None:
         for call in (kube.get(PODS, "ns", "x"), kube.list(PODS), kube.create(PODS, "ns", {})):
             begin = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_stalled_server_costs_the_call_its_time_and_no_more() -> None:
     run(Scripted(STALL), scenario, call_seconds=0.3)
 
 
-def test_nobody_at_the_address_is_unreachable() -> None:
+def test_refused_connection_is_unreachable() -> None:
     ports = Ports(1)  # bound, but not listening
 
     async def main() -> None:
@@ -187,7 +187,7 @@ def test_nobody_at_the_address_is_unreachable() -> None:
         ports.close()
 
 
-def test_a_list_whose_pages_have_expired_starts_over() -> None:
+def test_list_with_expired_continue_token_restarts() -> None:
     expired = answer(410, failure(410, "Expired"))
     first = answer(200, page("a", token="more/+="))
     server = Scripted(first, expired, first, answer(200, page("b")))
@@ -203,7 +203,7 @@ def test_a_list_whose_pages_have_expired_starts_over() -> None:
     assert asked == [begin, rest, begin, rest]
 
 
-def test_a_list_whose_pages_always_expire_fails() -> None:
+def test_list_with_repeatedly_expired_tokens_fails() -> None:
     server = Scripted(answer(410, failure(410, "Expired", "too old")))
 
     async def scenario(kube: Kube) -> None:
@@ -227,7 +227,7 @@ def test_a_list_whose_pages_always_expire_fails() -> None:
         (answer(405, failure(405, "MethodNotAllowed")), KubeError),
     ],
 )
-def test_an_answer_of_failure_is_for_the_caller(said: bytes, kind: type[KubeError]) -> None:
+def test_failure_status_is_passed_to_caller(said: bytes, kind: type[KubeError]) -> None:
     server = Scripted(said)
 
     async def scenario(kube: Kube) -> None:
@@ -240,7 +240,7 @@ def test_an_answer_of_failure_is_for_the_caller(said: bytes, kind: type[KubeErro
 
 
 @pytest.mark.parametrize("said", [answer(200, b"<html>Log in</html>"), answer(200, b"[1]")])
-def test_an_answer_that_is_none_of_an_api_server_is_an_error_of_its_own(said: bytes) -> None:
+def test_invalid_answer_raises_specific_error(said: bytes) -> None:
     async def scenario(kube: Kube) -> None:
         with pytest.raises(Unreachable, match="not a JSON object"):
             await kube.get(PODS, "ns", "x")

@@ -37,7 +37,7 @@ from tests.integration.launcher_rig import (
     exits,
     few_descriptors,
     launcher_file,
-    mark,
+    process_tag,
     python,
     reaped,
     soon,
@@ -47,7 +47,7 @@ from tests.integration.launcher_rig import (
     wait_for_end,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 SLEEPER = ("sleep", "100")
 IGNORES_SIGTERM = python(
@@ -70,7 +70,7 @@ def interpreters() -> list[str]:
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
-def test_a_round_from_hello_to_release(start_launcher: StartLauncher, interpreter: str) -> None:
+def test_round_runs_from_hello_to_release(start_launcher: StartLauncher, interpreter: str) -> None:
     async def scenario() -> None:
         launcher = start_launcher(interpreter=interpreter)
         hands, events, hello = await attached(launcher)
@@ -104,7 +104,7 @@ def test_a_round_from_hello_to_release(start_launcher: StartLauncher, interprete
     asyncio.run(scenario())
 
 
-def test_workers_survive_a_killed_agent_and_the_next_one_takes_over(
+def test_workers_survive_killed_agent_and_next_agent_adopts_them(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
     steps = tmp_path / "steps"
@@ -135,7 +135,7 @@ def test_workers_survive_a_killed_agent_and_the_next_one_takes_over(
     asyncio.run(scenario())
 
 
-def test_a_round_that_ended_while_no_agent_was_there_is_told(start_launcher: StartLauncher) -> None:
+def test_round_that_ended_without_agent_is_reported(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         agent = AgentProcess.of(launcher, ("sh", "-c", "sleep .2; exit 3"))
@@ -149,7 +149,7 @@ def test_a_round_that_ended_while_no_agent_was_there_is_told(start_launcher: Sta
     asyncio.run(scenario())
 
 
-def test_workers_without_an_agent_are_killed_after_the_orphan_time(
+def test_workers_without_agent_are_killed_after_orphan_time(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -167,7 +167,7 @@ def test_workers_without_an_agent_are_killed_after_the_orphan_time(
     asyncio.run(scenario())
 
 
-def test_an_agent_that_comes_back_in_time_keeps_the_workers(start_launcher: StartLauncher) -> None:
+def test_agent_that_returns_in_time_keeps_workers(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=4.0)
@@ -184,7 +184,7 @@ def test_an_agent_that_comes_back_in_time_keeps_the_workers(start_launcher: Star
     asyncio.run(scenario())
 
 
-def test_a_killed_launcher_takes_its_workers_along(start_launcher: StartLauncher) -> None:
+def test_killed_launcher_ends_its_workers(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         hands, events, _ = await attached(launcher)
@@ -201,7 +201,7 @@ def test_a_killed_launcher_takes_its_workers_along(start_launcher: StartLauncher
     asyncio.run(scenario())
 
 
-def test_sigterm_is_the_attached_agents_to_decide(start_launcher: StartLauncher) -> None:
+def test_sigterm_is_forwarded_to_attached_agent(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         hands, events, _ = await attached(launcher)
@@ -222,7 +222,7 @@ def test_sigterm_is_the_attached_agents_to_decide(start_launcher: StartLauncher)
 
 
 @pytest.mark.parametrize("worker", [SLEEPER, IGNORES_SIGTERM], ids=["obeys", "ignores"])
-def test_sigterm_without_an_agent_ends_workers_and_launcher(
+def test_sigterm_without_agent_ends_workers_and_launcher(
     start_launcher: StartLauncher, worker: tuple[str, ...]
 ) -> None:
     async def scenario() -> None:
@@ -239,7 +239,7 @@ def test_sigterm_without_an_agent_ends_workers_and_launcher(
 
 
 @pytest.mark.parametrize("hangs", ["before", "after"])
-def test_sigterm_beside_an_agent_that_hangs_ends_workers_in_good_order(
+def test_sigterm_beside_hung_agent_ends_workers_in_order(
     start_launcher: StartLauncher, tmp_path: Path, hangs: str
 ) -> None:
     handles = python(
@@ -264,7 +264,7 @@ def test_sigterm_beside_an_agent_that_hangs_ends_workers_in_good_order(
     asyncio.run(scenario())
 
 
-def test_sigterm_before_any_agent_ends_the_launcher(start_launcher: StartLauncher) -> None:
+def test_sigterm_before_first_agent_ends_launcher(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         await soon(Path(launcher.socket).is_socket)
@@ -274,7 +274,7 @@ def test_sigterm_before_any_agent_ends_the_launcher(start_launcher: StartLaunche
     asyncio.run(scenario())
 
 
-def test_a_newer_agent_takes_over_from_a_living_one(start_launcher: StartLauncher) -> None:
+def test_newer_agent_replaces_attached_agent(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         _, old_events, _ = await attached(launcher, session="old")
@@ -287,7 +287,7 @@ def test_a_newer_agent_takes_over_from_a_living_one(start_launcher: StartLaunche
     asyncio.run(scenario())
 
 
-def test_another_members_agent_is_refused(start_launcher: StartLauncher) -> None:
+def test_agent_of_another_member_is_refused(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         own, own_events, _ = await attached(launcher)
@@ -311,7 +311,7 @@ def test_another_members_agent_is_refused(start_launcher: StartLauncher) -> None
         (b'{"type":"attach","member":3}\n', b"must be"),
     ],
 )
-def test_a_foreign_message_is_answered_with_what_is_wrong(
+def test_invalid_message_is_answered_with_error(
     start_launcher: StartLauncher, line: bytes, complaint: bytes
 ) -> None:
     async def scenario() -> None:
@@ -329,7 +329,7 @@ def test_a_foreign_message_is_answered_with_what_is_wrong(
     asyncio.run(scenario())
 
 
-def test_hands_wait_for_a_launcher_that_starts_later(start_launcher: StartLauncher) -> None:
+def test_client_waits_for_later_launcher(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         early = start_launcher()
         await soon(Path(early.socket).is_socket)
@@ -347,7 +347,7 @@ def test_hands_wait_for_a_launcher_that_starts_later(start_launcher: StartLaunch
     asyncio.run(scenario())
 
 
-def test_a_broken_connection_to_a_living_launcher_is_made_again(
+def test_broken_connection_to_live_launcher_is_restored(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -391,7 +391,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def test_without_descriptors_it_says_what_it_cannot_start_and_lives(
+def test_launcher_without_descriptors_reports_failed_starts_and_survives(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -413,7 +413,7 @@ def test_without_descriptors_it_says_what_it_cannot_start_and_lives(
     asyncio.run(scenario())
 
 
-def test_a_second_launcher_at_one_socket_is_refused(start_launcher: StartLauncher) -> None:
+def test_second_launcher_on_same_socket_is_refused(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         first = start_launcher()
         await soon(Path(first.socket).is_socket)
@@ -424,7 +424,7 @@ def test_a_second_launcher_at_one_socket_is_refused(start_launcher: StartLaunche
     asyncio.run(scenario())
 
 
-def test_a_launcher_ends_with_the_process_of_its_lifeline(start_launcher: StartLauncher) -> None:
+def test_launcher_ends_with_lifeline_process(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         parent = await asyncio.create_subprocess_exec("sleep", "100")
         launcher = start_launcher(ELASTICJOB_LIFELINE_PID=str(parent.pid))

@@ -27,14 +27,14 @@ from tests.integration.launcher_rig import (
     alive,
     attached,
     launcher_file,
-    mark,
+    process_tag,
     soon,
     start_launcher,
     until,
     wait_for_end,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 LIVE_SECONDS = 2.0
 BEAT_SECONDS = 0.5
@@ -51,7 +51,7 @@ def ended_in_time(pid: int, began: float, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
-def test_without_their_agent_workers_of_a_pod_end_at_the_deadline(
+def test_pod_workers_without_agent_end_at_deadline(
     start_launcher: StartLauncher, signum: signal.Signals
 ) -> None:
     agent = AgentProcess.of(start_launcher(), SLEEPER, live_seconds=LIVE_SECONDS)
@@ -64,8 +64,8 @@ def test_without_their_agent_workers_of_a_pod_end_at_the_deadline(
     agent.kill()
 
 
-def test_the_workers_of_a_bare_agent_that_hangs_end_at_the_deadline(mark: str) -> None:
-    agent = AgentProcess(f"vouching(LocalHands(), {LIVE_SECONDS})", SLEEPER)
+def test_workers_of_hung_bare_agent_end_at_deadline(process_tag: str) -> None:
+    agent = AgentProcess(f"local_runtime(live_seconds={LIVE_SECONDS})", SLEEPER)
     began = time.monotonic()
     agent.process.send_signal(signal.SIGSTOP)
     ended_in_time(agent.worker_pids[0], began, LIVE_SECONDS)
@@ -85,7 +85,7 @@ async def port_of(launcher: LauncherProcess) -> int:
     return hello.probe_port
 
 
-def test_a_coordinators_permission_keeps_them_until_the_next_agent_takes_them_over(
+def test_coordinator_permission_keeps_workers_until_next_agent_attaches(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -111,7 +111,7 @@ def test_a_coordinators_permission_keeps_them_until_the_next_agent_takes_them_ov
     asyncio.run(scenario())
 
 
-def test_a_permission_ends_with_the_orphans_time(start_launcher: StartLauncher) -> None:
+def test_permission_expires_after_orphan_time(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         port = await port_of(launcher)
@@ -149,7 +149,7 @@ def line(over: str, key: bytes = JOB_KEY, **changed: Any) -> bytes:
     return wire.line({**body, "hmac": wire.sign(key, over, body)})
 
 
-def test_what_nobody_signed_for_now_permits_nothing(start_launcher: StartLauncher) -> None:
+def test_permission_with_invalid_signature_is_ignored(start_launcher: StartLauncher) -> None:
     """Signed with another key, for another round, or replayed."""
 
     async def scenario() -> None:
@@ -177,7 +177,7 @@ def test_what_nobody_signed_for_now_permits_nothing(start_launcher: StartLaunche
     asyncio.run(scenario())
 
 
-def test_a_beat_that_waited_while_the_launcher_stood_still_counts_from_when_it_was_said(
+def test_heartbeat_delayed_by_stopped_launcher_counts_from_send_time(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -200,7 +200,7 @@ def test_a_beat_that_waited_while_the_launcher_stood_still_counts_from_when_it_w
     asyncio.run(scenario())
 
 
-def test_an_agent_that_tells_no_deadline_leaves_its_workers_the_orphans_time(
+def test_agent_without_deadline_leaves_orphan_time_in_force(
     start_launcher: StartLauncher,
 ) -> None:
     """An older agent; the launcher may have received a deadline before."""

@@ -16,11 +16,11 @@ import pytest
 
 from elasticjob_agent.hands import Hello, StartWorkers, Stopped, WorkerExited, WorkerStart
 from elasticjob_agent.local import LocalHands
-from tests.integration.launcher_rig import exits, mark, python, soon, start_workers, until
+from tests.integration.launcher_rig import exits, process_tag, python, soon, start_workers, until
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 LINES = 300_000
 NOTE = re.compile(rb"\[elasticjob\] (\d+) bytes left out: .*\n")
@@ -53,7 +53,7 @@ def output_of(path: Path, *sources: str) -> bytes:
     return run(path, scenario)
 
 
-def test_lines_keep_their_order_and_get_their_workers_prefix(tmp_path: Path) -> None:
+def test_lines_keep_order_and_get_worker_prefix(tmp_path: Path) -> None:
     talk = "import sys\nfor i in range(20000): print(i, flush=i % 7 == 0)\nsys.stderr.write('e\\n')"
     lines = output_of(tmp_path / "out", talk, talk).decode().splitlines()
     for rank in (0, 1):
@@ -63,7 +63,7 @@ def test_lines_keep_their_order_and_get_their_workers_prefix(tmp_path: Path) -> 
     assert sorted((tmp_path / "out.err").read_text().splitlines()) == ["[0] e", "[1] e"]
 
 
-def test_a_line_without_an_end_is_forwarded_while_the_worker_hangs(tmp_path: Path) -> None:
+def test_unterminated_line_is_forwarded_while_worker_hangs(tmp_path: Path) -> None:
     source = "import time; print('loading', end='', flush=True); time.sleep(100)"
 
     async def scenario(hands: LocalHands, events: Any) -> None:
@@ -75,18 +75,18 @@ def test_a_line_without_an_end_is_forwarded_while_the_worker_hangs(tmp_path: Pat
     assert run(tmp_path / "out", scenario) == b"[0] loading\n"
 
 
-def test_a_last_line_without_an_end_gets_one(tmp_path: Path) -> None:
+def test_unterminated_last_line_gets_line_end(tmp_path: Path) -> None:
     assert output_of(tmp_path / "out", "print('a\\nb', end='')") == b"[0] a\n[0] b\n"
 
 
-def test_binary_garbage_passes_through(tmp_path: Path) -> None:
+def test_binary_output_is_forwarded_unchanged(tmp_path: Path) -> None:
     source = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4000)"
     forwarded = output_of(tmp_path / "out", source)
     states = [line.rpartition(b"\r")[2] for line in (bytes(range(256)) * 4000).split(b"\n")]
     assert forwarded == b"".join(b"[0] " + state + b"\n" for state in states)
 
 
-def test_an_endless_line_goes_out_in_pieces(tmp_path: Path) -> None:
+def test_endless_line_is_split(tmp_path: Path) -> None:
     source = "import sys; sys.stdout.write('x' * 5_000_000)"
     pieces = output_of(tmp_path / "out", source).split(b"\n")[:-1]
     assert all(piece.startswith(b"[0] ") for piece in pieces)
@@ -94,7 +94,7 @@ def test_an_endless_line_goes_out_in_pieces(tmp_path: Path) -> None:
     assert len(pieces) > 10
 
 
-def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
+def test_flood_of_lines_does_not_block_worker(tmp_path: Path) -> None:
     """The rate is at least 100,000 lines of 100 bytes a second, all forwarded and logged."""
     source = (
         f"import sys, time; start = time.monotonic(); line = 'x' * 99 + '\\n'\n"
@@ -116,7 +116,7 @@ def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "stdout.log").stat().st_size == 100 * LINES
 
 
-def test_a_reader_that_stopped_reading_holds_nobody_up() -> None:
+def test_stopped_reader_does_not_block_workers() -> None:
     """Beyond a limit output is dropped, counted to the byte, and the worker goes on."""
     line = "x" * 9_999 + "\n"
     source = f"import sys\nfor i in range(10000): sys.stdout.write({line!r})"
@@ -159,7 +159,7 @@ def _read_all(fd: int, pieces: list[bytes]) -> None:
         pieces.append(piece)
 
 
-def test_a_lost_reader_of_standard_output_holds_nobody_up() -> None:
+def test_closed_stdout_does_not_block_workers() -> None:
     async def scenario(write_fd: int) -> None:
         hands = LocalHands(stdout=write_fd)
         events = hands.events()
@@ -177,7 +177,7 @@ def test_a_lost_reader_of_standard_output_holds_nobody_up() -> None:
     asyncio.run(scenario(write_fd))
 
 
-def test_log_files_keep_the_beginning_and_the_newest_within_their_bound(tmp_path: Path) -> None:
+def test_log_files_keep_first_and_newest_output_within_size_limit(tmp_path: Path) -> None:
     source = "for i in range(100_000): print(i)"
 
     async def scenario(hands: LocalHands, events: Any) -> None:
@@ -216,7 +216,7 @@ log.close()
 """
 
 
-def test_a_log_notes_what_a_full_disk_took_once_there_is_room_again(tmp_path: Path) -> None:
+def test_log_records_loss_after_full_disk_has_space(tmp_path: Path) -> None:
     log = tmp_path / "deep" / "stdout.log"
     sidecar = str(Path(__file__).parents[2] / "sidecar")
     done = subprocess.run(
@@ -229,7 +229,7 @@ def test_a_log_notes_what_a_full_disk_took_once_there_is_room_again(tmp_path: Pa
     assert log.read_bytes() == b"12345678ab\n[elasticjob] 8 bytes are missing here\nagain\n"
 
 
-def test_an_exit_is_told_while_its_output_is_still_being_written(tmp_path: Path) -> None:
+def test_exit_is_reported_with_output_still_being_written(tmp_path: Path) -> None:
     """The exit comes with all that the worker wrote, even when a child holds its pipes open."""
     source = (
         "import os, sys, time\n"

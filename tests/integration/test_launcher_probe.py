@@ -24,14 +24,14 @@ from tests.integration.launcher_rig import (
     attached,
     few_descriptors,
     launcher_file,
-    mark,
+    process_tag,
     soon,
     start_launcher,
     start_workers,
     until,
 )
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 NONCE = "00ff" * 8
 OBSERVED_SECONDS = 1.5
@@ -52,7 +52,7 @@ async def probe(port: int, nonce: Any = NONCE) -> dict[str, Any]:
     return json.loads(await raw_probe(port, json.dumps({"nonce": nonce}).encode() + b"\n"))
 
 
-def test_the_answer_is_signed_and_says_who_and_how(start_launcher: StartLauncher) -> None:
+def test_answer_is_signed_and_describes_worker_state(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
         hands, events, hello = await attached(launcher)
@@ -87,7 +87,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_without_descriptors_who_comes_waits_and_nothing_spins(
+def test_connections_wait_without_descriptors_and_launcher_stays_idle(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -129,7 +129,7 @@ async def answered(port: int, attached: bool) -> dict[str, Any]:
     return answer
 
 
-def test_an_agent_that_hangs_is_none_and_what_a_newer_round_ends_did_not_fail(
+def test_hung_agent_counts_as_absent_and_workers_stopped_for_newer_round_as_not_failed(
     start_launcher: StartLauncher,
 ) -> None:
     async def scenario() -> None:
@@ -158,7 +158,7 @@ def test_an_agent_that_hangs_is_none_and_what_a_newer_round_ends_did_not_fail(
     asyncio.run(scenario())
 
 
-def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
+def test_pending_start_of_hung_agent_is_refused_after_newer_round(
     start_launcher: StartLauncher,
 ) -> None:
     """The other members learned that nothing runs here, and have begun a new round."""
@@ -192,7 +192,7 @@ def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
     "nonce",
     ["", "ab", "g" * 16, "AB" * 8, "abc" * 5, "ab" * 65, 12, None, ["ab" * 8], "ab" * 8 + "\n"],
 )
-def test_a_wrong_nonce_is_refused(start_launcher: StartLauncher, nonce: Any) -> None:
+def test_wrong_nonce_is_refused(start_launcher: StartLauncher, nonce: Any) -> None:
     async def scenario() -> None:
         hands, _, hello = await attached(start_launcher())
         answer = await probe(hello.probe_port, nonce)
@@ -203,7 +203,9 @@ def test_a_wrong_nonce_is_refused(start_launcher: StartLauncher, nonce: Any) -> 
     asyncio.run(scenario())
 
 
-def test_strangers_get_nothing_and_disturb_nobody(start_launcher: StartLauncher) -> None:
+def test_unauthenticated_connections_get_no_answer_and_disturb_nothing(
+    start_launcher: StartLauncher,
+) -> None:
     async def scenario() -> None:
         hands, events, hello = await attached(start_launcher())
         idle = await asyncio.open_connection("127.0.0.1", hello.probe_port)

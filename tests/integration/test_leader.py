@@ -122,7 +122,7 @@ def ended(replica: Replica) -> Callable[[], bool]:
     return lambda: replica.process.poll() is not None
 
 
-def test_a_replica_that_is_killed_is_replaced_when_its_lease_has_run_out(
+def test_killed_replica_is_replaced_after_lease_expiry(
     replicas: Replicas,
 ) -> None:
     first = replicas.start("a")
@@ -140,7 +140,7 @@ def test_a_replica_that_is_killed_is_replaced_when_its_lease_has_run_out(
     assert len(replicas.terms()) == 2
 
 
-def test_a_replica_that_is_told_to_end_is_replaced_at_once(replicas: Replicas) -> None:
+def test_terminated_replica_is_replaced_at_once(replicas: Replicas) -> None:
     first = replicas.start("a", duration_seconds=20)
     replicas.wait_active("a")
     replicas.start("b")
@@ -151,7 +151,7 @@ def test_a_replica_that_is_told_to_end_is_replaced_at_once(replicas: Replicas) -
     assert replicas.terms() == ["a", "b"]
 
 
-def test_a_replica_that_was_stopped_and_goes_on_finds_itself_replaced(replicas: Replicas) -> None:
+def test_suspended_replica_finds_itself_replaced(replicas: Replicas) -> None:
     first = replicas.start("a")
     replicas.wait_active("a")
     replicas.start("b")
@@ -164,7 +164,7 @@ def test_a_replica_that_was_stopped_and_goes_on_finds_itself_replaced(replicas: 
     assert len([time for time in replicas.times("a") if time > began]) <= 2
 
 
-def test_a_replica_that_cannot_reach_the_server_ends_before_another_could_begin(
+def test_replica_without_api_server_ends_before_replacement_can_start(
     api_server: ApiServer, replicas: Replicas
 ) -> None:
     first = replicas.start("a")
@@ -180,7 +180,7 @@ def test_a_replica_that_cannot_reach_the_server_ends_before_another_could_begin(
     assert replicas.terms() == ["a", "b"]
 
 
-def test_the_lease_says_who_is_active(
+def test_lease_names_active_replica(
     api_server: ApiServer, namespace: str, replicas: Replicas
 ) -> None:
     replicas.start("a")

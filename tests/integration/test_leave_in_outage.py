@@ -11,10 +11,10 @@ from elasticjob_rendezvous.core.records import CauseKind, RoundState
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import NEWEST, EtcdServer
-from tests.integration.launcher_rig import launcher_file, mark
+from tests.integration.launcher_rig import launcher_file, process_tag
 from tests.integration.test_detection import running
 
-__all__ = ["gang", "launcher_file", "mark"]
+__all__ = ["gang", "launcher_file", "process_tag"]
 
 SECONDS = 60.0
 
@@ -27,7 +27,7 @@ def etcd(start_etcd: StartEtcd, gang: Gang) -> EtcdServer:
 
 
 @pytest.mark.parametrize("coordinates", [False, True], ids=["a member", "the coordinator"])
-def test_who_leaves_while_etcd_is_down_is_not_lost(
+def test_agent_terminated_during_etcd_outage_counts_as_left(
     gang: Gang, etcd: EtcdServer, launcher_file: Path, coordinates: bool
 ) -> None:
     with running(gang, launcher_file) as job:

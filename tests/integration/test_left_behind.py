@@ -21,15 +21,15 @@ import pytest
 from tests.integration.launcher_rig import (
     SIDECAR,
     alive,
-    mark,
-    marked_processes,
+    process_tag,
+    tagged_processes,
     wait_for_end,
 )
 from tests.integration.local_rig import LocalRig, until
 from tests.integration.local_rig import rig as rig
 from tests.integration.test_warm_start import children_of, parent_of
 
-__all__ = ["mark", "rig"]
+__all__ = ["process_tag", "rig"]
 
 ROOT = str(Path(__file__).parents[2])
 # A helper in the worker's session, and one that left its session and its parent.
@@ -49,17 +49,16 @@ AGENT = """
 import asyncio, sys
 from tests.integration.launcher_rig import *
 from elasticjob_agent.hands import *
-from elasticjob_agent.local import LocalHands
 
 async def main(script, made):
-    hands = LocalHands(("train",))
-    events = hands.events()
+    runtime = local_runtime(("train",))
+    events = runtime.events()
     await until(events, Hello)
     argv = (sys.executable, script, made)
-    await hands.prepare(PrepareWorkers(argv, {{}}))
+    await runtime.prepare(PrepareWorkers(argv, {{}}))
     assert (await until(events, Prepared)).ready
     workers = [WorkerStart(n, argv, {{"LOCAL_RANK": str(n)}}, "", "") for n in range(2)]
-    await hands.start(StartWorkers(1, tuple(workers), 1 << 20))
+    await runtime.start(StartWorkers(1, tuple(workers), 1 << 20))
     started = await until(events, Started)
     assert started.warm, started.cold_reason
     print(*started.pids.values(), flush=True)
@@ -129,7 +128,7 @@ def only(pids: list[int]) -> int | None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, mark: str) -> Iterator[BareNode]:
+def node(tmp_path: Path, process_tag: str) -> Iterator[BareNode]:
     made = BareNode(tmp_path)
     yield made
     made.close()
@@ -143,11 +142,11 @@ def combinations(names: Collection[str]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     "victims", [c for c in combinations(BARE) if c != ("standby",)], ids=" and ".join
 )
-def test_killed_processes_of_a_bare_node_leave_no_descendant_of_workers(
-    node: BareNode, mark: str, victims: tuple[str, ...]
+def test_killed_processes_of_bare_node_leave_no_worker_descendant(
+    node: BareNode, process_tag: str, victims: tuple[str, ...]
 ) -> None:
     assert parent_of(node.pids["outer init"]) == node.pids["agent"]
-    helpers = [pid for pid in marked_processes(mark) if pid not in node.pids.values()]
+    helpers = [pid for pid in tagged_processes(process_tag) if pid not in node.pids.values()]
     assert len(helpers) >= 6, "two workers with two helpers each"
 
     kill([node.pids[name] for name in victims])
@@ -155,7 +154,7 @@ def test_killed_processes_of_a_bare_node_leave_no_descendant_of_workers(
     wait_for_end([*helpers, *(pid for name, pid in node.pids.items() if name != "agent")])
 
 
-def test_a_killed_standby_leaves_its_workers_running(node: BareNode) -> None:
+def test_killed_zygote_leaves_its_workers_running(node: BareNode) -> None:
     kill([node.pids["standby"]])
     until(lambda: not alive(node.pids["standby"]), "the standby's end")
     time.sleep(0.2)
@@ -167,7 +166,7 @@ def test_a_killed_standby_leaves_its_workers_running(node: BareNode) -> None:
     [c for c in combinations(LOCAL) if c[0] in ("run", "supervisor")],
     ids=" and ".join,
 )
-def test_killed_processes_of_a_local_job_leave_nothing_running(
+def test_killed_processes_of_local_job_leave_nothing_running(
     rig: LocalRig, victims: tuple[str, ...]
 ) -> None:
     (rig.job / "daemon").touch()

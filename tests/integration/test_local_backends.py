@@ -85,7 +85,7 @@ def names(status: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_a_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
+def test_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     runner = rig.start(rig.job_file(), "--plain")
     status = rig.settled(2)
     assert status["rendezvous"]["worldSize"] == 2
@@ -130,7 +130,7 @@ def test_a_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     rig.nothing_left()
 
 
-def test_the_first_round_waits_for_no_more_than_are_wanted(rig: Rig) -> None:
+def test_first_round_waits_for_wanted_nodes_only(rig: Rig) -> None:
     rendezvous = {"backend": rig.backend, "lastCallSeconds": 600}
     runner = rig.start(rig.job_file(rendezvous=rendezvous, maxNodes=4, nodes=2), "--plain")
     assert rig.settled(2)["rendezvous"]["round"] == 1
@@ -138,7 +138,7 @@ def test_the_first_round_waits_for_no_more_than_are_wanted(rig: Rig) -> None:
     assert runner.wait(30) == 0
 
 
-def test_a_failure_is_told_with_its_traceback(rig: Rig) -> None:
+def test_failure_is_reported_with_traceback(rig: Rig) -> None:
     (rig.job / "failing.py").write_text(FAILING)
     runner = rig.start(rig.job_file(command=["python3", "failing.py"]), "--plain")
     status = until(lambda: (s := rig.status()).get("restarts") == 1 and s, "a restart", 60)
@@ -150,7 +150,7 @@ def test_a_failure_is_told_with_its_traceback(rig: Rig) -> None:
     assert runner.wait(60) == 0
 
 
-def test_who_is_done_begins_again_when_another_node_is_lost(rig: Rig) -> None:
+def test_finished_node_restarts_when_another_node_is_lost(rig: Rig) -> None:
     (rig.job / "early.py").write_text(EARLY)
     runner = rig.start(rig.job_file(command=["python3", "early.py"]), "--plain")
 
@@ -168,7 +168,7 @@ def test_who_is_done_begins_again_when_another_node_is_lost(rig: Rig) -> None:
     assert rig.status()["phase"] == "Succeeded"
 
 
-def test_the_job_does_not_succeed_with_a_host_that_was_lost(c10d: Rig) -> None:
+def test_job_with_lost_host_does_not_succeed(c10d: Rig) -> None:
     """The others may be done: its own workers were not."""
     (c10d.job / "early.py").write_text(EARLY.replace('"RANK"] == "0"', '"RANK"] == "1"'))
     runner = c10d.start(c10d.job_file(command=["python3", "early.py"]), "--plain")
@@ -184,7 +184,7 @@ def test_the_job_does_not_succeed_with_a_host_that_was_lost(c10d: Rig) -> None:
     assert runner.wait(60) == 0
 
 
-def test_a_spent_budget_fails_the_job(rig: Rig) -> None:
+def test_exhausted_restart_budget_fails_job(rig: Rig) -> None:
     code = "import time; time.sleep(0.5); raise ValueError('always')"
     spec = {"command": ["python3", "-c", code], "maxRestarts": 1}
     ran = rig.call("run", rig.job_file(**spec), "--plain")
@@ -195,7 +195,7 @@ def test_a_spent_budget_fails_the_job(rig: Rig) -> None:
     rig.nothing_left()
 
 
-def test_an_interrupt_drains(rig: Rig) -> None:
+def test_interrupt_drains_job(rig: Rig) -> None:
     runner = rig.start(rig.job_file(), "--plain")
     rig.settled(2)
     runner.send_signal(signal.SIGTERM)
@@ -206,7 +206,7 @@ def test_an_interrupt_drains(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill-node", "kill-agent", "drain"])
-def test_the_job_outlives_the_host_of_its_store(c10d: Rig, fault: str) -> None:
+def test_job_survives_loss_of_store_host(c10d: Rig, fault: str) -> None:
     runner = c10d.start(c10d.job_file(nodes=3), "--plain")
     status = c10d.settled(3)
     before = status["rendezvous"]["round"]
@@ -225,7 +225,9 @@ def test_the_job_outlives_the_host_of_its_store(c10d: Rig, fault: str) -> None:
     c10d.nothing_left()
 
 
-def test_an_etcd_that_cannot_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_etcd_without_v2_support_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from elasticjob_cli.local import etcd
 
     program = tmp_path / "etcd"
@@ -241,7 +243,7 @@ def test_an_etcd_that_cannot_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.timeout(240)
-def test_workers_of_our_nodes_meet_at_a_store_that_a_launcher_serves(rig: Rig) -> None:
+def test_workers_meet_at_store_served_by_launcher(rig: Rig) -> None:
     (rig.job / "meet.py").write_text(MEETING)
     job = rig.job_file(command=["python3", "meet.py"], minNodes=2)
     ran = rig.call("run", job, "--plain", "--logs")
@@ -251,7 +253,7 @@ def test_workers_of_our_nodes_meet_at_a_store_that_a_launcher_serves(rig: Rig) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_agents_alone_meet_by_torchruns_options(
+def test_agents_meet_with_torchrun_options(
     tmp_path: Path, kind: str, start_etcd: StartEtcd
 ) -> None:
     rig = Rig(tmp_path, kind)

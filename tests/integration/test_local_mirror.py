@@ -65,7 +65,7 @@ def server(start_etcd: Callable[..., EtcdServer]) -> EtcdServer:
     return start_etcd()
 
 
-def test_it_tells_which_job_changed_and_what_it_holds(server: EtcdServer) -> None:
+def test_cache_reports_changed_jobs_and_their_records(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             assert mirror.records(ONE) is None  # nothing is known before the first read
@@ -92,7 +92,7 @@ def test_it_tells_which_job_changed_and_what_it_holds(server: EtcdServer) -> Non
     asyncio.run(main())
 
 
-def test_a_write_can_be_waited_for(server: EtcdServer) -> None:
+def test_write_can_be_awaited(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             for size in range(1, 20):
@@ -107,7 +107,7 @@ def test_a_write_can_be_waited_for(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_while_etcd_is_away_nothing_is_known_and_then_all_again(server: EtcdServer) -> None:
+def test_outage_empties_cache_and_recovery_fills_it(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             await put(client, Keys(ONE).round, ROUND)
@@ -129,7 +129,7 @@ def test_while_etcd_is_away_nothing_is_known_and_then_all_again(server: EtcdServ
     asyncio.run(main())
 
 
-def test_lost_data_is_forgotten_and_told(server: EtcdServer) -> None:
+def test_data_loss_empties_cache_and_is_reported(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             for _ in range(5):
@@ -152,7 +152,7 @@ def test_lost_data_is_forgotten_and_told(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_compaction_of_the_history_does_not_disturb_it(server: EtcdServer) -> None:
+def test_compaction_does_not_disturb_cache(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             await put(client, Keys(ONE).round, ROUND)
@@ -170,7 +170,7 @@ def test_compaction_of_the_history_does_not_disturb_it(server: EtcdServer) -> No
     asyncio.run(main())
 
 
-def test_closing_from_outside(server: EtcdServer) -> None:
+def test_rendezvous_is_closed_from_outside(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             await put(client, Keys(ONE).round, ROUND)
@@ -188,7 +188,7 @@ def test_closing_from_outside(server: EtcdServer) -> None:
     asyncio.run(main())
 
 
-def test_foreign_keys_below_the_root_are_passed_over(server: EtcdServer) -> None:
+def test_unknown_keys_below_root_are_ignored(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             await client.put(Put(ROOT + "stray", b"?"))
@@ -203,7 +203,7 @@ def test_foreign_keys_below_the_root_are_passed_over(server: EtcdServer) -> None
     asyncio.run(main())
 
 
-def test_members_whose_pods_are_gone_are_taken_out(server: EtcdServer) -> None:
+def test_members_of_deleted_pods_are_removed(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             keys = Keys(ONE)

@@ -18,7 +18,7 @@ from tests.integration.local_rig import LocalRig, rig, until
 __all__ = ["rig"]
 
 
-def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None:
+def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     rig.finish()
     ran = rig.call("run", rig.manifest(), "--plain", "--logs")
 
@@ -55,7 +55,7 @@ def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
 
 
-def test_a_manifest_may_come_through_a_pipe(rig: LocalRig) -> None:
+def test_manifest_can_be_read_from_pipe(rig: LocalRig) -> None:
     """The manifest's command then runs in `elasticjob`'s working directory."""
     rig.finish()
     text = rig.manifest().read_text()
@@ -71,7 +71,7 @@ def test_a_manifest_may_come_through_a_pipe(rig: LocalRig) -> None:
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-def test_the_status_says_whether_workers_started_warm(rig: LocalRig, cold: bool) -> None:
+def test_status_reports_warm_starts(rig: LocalRig, cold: bool) -> None:
     command = ["sh", "-c", "python3 work.py; exit $?"] if cold else ["python3", "work.py"]
     runner = rig.start(rig.manifest(command=command), "--plain")
     first = rig.running(2)["rendezvous"]["round"]
@@ -98,7 +98,7 @@ def test_the_status_says_whether_workers_started_warm(rig: LocalRig, cold: bool)
     assert runner.wait(20) == 0
 
 
-def test_scale_up_and_down_while_it_runs(rig: LocalRig) -> None:
+def test_running_job_scales_up_and_down(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     first = rig.running(2)["rendezvous"]["round"]
 
@@ -121,7 +121,7 @@ def test_scale_up_and_down_while_it_runs(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_nodes_and_workers_may_die_and_the_job_goes_on(rig: LocalRig) -> None:
+def test_job_survives_death_of_nodes_and_workers(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     number = rig.running(2)["rendezvous"]["round"]
     until(lambda: len(rig.workers()) == 2, "two workers")
@@ -162,7 +162,7 @@ def test_nodes_and_workers_may_die_and_the_job_goes_on(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_delete_ends_a_running_job_and_forgets_it(rig: LocalRig) -> None:
+def test_delete_ends_and_removes_running_job(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
 
@@ -175,7 +175,7 @@ def test_delete_ends_a_running_job_and_forgets_it(rig: LocalRig) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signal.Signals) -> None:
+def test_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signal.Signals) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
 
@@ -188,7 +188,7 @@ def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signa
     rig.nothing_left()
 
 
-def test_signals_until_its_end_do_not_keep_it_from_saying_how_it_ended(rig: LocalRig) -> None:
+def test_repeated_signals_do_not_suppress_final_summary(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
 
@@ -203,7 +203,7 @@ def test_signals_until_its_end_do_not_keep_it_from_saying_how_it_ended(rig: Loca
     rig.nothing_left()
 
 
-def test_output_that_nobody_takes_changes_no_outcome(rig: LocalRig) -> None:
+def test_unread_output_does_not_change_outcome(rig: LocalRig) -> None:
     rig.finish()
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
@@ -221,7 +221,7 @@ def test_output_that_nobody_takes_changes_no_outcome(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
+def test_job_with_unread_output_drains(rig: LocalRig) -> None:
     """`| head -1` has this effect, or a Ctrl-C that ends the `tee` behind the pipe first."""
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
@@ -237,7 +237,7 @@ def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_the_cluster_starts_leaves_nothing(
+def test_signal_during_cluster_start_leaves_nothing(
     rig: LocalRig, signum: signal.Signals, times: int
 ) -> None:
     lock = rig.state / "elasticjob" / "default" / "job" / "lock"
@@ -257,7 +257,7 @@ def test_a_signal_while_the_cluster_starts_leaves_nothing(
         rig.nothing_left()
 
 
-def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> None:
+def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
     (rig.job / "stubborn").touch()
     grace = {"stopGraceSeconds": 60}
     runner = rig.start(rig.manifest(recovery=grace), "--plain")
@@ -273,7 +273,7 @@ def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> Non
     rig.nothing_left()
 
 
-def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
+def test_killed_runner_leaves_nothing(rig: LocalRig) -> None:
     (rig.job / "daemon").touch()
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
@@ -295,7 +295,7 @@ def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
     assert rig.call("run", rig.manifest(), "--plain").returncode == 0  # the name is free
 
 
-def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
+def test_killed_supervisor_leaves_nothing(rig: LocalRig) -> None:
     (rig.job / "daemon").touch()
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
@@ -310,7 +310,7 @@ def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_what_a_run_left_that_was_killed_with_its_warden_goes_with_the_next(rig: LocalRig) -> None:
+def test_next_run_removes_remains_of_killed_run_and_supervisor(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     [left] = rig.run_dirs
@@ -333,7 +333,7 @@ def test_what_a_run_left_that_was_killed_with_its_warden_goes_with_the_next(rig:
     rig.nothing_left()
 
 
-def test_training_outlives_its_etcd(rig: LocalRig) -> None:
+def test_training_survives_etcd_outage(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     number = rig.running(2)["rendezvous"]["round"]
     until(lambda: len(rig.workers()) == 2, "two workers")
@@ -359,7 +359,7 @@ def test_training_outlives_its_etcd(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_a_run_whose_folder_was_removed_ends_and_says_so(rig: LocalRig) -> None:
+def test_run_with_removed_folder_ends_with_error(rig: LocalRig) -> None:
     """A cleaner of temporary folders removed it: the etcd in it cannot come back."""
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
@@ -375,7 +375,7 @@ def test_a_run_whose_folder_was_removed_ends_and_says_so(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_logs_follow_a_rank_through_its_rounds(rig: LocalRig) -> None:
+def test_logs_follow_rank_through_rounds(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     number = rig.running(2)["rendezvous"]["round"]
     follower = rig.start_other("logs", "job", "--rank", "0", "-f")

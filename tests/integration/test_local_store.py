@@ -53,7 +53,7 @@ def frozen(rig: LocalRig, number: int, pid: int, store: str, *verbs: str) -> str
 
 
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_an_etcd_that_is_silent(rig: LocalRig, backend: str) -> None:
+def test_silent_etcd_is_reported_once_by_run_and_commands(rig: LocalRig, backend: str) -> None:
     if backend == "etcd-v2":
         rig.env["PATH"] = f"{binary('3.5').parent}{os.pathsep}{rig.env['PATH']}"
     rendezvous = {"backend": backend, "keepAliveSeconds": 3, "lastCallSeconds": 3}

@@ -43,7 +43,7 @@ def steady(backend: MixedBackend) -> MixedBackend:
 
 
 @pytest.mark.parametrize("name", list(PLANS))
-def test_a_gang_of_both_trains_on_through_joins_and_losses(name: str, tmp_path: Path) -> None:
+def test_mixed_gang_trains_through_joins_and_losses(name: str, tmp_path: Path) -> None:
     first, steps = PLANS[name]
     plan = [Change(kind, side) for kind, side in steps]
     mix = Mix(1, 1) if name != "elasticjob" else Mix(2, 1)

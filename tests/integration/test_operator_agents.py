@@ -83,7 +83,7 @@ def finish(here: Namespace, pods: Kubelet, enough: Path) -> None:
     assert here.status()["rendezvous"]["state"] == "closed"
 
 
-def test_a_c10d_job_outlives_its_worker_and_its_store(here: Namespace, tmp_path: Path) -> None:
+def test_c10d_job_survives_loss_of_worker_and_store(here: Namespace, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     create(here, enough, backend="c10d")
     with kubelet(here) as pods:
@@ -105,7 +105,7 @@ def test_a_c10d_job_outlives_its_worker_and_its_store(here: Namespace, tmp_path:
         finish(here, pods, enough)
 
 
-def test_a_job_grows_and_shrinks_by_its_pods_alone(here: Namespace, tmp_path: Path) -> None:
+def test_job_grows_and_shrinks_by_pods_alone(here: Namespace, tmp_path: Path) -> None:
     """The job's agents are given no size: new pods wait, and removed pods leave."""
     enough = tmp_path / "enough"
     create(here, enough, backend="c10d")
@@ -126,7 +126,7 @@ def test_a_job_grows_and_shrinks_by_its_pods_alone(here: Namespace, tmp_path: Pa
         finish(here, pods, enough)
 
 
-def test_an_etcd_v2_job_outlives_its_worker_and_its_first_pod(
+def test_etcd_v2_job_survives_loss_of_worker_and_first_pod(
     here: Namespace, tmp_path: Path, v2: EtcdServer
 ) -> None:
     enough = tmp_path / "enough"
@@ -142,7 +142,9 @@ def test_an_etcd_v2_job_outlives_its_worker_and_its_first_pod(
         finish(here, pods, enough)
 
 
-def test_a_spent_budget_fails_the_job_with_its_culprit(here: Namespace, tmp_path: Path) -> None:
+def test_exhausted_restart_budget_fails_job_with_first_failure(
+    here: Namespace, tmp_path: Path
+) -> None:
     create(here, tmp_path / "enough", budget=0, backend="c10d")
     with kubelet(here) as pods:
         pods.start("job-0", "job-1")

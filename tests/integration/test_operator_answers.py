@@ -44,7 +44,7 @@ def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace
     return Namespace(api_server, namespace)
 
 
-def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
+def test_round_event_is_posted_once_despite_lost_status_answer(
     here: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
 ) -> None:
     agents = running(here, newest_etcd, 2)
@@ -63,7 +63,7 @@ def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
     assert operator.metric("elasticjob_rounds_total", cause="leave") == 1
 
 
-def test_what_was_written_is_told_by_an_operator_that_is_told_to_end(
+def test_terminated_operator_posts_events_of_written_status(
     here: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
 ) -> None:
     """The operator's successor finds the status up to date, and has no event to post."""

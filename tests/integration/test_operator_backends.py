@@ -64,7 +64,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def test_pods_of_a_c10d_job_find_the_store_by_name(here: Namespace) -> None:
+def test_c10d_pods_find_store_by_name(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
     keeper, other = told(here, "job-0"), told(here, "job-1")
@@ -75,7 +75,7 @@ def test_pods_of_a_c10d_job_find_the_store_by_name(here: Namespace) -> None:
     here.await_status(phase="Pending", pods=2)
 
 
-def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
+def test_status_shows_agent_reports(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
     gang = Gang(here)
@@ -96,7 +96,7 @@ def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
         here.await_condition("Finished", "AllWorkersSucceeded")
 
 
-def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Operator) -> None:
+def test_agent_refuses_requests_not_signed_by_operator(here: Namespace, operator: Operator) -> None:
     """An unsigned request would let any client read the job's members and tracebacks."""
     here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
     here.await_pods("job-0")
@@ -110,7 +110,7 @@ def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Opera
         wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
 
 
-def test_the_stores_pod_comes_back_under_its_own_name_alone(here: Namespace) -> None:
+def test_store_pod_is_replaced_under_its_own_name(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=3, rendezvous=C10D)
     here.await_pods("job-0", "job-1", "job-2")
     held = {"metadata": {"finalizers": ["test.dev/kubelet"]}}
@@ -131,7 +131,7 @@ def test_the_stores_pod_comes_back_under_its_own_name_alone(here: Namespace) -> 
     assert told(here, "job-0")["ELASTICJOB_STORE_HOST"] == "true"
 
 
-def test_a_scale_down_spares_the_stores_pod(here: Namespace) -> None:
+def test_scale_down_spares_store_pod(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=3, rendezvous=C10D)
     here.await_pods("job-0", "job-1", "job-2")
     for name in ("job-1", "job-2"):
@@ -141,7 +141,7 @@ def test_a_scale_down_spares_the_stores_pod(here: Namespace) -> None:
     here.await_pods("job-0")
 
 
-def test_the_pods_ends_tell_how_the_job_ended(here: Namespace) -> None:
+def test_pod_exit_codes_determine_outcome_without_last_report(here: Namespace) -> None:
     """The agents' last report was not received."""
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
@@ -155,7 +155,7 @@ def test_the_pods_ends_tell_how_the_job_ended(here: Namespace) -> None:
     assert here.status()["rendezvous"]["state"] == "closed"
 
 
-def test_agents_that_give_up_end_the_job_and_are_not_replaced(here: Namespace) -> None:
+def test_failed_agents_end_job_and_are_not_replaced(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
     pods = {uid(here, name) for name in ("job-0", "job-1")}
@@ -171,7 +171,7 @@ def test_agents_that_give_up_end_the_job_and_are_not_replaced(here: Namespace) -
     assert {uid(here, name) for name in here.pods()} == pods
 
 
-def test_a_resumed_job_has_another_incarnation(here: Namespace) -> None:
+def test_resumed_job_has_new_incarnation(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
     here.await_pods("job-0")
     first = told(here, "job-0")["ELASTICJOB_PREFIX"]
@@ -184,7 +184,7 @@ def test_a_resumed_job_has_another_incarnation(here: Namespace) -> None:
     assert told(here, "job-0")["ELASTICJOB_PREFIX"] != first
 
 
-def test_etcd_v2_needs_endpoints_that_the_chart_allows(here: Namespace) -> None:
+def test_etcd_v2_endpoints_must_be_permitted_by_chart(here: Namespace) -> None:
     here.create_job(maxNodes=1, rendezvous={"backend": "etcd-v2"})
     found = here.await_condition("PodsReady", "BackendUnavailable")
     assert "spec.rendezvous.endpoints must name an etcd with the v2 API" in found["message"]
@@ -203,7 +203,7 @@ def test_etcd_v2_needs_endpoints_that_the_chart_allows(here: Namespace) -> None:
     assert "ELASTICJOB_STORE_HOST" not in agent
 
 
-def test_an_operator_that_starts_says_nothing_before_it_has_asked(
+def test_starting_operator_keeps_status_until_agents_are_polled(
     here: Namespace, operator: Operator
 ) -> None:
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)

@@ -34,7 +34,7 @@ datetime.datetime = Wrong
 
 
 @pytest.mark.parametrize("off_seconds", [4_000, -4_000], ids=["ahead", "behind"])
-def test_pods_are_as_old_as_the_api_server_says(
+def test_pod_age_uses_api_server_clock(
     tmp_path: Path,
     api_server: ApiServer,
     newest_etcd: EtcdServer,

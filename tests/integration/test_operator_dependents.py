@@ -21,7 +21,7 @@ def _job(server: ApiServer, namespace: str) -> ElasticJob:
     return parse_manifest(server.patch(f"{path}/job/status", started))
 
 
-def test_a_secret_that_was_deleted_comes_back_as_it_was(
+def test_deleted_secret_is_restored_with_same_content(
     api_server: ApiServer, namespace: str
 ) -> None:
     """Running agents keep using its content, and those of new pods must share it."""

@@ -43,7 +43,7 @@ def bounds_key(here: Namespace) -> str:
     return f"/elasticjob/{here.name}/{here.job()['metadata']['uid']}/1/state/bounds"
 
 
-def test_the_job_lives_in_the_etcd_that_it_names(
+def test_job_uses_its_own_etcd(
     here: Namespace, newest_etcd: EtcdServer, other_etcd: EtcdServer
 ) -> None:
     here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url]})
@@ -62,7 +62,7 @@ def test_the_job_lives_in_the_etcd_that_it_names(
     )
 
 
-def test_its_secret_is_waited_for_and_copied(here: Namespace, other_etcd: EtcdServer) -> None:
+def test_missing_etcd_secret_is_awaited_and_copied(here: Namespace, other_etcd: EtcdServer) -> None:
     wanted = {"endpoints": [other_etcd.url], "secretName": "mine"}
     here.create_job(maxNodes=1, rendezvous=wanted)
     found = here.await_condition("PodsReady", "EndpointNotAllowed")
@@ -76,7 +76,7 @@ def test_its_secret_is_waited_for_and_copied(here: Namespace, other_etcd: EtcdSe
     assert secret["data"]["job-key"]
 
 
-def test_a_password_that_was_wrong_is_read_again(here: Namespace, other_etcd: EtcdServer) -> None:
+def test_corrected_password_is_read_again(here: Namespace, other_etcd: EtcdServer) -> None:
     for words in (
         ("user", "add", "root:right"),
         ("user", "grant-role", "root", "root"),
@@ -106,7 +106,7 @@ def unknown(here: Namespace) -> bool:
     return bool((here.status().get("rendezvous") or {}).get("state") == "Unknown")
 
 
-def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
+def test_recreated_job_does_not_wait_for_etcd_of_predecessor(
     here: Namespace, other_etcd: EtcdServer
 ) -> None:
     """The job's author may have chosen another etcd because the first one is dead."""

@@ -55,13 +55,13 @@ def is_guarded(etcd: EtcdServer) -> bool:
     return "user name is empty" in asked(etcd, "get", "/elasticjob/", "--prefix", "--keys-only")
 
 
-def test_etcd_is_guarded_before_there_is_a_job(
+def test_authentication_is_enabled_before_first_job(
     operator: Operator, etcd_of_users: EtcdServer
 ) -> None:
     wait_until(lambda: is_guarded(etcd_of_users), "etcd to ask for a user", SECONDS)
 
 
-def test_a_job_has_a_user_for_its_own_keys(
+def test_job_user_has_access_to_own_keys_only(
     operator: Operator, api_server: ApiServer, etcd_of_users: EtcdServer, namespace: str
 ) -> None:
     here = Namespace(api_server, namespace)
@@ -76,7 +76,7 @@ def test_a_job_has_a_user_for_its_own_keys(
     assert PASSWORD not in base64.b64decode(data["password"]).decode()
 
 
-def test_an_etcd_that_lost_its_data_is_guarded_again(
+def test_authentication_is_restored_after_etcd_data_loss(
     operator: Operator, api_server: ApiServer, etcd_of_users: EtcdServer, namespace: str
 ) -> None:
     here = Namespace(api_server, namespace)

@@ -34,7 +34,7 @@ def container(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [whole]}}
 
 
-def test_a_job_gets_its_pods_and_all_they_need(here: Namespace) -> None:
+def test_new_job_gets_pods_and_owned_objects(here: Namespace) -> None:
     created = here.create_job(minNodes=2, maxNodes=3)
     here.await_pods("job-0", "job-1", "job-2")
     here.await_status(phase="Pending", pods=3, wantedNodes=3)
@@ -69,7 +69,7 @@ def quiet(operator: Operator, metric: str) -> float:
     return seen
 
 
-def test_one_look_writes_the_status_once(here: Namespace, operator: Operator) -> None:
+def test_one_reconcile_writes_status_once(here: Namespace, operator: Operator) -> None:
     before = quiet(operator, "elasticjob_status_writes_total")
     here.create_job(maxNodes=4, nodes=4)
     here.await_status(pods=4)
@@ -78,7 +78,7 @@ def test_one_look_writes_the_status_once(here: Namespace, operator: Operator) ->
     assert before < written <= before + 3
 
 
-def test_the_budget_follows_the_ready_pods(here: Namespace) -> None:
+def test_disruption_budget_follows_ready_pods(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2)
     here.await_pods("job-0", "job-1")
     for name in ("job-0", "job-1"):
@@ -97,7 +97,7 @@ def test_the_budget_follows_the_ready_pods(here: Namespace) -> None:
     wait_until(lambda: here.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
 
 
-def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
+def test_scale_creates_and_deletes_pods_and_reports_reason(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=4, nodes=2)
     here.await_pods("job-0", "job-1")
     here.scale(4)
@@ -114,7 +114,7 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
     )
 
 
-def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -> None:
+def test_lost_pod_is_replaced_at_lowest_free_index(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=3)
     here.await_pods("job-0", "job-1", "job-2")
     uid = here.present("pods", "job-1")["metadata"]["uid"]
@@ -130,7 +130,7 @@ def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -
     assert {"job-0", "job-2"} <= set(here.pods()) <= {"job-0", "job-1", "job-2", "job-3"}
 
 
-def test_a_quota_is_told_and_waited_for(here: Namespace) -> None:
+def test_exhausted_quota_is_reported_and_pods_are_created_later(here: Namespace) -> None:
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
     here.server.request("POST", here.path("resourcequotas"), quota)
     counted = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
@@ -145,7 +145,7 @@ def test_a_quota_is_told_and_waited_for(here: Namespace) -> None:
     here.await_condition("PodsReady", "PodsStarting")
 
 
-def test_a_foreign_pod_is_left_alone_and_its_index_passed_over(here: Namespace) -> None:
+def test_foreign_pod_is_kept_and_its_index_skipped(here: Namespace) -> None:
     stranger = {"metadata": {"name": "job-0"}, **container()}
     made = here.server.request("POST", here.path("pods"), stranger)
     here.create_job(minNodes=1, maxNodes=2)
@@ -159,7 +159,7 @@ def test_a_foreign_pod_is_left_alone_and_its_index_passed_over(here: Namespace) 
     assert "ownerReferences" not in same["metadata"]
 
 
-def test_a_foreign_service_stops_the_job_and_is_named(here: Namespace) -> None:
+def test_foreign_service_stops_job_and_is_reported(here: Namespace) -> None:
     stranger = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None"}}
     here.server.request("POST", here.path("services"), stranger)
     here.create_job(minNodes=1, maxNodes=2)
@@ -171,7 +171,7 @@ def test_a_foreign_service_stops_the_job_and_is_named(here: Namespace) -> None:
     here.await_condition("NameConflict", "Resolved")
 
 
-def test_a_typo_in_the_template_is_named(here: Namespace) -> None:
+def test_template_typo_is_reported(here: Namespace) -> None:
     here.create_job(maxNodes=2, template=container(imagee="oops"))
     found = here.await_condition("TemplateInvalid", "TemplateInvalid")
     assert 'unknown field "spec.containers[0].imagee"' in found["message"]
@@ -184,14 +184,14 @@ def test_a_typo_in_the_template_is_named(here: Namespace) -> None:
     assert here.condition("TemplateInvalid")["status"] == "False"
 
 
-def test_endpoints_that_the_chart_does_not_allow_are_refused(here: Namespace) -> None:
+def test_endpoints_not_permitted_by_chart_are_refused(here: Namespace) -> None:
     here.create_job(maxNodes=2, rendezvous={"endpoints": ["http://10.0.0.1:2379"]})
     found = here.await_condition("PodsReady", "EndpointNotAllowed")
     assert "http://10.0.0.1:2379" in found["message"]
     assert here.pods() == []
 
 
-def test_suspension_ends_the_pods_and_resumption_makes_others(here: Namespace) -> None:
+def test_suspension_deletes_pods_and_resumption_creates_new_ones(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2)
     here.await_pods("job-0", "job-1")
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
@@ -204,7 +204,7 @@ def test_suspension_ends_the_pods_and_resumption_makes_others(here: Namespace) -
     assert labels["elasticjob.dev/incarnation"] == "2"
 
 
-def test_a_deleted_job_has_its_rendezvous_closed(here: Namespace, newest_etcd: EtcdServer) -> None:
+def test_deleted_job_has_its_rendezvous_closed(here: Namespace, newest_etcd: EtcdServer) -> None:
     uid = here.create_job(maxNodes=2)["metadata"]["uid"]
     here.await_pods("job-0", "job-1")
     here.server.request("DELETE", here.path("elasticjobs", "job"))
@@ -212,7 +212,7 @@ def test_a_deleted_job_has_its_rendezvous_closed(here: Namespace, newest_etcd: E
     wait_until(lambda: "Deleted" in newest_etcd.ctl("get", key), "a closed round", SECONDS)
 
 
-def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None:
+def test_recreated_job_is_a_different_job(here: Namespace) -> None:
     here.create_job(maxNodes=1)
     here.await_pods("job-0")
     here.server.request("DELETE", here.path("elasticjobs", "job"))
@@ -230,7 +230,9 @@ def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None
     assert not any("exists and is not this job's" in message for _, message in here.events())
 
 
-def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: ApiServer) -> None:
+def test_jobs_of_same_name_in_two_namespaces_are_separate(
+    here: Namespace, api_server: ApiServer
+) -> None:
     there = Namespace(api_server, api_server.namespace(f"{here.name[:50]}-b"))
     here.create_job(maxNodes=1)
     there.create_job(maxNodes=2)
@@ -240,7 +242,7 @@ def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: Api
     there.await_status(pods=2)
 
 
-def test_a_deadline_comes_by_itself(here: Namespace) -> None:
+def test_deadline_is_enforced_without_other_events(here: Namespace) -> None:
     """No other event occurs for a job whose pods are never started."""
     here.create_job(maxNodes=1, nodes=1, runPolicy={"activeDeadlineSeconds": 2})
     here.await_status(phase="Failed")

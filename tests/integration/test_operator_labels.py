@@ -42,7 +42,7 @@ def stays(here: Namespace, *names: str) -> None:
 
 
 @pytest.mark.parametrize("key", [UID, INDEX, NAME])
-def test_a_pod_that_trains_stays_in_its_round(
+def test_training_pod_with_removed_labels_stays_in_round(
     here: Namespace, newest_etcd: EtcdServer, key: str
 ) -> None:
     agents = running(here, newest_etcd, 2)
@@ -61,7 +61,7 @@ def test_a_pod_that_trains_stays_in_its_round(
     wait_until(lambda: not said(here), "nothing to tell", SECONDS)
 
 
-def test_a_pod_that_has_not_joined_yet_is_not_made_again_and_again(
+def test_unjoined_pod_with_removed_labels_is_not_replaced_repeatedly(
     here: Namespace, operator: Operator
 ) -> None:
     here.create_job(minNodes=1, maxNodes=2)
@@ -79,7 +79,7 @@ def test_a_pod_that_has_not_joined_yet_is_not_made_again_and_again(
     here.await_pods()
 
 
-def test_an_operator_that_starts_finds_them_too(
+def test_starting_operator_finds_pods_with_removed_labels(
     here: Namespace, newest_etcd: EtcdServer, operator: Operator
 ) -> None:
     agents = running(here, newest_etcd, 2)

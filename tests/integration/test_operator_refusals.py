@@ -34,7 +34,7 @@ def await_refused(here: Namespace, reason: str, words: str) -> None:
         ("count/poddisruptionbudgets.policy", "create poddisruptionbudgets "),
     ],
 )
-def test_a_quota_on_what_pods_need_is_told_and_waited_for(
+def test_quota_on_pod_resources_is_reported_and_awaited(
     here: Namespace, what: str, words: str
 ) -> None:
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {what: "0"}}}
@@ -82,7 +82,7 @@ def unanswered(here: Namespace, operation: str, plural: str, port: int) -> Itera
 
 
 @pytest.mark.parametrize("plural", ["pods", "services"])
-def test_an_admission_webhook_that_nobody_answers_is_told(
+def test_unreachable_admission_webhook_is_reported(
     here: Namespace, plural: str, dead_port: int
 ) -> None:
     with unanswered(here, "CREATE", plural, dead_port):
@@ -93,9 +93,7 @@ def test_an_admission_webhook_that_nobody_answers_is_told(
     here.await_condition("PodsReady", "PodsStarting")
 
 
-def test_pods_that_may_not_be_deleted_are_told_of_and_still_counted(
-    here: Namespace, dead_port: int
-) -> None:
+def test_undeletable_pods_are_reported_and_still_counted(here: Namespace, dead_port: int) -> None:
     here.create_job(minNodes=1, maxNodes=2)
     here.await_pods("job-0", "job-1")
     here.await_status(pods=2)

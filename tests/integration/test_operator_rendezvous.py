@@ -46,9 +46,7 @@ def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace
     return Namespace(api_server, namespace)
 
 
-def test_the_status_mirrors_the_rendezvous(
-    here: Namespace, etcd: EtcdServer, operator: Operator
-) -> None:
+def test_status_follows_rendezvous(here: Namespace, etcd: EtcdServer, operator: Operator) -> None:
     agents = running(here, etcd, 2)
 
     def seen() -> dict[str, object]:
@@ -71,9 +69,7 @@ def test_the_status_mirrors_the_rendezvous(
     assert lag / count < _STATUS_SECONDS
 
 
-def test_the_member_of_a_pod_that_is_gone_is_taken_out_at_once(
-    here: Namespace, etcd: EtcdServer
-) -> None:
+def test_member_of_deleted_pod_is_removed_at_once(here: Namespace, etcd: EtcdServer) -> None:
     agents = running(here, etcd, 2)
     key = agents.keys.sessions(agents.members["job-1"])
     assert etcd.ctl("get", "--prefix", key)
@@ -84,12 +80,14 @@ def test_the_member_of_a_pod_that_is_gone_is_taken_out_at_once(
     wait_until(lambda: len(here.pods()) == 2, "a replacement", SECONDS)
 
 
-def test_a_pod_that_is_to_go_is_marked_first(here: Namespace, etcd: EtcdServer) -> None:
+def test_pod_gets_drain_request_before_deletion(here: Namespace, etcd: EtcdServer) -> None:
     agents = running(here, etcd, 2)
     here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": ["test/keep"]}})
     here.scale(1)
     wait_until(
-        lambda: "SurplusHighestRank" in etcd.ctl("get", agents.keys.bounds), "a mark", SECONDS
+        lambda: "SurplusHighestRank" in etcd.ctl("get", agents.keys.bounds),
+        "a drain request",
+        SECONDS,
     )
     here.await_event("PodsDeleted", "deleted job-1: more than wanted; had the highest rank")
     here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": None}})
@@ -97,9 +95,7 @@ def test_a_pod_that_is_to_go_is_marked_first(here: Namespace, etcd: EtcdServer) 
     here.await_status(pods=1)
 
 
-def test_the_culprit_of_a_failure_is_in_the_status_and_the_events(
-    here: Namespace, etcd: EtcdServer
-) -> None:
+def test_first_failure_is_shown_in_status_and_events(here: Namespace, etcd: EtcdServer) -> None:
     agents = running(here, etcd, 2)
     failure = Failure(
         1, agents.members["job-1"], "job-1", 1, 0, FailureClass.USER_ERROR, 1, exit_code=1,
@@ -118,14 +114,14 @@ def test_the_culprit_of_a_failure_is_in_the_status_and_the_events(
     assert here.condition("Finished")["status"] == "True"
 
 
-def test_success_finishes_the_job_and_frees_its_pods(here: Namespace, etcd: EtcdServer) -> None:
+def test_success_finishes_job_and_releases_its_pods(here: Namespace, etcd: EtcdServer) -> None:
     agents = running(here, etcd, 2)
     agents.close(1, Outcome(OutcomeKind.SUCCEEDED))
     here.await_status(phase="Succeeded")
     wait_until(lambda: here.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
 
 
-def test_etcd_that_goes_away_and_comes_back(
+def test_etcd_outage_is_reported_and_recovered_from(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
     running(here, etcd, 2)
@@ -147,7 +143,7 @@ def statuses(here: Namespace, since: str) -> list[dict[str, Any]]:
     return [json.loads(line)["object"]["status"] for line in said]
 
 
-def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: EtcdServer) -> None:
+def test_parameters_are_rewritten_after_etcd_data_loss(here: Namespace, etcd: EtcdServer) -> None:
     agents = running(here, etcd, 1)
     since = here.job()["metadata"]["resourceVersion"]
     etcd.kill()
@@ -161,7 +157,7 @@ def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: Et
     assert {one["phase"] for one in statuses(here, since)} == {"Running"}, "workers train on"
 
 
-def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
+def test_suspension_is_reported_completely(here: Namespace, etcd: EtcdServer) -> None:
     """The operator itself closes the rendezvous: it waits until it reads the closed record."""
     running(here, etcd, 2)
     since = here.job()["metadata"]["resourceVersion"]
@@ -171,7 +167,7 @@ def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
     assert set(seen) == {("Running", "final"), ("Suspended", "closed")}, seen
 
 
-def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: EtcdServer) -> None:
+def test_job_resumed_during_etcd_outage_waits_for_etcd(here: Namespace, etcd: EtcdServer) -> None:
     """The resumed job's pods would belong to the suspended gang, and end at once."""
     running(here, etcd, 2)
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
@@ -187,9 +183,7 @@ def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: Et
     assert labels["elasticjob.dev/incarnation"] == "2"
 
 
-def test_an_operator_that_was_killed_catches_up(
-    here: Namespace, etcd: EtcdServer, operator: Operator
-) -> None:
+def test_killed_operator_catches_up(here: Namespace, etcd: EtcdServer, operator: Operator) -> None:
     agents = running(here, etcd, 2)
     operator.kill()
     agents.seal(2, Cause(CauseKind.FAILURE, ("job-1",)))
@@ -202,7 +196,7 @@ def test_an_operator_that_was_killed_catches_up(
     assert here.pods() == ["job-0", "job-1"]
 
 
-def test_what_a_killed_operator_had_written_and_not_told_is_told_once(
+def test_successor_posts_events_of_killed_operator_once(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
     agents = running(here, etcd, 2)
@@ -229,7 +223,7 @@ def _told(here: Namespace) -> Counter[str]:
     return Counter(reason for reason, _ in here.events() if reason in said)
 
 
-def test_a_job_that_ended_while_nobody_looked_goes_after_its_time_to_live(
+def test_job_finished_without_operator_is_deleted_after_time_to_live(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
     """No further event would make the operator reconcile it."""

@@ -47,7 +47,7 @@ def writes(server: ApiServer) -> float:
     return sum(float(match["count"]) for match in found if match["resource"] != "leases")
 
 
-def test_a_restart_changes_nothing(
+def test_operator_restart_changes_nothing(
     api_server: ApiServer, namespace: str, start_operator: StartOperator
 ) -> None:
     here, first = Namespace(api_server, namespace), start_operator()
@@ -74,7 +74,7 @@ def test_a_restart_changes_nothing(
     assert second.page("/healthz") == (200, "ok\n")
 
 
-def test_what_changed_while_nobody_looked_is_done_after_a_restart(
+def test_changes_without_operator_are_applied_after_restart(
     api_server: ApiServer, namespace: str, start_operator: StartOperator
 ) -> None:
     here, first = Namespace(api_server, namespace), start_operator()
@@ -90,7 +90,7 @@ def test_what_changed_while_nobody_looked_is_done_after_a_restart(
     wait_until(lambda: here.pods() == ["fresh-0", "gone-0", "kept-1"], "pods", _TAKEOVER_SECONDS)
 
 
-def test_one_replica_is_active_and_the_other_takes_over(
+def test_one_replica_is_active_and_other_takes_over(
     api_server: ApiServer, namespace: str, start_operator: StartOperator
 ) -> None:
     here = Namespace(api_server, namespace)
@@ -107,7 +107,7 @@ def test_one_replica_is_active_and_the_other_takes_over(
     assert here.pods() == ["one-0", "one-1", "two-0"]
 
 
-def test_a_replica_that_is_told_to_end_hands_over_at_once(
+def test_terminated_replica_hands_over_at_once(
     api_server: ApiServer, namespace: str, start_operator: StartOperator
 ) -> None:
     first, second = start_operator("first"), start_operator("second")
@@ -116,13 +116,13 @@ def test_a_replica_that_is_told_to_end_hands_over_at_once(
     wait_until(lambda: second.metric("elasticjob_leader") == 1, "the other", _HANDOVER_SECONDS)
 
 
-def test_a_standby_replica_ends_when_told(start_operator: StartOperator) -> None:
+def test_standby_replica_ends_on_sigterm(start_operator: StartOperator) -> None:
     first, second = start_operator("first"), start_operator("second")
     wait_until(lambda: first.metric("elasticjob_leader") == 1, "an active replica", SECONDS)
     assert second.stop() == 0
 
 
-def test_the_api_server_goes_away_and_comes_back(tmp_path: Path, start_etcd: StartEtcd) -> None:
+def test_api_server_outage_is_survived(tmp_path: Path, start_etcd: StartEtcd) -> None:
     server = ApiServer(tmp_path / "apiserver")
     operator = Operator(tmp_path, server, start_etcd())  # it serves one cluster alone
     try:

@@ -50,7 +50,7 @@ def environment(chart: Rendered) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scope", ["namespace", "cluster"])
-def test_the_charts_rights_are_enough(
+def test_chart_permissions_suffice(
     scope: str, tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     values = {"watchNamespaces": [namespace]} if scope == "namespace" else {}

@@ -52,7 +52,7 @@ def explained(here: Namespace, text: str) -> None:
     wait_until(lambda: text in said(), f"{text!r} explained", SECONDS)
 
 
-def test_an_etcd_that_is_full_then_away_is_told_once_each_and_its_end_too(
+def test_full_then_unreachable_etcd_is_reported_once_each_with_its_end(
     here: Namespace, etcd: EtcdServer
 ) -> None:
     running(here, etcd, 2)
@@ -87,7 +87,7 @@ def test_an_etcd_that_is_full_then_away_is_told_once_each_and_its_end_too(
     here.await_status(phase="Running")
 
 
-def test_what_only_agents_see_is_told_with_their_pods_names(
+def test_outage_seen_only_by_agents_is_reported_with_pod_names(
     here: Namespace, etcd: EtcdServer
 ) -> None:
     agents = running(here, etcd, 2)
@@ -113,7 +113,7 @@ def test_what_only_agents_see_is_told_with_their_pods_names(
     wait_until(lambda: here.status()["rendezvous"]["round"] == 2, "round 2", SECONDS)
 
 
-def test_a_c10d_store_that_agents_cannot_reach_is_told(here: Namespace) -> None:
+def test_c10d_store_unreachable_for_agents_is_reported(here: Namespace) -> None:
     here.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "c10d"})
     here.await_pods("job-0", "job-1")
     gang = Gang(here)

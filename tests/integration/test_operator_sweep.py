@@ -97,7 +97,7 @@ def put_bounds(etcd: EtcdServer, namespace: str) -> Keys:
 
 
 @pytest.mark.parametrize("found", ["", '{"number": "of a later release"}'], ids=["none", "unread"])
-def test_a_job_that_is_gone_is_closed_and_then_cleared(
+def test_rendezvous_of_deleted_job_is_closed_then_removed(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, found: str
 ) -> None:
     """The content of its round does not matter: an unreadable one does not block the sweep."""
@@ -115,7 +115,7 @@ def test_a_job_that_is_gone_is_closed_and_then_cleared(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_nothing_is_cleared_while_a_pod_is_left(
+def test_records_are_kept_while_a_pod_exists(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     keys, here = put_bounds(newest_etcd, namespace), Namespace(api_server, namespace)
@@ -136,7 +136,7 @@ def test_nothing_is_cleared_while_a_pod_is_left(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_jobs_of_other_namespaces_are_left_to_whoever_serves_them(
+def test_jobs_of_other_namespaces_are_not_touched(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     other = f"{namespace}-other"
@@ -152,7 +152,7 @@ def test_jobs_of_other_namespaces_are_left_to_whoever_serves_them(
     newest_etcd.ctl("del", "--prefix", keys.prefix)
 
 
-def test_what_the_watch_did_not_bring_wakes_its_job_and_fails_the_probe(
+def test_missed_change_triggers_reconcile_and_fails_liveness_probe(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     here = Namespace(api_server, namespace)
@@ -170,7 +170,7 @@ def test_what_the_watch_did_not_bring_wakes_its_job_and_fails_the_probe(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_a_job_whose_deletion_was_missed_is_woken(
+def test_job_with_missed_deletion_is_reconciled(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     async def scenario(rig: Rig) -> None:
@@ -182,7 +182,7 @@ def test_a_job_whose_deletion_was_missed_is_woken(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_a_pod_whose_deletion_was_missed_wakes_its_job(
+def test_pod_with_missed_deletion_triggers_reconcile(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     here = Namespace(api_server, namespace)
@@ -208,7 +208,7 @@ def test_a_pod_whose_deletion_was_missed_wakes_its_job(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_a_node_whose_deletion_was_missed_wakes_the_jobs_on_it(
+def test_node_with_missed_deletion_triggers_reconcile_of_its_jobs(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     raw = Namespace(api_server, namespace).create_job(maxNodes=1)
@@ -228,7 +228,7 @@ def test_a_node_whose_deletion_was_missed_wakes_the_jobs_on_it(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_an_etcd_that_is_dead_holds_up_no_other(
+def test_dead_etcd_does_not_delay_other_etcds(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
     own, other = start_etcd("3.6"), start_etcd("3.6")
@@ -264,7 +264,7 @@ def test_an_etcd_that_is_dead_holds_up_no_other(
     run(api_server, own, namespace, scenario, settings)
 
 
-def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
+def test_stale_cache_of_live_etcd_fails_liveness_probe(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:
     async def scenario(rig: Rig) -> None:
@@ -279,7 +279,7 @@ def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
     run(api_server, newest_etcd, namespace, scenario)
 
 
-def test_an_etcd_that_lets_its_user_see_little_is_no_reason_to_start_again(
+def test_restricted_etcd_user_does_not_fail_liveness_probe(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
     """A restart would let one job's Secret interrupt the operator of all jobs again and again."""
@@ -310,7 +310,7 @@ def cluster_of(server: ApiServer) -> str:
     return str(server.request("GET", "/api/v1/namespaces/kube-system")["metadata"]["uid"])
 
 
-def test_an_etcd_belongs_to_the_cluster_that_comes_first(
+def test_first_cluster_owns_etcd(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
     etcd = start_etcd("3.6")
@@ -328,7 +328,7 @@ def test_an_etcd_belongs_to_the_cluster_that_comes_first(
     run(api_server, etcd, namespace, scenario)
 
 
-def test_the_etcd_of_another_cluster_is_neither_used_nor_cleared(
+def test_etcd_of_another_cluster_is_neither_used_nor_cleared(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
     etcd = start_etcd("3.6")
@@ -354,7 +354,7 @@ def test_the_etcd_of_another_cluster_is_neither_used_nor_cleared(
     run(api_server, etcd, namespace, scenario)
 
 
-def test_a_user_without_a_job_and_a_record_goes(
+def test_user_without_job_and_record_is_removed(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
     """The user's job was deleted while no operator was running."""

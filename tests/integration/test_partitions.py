@@ -69,7 +69,7 @@ def _log(folder: Path, name: str, *seconds: float) -> None:
     ("rank", "last", "found"),
     [(0, 2.0, []), (0, 3.2, [(True, 0.1)]), (1, 3.2, [(False, 0.1)]), (0, 3.1, [(True, 0.0)])],
 )
-def test_a_worker_that_writes_beside_a_later_round_is_found_in_the_logs(
+def test_write_beside_later_round_is_found_in_logs(
     tmp_path: Path, rank: int, last: float, found: list[tuple[bool, float]]
 ) -> None:
     _log(tmp_path, f"9-{rank}-n0-100", 1.0, 1.5, last)
@@ -80,7 +80,7 @@ def test_a_worker_that_writes_beside_a_later_round_is_found_in_the_logs(
     assert all((pair.older.pid, pair.newer.pid) == (100, 102) for pair in pairs)
 
 
-def test_seeds_take_every_kind_of_run_in_turn() -> None:
+def test_seeds_cycle_through_all_kinds_of_runs() -> None:
     plans = [draw(seed) for seed in range(7, 7 + len(KINDS))]
     kinds = {(plan.scope, plan.way, plan.fault, plan.heal_at is not None) for plan in plans}
     assert kinds == set(KINDS)
@@ -131,7 +131,7 @@ class Receiver:
         self.process.communicate()
 
 
-def test_a_cut_drops_packets_in_its_own_direction_until_it_is_healed() -> None:
+def test_cut_drops_packets_in_one_direction_until_healed() -> None:
     with Network("cuts", ("a", "b", "c")).up() as network, ExitStack() as stack:
         receivers = {}
         for host in ("a", "b"):
@@ -153,7 +153,7 @@ def _namespaces(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_runner_leaves_no_process_and_no_network(
+def test_interrupted_runner_leaves_no_process_and_no_network(
     end: signal.Signals, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tests.partitions", "--only", "2", f"--folder={tmp_path}"]
@@ -183,7 +183,7 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def test_no_worker_of_a_round_writes_once_one_of_a_later_round_has_started(
+def test_no_worker_writes_after_worker_of_later_round_started(
     tmp_path: Path, launcher_file: Path
 ) -> None:
     """The plans run at once, because they mostly wait."""

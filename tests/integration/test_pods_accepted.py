@@ -78,7 +78,9 @@ FULL: Json = {
 
 
 @pytest.mark.parametrize("spec", [{}, FULL, {"hostNetwork": True}, {"hostUsers": False}])
-def test_pods_are_accepted_to_the_letter(api_server: ApiServer, namespace: str, spec: Json) -> None:
+def test_pods_are_stored_exactly_as_generated(
+    api_server: ApiServer, namespace: str, spec: Json
+) -> None:
     sent = pod.pod(job_of(namespace, spec), 0, 0, SETTINGS, ACCESS)
     kept = created(api_server, job_of(namespace, spec))
     for kind in ("initContainers", "containers"):
@@ -88,9 +90,7 @@ def test_pods_are_accepted_to_the_letter(api_server: ApiServer, namespace: str, 
     assert volumes == [one["name"] for one in sent["spec"]["volumes"]]
 
 
-def test_a_namespace_that_restricts_pods_lets_ours_in(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_restricted_namespace_admits_generated_pods(api_server: ApiServer, namespace: str) -> None:
     label(api_server, namespace, "restricted")
     created(api_server, job_of(namespace, trainer={"securityContext": CONFINED}))
     with pytest.raises(Refused) as refused:
@@ -100,7 +100,7 @@ def test_a_namespace_that_restricts_pods_lets_ours_in(
     assert "elasticjob-" not in said, "only the user's own container is in the way"
 
 
-def test_a_quota_counts_ours_and_lets_them_in(api_server: ApiServer, namespace: str) -> None:
+def test_quota_counts_and_admits_generated_pods(api_server: ApiServer, namespace: str) -> None:
     amounts = ["requests.cpu", "limits.cpu", "requests.memory", "limits.memory"]
     hard = {name: "4Gi" if "memory" in name else "4" for name in amounts}
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
@@ -117,7 +117,7 @@ def test_a_quota_counts_ours_and_lets_them_in(api_server: ApiServer, namespace: 
         created(api_server, job_of(namespace), index=1)
 
 
-def test_what_a_limit_range_adds_keeps_the_class_of_service(
+def test_limit_range_defaults_keep_quality_of_service_class(
     api_server: ApiServer, namespace: str
 ) -> None:
     amounts = {"cpu": "1", "memory": "1Gi"}
@@ -132,15 +132,13 @@ def test_what_a_limit_range_adds_keeps_the_class_of_service(
     assert created(api_server, job_of(namespace))["status"]["qosClass"] == "Guaranteed"
 
 
-def test_a_trainer_with_equal_limits_is_guaranteed_its_share(
-    api_server: ApiServer, namespace: str
-) -> None:
+def test_trainer_with_equal_limits_is_guaranteed(api_server: ApiServer, namespace: str) -> None:
     resources = {"limits": {"cpu": "1", "memory": "1Gi"}}
     kept = created(api_server, job_of(namespace, trainer={"resources": resources}))
     assert kept["status"]["qosClass"] == "Guaranteed"
 
 
-def test_the_other_children_are_accepted(api_server: ApiServer, namespace: str) -> None:
+def test_other_owned_objects_are_accepted(api_server: ApiServer, namespace: str) -> None:
     job = job_of(namespace)
     core, policy = f"/api/v1/namespaces/{namespace}", f"/apis/policy/v1/namespaces/{namespace}"
     service = post(api_server, f"{core}/services", children.service(job))

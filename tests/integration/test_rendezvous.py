@@ -22,7 +22,7 @@ from tests.integration.etcd_server import EtcdServer
 from tests.integration.rendezvous_gang import FAST, Node, gang, settings, together, until
 
 
-def test_three_form_a_round_in_the_natural_order_of_their_names(
+def test_three_members_form_round_in_natural_name_order(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
@@ -37,7 +37,7 @@ def test_three_form_a_round_in_the_natural_order_of_their_names(
     asyncio.run(main())
 
 
-def test_a_newcomer_joins_and_a_leaver_leaves(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_newcomer_joins_and_leaver_leaves(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         url = newest_etcd.url
         async with gang(url, prefix, ["n-0", "n-1"]) as nodes:
@@ -63,7 +63,7 @@ def test_a_newcomer_joins_and_a_leaver_leaves(newest_etcd: EtcdServer, prefix: s
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2], ids=["coordinator", "successor", "third"])
-def test_a_dead_agent_costs_a_fraction_of_its_lease(
+def test_dead_agent_is_removed_within_fraction_of_lease(
     newest_etcd: EtcdServer, prefix: str, victim: int
 ) -> None:
     async def main() -> None:
@@ -94,7 +94,7 @@ def test_a_dead_agent_costs_a_fraction_of_its_lease(
     asyncio.run(main())
 
 
-def test_a_mark_makes_a_member_leave(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_drain_request_makes_member_leave(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
             await until(lambda: together(nodes), "two run")
@@ -110,7 +110,7 @@ def test_a_mark_makes_a_member_leave(newest_etcd: EtcdServer, prefix: str) -> No
     asyncio.run(main())
 
 
-def test_failures_are_charged_and_close_the_job_when_spent(
+def test_failures_are_charged_and_exhausted_budget_closes_job(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
@@ -143,7 +143,7 @@ def test_failures_are_charged_and_close_the_job_when_spent(
     asyncio.run(main())
 
 
-def test_a_lost_nodes_aborted_peers_are_not_charged(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_aborted_peers_of_lost_node_are_not_charged(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
             await until(lambda: together(nodes), "three run")
@@ -161,9 +161,7 @@ def test_a_lost_nodes_aborted_peers_are_not_charged(newest_etcd: EtcdServer, pre
     asyncio.run(main())
 
 
-def test_an_abort_without_a_loss_is_charged_after_the_window(
-    newest_etcd: EtcdServer, prefix: str
-) -> None:
+def test_abort_without_loss_is_charged_after_window(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         bounds = replace(FAST, keep_alive_seconds=8.0)
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1"], bounds) as nodes:
@@ -183,7 +181,7 @@ def test_an_abort_without_a_loss_is_charged_after_the_window(
     asyncio.run(main())
 
 
-def test_success_is_the_whole_roster_done(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_job_succeeds_when_whole_roster_is_done(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
             await until(lambda: together(nodes), "two run")
@@ -205,7 +203,7 @@ def test_success_is_the_whole_roster_done(newest_etcd: EtcdServer, prefix: str) 
     asyncio.run(main())
 
 
-def test_differing_sizes_are_refused_with_both_named(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_different_sizes_are_refused_with_both_values(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0"]) as nodes:
             await until(lambda: together(nodes), "one runs")
@@ -221,7 +219,7 @@ def test_differing_sizes_are_refused_with_both_named(newest_etcd: EtcdServer, pr
     asyncio.run(main())
 
 
-def test_closing_ends_all_and_a_later_member_finds_it_closed(
+def test_closing_ends_all_and_later_member_finds_job_closed(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
@@ -256,7 +254,7 @@ async def outlive(server: EtcdServer, nodes: list[Node], lease_seconds: float) -
     assert together(nodes), "nobody stopped after the outage"
 
 
-def test_training_outlives_etcd_and_goes_on_changing_afterwards(
+def test_training_survives_etcd_outage_and_membership_changes_afterwards(
     start_etcd: StartEtcd, prefix: str
 ) -> None:
     server = start_etcd()
@@ -272,7 +270,7 @@ def test_training_outlives_etcd_and_goes_on_changing_afterwards(
     asyncio.run(main())
 
 
-def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: str) -> None:
+def test_node_without_peers_survives_etcd_outage(start_etcd: StartEtcd, prefix: str) -> None:
     """The refusal of etcd has to be known before the lease has expired, as there are no links."""
     server = start_etcd()
 
@@ -286,7 +284,7 @@ def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: s
     asyncio.run(main())
 
 
-def test_a_gang_survives_the_loss_of_all_of_etcds_data(start_etcd: StartEtcd, prefix: str) -> None:
+def test_gang_survives_loss_of_all_etcd_data(start_etcd: StartEtcd, prefix: str) -> None:
     server = start_etcd()
 
     async def main() -> None:
@@ -313,9 +311,7 @@ def test_a_gang_survives_the_loss_of_all_of_etcds_data(start_etcd: StartEtcd, pr
     asyncio.run(main())
 
 
-def test_a_lease_taken_away_is_had_again_without_a_stop(
-    newest_etcd: EtcdServer, prefix: str
-) -> None:
+def test_revoked_lease_is_replaced_without_stop(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
             await until(lambda: together(nodes), "three run")
@@ -339,7 +335,7 @@ def test_a_lease_taken_away_is_had_again_without_a_stop(
     asyncio.run(main())
 
 
-def test_compaction_under_the_watches_loses_nothing(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_compaction_during_watches_loses_nothing(newest_etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
             await until(lambda: together(nodes), "two run")
@@ -352,7 +348,7 @@ def test_compaction_under_the_watches_loses_nothing(newest_etcd: EtcdServer, pre
     asyncio.run(main())
 
 
-def test_an_etcd_that_is_not_there_is_refused_after_a_while(prefix: str) -> None:
+def test_absent_etcd_is_refused_after_timeout(prefix: str) -> None:
     async def main() -> None:
         given = settings("http://127.0.0.1:1", prefix, "n-0")
         given = replace(given, config=replace(given.config, connect_seconds=1.0))
@@ -380,7 +376,7 @@ def _requests(server: EtcdServer) -> float:
 
 
 @pytest.mark.parametrize("size", [16, 48])
-def test_a_round_costs_at_most_eight_requests_a_member(
+def test_round_needs_at_most_eight_requests_per_member(
     start_etcd: StartEtcd, prefix: str, size: int
 ) -> None:
     server = start_etcd()

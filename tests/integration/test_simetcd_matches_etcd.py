@@ -209,7 +209,9 @@ def lonely_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(_steps, min_size=15, max_size=25))
-def test_same_steps_same_answers(lonely_etcd: EtcdServer, prefix: str, steps: list[Step]) -> None:
+def test_same_requests_get_same_answers(
+    lonely_etcd: EtcdServer, prefix: str, steps: list[Step]
+) -> None:
     async def main() -> None:
         async with Client([lonely_etcd.url]) as client:
             mine = f"{prefix}{next(_numbers)}/"
@@ -225,7 +227,7 @@ def test_same_steps_same_answers(lonely_etcd: EtcdServer, prefix: str, steps: li
 
 
 @pytest.mark.parametrize("ttl_seconds", [2, 5])
-def test_least_time_to_live(lonely_etcd: EtcdServer, ttl_seconds: int) -> None:
+def test_minimum_lease_ttl_is_same(lonely_etcd: EtcdServer, ttl_seconds: int) -> None:
     async def main() -> None:
         async with Client([lonely_etcd.url]) as client:
             real = await client.grant(ttl_seconds)
@@ -235,7 +237,9 @@ def test_least_time_to_live(lonely_etcd: EtcdServer, ttl_seconds: int) -> None:
     asyncio.run(main())
 
 
-def test_compacted_revisions_can_not_be_watched(lonely_etcd: EtcdServer, prefix: str) -> None:
+def test_watch_of_compacted_revision_is_refused_by_both(
+    lonely_etcd: EtcdServer, prefix: str
+) -> None:
     target = Range(f"{prefix}k")
     sim = SimEtcd()
 

@@ -16,10 +16,10 @@ from elasticjob_rendezvous.core.store_health import SPARING_SECONDS
 from tests.integration.agent_rig import TORCHS, Gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import VERSIONS, EtcdCluster, EtcdServer, Ports
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.store_trouble_rig import NO_SPACE, SMALL, empty, fill
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
 StartCluster = Callable[..., EtcdCluster]
 
@@ -37,7 +37,7 @@ CONF = "last_call_timeout=0.5,settle=0.3,confirm=2,stop_grace=3"
 
 
 @pytest.fixture
-def folder(mark: str, tmp_path: Path) -> Path:
+def folder(process_tag: str, tmp_path: Path) -> Path:
     return tmp_path
 
 
@@ -178,7 +178,7 @@ def run_full(silence: Silence) -> None:
 
 
 @pytest.mark.parametrize(("version", "lease"), list(zip(VERSIONS, (3, 5, 3, 5), strict=True)))
-def test_an_etcd_that_cannot_be_used_is_named_once_by_every_agent(
+def test_unusable_etcd_is_reported_once_by_every_agent(
     folder: Path, start_etcd: StartEtcd, silences: list[Silence], version: str, lease: int
 ) -> None:
     etcd = start_etcd(version, arguments=[SMALL, CHEAP])
@@ -195,7 +195,7 @@ def test_an_etcd_that_cannot_be_used_is_named_once_by_every_agent(
     silence.end()
 
 
-def test_an_etcd_without_a_leader_says_so(
+def test_etcd_without_leader_is_reported(
     folder: Path, start_cluster: StartCluster, silences: list[Silence]
 ) -> None:
     cluster = start_cluster()
@@ -209,7 +209,7 @@ def test_an_etcd_without_a_leader_says_so(
     silence.end()
 
 
-def test_the_v2_api_that_is_away_is_named_once_by_every_agent(
+def test_absent_v2_api_is_reported_once_by_every_agent(
     folder: Path, start_etcd: StartEtcd, silences: list[Silence]
 ) -> None:
     etcd = start_etcd("3.5", arguments=["--enable-v2"])
@@ -220,7 +220,7 @@ def test_the_v2_api_that_is_away_is_named_once_by_every_agent(
     silence.end()
 
 
-def test_a_c10d_store_whose_host_is_away_is_named_once_by_every_other_agent(
+def test_c10d_store_of_absent_host_is_reported_once_by_every_other_agent(
     newest_etcd: EtcdServer, folder: Path, silences: list[Silence]
 ) -> None:
     held = Ports(1)

@@ -73,7 +73,7 @@ def timeouts() -> tuple[type[Exception], ...]:
     return (StoreTimeout, torch_distributed.DistStoreError)
 
 
-def test_values(dial: Dial) -> None:
+def test_values_are_shared_between_clients(dial: Dial) -> None:
     one, other = dial(), dial()
     one.set("a", "text")
     assert other.get("a") == b"text"
@@ -88,7 +88,7 @@ def test_values(dial: Dial) -> None:
     assert other.multi_get(["x", "a", "y"]) == [b"1", b"texts", b"2"]
 
 
-def test_numbers_are_text(dial: Dial) -> None:
+def test_numbers_are_stored_as_text(dial: Dial) -> None:
     one, other = dial(), dial()
     assert one.add("n", 3) == 3
     assert other.add("n", -5) == -2
@@ -97,7 +97,7 @@ def test_numbers_are_text(dial: Dial) -> None:
     assert one.add("m", 2) == 42
 
 
-def test_compare_set(dial: Dial) -> None:
+def test_compare_set_replaces_expected_value_only(dial: Dial) -> None:
     one, other = dial(), dial()
     assert one.compare_set("k", "", "first") == b"first"
     assert other.compare_set("k", "", "second") == b"first"
@@ -107,7 +107,7 @@ def test_compare_set(dial: Dial) -> None:
     assert not one.check(["absent"])
 
 
-def test_what_is_there(dial: Dial) -> None:
+def test_check_and_num_keys_report_existing_keys(dial: Dial) -> None:
     one, other = dial(), dial()
     one.set("a", "1")
     before = one.num_keys()
@@ -121,7 +121,7 @@ def test_what_is_there(dial: Dial) -> None:
 
 
 @pytest.mark.parametrize("dial", ["ours-ours", "ours-libuv"], indirect=True)
-def test_the_keys_are_told(dial: Dial) -> None:
+def test_list_keys_returns_keys(dial: Dial) -> None:
     one, other = dial(), dial()
     one.multi_set(["a", "b/c"], ["1", "2"])
     assert {"a", "b/c"} <= set(other.list_keys())
@@ -129,7 +129,7 @@ def test_the_keys_are_told(dial: Dial) -> None:
     assert "a" not in one.list_keys()
 
 
-def test_torchs_client_is_told_the_keys_too(server: TCPStoreServer, ours: Clients) -> None:
+def test_torch_client_lists_keys_of_native_server(server: TCPStoreServer, ours: Clients) -> None:
     ours(server.port).multi_set(["a", "b/c"], ["1", "2"])
     # In a process of its own: torch holds Python's lock meanwhile, which our server needs.
     code = (
@@ -142,7 +142,7 @@ def test_torchs_client_is_told_the_keys_too(server: TCPStoreServer, ours: Client
     assert told.stdout == "a b/c\n"
 
 
-def test_a_wait_ends_with_the_last_key(dial: Dial) -> None:
+def test_wait_ends_with_last_key(dial: Dial) -> None:
     one, other = dial(), dial()
     one.set("a", "1")
     waited = threading.Event()
@@ -161,7 +161,7 @@ def test_a_wait_ends_with_the_last_key(dial: Dial) -> None:
     assert waited.is_set()
 
 
-def test_a_wait_that_takes_too_long_is_taken_back(dial: Dial) -> None:
+def test_timed_out_wait_is_cancelled(dial: Dial) -> None:
     one, other = dial(), dial()
     for _ in range(2):
         with pytest.raises(timeouts()):
@@ -173,7 +173,7 @@ def test_a_wait_that_takes_too_long_is_taken_back(dial: Dial) -> None:
     assert one.get("never") == b"now", "the connection still answers what it is asked"
 
 
-def test_a_gang_of_clients_counts_without_losing_one(dial: Dial) -> None:
+def test_concurrent_additions_of_clients_are_exact(dial: Dial) -> None:
     def work(_: int) -> set[int]:
         store = dial()
         return {store.add("n", 1) for _ in range(25)}
@@ -184,7 +184,7 @@ def test_a_gang_of_clients_counts_without_losing_one(dial: Dial) -> None:
 
 
 class TestServer:
-    def test_an_end_is_noticed_and_a_successor_is_found(self, ours: Clients) -> None:
+    def test_closed_server_is_detected_and_successor_is_found(self, ours: Clients) -> None:
         first = TCPStoreServer("127.0.0.1")
         store = ours(first.port)
         store.set("k", "v")
@@ -197,7 +197,9 @@ class TestServer:
         assert store.connections == 2
         second.close()
 
-    def test_who_waits_is_woken_by_the_end(self, server: TCPStoreServer, ours: Clients) -> None:
+    def test_waiting_client_is_woken_by_server_close(
+        self, server: TCPStoreServer, ours: Clients
+    ) -> None:
         store = ours(server.port)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(store.wait, ["never"], LONG)
@@ -207,7 +209,7 @@ class TestServer:
             with pytest.raises(StoreGone):
                 waiting.result(20)
 
-    def test_strangers_are_let_go(self, server: TCPStoreServer, ours: Clients) -> None:
+    def test_invalid_connections_are_closed(self, server: TCPStoreServer, ours: Clients) -> None:
         store = ours(server.port)
         for said in (
             b"GET / HTTP/1.1\r\n\r\n",
@@ -224,7 +226,7 @@ class TestServer:
             store.add("text", 1)
         assert store.get("text") == b"no number"
 
-    def test_it_knows_when_its_last_client_has_gone(
+    def test_server_detects_departure_of_last_client(
         self, server: TCPStoreServer, ours: Clients
     ) -> None:
         assert server.drained(0)
@@ -235,19 +237,19 @@ class TestServer:
         with pytest.raises(StoreGone):
             store.get("k")
 
-    def test_a_taken_port_is_an_error(self, server: TCPStoreServer) -> None:
+    def test_port_in_use_is_an_error(self, server: TCPStoreServer) -> None:
         with pytest.raises(OSError, match="in use"):
             TCPStoreServer("127.0.0.1", server.port)
 
 
 class TestClient:
-    def test_nobody_there(self) -> None:
+    def test_refused_connection_is_an_error(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as held:
             port = held.getsockname()[1]
         with pytest.raises(StoreGone, match=f"127.0.0.1:{port} cannot be reached"):
             TCPStore("127.0.0.1", port, SHORT)
 
-    def test_it_waits_for_a_server_that_comes_late(self, ours: Clients) -> None:
+    def test_client_waits_for_late_server(self, ours: Clients) -> None:
         with socket.create_server(("127.0.0.1", 0)) as held:
             port = held.getsockname()[1]
         with ThreadPoolExecutor(1) as pool:
@@ -256,7 +258,7 @@ class TestClient:
             early.result(20).set("k", "v")
         late.close()
 
-    def test_something_else_at_the_port(self) -> None:
+    def test_other_server_on_port_is_an_error(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
 
             def answer() -> None:

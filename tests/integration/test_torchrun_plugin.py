@@ -38,7 +38,7 @@ def agreed(workers: list[dict[str, Any]], *names: str) -> None:
         assert len({worker[name] for worker in workers}) == 1, name
 
 
-def test_two_torchruns_with_different_numbers_of_workers_agree_and_finish(gang: MixedGang) -> None:
+def test_two_torchruns_with_different_worker_counts_agree_and_finish(gang: MixedGang) -> None:
     first = gang.torchrun("2", "--nproc-per-node=2", name="n-0")
     second = gang.torchrun("2", "--nproc-per-node=1", name="n-1")
     workers = gang.started(1, 3, SLOW_SECONDS)
@@ -54,7 +54,7 @@ def test_two_torchruns_with_different_numbers_of_workers_agree_and_finish(gang: 
 
 
 @pytest.mark.parametrize("names", [("n-0", "n-1"), ("n-1", "n-0")], ids=["torchrun", "ours"])
-def test_one_process_group_of_both_whoever_has_rank_0(
+def test_mixed_process_group_forms_with_either_rank_0(
     gang: MixedGang, tmp_path: Path, names: tuple[str, str]
 ) -> None:
     script = tmp_path / "reduce.py"
@@ -68,7 +68,7 @@ def test_one_process_group_of_both_whoever_has_rank_0(
         assert (gang.folder / f"reduced-{rank}").read_text() == "2 False False"
 
 
-def test_a_join_a_loss_and_a_drain_in_a_mixed_gang(gang: MixedGang) -> None:
+def test_mixed_gang_handles_join_loss_and_drain(gang: MixedGang) -> None:
     patient = STEADY.replace("last_call_timeout=15", "last_call_timeout=60")
     gang.torchrun("1:3", name="n-0", conf=patient)
     ours = gang.agent("1:3", name="n-1", conf=patient)
@@ -98,9 +98,7 @@ def test_a_join_a_loss_and_a_drain_in_a_mixed_gang(gang: MixedGang) -> None:
     assert last["TORCHELASTIC_RESTART_COUNT"] == "0", "nothing of that was a failure"
 
 
-def test_workers_that_ignore_sigterm_are_gone_before_the_next_round(
-    gang: MixedGang, tmp_path: Path
-) -> None:
+def test_workers_that_ignore_sigterm_end_before_next_round(gang: MixedGang, tmp_path: Path) -> None:
     gang.script.write_text(
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + gang.script.read_text()
     )
@@ -114,7 +112,7 @@ def test_workers_that_ignore_sigterm_are_gone_before_the_next_round(
     assert gang.round().cause.kind is CauseKind.JOIN
 
 
-def test_a_failed_worker_of_torchrun_is_charged_to_the_shared_budget(gang: MixedGang) -> None:
+def test_failed_torchrun_worker_is_charged_to_shared_budget(gang: MixedGang) -> None:
     gang.torchrun("2", name="n-0")
     gang.agent("2", name="n-1", conf=STEADY)
     gang.started(1, 2, SLOW_SECONDS)
@@ -125,14 +123,14 @@ def test_a_failed_worker_of_torchrun_is_charged_to_the_shared_budget(gang: Mixed
     assert gang.round().cause.kind is CauseKind.FAILURE
 
 
-def test_an_endpoint_where_nobody_listens_is_named(gang: MixedGang) -> None:
+def test_unreachable_endpoint_is_reported_by_torchrun(gang: MixedGang) -> None:
     alone = gang.torchrun("1", "--rdzv-endpoint=127.0.0.1:1", conf="connect_timeout=1")
     assert alone.wait(SLOW_SECONDS) == 1
     assert "127.0.0.1:1" in alone.output()
     assert "RendezvousConnectionError" in alone.output()
 
 
-def test_workers_that_were_not_announced_are_an_error_that_says_what_to_do(
+def test_unannounced_workers_raise_error_with_remedy(
     gang: MixedGang,
 ) -> None:
     alone = gang.torchrun("1", "--nproc-per-node=1", conf=f"slots=2,{STEADY}")
@@ -140,7 +138,7 @@ def test_workers_that_were_not_announced_are_an_error_that_says_what_to_do(
     assert "--rdzv-conf slots=1,role=default" in alone.output()
 
 
-def test_who_only_imports_torchs_elastic_modules_gets_the_name_and_nothing_else() -> None:
+def test_import_of_torch_elastic_registers_backend_without_loading_it() -> None:
     program = (
         "import sys\n"
         "from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as known\n"

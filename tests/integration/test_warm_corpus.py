@@ -26,7 +26,7 @@ def interpreter() -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("package", SUITE, ids=[one.name for one in SUITE])
-def test_a_job_is_the_same_cold_and_warm(
+def test_cold_and_warm_jobs_behave_the_same(
     package: Package, interpreter: Path, newest_etcd: EtcdServer
 ) -> None:
     colds = [run_job(package, interpreter, newest_etcd, warm=False).as_json()]

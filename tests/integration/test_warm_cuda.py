@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.integration.fake_driver import write_driver
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.warm_rig import Warm, installed, said, said_warm, script, warm
 
-__all__ = ["installed", "mark"]
+__all__ = ["installed", "process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 # As a cold worker: the standby has no round.
 IN_STANDBY = "import os\nif 'ELASTICJOB_ROUND' not in dict(os.environ):\n"
@@ -50,13 +50,13 @@ def outcome(folder: Path, imports: str) -> str:
     return said_warm(folder / "logs", path).strip()
 
 
-def test_a_driver_that_is_only_loaded_may_be_forked(tmp_path: Path, installed: Path) -> None:
+def test_loaded_but_uninitialized_driver_is_preloaded(tmp_path: Path, installed: Path) -> None:
     driver = write_driver(tmp_path / "libcuda.so.1")
     (installed / "gpu_pkg.py").write_text(f"import ctypes\ndriver = ctypes.CDLL({str(driver)!r})\n")
     assert outcome(tmp_path, "gpu_pkg, plain_pkg") == "gpu_pkg plain_pkg"
 
 
-def test_who_starts_cuda_when_it_is_imported_is_left_to_the_workers(
+def test_module_that_initializes_cuda_is_left_to_workers(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     driver = write_driver(tmp_path / "libcuda.so.1")
@@ -69,7 +69,7 @@ def test_who_starts_cuda_when_it_is_imported_is_left_to_the_workers(
     assert "plain_pkg" not in told
 
 
-def test_a_driver_that_cannot_be_asked_counts_as_started(
+def test_driver_of_unknown_state_counts_as_initialized(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "libcuda.so.1").write_bytes(bytes(4096))
@@ -81,9 +81,7 @@ def test_a_driver_that_cannot_be_asked_counts_as_started(
     assert "not preloaded: gpu_pkg: it initialised CUDA" in capfd.readouterr().err
 
 
-def test_threads_are_not_blamed_on_what_is_imported_after_them(
-    tmp_path: Path, installed: Path
-) -> None:
+def test_module_imported_after_thread_start_is_not_blamed(tmp_path: Path, installed: Path) -> None:
     (installed / "busy_pkg.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
@@ -91,7 +89,7 @@ def test_threads_are_not_blamed_on_what_is_imported_after_them(
     assert outcome(tmp_path, "busy_pkg, plain_pkg") == "plain_pkg"
 
 
-def test_who_counts_devices_when_it_is_imported_is_left_to_the_workers(
+def test_module_that_counts_devices_is_left_to_workers(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (installed / "torch.py").write_text(TORCH)
@@ -100,7 +98,7 @@ def test_who_counts_devices_when_it_is_imported_is_left_to_the_workers(
     assert "not preloaded: gpu_pkg: torch says that its accelerator" in capfd.readouterr().err
 
 
-def test_a_device_that_was_counted_after_all_makes_a_cold_start(
+def test_device_count_missed_during_preload_causes_cold_start(
     tmp_path: Path, installed: Path
 ) -> None:
     """The worker checks once more: an effect missed during the import shows after the fork."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark, soon
+from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.warm_rig import (
     LOADED,
     SHARED,
@@ -21,9 +21,9 @@ from tests.integration.warm_rig import (
     warm,
 )
 
-__all__ = ["installed", "mark"]
+__all__ = ["installed", "process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ EFFECTS = {
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_module_with_a_lasting_effect_is_left_to_the_worker(
+def test_module_with_lasting_effect_is_left_to_worker(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     source, words = EFFECTS[name]
@@ -138,7 +138,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_module_without_a_lasting_effect_is_preloaded(
+def test_module_without_lasting_effect_is_preloaded(
     tmp_path: Path, installed: Path, name: str
 ) -> None:
     (installed / "odd_pkg.py").write_text(f"{HARMLESS[name]}\n")
@@ -154,7 +154,7 @@ def is_preloaded(tmp_path: Path, installed: Path, source: str) -> bool:
     return {"True\n": True, "False\n": False}[printed]
 
 
-def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded(
+def test_cache_folder_does_not_prevent_preload_of_trusted_package(
     tmp_path: Path, installed: Path
 ) -> None:
     """Torch's compiler cache is such a folder, with the same name in every process."""
@@ -173,7 +173,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_trusted_package_may_change_the_files_that_it_created(
+def test_trusted_package_may_change_files_that_it_created(
     tmp_path: Path, installed: Path, name: str
 ) -> None:
     """The first call of `tempfile.gettempdir`, in torch's import, creates and removes a file."""
@@ -182,7 +182,7 @@ def test_trusted_package_may_change_the_files_that_it_created(
 
 
 @pytest.mark.parametrize("change", ["os.remove(old)", "os.rename(old, old + '2')"])
-def test_trusted_package_that_changes_an_older_file_is_left_to_the_worker(
+def test_trusted_package_that_changes_older_file_is_left_to_worker(
     tmp_path: Path, installed: Path, change: str
 ) -> None:
     (tmp_path / "old").touch()
@@ -190,7 +190,7 @@ def test_trusted_package_that_changes_an_older_file_is_left_to_the_worker(
     assert not is_preloaded(tmp_path, installed, f"{old}\n{change}")
 
 
-def test_importers_of_a_refused_module_are_found_at_once(
+def test_importers_of_refused_module_are_found_at_once(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (installed / "uuid_pkg.py").write_text("import uuid; value = uuid.uuid4()\n")
@@ -204,9 +204,7 @@ def test_importers_of_a_refused_module_are_found_at_once(
     assert "user24_pkg: it imports uuid_pkg, which is not preloaded" in capfd.readouterr().err
 
 
-def test_module_of_ones_own_choice_with_a_lasting_effect_is_left_out(
-    tmp_path: Path, installed: Path
-) -> None:
+def test_selected_module_with_lasting_effect_is_left_out(tmp_path: Path, installed: Path) -> None:
     (installed / "odd_pkg.py").write_text("import uuid; value = uuid.uuid4()\n")
     path = script(tmp_path / "code", f"{LOADED}print(there)\n")
 
@@ -225,7 +223,7 @@ atexit.register(shutil.rmtree, folder)
 """
 
 
-def test_temporary_folder_of_a_package_is_each_workers_own(
+def test_temporary_folder_of_package_belongs_to_each_worker(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trackers that log have such a folder: the first worker that ends removes it at its exit."""
@@ -262,7 +260,7 @@ print(odd_pkg.fixed, odd_pkg.drawn, odd_pkg.generator.random(), sep="\\n")
 """
 
 
-def test_seeds_of_packages_stay_and_identifiers_differ(tmp_path: Path, installed: Path) -> None:
+def test_seeds_are_kept_and_identifiers_differ(tmp_path: Path, installed: Path) -> None:
     (installed / "odd_pkg.py").write_text(
         "import random, numpy, uuid\nrandom.seed(5); numpy.random.seed(6)\n"
         "fixed = (random.random(), numpy.random.rand())\n"
@@ -288,7 +286,7 @@ def test_seeds_of_packages_stay_and_identifiers_differ(tmp_path: Path, installed
     assert len({line[1] for line in lines}) == len({line[2] for line in lines}) == 5
 
 
-def test_identifiers_of_known_packages_are_drawn_anew(tmp_path: Path, installed: Path) -> None:
+def test_identifiers_of_known_packages_are_regenerated(tmp_path: Path, installed: Path) -> None:
     source = "from uuid import uuid4\nSESSION_ID = uuid4().hex\n"
     for name in ("transformers", "diffusers"):
         script(installed, "", f"{name}/__init__.py")
@@ -314,7 +312,7 @@ def test_identifiers_of_known_packages_are_drawn_anew(tmp_path: Path, installed:
     assert len({identifier for word in words for identifier in word[1:]}) == 8
 
 
-def test_standby_that_is_given_up_takes_helpers_and_files_along(
+def test_abandoned_zygote_removes_its_helpers_and_files(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby ended in the middle of an import is included."""
@@ -343,7 +341,7 @@ def test_standby_that_is_given_up_takes_helpers_and_files_along(
     warm(tmp_path / "logs", scenario)
 
 
-def test_workers_do_not_wait_longer_than_a_cold_start_would_take(
+def test_worker_start_with_hung_zygote_takes_no_longer_than_cold_start(
     tmp_path: Path, installed: Path
 ) -> None:
     """A standby is replaced by one that hangs while it loads: the first loaded instantly."""

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.test_warm_start import both
 from tests.integration.warm_rig import Warm, said, said_warm, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 TORCH = """
 import os
@@ -31,7 +31,7 @@ print(there, file=__import__("sys").stderr)
 """
 
 
-def test_variables_that_torch_reads_when_it_is_loaded(tmp_path: Path) -> None:
+def test_variables_read_at_torch_import_are_honoured(tmp_path: Path) -> None:
     path = script(tmp_path / "code", TORCH)
     cold, forked = both(tmp_path, sys.executable, path, env={"OMP_NUM_THREADS": "1"})
     assert cold.startswith("2 DebugLevel.DETAIL\n")
@@ -72,7 +72,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_any_variable_holds_from_the_line_that_sets_it(tmp_path: Path, installed: Path) -> None:
+def test_any_variable_takes_effect_from_its_assignment(tmp_path: Path, installed: Path) -> None:
     path = script(tmp_path / "code", SETTING)
     cold, forked = both(tmp_path, sys.executable, path, env={"TAKEN": "1"})
     assert "'PLAIN': b'1', 'PUT': b'1', 'TAKEN': None, 'LATE': None, 'CALLED': b'2'" in cold
@@ -89,9 +89,7 @@ import native_pkg
 """
 
 
-def test_a_worker_begins_with_the_environment_that_it_was_given(
-    tmp_path: Path, installed: Path
-) -> None:
+def test_worker_starts_with_its_given_environment(tmp_path: Path, installed: Path) -> None:
     path = script(tmp_path / "code", BORN)
     cold, forked = both(tmp_path, sys.executable, path, env={"TAKEN": "1"})
     assert forked == cold == "None None None 1\n"
@@ -106,7 +104,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_value_that_only_running_would_tell_makes_a_cold_start(
+def test_value_known_only_at_run_time_causes_cold_start(
     tmp_path: Path, installed: Path, name: str
 ) -> None:
     script(tmp_path / "code", f"import os, sys\n{UNKNOWN['an argument']}\n", "mine.py")
@@ -134,16 +132,14 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_value_that_no_import_can_read_makes_no_cold_start(
+def test_value_unreadable_by_imports_causes_no_cold_start(
     tmp_path: Path, installed: Path, name: str
 ) -> None:
     source = HARMLESS[name].replace("sys.argv[1]", "sys.argv[0]")
     said_warm(tmp_path / "logs", script(tmp_path / "code", f"import os, sys\n{source}\n"))
 
 
-def test_what_is_imported_after_a_change_of_the_environment_is_not_learned(
-    tmp_path: Path, installed: Path
-) -> None:
+def test_imports_after_environment_change_are_not_recorded(tmp_path: Path, installed: Path) -> None:
     script(installed, "", "plain_pkg.py")
     path = script(
         tmp_path / "code",
@@ -169,7 +165,7 @@ def test_what_is_imported_after_a_change_of_the_environment_is_not_learned(
     assert said(tmp_path / "logs", 2) == "['plain_pkg'] True\n"
 
 
-def test_folders_that_are_appended_to_the_path_are_searched(tmp_path: Path) -> None:
+def test_folders_appended_to_path_are_searched(tmp_path: Path) -> None:
     packages = tmp_path / "site-packages"
     script(
         packages, "try:\n    import extra\nexcept ImportError:\n    extra = None\n", "some_pkg.py"
@@ -185,7 +181,7 @@ def test_folders_that_are_appended_to_the_path_are_searched(tmp_path: Path) -> N
     assert forked == cold
 
 
-def test_an_appended_folder_that_only_running_would_tell_makes_a_cold_start(
+def test_appended_folder_known_only_at_run_time_causes_cold_start(
     tmp_path: Path,
 ) -> None:
     path = script(tmp_path / "code", "import sys\nsys.path.append(sys.argv[1])\n")
@@ -201,7 +197,7 @@ def test_an_appended_folder_that_only_running_would_tell_makes_a_cold_start(
     warm(tmp_path / "logs", scenario)
 
 
-def test_a_program_that_was_edited_is_read_again(tmp_path: Path, installed: Path) -> None:
+def test_edited_program_is_read_again(tmp_path: Path, installed: Path) -> None:
     imports = "import native_pkg\nprint(native_pkg.value['PLAIN'])\n"
     path = script(tmp_path / "code", imports)
 

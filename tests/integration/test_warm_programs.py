@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.test_warm_start import both
 from tests.integration.warm_rig import Warm, in_folder, said, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 PROGRAMS = {
     "annotations are evaluated": "def f(x: 1 + 1): pass\nprint(f.__annotations__)\n",
@@ -26,7 +26,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_says_the_same(tmp_path: Path, name: str) -> None:
+def test_program_prints_same_output_warm_and_cold(tmp_path: Path, name: str) -> None:
     path = script(tmp_path / "code", PROGRAMS[name])
     cold, forked = both(tmp_path, sys.executable, path)
     assert forked == cold != ""
@@ -47,7 +47,7 @@ del os.environ["TAKEN"]
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_what_imports_change_in_the_environment_stays(tmp_path: Path, locale: str) -> None:
+def test_environment_changes_of_imports_are_kept(tmp_path: Path, locale: str) -> None:
     """Python itself sets LC_CTYPE for the locale "C"."""
     packages = tmp_path / "site-packages"
     script(packages, SETS, "sets_pkg.py")
@@ -60,7 +60,7 @@ def test_what_imports_change_in_the_environment_stays(tmp_path: Path, locale: st
     assert forked == cold
 
 
-def test_a_programs_own_module_with_a_name_of_pythons_is_its_own(tmp_path: Path) -> None:
+def test_program_module_shadows_standard_library_module(tmp_path: Path) -> None:
     script(tmp_path / "code", "own = 1\n", "json.py")
     path = script(tmp_path / "code", "import json; print(json.own)\n")
 
@@ -87,7 +87,7 @@ print(there, file=sys.stderr)
 """
 
 
-def test_what_a_program_puts_first_on_its_path_goes_before_installed_packages(
+def test_folder_prepended_to_path_precedes_installed_packages(
     tmp_path: Path,
 ) -> None:
     packages = tmp_path / "site-packages"
@@ -101,7 +101,7 @@ def test_what_a_program_puts_first_on_its_path_goes_before_installed_packages(
     assert forked == cold.replace("[]", "['plain_pkg']")
 
 
-def test_a_path_that_only_running_would_tell_makes_a_cold_start(tmp_path: Path) -> None:
+def test_path_known_only_at_run_time_causes_cold_start(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "import sys\nsys.path.insert(0, sys.argv[1])\n")
 
     async def scenario(hands: Warm) -> None:
@@ -116,7 +116,7 @@ def test_a_path_that_only_running_would_tell_makes_a_cold_start(tmp_path: Path) 
     warm(tmp_path / "logs", scenario)
 
 
-def test_modules_in_the_working_directory_are_not_the_standbys(tmp_path: Path) -> None:
+def test_modules_of_working_directory_belong_to_worker(tmp_path: Path) -> None:
     for name in ("json.py", "socket.py", "array.py"):
         script(tmp_path / "work", "print('loaded')\n", name)
     path = script(tmp_path / "code", "import json, socket; print(json.dumps(1))\n")
@@ -128,7 +128,7 @@ def test_modules_in_the_working_directory_are_not_the_standbys(tmp_path: Path) -
     assert forked == cold == "1\n"
 
 
-def test_no_more_than_two_lines_of_a_stack_are_not_the_programs(tmp_path: Path) -> None:
+def test_at_most_two_extra_stack_frames_are_visible(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "import traceback\nprint(len(traceback.extract_stack()))\n")
     cold, forked = both(tmp_path, sys.executable, path)
     assert (int(cold), int(forked)) == (1, 3)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark, soon
+from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.test_warm_start import children_of, parent_of
 from tests.integration.warm_rig import (
     LOADED,
@@ -24,9 +24,9 @@ from tests.integration.warm_rig import (
     warm,
 )
 
-__all__ = ["installed", "mark"]
+__all__ = ["installed", "process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 
 REFUSED = {
@@ -59,7 +59,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_module_that_must_be_the_workers_own_is_left_to_it(
+def test_unsafe_module_is_left_to_worker(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     source, before, words = REFUSED[name]
@@ -71,7 +71,7 @@ def test_a_module_that_must_be_the_workers_own_is_left_to_it(
     assert words in capfd.readouterr().err
 
 
-def test_many_packages_that_import_one_that_starts_threads_are_left_out_alone(
+def test_packages_that_import_threaded_module_are_left_out_individually(
     tmp_path: Path, installed: Path
 ) -> None:
     (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
@@ -83,7 +83,7 @@ def test_many_packages_that_import_one_that_starts_threads_are_left_out_alone(
     assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
 
 
-def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
+def test_later_imports_are_recorded_and_program_modules_are_reloaded(
     tmp_path: Path, installed: Path
 ) -> None:
     (installed / "lazy_pkg.py").write_text("")
@@ -113,7 +113,7 @@ def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
     assert said(tmp_path / "logs", 2) == "['lazy_pkg'] two\n"
 
 
-def test_what_a_worker_took_from_a_folder_of_its_own_is_not_learned(
+def test_imports_from_worker_specific_folder_are_not_recorded(
     tmp_path: Path, installed: Path
 ) -> None:
     for folder in (installed, tmp_path / "vendor"):
@@ -143,7 +143,7 @@ def test_what_a_worker_took_from_a_folder_of_its_own_is_not_learned(
     assert said(tmp_path / "logs", 2) == "vendor\n"
 
 
-def test_modules_of_ones_own_choice(tmp_path: Path, installed: Path) -> None:
+def test_selected_modules_are_preloaded(tmp_path: Path, installed: Path) -> None:
     path = script(tmp_path / "code", f"{LOADED}print(there)\n")
 
     async def scenario(hands: Warm) -> None:
@@ -163,7 +163,7 @@ def test_modules_of_ones_own_choice(tmp_path: Path, installed: Path) -> None:
         ((sys.executable, "/dev/null", *["x" * 99_000] * 16), "longer than 200000 letters"),
     ],
 )
-def test_a_command_that_cannot_be_forked_is_started_afresh(
+def test_unsupported_command_is_started_cold(
     tmp_path: Path, argv: tuple[str, ...], words: str
 ) -> None:
     async def scenario(hands: Warm) -> None:
@@ -177,7 +177,7 @@ def test_a_command_that_cannot_be_forked_is_started_afresh(
     warm(tmp_path / "logs", scenario)
 
 
-def test_another_environment_costs_one_cold_round(tmp_path: Path) -> None:
+def test_changed_environment_causes_one_cold_round(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "import os; print(os.environ['MODE'])\n")
 
     async def scenario(hands: Warm) -> None:
@@ -191,7 +191,7 @@ def test_another_environment_costs_one_cold_round(tmp_path: Path) -> None:
     assert [said(tmp_path / "logs", number) for number in (1, 2, 3)] == ["1\n", "2\n", "2\n"]
 
 
-def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> None:
+def test_hung_zygote_delays_start_by_seconds_and_is_replaced(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "import time; time.sleep(100)\n")
 
     async def scenario(hands: Warm) -> None:
@@ -210,7 +210,7 @@ def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> N
     warm(tmp_path / "logs", scenario)
 
 
-def test_workers_born_before_the_standby_died_are_the_only_ones_of_their_ranks(
+def test_workers_forked_before_zygote_death_are_not_duplicated(
     tmp_path: Path,
 ) -> None:
     """Unreadable requests kill the standby after it has forked the first worker."""
@@ -237,7 +237,7 @@ def test_workers_born_before_the_standby_died_are_the_only_ones_of_their_ranks(
     warm(tmp_path / "logs", scenario)
 
 
-def test_one_that_cannot_start_is_given_up(tmp_path: Path) -> None:
+def test_zygote_that_cannot_start_is_abandoned(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "print(1)\n")
     argv = (sys.executable, "-X", "no-such-thing=", "-W", "error", path)
     (tmp_path / "broken").mkdir()
@@ -257,7 +257,7 @@ def test_one_that_cannot_start_is_given_up(tmp_path: Path) -> None:
     warm(tmp_path / "logs", scenario)
 
 
-def test_a_round_is_stopped_while_its_standby_still_loads(tmp_path: Path, installed: Path) -> None:
+def test_round_stops_while_its_zygote_is_loading(tmp_path: Path, installed: Path) -> None:
     (installed / "slow_pkg.py").write_text(
         f"import time, pathlib\npathlib.Path({str(tmp_path / 'loads')!r}).touch()\n"
         "time.sleep(100)\n"
@@ -297,7 +297,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_standby_that_takes_too_much_is_ended_and_workers_start_cold(
+def test_zygote_above_memory_limit_is_ended_and_workers_start_cold(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     variable, limit, source, reason = LIMITS[name]
@@ -321,7 +321,7 @@ def test_a_standby_that_takes_too_much_is_ended_and_workers_start_cold(
     assert said(tmp_path / "logs", 1) == "well\n"
 
 
-def test_one_that_was_slow_is_tried_once_more(
+def test_slow_zygote_is_retried_once(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt may be slow, for example while an image's files are first read."""

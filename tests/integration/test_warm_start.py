@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_rig import mark, soon
+from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.warm_rig import SHARED, Warm, console_script, in_folder, said, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 LOOK = """
 import json, os, signal, sys, threading
@@ -67,13 +67,13 @@ def both(tmp_path: Path, *argv: str, env: Mapping[str, str] | None = None) -> tu
 
 
 @pytest.mark.parametrize("options", [(), ("-u",), ("-O", "-Xdev"), ("-I",), ("-W", "error", "-B")])
-def test_a_script_finds_itself_as_in_a_cold_start(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_script_state_is_same_warm_and_cold(tmp_path: Path, options: tuple[str, ...]) -> None:
     path = script(tmp_path / "code", LOOK)
     cold, forked = both(tmp_path, sys.executable, *options, path, "--lr", "0.1 x")
     assert forked == cold
 
 
-def test_a_relative_script_behind_a_link(tmp_path: Path) -> None:
+def test_relative_script_behind_symlink_is_same_warm_and_cold(tmp_path: Path) -> None:
     script(tmp_path / "code", LOOK)
     (tmp_path / "link.py").symlink_to("code/train.py")
     back = in_folder(tmp_path)
@@ -84,13 +84,13 @@ def test_a_relative_script_behind_a_link(tmp_path: Path) -> None:
     assert forked == cold
 
 
-def test_a_folder_with_a_main_module(tmp_path: Path) -> None:
+def test_folder_with_main_module_is_same_warm_and_cold(tmp_path: Path) -> None:
     path = script(tmp_path / "code", LOOK, "__main__.py")
     cold, forked = both(tmp_path, sys.executable, str(Path(path).parent))
     assert forked == cold
 
 
-def test_a_module_of_a_package_finds_itself_as_in_a_cold_start(tmp_path: Path) -> None:
+def test_package_module_state_is_same_warm_and_cold(tmp_path: Path) -> None:
     script(tmp_path, "", "package/__init__.py")
     script(tmp_path, "LOOK = 1\n", "package/other.py")
     script(tmp_path, f"from .other import LOOK\n{LOOK}", "package/train.py")
@@ -102,7 +102,7 @@ def test_a_module_of_a_package_finds_itself_as_in_a_cold_start(tmp_path: Path) -
     assert forked == cold
 
 
-def test_a_console_script_finds_itself_as_in_a_cold_start(tmp_path: Path) -> None:
+def test_console_script_state_is_same_warm_and_cold(tmp_path: Path) -> None:
     path = console_script(tmp_path / "bin", LOOK)
     cold, forked = both(tmp_path, path, "--lr", "0.1")
     assert forked == cold
@@ -127,7 +127,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_program_ends_as_in_a_cold_start(tmp_path: Path, name: str) -> None:
+def test_exit_is_same_warm_and_cold(tmp_path: Path, name: str) -> None:
     path = script(tmp_path / "code", FAILURES[name])
     cold, forked = both(tmp_path, sys.executable, path)
     if name == "segment":  # the forked one has launcher frames below its own
@@ -137,7 +137,7 @@ def test_a_program_ends_as_in_a_cold_start(tmp_path: Path, name: str) -> None:
         assert forked == cold
 
 
-def test_a_missing_script_is_reported_as_in_a_cold_start(tmp_path: Path) -> None:
+def test_missing_script_error_is_same_warm_and_cold(tmp_path: Path) -> None:
     cold, forked = both(tmp_path, sys.executable, str(tmp_path / "absent.py"))
     assert "can't open file" in cold
     assert forked == cold
@@ -154,13 +154,13 @@ if __name__ == "__main__":
 """
 
 
-def test_multiprocessing_works_by_every_method(tmp_path: Path) -> None:
+def test_multiprocessing_works_with_every_start_method(tmp_path: Path) -> None:
     path = script(tmp_path / "code", SPAWNING)
     cold, forked = both(tmp_path, sys.executable, path)
     assert forked == cold == "fork 9\nspawn 9\nforkserver 9\n"
 
 
-def test_each_worker_has_random_numbers_of_its_own(tmp_path: Path) -> None:
+def test_each_worker_has_its_own_random_numbers(tmp_path: Path) -> None:
     source = (
         "import random, uuid, numpy, torch, multiprocessing.process as mp\n"
         "print(random.random(), torch.rand(1).item(), numpy.random.rand(), uuid.uuid4(),"
@@ -180,7 +180,7 @@ def test_each_worker_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     assert len(words) == len(set(words)) == 20
 
 
-def test_a_worker_dies_with_the_launcher_and_outlives_the_standby(tmp_path: Path) -> None:
+def test_worker_ends_with_launcher_and_survives_zygote(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "import time, os; print(os.getpid(), flush=True)\n"
                   "time.sleep(100)\n")  # fmt: skip
 

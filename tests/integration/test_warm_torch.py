@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.launcher_rig import mark
+from tests.integration.launcher_rig import process_tag
 from tests.integration.test_warm_start import both
 from tests.integration.warm_rig import Warm, said, said_warm, script, warm
 
-__all__ = ["mark"]
+__all__ = ["process_tag"]
 
-pytestmark = pytest.mark.usefixtures("mark")
+pytestmark = pytest.mark.usefixtures("process_tag")
 
 THREADS = """
 import torch, numpy, sklearn, os
@@ -38,7 +38,9 @@ print(len(os.listdir("/proc/self/task")))
         {"OPENBLAS_NUM_THREADS": "1000"},  # more than the number of processors
     ],
 )
-def test_threads_of_torch_and_numpy(tmp_path: Path, env: dict[str, str]) -> None:
+def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
     path = script(tmp_path / "code", THREADS)
     cold, forked = both(tmp_path, sys.executable, path, env=env)
     assert "openblas" in cold
@@ -61,7 +63,7 @@ if __name__ == "__main__":
 """
 
 
-def test_data_loaders_with_workers_of_their_own(tmp_path: Path) -> None:
+def test_data_loaders_work_with_worker_processes(tmp_path: Path) -> None:
     path = script(tmp_path / "code", LOADERS)
     cold, forked = both(tmp_path, sys.executable, path)
     assert cold.count("[[0, 1, 4, 9], [16, 25, 36, 49]]") == 4
@@ -100,7 +102,7 @@ main()
 """
 
 
-def test_record_writes_the_error_file(tmp_path: Path) -> None:
+def test_record_decorator_writes_error_file(tmp_path: Path) -> None:
     path = script(tmp_path / "code", RECORDED)
     reports: list[Any] = []
 
@@ -143,7 +145,7 @@ print(dist.distributed_c10d._get_default_store().get("last") if
 """
 
 
-def test_a_gang_meets_at_a_store_that_outlives_rank_0(tmp_path: Path) -> None:
+def test_gang_meets_at_store_that_survives_rank_0(tmp_path: Path) -> None:
     path = script(tmp_path / "code", GANG)
 
     async def scenario(hands: Warm) -> None:
@@ -167,7 +169,7 @@ def test_a_gang_meets_at_a_store_that_outlives_rank_0(tmp_path: Path) -> None:
         assert said(tmp_path / "logs", number, 1).split()[-1] == "reached"
 
 
-def test_without_torch_no_store_is_served(tmp_path: Path) -> None:
+def test_no_store_is_served_without_torch(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "print(1)\n")
 
     async def scenario(hands: Warm) -> None:
@@ -177,7 +179,7 @@ def test_without_torch_no_store_is_served(tmp_path: Path) -> None:
     warm(tmp_path / "logs", scenario)
 
 
-def test_rank_0_gets_the_port_where_it_is_to_serve_the_store_itself(tmp_path: Path) -> None:
+def test_rank_0_gets_port_to_serve_store_itself(tmp_path: Path) -> None:
     path = script(tmp_path / "code", GANG)
 
     async def scenario(hands: Warm) -> None:
