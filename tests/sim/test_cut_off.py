@@ -59,7 +59,7 @@ def test_no_round_begins_beside_workers_of_a_node_that_was_cut_off(
             pytest.fail(report(result), pytrace=False)
 
 
-def test_without_the_deadline_of_its_launcher_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_launcher_deadline_rounds_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the deadline the same schedules violate the invariant."""
     monkeypatch.setattr(Pod, "_watch_deadline", lambda pod: None)
     results = [simulate(seed, plan=plan(seed, 3.0, launcher=False)) for seed in SEEDS]

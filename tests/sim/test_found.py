@@ -43,7 +43,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_it_breaks_none_any_more(name: str) -> None:
+def test_found_schedule_breaks_no_invariant(name: str) -> None:
     seed = FOUND[name]
     kind = FIRST_KINDS[seed % len(FIRST_KINDS)]
     result = simulate(seed, plan=schedule.plan(seed, kind))

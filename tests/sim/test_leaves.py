@@ -58,7 +58,7 @@ def causes(result: Result) -> list[Cause]:
 )
 @pytest.mark.parametrize("outage", ["cut_all_etcd", "restart_etcd"])
 @pytest.mark.parametrize("seconds", [6.0, 12.0])
-def test_a_leave_in_an_outage_of_etcd_is_no_loss(
+def test_leave_during_an_etcd_outage_is_no_loss(
     seconds: float, outage: str, victims: tuple[int, ...]
 ) -> None:
     for seed in SEEDS:
@@ -74,7 +74,7 @@ def test_a_leave_in_an_outage_of_etcd_is_no_loss(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_member_whose_mark_is_withdrawn_stays(seed: int) -> None:
+def test_member_whose_drain_request_is_withdrawn_stays(seed: int) -> None:
     """The workers still stop for the leave: the member joins the next round, and none is lost."""
     slow = replace(plan(seed, "elect", 0.0, ()), operator=True, actions=(), stubborn=1.0)
     planned = replace(slow, bounds=replace(slow.bounds, stop_grace_seconds=2.0))

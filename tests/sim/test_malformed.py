@@ -30,9 +30,7 @@ def world(seed: int, garbage: int) -> World:
 
 @pytest.mark.parametrize("garbage", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_next_one_coordinates_and_its_log_names_what_was_passed_over(
-    seed: int, garbage: int
-) -> None:
+def test_next_member_coordinates_and_logs_the_skipped_record(seed: int, garbage: int) -> None:
     job = world(seed, garbage)
     job.run(10.0)
     current = job.checker.round
@@ -49,7 +47,7 @@ def test_the_next_one_coordinates_and_its_log_names_what_was_passed_over(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_when_the_coordinator_goes_its_successor_passes_it_over_too(seed: int) -> None:
+def test_successor_skips_malformed_record_when_the_coordinator_goes(seed: int) -> None:
     job = world(seed, garbage=2)
     job.run(10.0)
     current = job.checker.round
@@ -63,9 +61,7 @@ def test_when_the_coordinator_goes_its_successor_passes_it_over_too(seed: int) -
     assert current.coordinator != first.id
 
 
-def test_a_coordinator_whose_own_record_is_spoiled_comes_back_and_the_next_one_coordinates() -> (
-    None
-):
+def test_coordinator_with_damaged_record_returns_and_next_member_coordinates() -> None:
     job = world(0, garbage=0)
     job.run(10.0)
     current = job.checker.round

@@ -10,7 +10,7 @@ from tests.sim import schedule
 from tests.sim.world import World
 
 
-def test_an_agent_that_is_stopped_twice_has_been_silent_since_the_first_time() -> None:
+def test_agent_stopped_twice_has_been_silent_since_the_first_stop() -> None:
     """No beat lies between the pauses, so the real launcher's timer would not restart."""
     world = World(0, replace(schedule.plan(0), strikes=()), Engine)
     world.add_pod()

@@ -313,7 +313,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("seed", range(3))
-def test_without_the_rule_it_goes_wrong(name: str, seed: int) -> None:
+def test_rule_removal_breaks_an_invariant(name: str, seed: int) -> None:
     goes_wrong, without = RULES[name]
     assert not goes_wrong(seed, Engine)
     with without() as planted:

@@ -50,7 +50,7 @@ def stopped(result: Result) -> bool:
 
 @pytest.mark.parametrize("outage", ["cut_all_etcd", "restart_etcd"])
 @pytest.mark.parametrize("seconds", [3.5, 4.5, 6.0, 12.0])
-def test_no_outage_stops_a_whole_gang(seconds: float, outage: str) -> None:
+def test_etcd_outage_stops_no_complete_gang(seconds: float, outage: str) -> None:
     """Exception: a key expires just after etcd is back, before the coordinator is linked."""
     at = [OUTAGE_AT + 0.3 * (seed % 10) + 0.05 * (seed // 10) for seed in SEEDS]
     plans = [plan(seed, Action(at[seed], outage, 0, seconds)) for seed in SEEDS]
@@ -59,7 +59,7 @@ def test_no_outage_stops_a_whole_gang(seconds: float, outage: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.5, 2.4])
-def test_nor_does_an_agent_that_stands_still_meanwhile(seconds: float) -> None:
+def test_agent_suspended_during_an_outage_stops_no_complete_gang(seconds: float) -> None:
     for seed in SEEDS:
         stall = Action(OUTAGE_AT + 10.0 + 0.025 * seed, "stop_agent", seed % 4, seconds)
         away = Action(OUTAGE_AT, "cut_all_etcd", 0, 20.0)

@@ -11,7 +11,7 @@ from tests.sim.run import simulate
 MOST_SEEDS = 2_000
 
 
-def test_the_catalogue_is_large_and_names_each_once() -> None:
+def test_planted_bug_catalogue_is_large_and_unique() -> None:
     assert len(BUGS) >= 60
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 

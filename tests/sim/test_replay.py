@@ -20,7 +20,7 @@ def fingerprint(seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_same_seed_gives_the_same_trace(seed: int) -> None:
+def test_same_seed_gives_same_trace(seed: int) -> None:
     assert fingerprint(seed) == fingerprint(seed)
 
 
@@ -28,7 +28,7 @@ def test_seeds_differ() -> None:
     assert len({fingerprint(seed) for seed in SEEDS}) == len(SEEDS)
 
 
-def test_the_trace_does_not_depend_on_the_hash_seed() -> None:
+def test_trace_does_not_depend_on_the_hash_seed() -> None:
     program = (
         "from tests.sim.test_replay import SEEDS, fingerprint\n"
         "print([fingerprint(seed) for seed in SEEDS])"

@@ -30,7 +30,7 @@ def requests(world: World) -> list[int]:
 
 
 @pytest.mark.parametrize("nodes", [4, 16, 64])
-def test_first_round_costs_few_requests_a_member(nodes: int) -> None:
+def test_first_round_needs_few_requests_per_member(nodes: int) -> None:
     result = simulate(1, plan=gang(nodes))
     assert result.violation is None
     assert result.world.checker.final_numbers == {1}
@@ -40,7 +40,7 @@ def test_first_round_costs_few_requests_a_member(nodes: int) -> None:
     assert sorted(counts)[-2] <= MOST_REQUESTS  # every member but the coordinator
 
 
-def test_a_round_that_runs_costs_no_requests() -> None:
+def test_running_round_needs_no_requests() -> None:
     plan = gang(4)
     short = simulate(1, plan=plan)
     counts = requests(short.world)

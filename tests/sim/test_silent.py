@@ -51,7 +51,7 @@ def seconds_until_three_train(result: Result) -> float:
 @pytest.mark.parametrize("victim", [0, 2], ids=["coordinator", "member"])
 @pytest.mark.parametrize("fault", ["power_off", "freeze", "cut_off"])
 @pytest.mark.parametrize("lease_seconds", [3.0, 5.0])
-def test_a_silent_node_is_replaced_in_time(lease_seconds: float, fault: str, victim: int) -> None:
+def test_silent_node_is_replaced_in_time(lease_seconds: float, fault: str, victim: int) -> None:
     for seed in SEEDS:
         result = simulate(seed, plan=plan(seed, lease_seconds, victim, fault))
         assert result.violation is None, report(result)

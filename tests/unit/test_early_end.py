@@ -51,10 +51,10 @@ def ended(program: str, part: str, run: str) -> tuple[int, str]:
         ("elasticjob_agent", "grpc"),
     ],
 )
-def test_who_is_told_to_end_while_it_imports_ends(package: str, part: str) -> None:
+def test_sigterm_during_import_ends_the_program(package: str, part: str) -> None:
     assert ended(package, part, MODULE) == (0, "")
 
 
-def test_a_launcher_that_is_told_to_end_while_it_imports_ends(tmp_path: Path) -> None:
+def test_sigterm_during_import_ends_the_launcher(tmp_path: Path) -> None:
     launcher = build_zipapp(tmp_path / "launcher.pyz")
     assert ended(str(launcher), f"{PACKAGE}.app", FILE) == (128 + signal.SIGTERM, "")

@@ -26,26 +26,26 @@ PROJECT = {
 @pytest.mark.parametrize(
     ("extra", "names"), [("inner", "a b"), ("outer", "a b c"), ("all", "a b c d")]
 )
-def test_an_extra_brings_the_extras_it_names(extra: str, names: str) -> None:
+def test_extra_includes_the_extras_it_names(extra: str, names: str) -> None:
     found = requirements(PROJECT, extra)
     assert [name[0] for name in found] == sorted([*names.split(), "b"])
     assert "base>=1" in found
     assert not any(name.startswith("thing") for name in found)
 
 
-def test_dev_brings_every_other_extra() -> None:
+def test_dev_includes_every_other_extra() -> None:
     project = tomllib.loads((environment.ROOT / "pyproject.toml").read_text())["project"]
     everything = set(requirements(project, "dev"))
     for extra in project["optional-dependencies"]:
         assert set(requirements(project, extra)) <= everything
 
 
-def test_a_key_tells_its_ingredients_apart() -> None:
+def test_key_distinguishes_its_inputs() -> None:
     assert key("a", "b") == key("a", "b")
     assert len({key("a", "b"), key("ab"), key("a", "b", ""), key("b", "a")}) == 4
 
 
-def test_an_environment_is_complete_only_with_its_stamp_and_its_python(tmp_path: Path) -> None:
+def test_environment_is_complete_only_with_its_stamp_and_its_python(tmp_path: Path) -> None:
     assert not is_complete(tmp_path, "k")
     (tmp_path / STAMP).write_text("k")
     assert not is_complete(tmp_path, "k")
@@ -65,7 +65,7 @@ def append_locked(lock: Path, log: Path) -> None:
             log.write_text(text + "x")
 
 
-def test_two_builders_take_turns(tmp_path: Path) -> None:
+def test_two_builders_are_serialised(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     spawn = multiprocessing.get_context("spawn")
@@ -89,11 +89,11 @@ def server(folder: Path, name: str, version: str) -> Path:
     return program
 
 
-def test_a_server_says_its_version(tmp_path: Path) -> None:
+def test_server_version_is_read(tmp_path: Path) -> None:
     assert etcd_servers.spoken_version(server(tmp_path, "etcd", "3.7.3")) == "3.7.3"
 
 
-def test_a_packaged_server_of_another_version_is_refused(
+def test_packaged_server_of_another_version_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unpack(into: Path) -> None:
@@ -106,9 +106,7 @@ def test_a_packaged_server_of_another_version_is_refused(
     assert not (tmp_path / "etcd-3.4" / "etcd").exists()
 
 
-def test_a_server_that_is_there_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_server_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked = []
 
     def unpack(into: Path) -> None:

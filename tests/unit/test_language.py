@@ -44,7 +44,7 @@ def clauses(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_docstrings_open_with_a_noun_phrase_or_a_verb(folder: str) -> None:
+def test_docstrings_open_with_noun_phrase_or_verb(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     assert [found for path in paths for found in clauses(path)] == []
@@ -66,7 +66,7 @@ def test_docstrings_of_all_kinds_are_read() -> None:
     ]
 
 
-def test_contributing_documents_the_language_the_glossary_and_commit_subjects() -> None:
+def test_contributing_documents_language_glossary_and_commit_subjects() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     sections = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
     assert f"{LONGEST_SUBJECT} characters" in sections["Language"]

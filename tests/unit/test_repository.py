@@ -58,11 +58,11 @@ def our_files() -> list[Path]:
     return found
 
 
-def test_operator_folder_does_not_hide_pythons_operator_module() -> None:
+def test_operator_folder_does_not_hide_standard_operator_module() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-def test_no_file_names_a_package_registry_or_a_home_of_its_author() -> None:
+def test_no_file_names_a_package_registry_or_a_home_folder() -> None:
     forbidden = re.compile("|".join(map(re.escape, [*REGISTRIES, "/wo" + "rk/", "/ro" + "ot/"])))
     named = {
         str(path.relative_to(ROOT)): found[0]
@@ -80,14 +80,14 @@ def test_license_is_apache_2() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_package_is_typed_and_in_the_wheel(package: str) -> None:
+def test_package_is_typed_and_in_wheel(package: str) -> None:
     assert (ROOT / package / "__init__.py").exists()
     assert (ROOT / package / "py.typed").exists()
     wheel = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]  # type: ignore[index]
     assert package in wheel["packages"]
 
 
-def test_ci_runs_make_test_and_nothing_else() -> None:
+def test_ci_runs_only_make_test() -> None:
     script = ROOT / ".ci" / "run"
     commands = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert commands == ['cd "$(dirname "$0")/.." && exec make test']
@@ -99,7 +99,7 @@ def make_targets() -> set[str]:
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_make_targets_that_a_document_names_exist(document: str) -> None:
+def test_make_targets_named_in_documents_exist(document: str) -> None:
     named = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
     named |= set(
         re.findall(r"^(?:\$ )?make ([a-z0-9-]+)", (ROOT / document).read_text(), re.MULTILINE)
@@ -108,7 +108,7 @@ def test_make_targets_that_a_document_names_exist(document: str) -> None:
     assert named <= make_targets()
 
 
-def test_every_make_target_is_phony_and_does_something() -> None:
+def test_every_make_target_is_phony_and_has_a_recipe() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = {
         name for line in re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE) for name in line.split()
@@ -149,7 +149,7 @@ def test_etcd_build_is_pinned_to_its_version(pins: Path) -> None:
 
 
 @pytest.mark.parametrize("module", CORES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_core_module_calls_nothing_impure(module: Path) -> None:
+def test_core_module_makes_no_impure_call(module: Path) -> None:
     """The part of the rule that import-linter cannot check: it sees imports alone."""
     found = []
     for node in ast.walk(ast.parse(module.read_text(), str(module))):
@@ -164,7 +164,7 @@ def test_core_module_calls_nothing_impure(module: Path) -> None:
     assert found == []
 
 
-def test_the_cores_were_found() -> None:
+def test_core_modules_are_found() -> None:
     assert {path.relative_to(ROOT).parts[1] for path in CORES} == {
         "elasticjob_agent",
         "elasticjob_operator",

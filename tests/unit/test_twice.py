@@ -32,7 +32,7 @@ def test_here():
         (["tests/unit/test_a.py::test_b"], False),
     ],
 )
-def test_only_a_few_on_real_servers(failed: list[str], again: bool) -> None:
+def test_only_few_failed_tests_on_real_servers_are_rerun(failed: list[str], again: bool) -> None:
     assert worth_a_second_look(failed) is again
 
 
@@ -45,7 +45,7 @@ def test_only_a_few_on_real_servers(failed: list[str], again: bool) -> None:
         ("unit", 1, 1, 1, ""),
     ],
 )
-def test_a_second_look(
+def test_rerun_of_failed_tests(
     tmp_path: Path, room: str, failures: int, status: int, runs: int, said: str
 ) -> None:
     folder = tmp_path / "tests" / room

@@ -69,12 +69,12 @@ def told(driven: Driven) -> Local:
     return driven.only(Tell)[-1].local
 
 
-def test_the_rendezvous_hears_that_a_script_wants_to_save() -> None:
+def test_script_that_wants_to_save_is_reported_to_the_rendezvous() -> None:
     assert told(training()).saves
     assert not told(training(saves=False)).saves
 
 
-def test_each_word_is_handed_on_once() -> None:
+def test_each_save_request_is_forwarded_once() -> None:
     driven = training()
     assert driven.only(AskCrew, driven.feed(directed(0))) == [AskCrew(1, Request(0, 25.0))]
     assert driven.only(AskCrew, driven.feed(progressed(4, 4))) == []
@@ -82,7 +82,7 @@ def test_each_word_is_handed_on_once() -> None:
     assert driven.only(AskCrew, driven.feed(directed(9))) == []
 
 
-def test_the_answer_is_what_was_read_after_the_request_was_in_place() -> None:
+def test_answer_is_first_progress_read_after_the_request_was_written() -> None:
     driven = training()
     driven.feed(directed(0))
     driven.feed(progressed(4, 5))
@@ -93,7 +93,7 @@ def test_the_answer_is_what_was_read_after_the_request_was_in_place() -> None:
     assert told(driven).passed == 6
 
 
-def test_all_must_come_past_the_place_unless_one_tells_of_a_checkpoint() -> None:
+def test_group_has_saved_when_all_passed_the_step_or_one_reports_a_checkpoint() -> None:
     driven = training()
     for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 6)):
         driven.feed(event)
@@ -104,7 +104,7 @@ def test_all_must_come_past_the_place_unless_one_tells_of_a_checkpoint() -> None
     assert told(driven).completed
 
 
-def test_a_checkpoint_before_the_place_is_not_the_one() -> None:
+def test_checkpoint_before_requested_step_does_not_complete_the_save() -> None:
     driven = training()
     for event in (directed(0), progressed(4, 5, asked=True), directed(9)):
         driven.feed(event)
@@ -112,7 +112,7 @@ def test_a_checkpoint_before_the_place_is_not_the_one() -> None:
     assert not told(driven).completed
 
 
-def test_who_tells_its_checkpoints_may_still_be_writing_when_it_came_past() -> None:
+def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -> None:
     driven = running()
     driven.feed(directed())
     driven.feed(progressed(3, 3, checkpoint_step=2, checkpoints=1))
@@ -123,7 +123,7 @@ def test_who_tells_its_checkpoints_may_still_be_writing_when_it_came_past() -> N
     assert (told(driven).saved, told(driven).completed) == (False, False)
 
 
-def test_a_worker_that_ended_is_not_waited_for() -> None:
+def test_ended_worker_is_not_waited_for() -> None:
     driven = training()
     for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 5)):
         driven.feed(event)
@@ -142,7 +142,7 @@ def asked_to_end(*points: int) -> Driven:
     return driven
 
 
-def test_who_ends_once_it_has_saved_is_not_done_and_waits_for_the_end_of_the_round() -> None:
+def test_worker_that_ends_after_saving_is_not_done_and_waits_for_round_end() -> None:
     driven = asked_to_end(5, 5)
     local = told(driven)
     assert (local.done, local.workers, local.saved) == (False, Workers.RUNNING, True)
@@ -153,12 +153,12 @@ def test_who_ends_once_it_has_saved_is_not_done_and_waits_for_the_end_of_the_rou
     assert len(driven.only(StartCrew)) == 2
 
 
-def test_who_ends_before_the_place_is_done() -> None:
+def test_worker_that_ends_before_requested_step_is_done() -> None:
     local = told(asked_to_end(4, 4))
     assert (local.done, local.workers) == (True, Workers.NONE)
 
 
-def test_who_ended_at_the_place_is_done_where_nobody_ends_the_round() -> None:
+def test_worker_that_ends_at_requested_step_is_done_if_round_does_not_end() -> None:
     driven = asked_to_end(5, 5)
     assert wake_at(driven.state) is not None
     driven.feed(Timer(), after=25.0)
@@ -167,7 +167,7 @@ def test_who_ended_at_the_place_is_done_where_nobody_ends_the_round() -> None:
 
 
 @pytest.mark.parametrize("hurry", [False, True])
-def test_a_leaver_whose_workers_ended_waits_for_its_peers_unless_it_is_hurried(hurry: bool) -> None:
+def test_leaving_agent_with_ended_workers_waits_for_peers_unless_hurried(hurry: bool) -> None:
     driven = asked_to_end(5, 5)
     driven.feed(LeaveAsked("SIGTERM", hurry=hurry))
     driven.feed(Timer(), after=20.0)
@@ -176,7 +176,7 @@ def test_a_leaver_whose_workers_ended_waits_for_its_peers_unless_it_is_hurried(h
     assert told(driven).workers is Workers.NONE
 
 
-def test_a_program_that_names_no_places_and_ends_when_it_was_asked_is_not_done() -> None:
+def test_program_without_steps_that_ends_after_request_is_not_done() -> None:
     driven = training()
     driven.feed(progressed(0, 0, saved_ns=5))
     for event in (directed(0), progressed(0, 0, asked=True, saved_ns=5), directed(1)):
@@ -186,7 +186,7 @@ def test_a_program_that_names_no_places_and_ends_when_it_was_asked_is_not_done()
     assert not told(driven).done
 
 
-def test_a_file_that_is_written_anew_tells_of_a_checkpoint() -> None:
+def test_rewritten_file_counts_as_checkpoint() -> None:
     driven = training()
     driven.feed(progressed(0, 0, saved_ns=5))
     driven.feed(directed())
@@ -198,7 +198,7 @@ def test_a_file_that_is_written_anew_tells_of_a_checkpoint() -> None:
     assert told(driven).completed
 
 
-def test_a_text_tells_of_its_checkpoint_by_its_step() -> None:
+def test_reported_checkpoint_counts_by_its_step() -> None:
     driven = running()
     driven.feed(directed())
     text = WorkerProgress(step=9, checkpoint_step=5, saves=True)
@@ -213,7 +213,7 @@ def test_a_text_tells_of_its_checkpoint_by_its_step() -> None:
 # -- leaving nodes ------------------------------------------------------------------
 
 
-def test_the_workers_of_a_leaver_run_on_until_they_have_saved() -> None:
+def test_workers_of_leaving_member_run_until_saved() -> None:
     driven = training()
     assert driven.only(StopCrew, driven.feed(LeaveAsked("SIGTERM"))) == []
     assert told(driven).leaving == "SIGTERM"
@@ -224,7 +224,7 @@ def test_the_workers_of_a_leaver_run_on_until_they_have_saved() -> None:
     ]
 
 
-def test_nobody_waits_long_to_be_asked() -> None:
+def test_leaving_agent_waits_at_most_ask_seconds_for_save_request() -> None:
     driven = training()
     driven.feed(LeaveAsked("SIGTERM"))
     assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
@@ -233,7 +233,7 @@ def test_nobody_waits_long_to_be_asked() -> None:
 
 
 @pytest.mark.parametrize("why", ["does not save", "nobody asks", "hurried"])
-def test_a_leaver_stops_at_once_where_it_need_not_wait(why: str) -> None:
+def test_leaving_agent_stops_at_once_without_save_request(why: str) -> None:
     driven = training(saves=why != "does not save")
     if why == "nobody asks":
         driven.feed(directed(asks=False))
@@ -241,7 +241,7 @@ def test_a_leaver_stops_at_once_where_it_need_not_wait(why: str) -> None:
     assert len(stops) == 1
 
 
-def test_who_waits_for_the_stop_does_not_hang() -> None:
+def test_workers_waiting_for_stop_are_not_a_hang() -> None:
     driven = Driven(hello(running=1), facts=replace(FACTS, hang_seconds=1.0))
     driven.feed(directed())
     driven.feed(progressed(3, 4))
@@ -250,13 +250,13 @@ def test_who_waits_for_the_stop_does_not_hang() -> None:
     assert hangs_at(driven.state) is None
 
 
-def test_a_loss_stops_those_who_are_asked_at_once() -> None:
+def test_loss_stops_workers_with_save_request_at_once() -> None:
     driven = training()
     driven.feed(directed(0))
     assert driven.only(StopCrew, driven.feed(stop(kind=CauseKind.LOSS))) == [StopCrew(1, 0.0)]
 
 
-def test_a_returning_agent_asks_again() -> None:
+def test_returning_agent_repeats_save_request() -> None:
     driven = Driven(hello(running=1))
     assert driven.only(AskCrew, driven.feed(directed(5))) == [AskCrew(1, Request(5, 25.0))]
 
@@ -272,7 +272,7 @@ def test_a_returning_agent_asks_again() -> None:
     ],
     ids=["unasked", "lost", "asked", "never-asked", "wants-none"],
 )
-def test_the_log_says_that_nobody_was_asked_though_the_script_wants_it(
+def test_stop_without_possible_checkpoint_is_logged(
     saves: bool, asks: bool, asked: bool, kind: CauseKind, said: bool
 ) -> None:
     driven = running()

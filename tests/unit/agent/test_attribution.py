@@ -206,11 +206,11 @@ def culprit(*exits: WorkerExited | Ended, **options: Any) -> Failure:
         (exited(code=126), FailureClass.LAUNCH_ERROR),
     ],
 )  # fmt: skip
-def test_the_class_of_a_failure(exit_: WorkerExited, kind: FailureClass) -> None:
+def test_failure_class_from_error_text(exit_: WorkerExited, kind: FailureClass) -> None:
     assert culprit(exit_).kind is kind
 
 
-def test_an_abort_at_exit_is_not_the_reason() -> None:
+def test_abort_at_exit_is_not_the_failure_reason() -> None:
     tail = TRACEBACK + "ValueError: boom\nterminate called without an active exception\n"
     failure = culprit(exited(signum=6, stderr=tail))
     assert (failure.kind, failure.signal) == (FailureClass.USER_ERROR, 6)
@@ -220,28 +220,28 @@ def test_an_abort_at_exit_is_not_the_reason() -> None:
     assert peer.kind is FailureClass.PEER_ABORT
 
 
-def test_who_timed_out_is_named_before_those_it_aborted() -> None:
+def test_timed_out_worker_precedes_workers_it_aborted() -> None:
     first = exited(0, at=100, stderr=TRACEBACK + CLOSED)
     assert culprit(first, exited(1, at=900, stderr=TRACEBACK + TIMED_OUT)).local_rank == 1
 
 
-def test_who_failed_by_itself_is_named_before_who_waited_for_it() -> None:
+def test_worker_with_own_error_precedes_worker_with_collective_timeout() -> None:
     waited = exited(0, at=100, stderr=TRACEBACK + TIMED_OUT)
     assert culprit(waited, exited(1, at=900, stderr=TRACEBACK + "ValueError: x")).local_rank == 1
 
 
-def test_only_rank_0_listens_at_the_master_port() -> None:
+def test_taken_master_port_of_another_rank_than_0_is_user_error() -> None:
     exit_ = exited(stderr=TRACEBACK + PORT_TAKEN)
     assert culprit(exit_, base_rank=2).kind is FailureClass.USER_ERROR
 
 
-def test_a_lost_connection_below_torchs_frames_is_a_peers() -> None:
+def test_connection_loss_below_torch_frames_is_peer_abort() -> None:
     frames = '  File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce\n'
     tail = TRACEBACK + frames + "BrokenPipeError: [Errno 32] Broken pipe"
     assert culprit(exited(stderr=tail)).kind is FailureClass.PEER_ABORT
 
 
-def test_a_users_error_below_torchs_frames_stays_a_users() -> None:
+def test_user_error_below_torch_frames_is_user_error() -> None:
     frames = '  File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce\n'
     assert culprit(exited(stderr=TRACEBACK + frames + "ValueError: x")).kind is (
         FailureClass.USER_ERROR
@@ -251,7 +251,7 @@ def test_a_users_error_below_torchs_frames_stays_a_users() -> None:
 # -- messages -----------------------------------------------------------------------
 
 
-def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> None:
+def test_traceback_is_read_from_stderr_without_torch_prefixes() -> None:
     lines = (TRACEBACK + "ValueError: boom\nmore of it\n").splitlines()
     prefixed = "warming up\n" + "\n".join(f"[rank3]: {line}" for line in lines)
     failure = culprit(exited(stderr=prefixed))
@@ -289,11 +289,11 @@ def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> 
          "RuntimeError: the head was cut off"),
     ],
 )  # fmt: skip
-def test_the_message_of_a_failure(exit_: WorkerExited, message: str) -> None:
+def test_failure_message(exit_: WorkerExited, message: str) -> None:
     assert culprit(exit_).message == message
 
 
-def test_the_traceback_of_an_exception_has_its_causes() -> None:
+def test_traceback_includes_exception_causes() -> None:
     whole = because(because(TRACEBACK + "KeyError: 'x'"))
     account = from_stderr("noise\n" + whole)
     assert account is not None
@@ -316,7 +316,7 @@ def test_the_traceback_of_an_exception_has_its_causes() -> None:
         (4, 30, "exit code 4; the last line on its standard error: going on"),
     ],
 )
-def test_an_exception_that_was_caught_and_logged_is_not_the_reason(
+def test_caught_and_logged_exception_is_not_the_failure_reason(
     code: int, after: int, said: str
 ) -> None:
     failure = culprit(exited(code=code, stderr=TRACEBACK + CLOSED + "\ngoing on" * after))
@@ -325,12 +325,12 @@ def test_an_exception_that_was_caught_and_logged_is_not_the_reason(
     assert failure.kind is (FailureClass.USER_ERROR if caught else FailureClass.PEER_ABORT)
 
 
-def test_a_long_message_does_not_crowd_out_the_frames() -> None:
+def test_long_message_keeps_traceback_frames() -> None:
     failure = culprit(exited(stderr=TRACEBACK + "ValueError: " + "x" * 12_000))
     assert failure.traceback.startswith(TRACEBACK)
 
 
-def test_the_causes_in_an_error_file_count_as_well() -> None:
+def test_causes_in_error_file_count() -> None:
     failure = culprit(
         exited(), reports={0: report("StepFailed: 7", 1, because(TRACEBACK + CLOSED))}
     )
@@ -338,7 +338,7 @@ def test_the_causes_in_an_error_file_count_as_well() -> None:
     assert failure.message == "StepFailed: 7"
 
 
-def test_what_never_ends_is_looked_at_for_a_while() -> None:
+def test_search_of_endless_exception_chain_is_bounded() -> None:
     chain = TRACEBACK + "E: x\n"
     for _ in range(2000):
         chain = because(chain)
@@ -352,7 +352,7 @@ def test_what_never_ends_is_looked_at_for_a_while() -> None:
         from_stderr(text)
 
 
-def test_where_a_crash_happened_is_told_without_our_own_frames() -> None:
+def test_crash_location_omits_own_frames() -> None:
     failure = culprit(exited(signum=11, stderr="Fatal Python error: Segmentation fault\n" + DUMP))
     assert failure.kind is FailureClass.SIGNAL
     assert failure.traceback.splitlines() == [
@@ -390,17 +390,17 @@ def test_error_files_of_every_kind(raw: bytes, message: str | None, at_ms: int |
 
 
 @given(st.binary(max_size=300))
-def test_no_error_file_raises(raw: bytes) -> None:
+def test_malformed_error_file_does_not_raise(raw: bytes) -> None:
     from_error_file(raw)
 
 
 @given(st.text(max_size=300))
-def test_no_standard_error_raises(tail: str) -> None:
+def test_malformed_stderr_does_not_raise(tail: str) -> None:
     account = from_stderr(tail)
     assert account is None or account.message.encode() is not None
 
 
-def test_of_a_message_as_long_as_a_log_both_ends_are_judged() -> None:
+def test_both_ends_of_very_long_message_are_classified() -> None:
     """The search's time may grow with the square of the length."""
     noise = "gloo " * 200_000
     raw = json.dumps({"message": {"message": f"{BARRIER}\n{noise}\nthe last word"}}).encode()
@@ -413,14 +413,14 @@ def test_of_a_message_as_long_as_a_log_both_ends_are_judged() -> None:
 
 
 @given(st.text(max_size=9000), st.text(max_size=20_000))
-def test_a_record_always_fits(message: str, traceback: str) -> None:
+def test_failure_record_always_fits_its_size_limit(message: str, traceback: str) -> None:
     failure = Failure(
         1, "m" * 40, "n" * 63, 0, 0, FailureClass.USER_ERROR, 5, 1, None, message, traceback, "w"
     )
     assert len(encode(fitted(failure))) <= FAILURE_BYTES
 
 
-def test_a_long_traceback_keeps_its_end_and_control_characters_still_fit() -> None:
+def test_long_traceback_with_control_characters_keeps_its_end() -> None:
     failure = culprit(exited(), reports={0: report("E: x", 1, "\x00" * 9000 + "the last frame")})
     assert failure.traceback.endswith("the last frame")
     assert len(encode(failure)) <= FAILURE_BYTES
@@ -429,37 +429,37 @@ def test_a_long_traceback_keeps_its_end_and_control_characters_still_fit() -> No
 # -- the culprit --------------------------------------------------------------------
 
 
-def test_nobody_failed() -> None:
+def test_no_failed_worker_gives_no_failure() -> None:
     assert failure_of(crew(exited(code=0), exited(1, code=0)), FACTS) is None
     assert failure_of(crew(reports={0: report("x", 1)}), FACTS) is None, "it may have been caught"
 
 
-def test_the_first_exit_is_blamed_without_error_files() -> None:
+def test_first_exit_is_first_failure_without_error_files() -> None:
     assert culprit(exited(1, at=500), exited(0, at=900)).local_rank == 1
 
 
-def test_an_error_file_places_its_worker_by_its_own_time() -> None:
+def test_error_file_dates_its_worker_by_its_own_timestamp() -> None:
     failure = culprit(
         exited(0, at=9_000), exited(1, at=9_100), reports={1: report("ValueError: x", 8.0)}
     )
     assert (failure.local_rank, failure.at_ms) == (1, 8_000)
 
 
-def test_a_worker_that_wrote_an_error_file_and_still_ends_can_be_the_culprit() -> None:
+def test_still_exiting_worker_with_error_file_can_be_first_failure() -> None:
     failure = culprit(
         exited(0, at=9_000, stderr=TRACEBACK + RESET), reports={1: report("ValueError: x", 8.0)}
     )
     assert (failure.local_rank, failure.exit_code, failure.signal) == (1, None, None)
 
 
-def test_an_aborted_collective_is_never_blamed_beside_a_cause() -> None:
+def test_aborted_collective_is_not_first_failure_beside_a_cause() -> None:
     failure = culprit(
         exited(0, at=100, stderr=TRACEBACK + CLOSED), exited(1, at=900, stderr="ValueError: x")
     )
     assert failure.local_rank == 1
 
 
-def test_a_traceback_of_one_that_we_killed_while_it_ended_counts() -> None:
+def test_traceback_of_exiting_worker_killed_by_agent_counts() -> None:
     failure = culprit(
         exited(0, at=100, stderr=TRACEBACK + CLOSED),
         Ended(exited(1, signum=9, at=200, stderr=TRACEBACK + "ValueError: x"), StopCause.FAILURE),
@@ -471,7 +471,7 @@ def test_a_traceback_of_one_that_we_killed_while_it_ended_counts() -> None:
 @pytest.mark.parametrize(
     "during", [StopCause.URGENT, StopCause.PLANNED, StopCause.LEAVE, StopCause.END]
 )
-def test_errors_during_a_stop_for_no_failure_do_not_count(during: StopCause) -> None:
+def test_errors_during_stop_without_failure_do_not_count(during: StopCause) -> None:
     exit_ = exited(stderr=TRACEBACK + "ValueError: x")
     assert failure_of(crew(Ended(exit_, during), reports={0: report("x", 1)}), FACTS) is None
 
@@ -487,8 +487,6 @@ def test_errors_during_a_stop_for_no_failure_do_not_count(during: StopCause) -> 
         (exited(code=1, stderr=TRACEBACK + CLOSED), False),
     ],
 )
-def test_while_a_peers_failure_is_handled_only_an_error_of_its_own_counts(
-    exit_: WorkerExited, blamed: bool
-) -> None:
+def test_during_peer_failure_only_own_error_counts(exit_: WorkerExited, blamed: bool) -> None:
     found = failure_of(crew(Ended(exit_, StopCause.PEER_FAILURE)), FACTS)
     assert (found is not None) is blamed

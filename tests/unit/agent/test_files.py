@@ -17,7 +17,7 @@ from elasticjob_agent.termination import MAX_BYTES, clipped, write_termination
 # -- logs ---------------------------------------------------------------------------
 
 
-def test_each_round_has_folders_of_its_own(tmp_path: Path) -> None:
+def test_each_round_has_separate_log_folders(tmp_path: Path) -> None:
     logs = RunLogs(LogSettings(tmp_path / "digits"))
     logs.prepare(3, slots=2, base_rank=4)
     assert (tmp_path / "digits/round_3/1").is_dir()
@@ -26,7 +26,7 @@ def test_each_round_has_folders_of_its_own(tmp_path: Path) -> None:
     assert logs.base_rank(4) is None
 
 
-def test_the_oldest_rounds_go_first_and_strangers_stay(tmp_path: Path) -> None:
+def test_oldest_rounds_are_removed_and_foreign_files_stay(tmp_path: Path) -> None:
     logs = RunLogs(LogSettings(tmp_path, keep_rounds=3))
     (tmp_path / "round_trip").mkdir()
     for number in (2, 8, 9, 10, 11):
@@ -35,7 +35,7 @@ def test_the_oldest_rounds_go_first_and_strangers_stay(tmp_path: Path) -> None:
     assert left == {"round_9", "round_10", "round_11", "round_trip"}
 
 
-def test_the_error_file_of_an_earlier_run_is_not_this_runs(tmp_path: Path) -> None:
+def test_error_file_of_earlier_run_is_removed(tmp_path: Path) -> None:
     logs = RunLogs(LogSettings(tmp_path))
     logs.prepare(1, slots=1, base_rank=0)
     (tmp_path / "round_1/0/error.json").write_text("old")
@@ -44,12 +44,12 @@ def test_the_error_file_of_an_earlier_run_is_not_this_runs(tmp_path: Path) -> No
     assert logs.reports(1, 1) == {}
 
 
-def test_workers_under_another_uid_are_let_in(tmp_path: Path) -> None:
+def test_workers_under_another_uid_can_write_logs(tmp_path: Path) -> None:
     RunLogs(LogSettings(tmp_path / "run", shared=True)).prepare(1, slots=1, base_rank=0)
     assert (tmp_path / "run/round_1/0").stat().st_mode & 0o777 == 0o777
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
+def test_no_log_folder_keeps_no_logs() -> None:
     logs = RunLogs(LogSettings(None))
     logs.prepare(1, slots=1, base_rank=0)
     assert logs.worker(1, 0) is None
@@ -61,14 +61,14 @@ def test_without_a_folder_nothing_is_kept() -> None:
 # -- error files --------------------------------------------------------------------
 
 
-def test_an_error_file_is_read(tmp_path: Path) -> None:
+def test_error_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(b"{}")
     assert read_error_file(path) == b"{}"
 
 
 @pytest.mark.timeout(10)
-def test_what_is_no_error_file_is_left_alone(tmp_path: Path) -> None:
+def test_invalid_error_file_is_ignored(tmp_path: Path) -> None:
     huge, pipe, link = tmp_path / "huge", tmp_path / "pipe", tmp_path / "link"
     with huge.open("wb") as file:
         file.truncate(MAX_ERROR_BYTES + 1)
@@ -82,7 +82,7 @@ def test_what_is_no_error_file_is_left_alone(tmp_path: Path) -> None:
 # -- ports --------------------------------------------------------------------------
 
 
-def test_a_held_port_refuses_and_can_be_bound_over() -> None:
+def test_held_port_refuses_connections_and_can_be_rebound() -> None:
     ports = PortHolder("127.0.0.1")
     port = ports.hold()
     with socket.socket() as caller:
@@ -94,7 +94,7 @@ def test_a_held_port_refuses_and_can_be_bound_over() -> None:
     ports.close()
 
 
-def test_the_current_and_the_next_port_are_held() -> None:
+def test_current_and_next_port_are_held() -> None:
     ports = PortHolder("127.0.0.1")
     first, second, third = ports.hold(), ports.hold(), ports.hold()
     assert len({first, second, third}) == 3
@@ -115,13 +115,13 @@ def test_the_current_and_the_next_port_are_held() -> None:
 # -- the termination message --------------------------------------------------------
 
 
-def test_a_short_message_is_whole(tmp_path: Path) -> None:
+def test_short_termination_message_is_kept_whole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert write_termination(path, "job digits succeeded") is None
     assert path.read_text() == "job digits succeeded"
 
 
-def test_a_long_message_keeps_its_start_and_its_end() -> None:
+def test_long_termination_message_keeps_both_ends() -> None:
     message = "job digits failed\n" + "ü" * 9000 + "\nValueError: boom"
     text = clipped(message)
     assert len(text.encode()) <= MAX_BYTES
@@ -129,6 +129,6 @@ def test_a_long_message_keeps_its_start_and_its_end() -> None:
     assert text.endswith("ValueError: boom")
 
 
-def test_a_message_that_cannot_be_written_is_no_crash(tmp_path: Path) -> None:
+def test_unwritable_termination_message_does_not_crash(tmp_path: Path) -> None:
     assert isinstance(write_termination(tmp_path, "x"), OSError)
     assert write_termination(None, "x") is None

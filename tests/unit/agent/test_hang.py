@@ -58,7 +58,7 @@ def stops(state: State, event: Event, now: float) -> list[StopCrew]:
     return [each for each in step(state, event, now)[1] if isinstance(each, StopCrew)]
 
 
-def test_training_that_tells_nothing_new_is_asked_where_it_stands() -> None:
+def test_training_without_new_step_gets_a_stack_dump() -> None:
     state = after(at_step(1, 20.0), at_step(2, 30.0))
     assert wake_at(state) is not None
     assert hangs_at(state) == 30.0 + HANG_SECONDS
@@ -66,16 +66,16 @@ def test_training_that_tells_nothing_new_is_asked_where_it_stands() -> None:
     assert stops(state, Timer(), 90.0) == [StopCrew(1, DUMP_SECONDS, dump=True)]
 
 
-def test_a_checkpoint_is_progress_and_the_same_words_again_are_not() -> None:
+def test_checkpoint_is_progress_and_repeated_report_is_not() -> None:
     assert hangs_at(after(at_step(2, 30.0), at_step(2, 50.0))) == 30.0 + HANG_SECONDS
     assert hangs_at(after(at_step(2, 30.0), at_step(2, 50.0, checkpoint_step=2))) == 110.0
 
 
-def test_a_script_that_never_told_a_step_cannot_be_seen_to_hang() -> None:
+def test_script_without_reported_step_never_hangs() -> None:
     assert hangs_at(after()) is None
 
 
-def test_a_start_may_take_longer_and_is_not_watched_before_a_step_was_ever_told() -> None:
+def test_hang_limit_includes_start_time_after_first_reported_step() -> None:
     state = after(at_step(1, 20.0))
     story: list[tuple[Event, float]] = [(stop(1, CauseKind.LOSS), 21.0), (stopped(), 22.0)]
     for event, now in (*story, (run(2), 23.0), (started(2), 24.0)):
@@ -83,11 +83,11 @@ def test_a_start_may_take_longer_and_is_not_watched_before_a_step_was_ever_told(
     assert hangs_at(state) == 23.0 + START_SECONDS + HANG_SECONDS
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_hang_detection_is_off_by_default() -> None:
     assert hangs_at(after(at_step(1, 20.0), seconds=0.0)) is None
 
 
-def test_a_crew_that_may_be_why_its_peer_failed_says_where_it_stands() -> None:
+def test_worker_group_near_hang_limit_dumps_stacks_on_peer_failure() -> None:
     state = after(at_step(1, 20.0))
     failed = stop(1, CauseKind.FAILURE)
     assert stops(state, failed, 21.0) == [StopCrew(1, 0.0)]
@@ -107,7 +107,7 @@ def failure(first: str, second: str) -> Failure:
     return state.crew.failure
 
 
-def test_the_odd_one_out_is_named() -> None:
+def test_worker_outside_collective_is_named_as_hang() -> None:
     for found in (failure(BUSY, WAITING), failure(WAITING, BUSY)):
         assert found.kind is FailureClass.HANG
         assert found.message == (
@@ -119,14 +119,14 @@ def test_the_odd_one_out_is_named() -> None:
     assert failure(WAITING, BUSY).local_rank == 1
 
 
-def test_of_nodes_that_all_stood_still_the_one_that_did_not_wait_is_the_culprit() -> None:
+def test_among_stalled_nodes_the_one_not_in_a_collective_is_first_failure() -> None:
     waits = failure(WAITING, WAITING)
     assert waits.kind is FailureClass.COLLECTIVE_TIMEOUT
     assert "it waited for its peers in read_batch (data.py, line 12)" in waits.message
     assert culprit([waits, failure(BUSY, WAITING)]) == failure(BUSY, WAITING)
 
 
-def test_one_whose_collective_broke_first_did_not_hang() -> None:
+def test_worker_whose_collective_broke_first_did_not_hang() -> None:
     raised = "RuntimeError: Connection closed by peer [1]"
     lost = f"Traceback (most recent call last):\n  File x\n{raised}\n"
     found = failure(lost + BUSY, BUSY)
@@ -136,18 +136,18 @@ def test_one_whose_collective_broke_first_did_not_hang() -> None:
     assert echo.message == raised
 
 
-def test_one_that_was_writing_down_that_its_collective_broke_did_not_hang() -> None:
+def test_worker_reporting_a_broken_collective_did_not_hang() -> None:
     assert (failure(ENDING, BUSY).kind, failure(ENDING, BUSY).local_rank) == (FailureClass.HANG, 1)
     assert failure(ENDING, ENDING).kind is FailureClass.COLLECTIVE_TIMEOUT
 
 
-def test_one_that_could_not_say_where_it_stood() -> None:
+def test_hang_without_stack_dump_is_still_a_hang() -> None:
     found = failure("", "")
     assert found.kind is FailureClass.HANG
     assert found.message.endswith("it did not say where it stood")
 
 
-def test_the_interrupted_thread_is_read_or_else_the_last() -> None:
+def test_stack_is_read_from_interrupted_thread_or_else_last_thread() -> None:
     found = stand("noise\n" + BUSY)
     assert found is not None
     assert found.frames[0] == (

@@ -37,7 +37,7 @@ V2: dict[str, object] = {"rdzv_backend": "etcd-v2"}
 C10D: dict[str, object] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost"}
 
 
-def test_torchruns_options_become_settings(tmp_path: Path) -> None:
+def test_torchrun_options_become_settings(tmp_path: Path) -> None:
     options = replace(
         OPTIONS,
         rdzv_endpoint="127.0.0.1:2379,127.0.0.1:2380",
@@ -60,18 +60,18 @@ def test_torchruns_options_become_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["a b", "run 7 of x.y-z", "7"])
-def test_run_ids_may_have_spaces(run_id: str) -> None:
+def test_run_id_may_contain_spaces(run_id: str) -> None:
     settings = plain_agent(replace(OPTIONS, rdzv_id=run_id)).settings
     assert (settings.run_id, settings.rendezvous_id) == (run_id, run_id)
 
 
 @pytest.mark.parametrize("run_id", [" a", "a ", "a\tb", "a/b", "x" * 254])
-def test_run_ids_that_are_none_are_refused(run_id: str) -> None:
+def test_invalid_run_id_is_refused(run_id: str) -> None:
     with pytest.raises(SettingsError, match="--rdzv-id must be letters, digits, spaces"):
         plain_agent(replace(OPTIONS, rdzv_id=run_id))
 
 
-def test_agents_of_one_run_share_a_key_and_others_do_not() -> None:
+def test_agents_of_one_run_share_a_key_and_other_runs_do_not() -> None:
     keys = [
         plain_agent(replace(OPTIONS, rdzv_id=run_id, name=name)).settings.job_key
         for run_id, name in (("a", "x"), ("a", "y"), ("b", "x"))
@@ -90,7 +90,7 @@ def test_modules_and_programs(options: dict[str, object], command: tuple[str, ..
     assert plain_agent(replace(OPTIONS, **options)).command == command  # type: ignore[arg-type]
 
 
-def test_a_fixed_number_of_nodes() -> None:
+def test_fixed_number_of_nodes() -> None:
     bounds = plain_agent(replace(OPTIONS, nnodes="3")).settings.bounds
     assert bounds is not None
     assert (bounds.min_nodes, bounds.max_nodes) == (3, 3)
@@ -173,32 +173,32 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"rdzv_conf": f"protocol=http,cacert={__file__}"}, "protocol must be https"),
     ],
 )
-def test_a_wrong_option_says_what_to_do(options: dict[str, object], message: str) -> None:
+def test_invalid_option_names_its_remedy(options: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         plain_agent(replace(OPTIONS, **options))  # type: ignore[arg-type]
     assert message in str(caught.value)
 
 
-def test_tls_is_used_when_asked_for() -> None:
+def test_tls_is_used_when_configured() -> None:
     etcd = plain_agent(replace(OPTIONS, rdzv_conf="protocol=https")).settings.etcd
     assert etcd.tls is not None
     assert plain_agent(OPTIONS).settings.etcd.tls is None
 
 
-def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
+def test_password_is_read_from_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hush\n")
     conf = f"user=u,password_file={tmp_path / 'password'}"
     assert plain_agent(replace(OPTIONS, rdzv_conf=conf)).settings.etcd.password == "hush"
 
 
-def test_a_password_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_password_file_is_refused(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="binary' is not UTF-8 text"):
         plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={binary}"))
 
 
-def test_a_password_file_without_permission_is_refused(
+def test_password_file_without_permission_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may read every file, so the error is made here."""
@@ -213,12 +213,12 @@ def test_a_password_file_without_permission_is_refused(
         plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={secret}"))
 
 
-def test_defaults_of_the_rendezvous() -> None:
+def test_rendezvous_defaults() -> None:
     conf = read_conf("")
     assert (conf.timeout, conf.last_call_timeout, conf.keep_alive_seconds) == (600, 30, 5)
 
 
-def test_auto_is_at_least_one_worker() -> None:
+def test_auto_gives_at_least_one_worker() -> None:
     assert slots_of("auto") >= 1
     assert slots_of("cpu") >= 1
 
@@ -232,7 +232,7 @@ def test_auto_is_at_least_one_worker() -> None:
         (["--nonsense", __file__], "--nonsense"),
     ],
 )  # fmt: skip
-def test_the_command_exits_with_2(
+def test_command_exits_with_2_on_invalid_options(
     arguments: list[str],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,7 +249,7 @@ def test_the_command_exits_with_2(
     ("endpoint", "expected"),
     [("", "localhost:29400"), ("127.0.0.1", "127.0.0.1:29400"), ("[::1]:7", "[::1]:7")],
 )
-def test_the_store_of_c10d_is_here_unless_said(endpoint: str, expected: str) -> None:
+def test_c10d_store_is_local_unless_configured(endpoint: str, expected: str) -> None:
     asked = replace(OPTIONS, rdzv_backend="c10d", rdzv_endpoint=endpoint, local_addr="127.0.0.1")
     settings = plain_agent(asked).settings
     assert settings.etcd.endpoints == (expected,)
@@ -259,7 +259,7 @@ def test_the_store_of_c10d_is_here_unless_said(endpoint: str, expected: str) -> 
     assert told.hosts_store is False
 
 
-def test_what_torch_calls_its_settings_of_etcd() -> None:
+def test_torch_names_of_etcd_settings_are_accepted() -> None:
     conf = f"ca_cert={__file__},ssl_cert={__file__},ssl_cert_key={__file__},read_timeout=7"
     more = "connect_timeout=2,etcd_prefix=/own,timeout=9,join_timeout=8"
     options = replace(OPTIONS, rdzv_backend="etcd-v2", rdzv_conf=f"{conf},{more}")
@@ -280,7 +280,7 @@ def test_what_torch_calls_its_settings_of_etcd() -> None:
         ("keep_alive_interval=7,keep_alive_max_attempt=5", 35, 7, 5),
     ],
 )
-def test_torchs_keep_alive_of_c10d(
+def test_torch_keep_alive_settings_of_c10d(
     conf: str, seconds: float, beat: int | None, beats: int | None
 ) -> None:
     settings = plain_agent(replace(OPTIONS, **C10D, rdzv_conf=conf)).settings  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def test_torchs_keep_alive_of_c10d(
     assert (settings.tuning.beat_seconds, settings.tuning.beats) == (beat, beats)
 
 
-def test_the_v2_api() -> None:
+def test_etcd_v2_settings() -> None:
     settings = plain_agent(replace(OPTIONS, rdzv_backend="etcd-v2")).settings
     assert settings.backend == "etcd-v2"
     assert settings.etcd.endpoints == plain_agent(OPTIONS).settings.etcd.endpoints
@@ -298,7 +298,7 @@ def test_the_v2_api() -> None:
 @pytest.mark.parametrize(
     ("backend", "lease", "seconds"), [("etcd", 5, 30.0), ("etcd", 60, 60.0), ("c10d", 60, 30.0)]
 )
-def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
+def test_workers_of_hung_agent_end_with_its_lease_at_the_latest(
     backend: str, lease: int, seconds: float
 ) -> None:
     """The launcher also has a deadline on etcd v3, derived from the agent's evidence."""

@@ -32,7 +32,7 @@ def told(driven: Driven, event: WorkersProgressed, after: float = 0.1) -> tuple[
     return (orders[-1].local.step, orders[-1].local.checkpoint_step) if orders else None
 
 
-def test_the_first_word_is_told_at_once_and_later_ones_now_and_then() -> None:
+def test_first_progress_is_reported_at_once_and_later_progress_periodically() -> None:
     driven = running()
     assert told(driven, said(1)) == (1, -1)
     assert told(driven, said(2), after=STEP_SECONDS / 2) is None
@@ -42,21 +42,21 @@ def test_the_first_word_is_told_at_once_and_later_ones_now_and_then() -> None:
     assert told(driven, said(3), after=STEP_SECONDS / 2) == (3, -1)
 
 
-def test_a_checkpoint_is_told_sooner() -> None:
+def test_checkpoint_is_reported_sooner_than_step() -> None:
     driven = running()
     told(driven, said(1))
     assert told(driven, said(2, checkpoint=2), after=CHECKPOINT_SECONDS) == (2, 2)
     assert told(driven, said(3, checkpoint=3), after=CHECKPOINT_SECONDS / 2) is None
 
 
-def test_what_an_older_round_says_is_nothing() -> None:
+def test_progress_of_older_round_is_ignored() -> None:
     driven = running(number=2)
     assert told(driven, said(9, number=1)) is None
     assert driven.state.crew is not None
     assert driven.state.crew.progress == {}
 
 
-def test_a_round_that_is_over_has_no_step() -> None:
+def test_ended_round_has_no_step() -> None:
     driven = running()
     told(driven, said(1))
     orders = driven.only(Tell, driven.feed(stopped()))
@@ -64,7 +64,7 @@ def test_a_round_that_is_over_has_no_step() -> None:
     assert wake_at(driven.state) is None
 
 
-def test_the_first_step_counts_from_the_start_once_all_have_made_it() -> None:
+def test_first_step_time_counts_from_start_until_all_workers_made_it() -> None:
     driven = running()
     driven.feed(said(1, one=UTC_MS - 400), after=1.0)
     assert driven.state.crew is not None
@@ -79,14 +79,14 @@ def test_the_first_step_counts_from_the_start_once_all_have_made_it() -> None:
 # -- location -----------------------------------------------------------------------
 
 
-def test_another_user_may_write_below_the_folder(tmp_path: Path) -> None:
+def test_other_user_can_write_below_progress_folder(tmp_path: Path) -> None:
     files = ProgressFiles(tmp_path, shared=True)
     files.prepare(3, slots=2)
     assert files.file(3, 1).parent.stat().st_mode & 0o777 == 0o777
     assert files.request_file(3).stat().st_mode & 0o777 == 0o644
 
 
-def test_without_logs_there_is_a_folder_that_goes_with_the_agent() -> None:
+def test_without_log_folder_progress_folder_is_removed_with_the_agent() -> None:
     files = ProgressFiles(None)
     assert files.read(1, 1) == {}
     for number in (1, 2):
@@ -100,7 +100,7 @@ def test_without_logs_there_is_a_folder_that_goes_with_the_agent() -> None:
     assert not made.exists()
 
 
-def test_what_an_earlier_run_said_is_not_this_ones(tmp_path: Path) -> None:
+def test_progress_of_earlier_run_is_removed(tmp_path: Path) -> None:
     files = ProgressFiles(tmp_path)
     files.prepare(1, slots=1)
     files.file(1, 0).write_text('{"step": 4}')
@@ -108,7 +108,7 @@ def test_what_an_earlier_run_said_is_not_this_ones(tmp_path: Path) -> None:
     assert files.read(1, 1) == {}
 
 
-def test_a_file_that_tells_nothing_but_checkpoints(tmp_path: Path) -> None:
+def test_checkpoint_marker_file_without_progress(tmp_path: Path) -> None:
     files = ProgressFiles(tmp_path)
     files.prepare(1, slots=2)
     files.saved_file(1, 1).touch()
@@ -126,7 +126,7 @@ def test_a_file_that_tells_nothing_but_checkpoints(tmp_path: Path) -> None:
     assert files.read(1, 2) == {}, "what an earlier run said is not this one's"
 
 
-def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) -> None:
+def test_bundled_library_is_last_on_the_path(tmp_path: Path) -> None:
     assert library_beside(str(tmp_path / "launcher.pyz")) == ""
     library = tmp_path / LIBRARY
     (library / "elasticjob").mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 1e306, -1.0, 1e9])
-def test_a_busy_time_that_is_none_is_no_measurement(wrong: float) -> None:
+def test_invalid_busy_time_is_no_measurement(wrong: float) -> None:
     """An infinite time once ended the agent: infinity cannot be converted to milliseconds."""
     driven = running()
     for step, busy in ((1, 0.5), (2, wrong)):

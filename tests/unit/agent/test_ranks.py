@@ -24,7 +24,7 @@ def environment(member: str, local_rank: int, inherited: frozenset[str] = frozen
     return worker_environment(roster, seat, local_rank, RUN, files, inherited)
 
 
-def test_every_variable_of_a_worker() -> None:
+def test_worker_environment_variables() -> None:
     assert environment("b", 0) == {
         "RANK": "6",
         "GROUP_RANK": "2",
@@ -77,7 +77,7 @@ def test_threads_are_limited_only_where_workers_share_a_node(
     assert environment(member, 0, inherited).get("OMP_NUM_THREADS") == threads
 
 
-def test_the_users_error_handling_is_inherited() -> None:
+def test_error_handling_of_user_is_inherited() -> None:
     names = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"})
     given = environment("a", 0, names)
     assert not names & given.keys()

@@ -45,7 +45,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     process.communicate()
 
 
-def test_a_folder_goes_with_who_made_it(tmp_path: Path) -> None:
+def test_folder_is_removed_on_close(tmp_path: Path) -> None:
     folder = ScratchFolder("test")
     (folder.path / "file").touch()
     folder.close()
@@ -53,7 +53,7 @@ def test_a_folder_goes_with_who_made_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_process_leaves_nothing_to_the_next_but_one(
+def test_folder_of_killed_process_is_removed_by_a_later_process(
     tmp_path: Path, holder: tuple[subprocess.Popen[str], Path]
 ) -> None:
     process, left = holder
@@ -68,7 +68,7 @@ def test_a_killed_process_leaves_nothing_to_the_next_but_one(
     third.close()
 
 
-def test_a_process_killed_before_it_had_locked_one_leaves_it_for_an_hour(tmp_path: Path) -> None:
+def test_unlocked_folder_of_killed_process_is_removed_after_an_hour(tmp_path: Path) -> None:
     old, used, new = (tmp_path / f"elasticjob-new-{name}" for name in ("old", "used", "new"))
     for folder in (old, used, new):
         folder.mkdir()
@@ -80,7 +80,7 @@ def test_a_process_killed_before_it_had_locked_one_leaves_it_for_an_hour(tmp_pat
     assert sorted(tmp_path.iterdir()) == sorted([new, used])
 
 
-def test_what_is_another_users_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, us = tmp_path / "elasticjob-agent-theirs", os.geteuid()
     theirs.mkdir()
     with monkeypatch.context() as patched:
@@ -91,7 +91,7 @@ def test_what_is_another_users_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not theirs.exists()
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     elsewhere, link = tmp_path / "elsewhere", tmp_path / "elasticjob-agent-link"
     (elsewhere / "kept").mkdir(parents=True)
     link.symlink_to(elsewhere)

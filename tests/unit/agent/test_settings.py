@@ -23,7 +23,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_least_that_is_needed(environ: dict[str, str]) -> None:
+def test_minimal_environment(environ: dict[str, str]) -> None:
     settings = from_environment(environ)
     assert settings.run_id == "uid-7"
     assert settings.etcd.endpoints == ("etcd-0:2379", "http://etcd-1:2379")
@@ -33,7 +33,7 @@ def test_the_least_that_is_needed(environ: dict[str, str]) -> None:
     assert settings.logs.folder is None
 
 
-def test_everything_else(environ: dict[str, str], tmp_path: Path) -> None:
+def test_complete_environment(environ: dict[str, str], tmp_path: Path) -> None:
     for name in ("ca", "cert", "key", "user", "password"):
         (tmp_path / name).write_text(f"{name}\n")
     environ |= {
@@ -87,15 +87,13 @@ def test_everything_else(environ: dict[str, str], tmp_path: Path) -> None:
         ("ELASTICJOB_HEALTH_PORT", "http"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_name(
-    environ: dict[str, str], name: str, value: str
-) -> None:
+def test_invalid_value_names_its_variable(environ: dict[str, str], name: str, value: str) -> None:
     environ[name] = value
     with pytest.raises(SettingsError, match=name):
         from_environment(environ)
 
 
-def test_a_certificate_needs_its_key(environ: dict[str, str], tmp_path: Path) -> None:
+def test_certificate_requires_its_key(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("x")
     environ["ELASTICJOB_ETCD_CERT_FILE"] = str(tmp_path / "cert")
     with pytest.raises(SettingsError, match="ELASTICJOB_ETCD_KEY_FILE"):
@@ -105,7 +103,7 @@ def test_a_certificate_needs_its_key(environ: dict[str, str], tmp_path: Path) ->
 BOUNDS = '{"minNodes":1,"maxNodes":4,"settleSeconds":1.5}'
 
 
-def test_another_backend(environ: dict[str, str]) -> None:
+def test_other_backend_is_read_from_environment(environ: dict[str, str]) -> None:
     assert from_environment(environ).backend == "etcd"
     environ |= {
         "ELASTICJOB_BACKEND": "c10d",
@@ -129,7 +127,7 @@ def test_another_backend(environ: dict[str, str]) -> None:
         ({"ELASTICJOB_BACKEND": "c10d", "ELASTICJOB_BOUNDS": "{}"}, "ELASTICJOB_BOUNDS must be a"),
     ],
 )
-def test_what_another_backend_lacks_is_named(
+def test_missing_setting_of_other_backend_is_named(
     environ: dict[str, str], variables: dict[str, str], named: str
 ) -> None:
     with pytest.raises(SettingsError, match=named):

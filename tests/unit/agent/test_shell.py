@@ -163,7 +163,7 @@ def run(settings: AgentSettings, hands: Hands, rendezvous: Rendezvous) -> Ending
     return asyncio.run(bounded())
 
 
-def test_from_hello_to_success(settings: AgentSettings) -> None:
+def test_agent_runs_from_hello_to_success(settings: AgentSettings) -> None:
     hands, rendezvous = Hands(), Rendezvous()
     ending = run(settings, hands, rendezvous)
     assert ending == Ending(ExitCode.OK, 0, "job digits succeeded")
@@ -177,13 +177,13 @@ def test_from_hello_to_success(settings: AgentSettings) -> None:
     assert workers[1].env["TORCHELASTIC_ERROR_FILE"] == f"{workers[1].log_dir}/error.json"
 
 
-def test_a_start_that_is_lost_is_given_again(settings: AgentSettings) -> None:
+def test_lost_start_is_repeated(settings: AgentSettings) -> None:
     hands = Hands(lose_starts=1)
     assert run(settings, hands, Rendezvous()).code is ExitCode.OK
     assert len(hands.started) == 1
 
 
-def test_a_full_disk_costs_only_the_files(settings: AgentSettings, tmp_path: Path) -> None:
+def test_full_disk_loses_only_log_files(settings: AgentSettings, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("not a folder")
     hands = Hands()
     assert run(settings, hands, Rendezvous()).code is ExitCode.OK
@@ -191,14 +191,14 @@ def test_a_full_disk_costs_only_the_files(settings: AgentSettings, tmp_path: Pat
     assert "TORCHELASTIC_ERROR_FILE" not in hands.started[0].workers[0].env
 
 
-def test_hands_that_cannot_be_had_end_the_agent(settings: AgentSettings) -> None:
+def test_unavailable_worker_runtime_ends_the_agent(settings: AgentSettings) -> None:
     hands = Hands(gone=HandsError("cannot start python"))
     ending = run(settings, hands, Rendezvous())
     assert ending.code is ExitCode.FAILED
     assert "cannot start python" in ending.message
 
 
-def test_a_fault_of_the_agent_is_explained_and_lets_go(
+def test_agent_fault_is_reported_and_releases_the_launcher(
     settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     hands, rendezvous = Hands(), Rendezvous(fault=ZeroDivisionError("a defect"))
@@ -210,7 +210,7 @@ def test_a_fault_of_the_agent_is_explained_and_lets_go(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_second_signal_does_not_keep_it_from_leaving(
+def test_second_signal_does_not_interrupt_leaving(
     settings: AgentSettings, signum: signal.Signals
 ) -> None:
     class Slow(Rendezvous):
@@ -227,7 +227,7 @@ def test_a_second_signal_does_not_keep_it_from_leaving(
     assert signal.getsignal(signum) == before
 
 
-def test_probes_and_the_leave(settings: AgentSettings) -> None:
+def test_health_probes_and_leave_request(settings: AgentSettings) -> None:
     asyncio.run(probes_and_the_leave(settings))
 
 
@@ -269,7 +269,7 @@ def witness(job_key: bytes = b"") -> Witness:
     return Witness(who, "s", "/elasticjob/default/digits/0/", Bounds(1, 4), "c10d", job_key)
 
 
-def test_the_rendezvous_is_told_to_who_has_the_jobs_key(settings: AgentSettings) -> None:
+def test_agent_report_requires_the_job_key(settings: AgentSettings) -> None:
     asyncio.run(the_rendezvous_is_told(settings))
 
 
@@ -291,7 +291,7 @@ async def the_rendezvous_is_told(settings: AgentSettings) -> None:
     assert set(answer.records) == {"state/bounds", "state/round", f"members/{ME}/s"}
 
 
-def test_what_cannot_be_joined_yet_is_being_set_up() -> None:
+def test_agent_report_is_setting_up_until_rendezvous_is_joinable() -> None:
     who, here = Identity(ME, "node-1", "10.0.0.2", 0), False
     told = Witness(
         who, "s", "/elasticjob/default/digits/0/", Bounds(1, 4), "c10d", b"", lambda: not here
@@ -305,7 +305,7 @@ def test_what_cannot_be_joined_yet_is_being_set_up() -> None:
     assert served.read(told.answer()).state == "joinable"
 
 
-def test_with_etcd_v3_there_is_nothing_to_tell(settings: AgentSettings) -> None:
+def test_etcd_v3_agent_serves_no_agent_report(settings: AgentSettings) -> None:
     async def ask() -> int:
         agent = Agent(settings, Hands(), lambda _: Rendezvous())
         assert settings.control is not None
@@ -315,7 +315,7 @@ def test_with_etcd_v3_there_is_nothing_to_tell(settings: AgentSettings) -> None:
     assert asyncio.run(ask()) == 404
 
 
-def test_the_end_is_kept_until_it_was_read() -> None:
+def test_agent_report_of_outcome_is_kept_until_read() -> None:
     async def ends() -> None:
         told = witness()
         await told.end_read()  # nothing has ended

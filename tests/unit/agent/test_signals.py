@@ -23,7 +23,7 @@ VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
         ("", [], 1),
     ],
 )
-def test_signals_are_those_of_the_variable(
+def test_handled_signals_come_from_environment_variable(
     names: str | None,
     expected: list[Signals],
     warned: int,

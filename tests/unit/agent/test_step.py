@@ -64,7 +64,7 @@ def replace_rank(ended_: FromHands) -> FromHands:
 # -- before the first round ---------------------------------------------------------
 
 
-def test_ready_is_told_only_with_a_launcher_and_a_port() -> None:
+def test_agent_is_ready_only_with_launcher_and_port() -> None:
     driven = Driven()
     commands = driven.feed(hello())
     assert HoldPort() in commands
@@ -78,12 +78,12 @@ def test_ready_is_told_only_with_a_launcher_and_a_port() -> None:
     [directed(Idle("registering")), stop(1), run(1, mine=False)],
     ids=["idle", "stop", "no seat"],
 )
-def test_nothing_but_a_seat_in_a_final_round_starts_workers(event: Event) -> None:
+def test_workers_start_only_with_rank_assignment_in_final_round(event: Event) -> None:
     driven = ready()
     assert not driven.only(StartCrew, driven.feed(event))
 
 
-def test_a_round_is_started_once_and_told_as_it_comes_up() -> None:
+def test_round_is_started_once_and_reported_as_it_starts() -> None:
     driven = ready()
     assert len(driven.only(StartCrew, driven.feed(run(3)))) == 1
     assert told(driven) == Local(ready=True, workers=Workers.STARTING, round=3, master_port=4000)
@@ -95,7 +95,7 @@ def test_a_round_is_started_once_and_told_as_it_comes_up() -> None:
     assert told(driven).start_ms == pytest.approx(500, abs=2)
 
 
-def test_a_round_waits_for_the_last_one_to_be_gone() -> None:
+def test_new_round_starts_after_previous_workers_ended() -> None:
     driven = running(1)
     commands = driven.feed(run(2))
     assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)]
@@ -104,7 +104,7 @@ def test_a_round_waits_for_the_last_one_to_be_gone() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_older_or_the_same_round_never_starts_again(number: int) -> None:
+def test_older_or_same_round_never_starts_again(number: int) -> None:
     driven = running(2)
     driven.feed(stop(2))
     driven.feed(stopped(2))
@@ -124,7 +124,9 @@ def test_an_older_or_the_same_round_never_starts_again(number: int) -> None:
         (CauseKind.SCALE_DOWN, 10.0),
     ],
 )
-def test_urgent_causes_kill_and_planned_ones_give_grace(kind: CauseKind, grace: float) -> None:
+def test_urgent_cause_kills_workers_and_planned_cause_gives_grace(
+    kind: CauseKind, grace: float
+) -> None:
     driven = running()
     assert driven.only(StopCrew, driven.feed(stop(1, kind))) == [StopCrew(1, grace)]
     assert told(driven).workers is Workers.STOPPING
@@ -133,7 +135,7 @@ def test_urgent_causes_kill_and_planned_ones_give_grace(kind: CauseKind, grace: 
     assert told(driven).round == 1
 
 
-def test_a_stop_is_shortened_but_never_lengthened_or_repeated() -> None:
+def test_stop_can_be_shortened_but_not_extended_or_repeated() -> None:
     driven = running()
     driven.feed(stop(1, CauseKind.JOIN))
     assert not driven.only(StopCrew, driven.feed(stop(1, CauseKind.JOIN, grace=20.0)))
@@ -141,12 +143,12 @@ def test_a_stop_is_shortened_but_never_lengthened_or_repeated() -> None:
     assert not driven.only(StopCrew, driven.feed(stop(1, CauseKind.JOIN)))
 
 
-def test_a_stop_of_another_round_is_not_ours() -> None:
+def test_stop_of_another_round_is_ignored() -> None:
     driven = running(5)
     assert not driven.only(StopCrew, driven.feed(stop(4)))
 
 
-def test_idle_lets_running_workers_run() -> None:
+def test_idle_directive_keeps_workers_running() -> None:
     assert not running().feed(directed(Idle("workers are running; reading their roster")))[1:]
 
 
@@ -156,7 +158,7 @@ def test_idle_lets_running_workers_run() -> None:
     ids=["143", "SIGTERM", "SIGKILL", "1", "0"],
 )
 @pytest.mark.parametrize("kind", [CauseKind.JOIN, CauseKind.LOSS, CauseKind.FAILURE])
-def test_what_ends_while_we_stop_it_is_no_failure(exit_: FromHands, kind: CauseKind) -> None:
+def test_exit_during_stop_is_no_failure(exit_: FromHands, kind: CauseKind) -> None:
     driven = running()
     for event in (stop(1, kind), exit_, replace_rank(exit_), stopped()):
         driven.feed(event)
@@ -167,7 +169,7 @@ def test_what_ends_while_we_stop_it_is_no_failure(exit_: FromHands, kind: CauseK
 # -- exits of workers ---------------------------------------------------------------
 
 
-def test_all_ended_with_success_is_done_once_nothing_is_left() -> None:
+def test_successful_workers_are_done_when_no_process_is_left() -> None:
     driven = running()
     driven.feed(ended(0))
     driven.feed(ended(1))
@@ -178,7 +180,7 @@ def test_all_ended_with_success_is_done_once_nothing_is_left() -> None:
     assert told(driven).done
 
 
-def test_what_the_workers_left_behind_is_ended_after_a_moment() -> None:
+def test_leftover_processes_are_stopped_after_a_delay() -> None:
     driven = running()
     driven.feed(ended(0))
     driven.feed(ended(1))
@@ -188,7 +190,7 @@ def test_what_the_workers_left_behind_is_ended_after_a_moment() -> None:
     assert told(driven).done
 
 
-def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
+def test_first_failure_kills_other_workers_and_is_reported_at_once() -> None:
     driven = running()
     commands = driven.feed(ended(1, code=3, stderr="ValueError: x"))
     assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)]
@@ -202,7 +204,7 @@ def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
     assert not told(driven).done
 
 
-def test_a_failure_tells_how_long_and_how_far_it_ran() -> None:
+def test_failure_reports_run_duration_and_last_step() -> None:
     """The last progress comes with the exit: the file is polled only now and then."""
     driven = running(1)
     driven.feed(WorkersProgressed(1, {0: WorkerProgress(step=3)}, 0), after=20)
@@ -217,7 +219,7 @@ def test_a_failure_tells_how_long_and_how_far_it_ran() -> None:
     assert failure.ran_ms == 30_000, "what ended later does not move it"
 
 
-def test_workers_that_the_launcher_ended_for_want_of_an_agent_did_not_fail() -> None:
+def test_workers_ended_by_launcher_without_agent_did_not_fail() -> None:
     gone = ended(0, signum=9).event
     assert isinstance(gone, WorkerExited)
     driven = Driven(hello(None, replace(gone, unasked=True), base_rank=2), PortHeld(4000))
@@ -228,7 +230,7 @@ def test_workers_that_the_launcher_ended_for_want_of_an_agent_did_not_fail() -> 
     assert told(hung).failure is None
 
 
-def test_how_long_taken_over_workers_ran_is_not_known() -> None:
+def test_run_duration_of_adopted_workers_is_unknown() -> None:
     gone = ended(0, code=1).event
     assert isinstance(gone, WorkerExited)
     driven = Driven(hello(3, gone, base_rank=2), PortHeld(4000))
@@ -237,7 +239,7 @@ def test_how_long_taken_over_workers_ran_is_not_known() -> None:
     assert (failure.step, failure.ran_ms) == (None, None)
 
 
-def test_workers_that_never_came_up_ran_for_no_time() -> None:
+def test_run_duration_of_workers_that_never_started_is_zero() -> None:
     driven = ready()
     driven.feed(run(2))
     driven.feed(FromHands(StartRefused(2, "no such file")), after=5)
@@ -246,7 +248,7 @@ def test_workers_that_never_came_up_ran_for_no_time() -> None:
     assert failure.ran_ms == 0
 
 
-def test_an_aborted_collective_is_told_only_when_no_worker_here_can_be_its_cause() -> None:
+def test_aborted_collective_is_reported_only_without_local_cause() -> None:
     lost = "RuntimeError: gloo/transport/tcp/pair.cc: Connection closed by peer [::1]"
     raised = "Traceback (most recent call last):\n  File\nValueError: x"
     driven = running()
@@ -260,7 +262,7 @@ def test_an_aborted_collective_is_told_only_when_no_worker_here_can_be_its_cause
     assert (failure.local_rank, failure.kind) == (1, FailureClass.USER_ERROR)
 
 
-def test_a_new_round_starts_with_a_clean_slate() -> None:
+def test_new_round_resets_worker_state() -> None:
     driven = running()
     for event in (ended(1, code=3), ended(0, signum=9), stopped(), run(2), started(2)):
         driven.feed(event)
@@ -268,7 +270,7 @@ def test_a_new_round_starts_with_a_clean_slate() -> None:
     assert (told(driven).workers, told(driven).round) == (Workers.RUNNING, 2)
 
 
-def test_a_success_in_one_round_does_not_count_in_the_next() -> None:
+def test_success_in_one_round_does_not_count_in_the_next() -> None:
     driven = running()
     for event in (ended(0), ended(1), stopped(), run(2)):
         driven.feed(event)
@@ -276,7 +278,7 @@ def test_a_success_in_one_round_does_not_count_in_the_next() -> None:
     assert told(driven).round == 2
 
 
-def test_a_refused_start_is_a_failure_to_launch() -> None:
+def test_refused_start_is_launch_failure() -> None:
     driven = ready()
     driven.feed(run(2))
     driven.feed(FromHands(StartRefused(2, "processes of round 1 are left")))
@@ -290,7 +292,7 @@ def test_a_refused_start_is_a_failure_to_launch() -> None:
     "event",
     [ended(0, code=1, number=7), started(7), stopped(7), FromHands(LogTrouble("disk full"))],
 )
-def test_news_of_another_round_changes_nothing(event: Event) -> None:
+def test_event_of_another_round_is_ignored(event: Event) -> None:
     driven = running()
     before = driven.state
     commands = driven.feed(event)
@@ -304,7 +306,7 @@ def test_news_of_another_round_changes_nothing(event: Event) -> None:
 @pytest.mark.parametrize(
     "event", [LeaveAsked("SIGTERM"), FromHands(LauncherSignalled(15))], ids=["agent", "launcher"]
 )
-def test_a_leave_is_told_at_once_and_workers_get_their_grace(event: Event) -> None:
+def test_leave_is_reported_at_once_and_gives_workers_grace(event: Event) -> None:
     driven = running()
     commands = driven.feed(event)
     assert driven.only(StopCrew, commands) == [StopCrew(1, 7.0)]
@@ -319,19 +321,19 @@ def test_a_leave_is_told_at_once_and_workers_get_their_grace(event: Event) -> No
     assert ending.code is ExitCode.OK
 
 
-def test_a_leaving_node_starts_nothing() -> None:
+def test_leaving_node_starts_no_workers() -> None:
     driven = ready()
     driven.feed(LeaveAsked("SIGTERM"))
     assert not driven.only(StartCrew, driven.feed(run(1)))
 
 
-def test_a_leave_before_the_launcher_came_is_over_at_once() -> None:
+def test_leave_before_launcher_connected_ends_at_once() -> None:
     driven = Driven()
     ending = driven.only(Exit, driven.feed(LeaveAsked("SIGTERM")))[0].ending
     assert ending.code is ExitCode.OK
 
 
-def test_a_leave_that_etcd_does_not_hear_of_ends_all_the_same() -> None:
+def test_leave_ends_without_etcd() -> None:
     driven = running()
     driven.feed(LeaveAsked("SIGTERM"))
     assert wake_at(driven.state) is None, "not before the workers are gone"
@@ -342,7 +344,7 @@ def test_a_leave_that_etcd_does_not_hear_of_ends_all_the_same() -> None:
     assert driven.only(Release, driven.feed(Timer(), after=due - driven.now + 0.01))
 
 
-def test_a_second_interrupt_forgoes_the_grace() -> None:
+def test_second_interrupt_skips_grace() -> None:
     driven = running()
     driven.feed(LeaveAsked("SIGINT"))
     commands = driven.feed(LeaveAsked("SIGINT", hurry=True))
@@ -354,7 +356,7 @@ def test_a_second_interrupt_forgoes_the_grace() -> None:
     [finish(), directed(Left()), directed(Refused("no"))],
     ids=["finish", "left", "refused"],
 )
-def test_to_be_told_to_end_after_the_end_is_no_leave(end: Event) -> None:
+def test_leave_request_after_the_end_is_ignored(end: Event) -> None:
     driven = ready()
     driven.feed(end)
     driven.feed(LeaveAsked("SIGTERM"))
@@ -365,7 +367,7 @@ def test_to_be_told_to_end_after_the_end_is_no_leave(end: Event) -> None:
 # -- the launcher -------------------------------------------------------------------
 
 
-def test_a_lost_launcher_is_a_failed_member_that_leaves() -> None:
+def test_lost_launcher_fails_the_member_and_makes_it_leave() -> None:
     driven = running()
     driven.feed(FromHands(HandsGone("signal 9")))
     local = told(driven)
@@ -377,7 +379,7 @@ def test_a_lost_launcher_is_a_failed_member_that_leaves() -> None:
     assert ending.code is ExitCode.FAILED
 
 
-def test_a_launcher_that_ends_while_leaving_has_not_failed() -> None:
+def test_launcher_that_ends_during_leave_has_not_failed() -> None:
     driven = running()
     driven.feed(FromHands(LauncherSignalled(15)))
     driven.feed(FromHands(HandsGone("exit code 143")))
@@ -386,14 +388,14 @@ def test_a_launcher_that_ends_while_leaving_has_not_failed() -> None:
     assert driven.only(Exit)
 
 
-def test_a_returning_agent_takes_running_workers_over() -> None:
+def test_returning_agent_adopts_running_workers() -> None:
     driven = Driven(hello(running=4, base_rank=2), PortHeld(4000))
     assert told(driven) == Local(ready=True, workers=Workers.RUNNING, round=4, master_port=4000)
     assert not driven.only(StartCrew, driven.feed(run(4)))
     assert not driven.only(StopCrew)
 
 
-def test_a_returning_agent_learns_of_a_failure_that_it_missed() -> None:
+def test_returning_agent_reports_missed_failure() -> None:
     missed = ended(1, code=1, number=4, stderr="KeyError: 'x'").event
     driven = Driven(hello(4, missed, base_rank=2), PortHeld(4000))  # type: ignore[arg-type]
     failure = told(driven).failure
@@ -402,34 +404,34 @@ def test_a_returning_agent_learns_of_a_failure_that_it_missed() -> None:
     assert driven.only(StopCrew) == [StopCrew(4, 0.0)]
 
 
-def test_a_returning_agent_learns_that_all_is_done() -> None:
+def test_returning_agent_reports_missed_success() -> None:
     exits = [ended(rank, number=4).event for rank in (0, 1)]
     driven = Driven(hello(None, *exits), PortHeld(4000))  # type: ignore[arg-type]
     assert told(driven).done
     assert (told(driven).workers, told(driven).round) == (Workers.NONE, 4)
 
 
-def test_ranks_of_a_crew_taken_over_come_from_its_roster_if_need_be() -> None:
+def test_ranks_of_adopted_worker_group_come_from_its_roster() -> None:
     driven = Driven(hello(running=4), PortHeld(4000), run(4), ended(1, code=1, number=4))
     failure = told(driven).failure
     assert failure is not None
     assert failure.rank == 3
 
 
-def test_a_start_that_was_lost_with_the_connection_is_ordered_again() -> None:
+def test_start_lost_with_the_connection_is_repeated() -> None:
     driven = ready()
     driven.feed(run(1))
     assert len(driven.only(StartCrew)) == 1
     assert driven.only(StartCrew, driven.feed(hello()))[0].roster.number == 1
 
 
-def test_a_stop_that_was_lost_with_the_connection_is_ordered_again() -> None:
+def test_stop_lost_with_the_connection_is_repeated() -> None:
     driven = running()
     driven.feed(stop(1, CauseKind.JOIN))
     assert driven.only(StopCrew, driven.feed(hello(running=1))) == [StopCrew(1, 10.0)]
 
 
-def test_workers_of_a_launcher_that_was_restarted_are_gone() -> None:
+def test_workers_of_restarted_launcher_are_gone() -> None:
     driven = running()
     driven.feed(hello())
     assert told(driven).workers is Workers.NONE
@@ -460,7 +462,7 @@ def test_each_outcome_has_its_exit_codes(
     assert "why" in ending.message
 
 
-def test_a_launcher_that_does_not_go_is_not_waited_for_long() -> None:
+def test_wait_for_launcher_exit_is_bounded() -> None:
     driven = ready()
     driven.feed(finish())
     due = wake_at(driven.state)
@@ -469,7 +471,7 @@ def test_a_launcher_that_does_not_go_is_not_waited_for_long() -> None:
     assert driven.feed(run(9)) == [], "nothing follows"
 
 
-def test_running_workers_end_before_the_launcher_is_released() -> None:
+def test_running_workers_end_before_launcher_is_released() -> None:
     driven = running()
     commands = driven.feed(finish(OutcomeKind.STOPPED, grace=4.0))
     assert driven.only(StopCrew, commands) == [StopCrew(1, 4.0)]
@@ -477,7 +479,7 @@ def test_running_workers_end_before_the_launcher_is_released() -> None:
     assert driven.only(Release, driven.feed(stopped()))
 
 
-def test_a_failed_job_names_its_culprit() -> None:
+def test_failed_job_names_first_failure() -> None:
     culprit = Failure(
         2, "uid-0", "node-0", 1, 1, FailureClass.USER_ERROR, 5, exit_code=1,
         message="ValueError: boom", traceback="Traceback …\nValueError: boom",
@@ -488,7 +490,7 @@ def test_a_failed_job_names_its_culprit() -> None:
     assert message.endswith("Traceback …\nValueError: boom")
 
 
-def test_a_refusal_is_an_error_of_its_user() -> None:
+def test_refusal_is_user_error() -> None:
     driven = ready()
     driven.feed(directed(Refused("max_nodes differs")))
     driven.feed(FromHands(HandsGone("released")))
@@ -497,7 +499,7 @@ def test_a_refusal_is_an_error_of_its_user() -> None:
     assert "max_nodes differs" in ending.message
 
 
-def test_an_unchanged_truth_is_not_told_twice() -> None:
+def test_unchanged_state_is_not_reported_again() -> None:
     driven = running()
     assert not driven.only(Tell, driven.feed(Timer()))
     assert not driven.only(Tell, driven.feed(replace(run(1))))

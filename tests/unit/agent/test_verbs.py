@@ -21,7 +21,7 @@ def verb(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "code"), [(["leave"], 0), (["leave", "its", "node"], 0), (["ready"], 1)]
 )
-def test_a_verb_without_an_agent_says_so(words: list[str], code: int, tmp_path: Path) -> None:
+def test_command_without_agent_reports_it(words: list[str], code: int, tmp_path: Path) -> None:
     """There is no agent to leave: the kubelet should not report a failed hook."""
     place = tmp_path / "control"
     done = verb(*words, ELASTICJOB_CONTROL=str(place))
@@ -31,7 +31,7 @@ def test_a_verb_without_an_agent_says_so(words: list[str], code: int, tmp_path: 
 
 
 @pytest.mark.parametrize("words", [["leave"], ["ready"]])
-def test_a_verb_names_the_variable_it_misses(words: list[str]) -> None:
+def test_command_names_missing_variable(words: list[str]) -> None:
     done = verb(*words)
     assert (done.returncode, done.stderr) == (
         1,
@@ -39,7 +39,7 @@ def test_a_verb_names_the_variable_it_misses(words: list[str]) -> None:
     )
 
 
-def test_an_agent_that_says_nothing_is_not_known_to_leave(tmp_path: Path) -> None:
+def test_leave_command_fails_when_agent_does_not_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "control"))
         silent.listen()
@@ -55,14 +55,14 @@ def test_an_agent_that_says_nothing_is_not_known_to_leave(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["--help"], ["ready", "now"], ["install-launcher"]])
-def test_a_wrong_call_shows_the_right_one(words: list[str]) -> None:
+def test_invalid_call_shows_usage(words: list[str]) -> None:
     done = verb(*words)
     assert done.returncode == 2
     assert "usage: python -m elasticjob_agent [leave [REASON] | ready | install" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["leave"], ["ready"]])
-def test_a_probe_loads_nothing_heavy(words: list[str]) -> None:
+def test_probe_command_imports_no_heavy_module(words: list[str]) -> None:
     """Heavy imports would cost a kubelet's probe its time, and the agent its share of CPU."""
     # -S: modules that this environment loads at start do not count.
     command = [sys.executable, "-S", "-X", "importtime", "-m", "elasticjob_agent", *words]
@@ -73,7 +73,7 @@ def test_a_probe_loads_nothing_heavy(words: list[str]) -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
-def test_the_launcher_is_installed_in_one_step_and_again(tmp_path: Path) -> None:
+def test_launcher_is_installed_atomically_and_repeatedly(tmp_path: Path) -> None:
     target = tmp_path / "launcher.pyz"
     for _ in range(2):  # a kubelet may run init containers twice
         done = verb("install-launcher", str(target))
@@ -89,7 +89,7 @@ def test_the_launcher_is_installed_in_one_step_and_again(tmp_path: Path) -> None
     assert "the command must follow `--`" in said.stderr
 
 
-def test_a_launcher_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+def test_launcher_install_failure_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = verb("install-launcher", str(tmp_path / "file" / "launcher.pyz"))
     assert done.returncode == 1

@@ -31,7 +31,7 @@ def is_ready(driven: Driven) -> bool:
     return driven.only(Tell)[-1].local.ready
 
 
-def test_a_new_node_takes_part_once_it_can_start_warm() -> None:
+def test_new_node_takes_part_once_zygote_is_ready() -> None:
     driven = warming()
     assert PrepareCrew() in driven.feed(able(hello()))
     driven.feed(PortHeld(4000))
@@ -41,7 +41,7 @@ def test_a_new_node_takes_part_once_it_can_start_warm() -> None:
     assert "workers will start warm" in [note.text for note in driven.only(Note)]
 
 
-def test_a_standby_that_is_given_up_holds_nobody_up() -> None:
+def test_failed_zygote_does_not_delay_readiness() -> None:
     driven = warming()
     driven.feed(able(hello()))
     driven.feed(PortHeld(4000))
@@ -50,7 +50,7 @@ def test_a_standby_that_is_given_up_holds_nobody_up() -> None:
     assert "workers will start cold: the command is a shell" in [n.text for n in driven.only(Note)]
 
 
-def test_it_is_not_waited_for_for_ever() -> None:
+def test_wait_for_zygote_is_bounded() -> None:
     driven = warming()
     driven.feed(able(hello()))
     driven.feed(PortHeld(4000))
@@ -64,14 +64,14 @@ def test_it_is_not_waited_for_for_ever() -> None:
 @pytest.mark.parametrize(
     "heard", [able(hello(running=2)), hello()], ids=["its workers run", "an older launcher"]
 )
-def test_who_has_workers_or_an_older_launcher_does_not_wait(heard: Event) -> None:
+def test_agent_with_workers_or_older_launcher_does_not_wait_for_zygote(heard: Event) -> None:
     driven = warming()
     driven.feed(heard)
     driven.feed(PortHeld(4000))
     assert is_ready(driven)
 
 
-def test_hands_that_come_back_are_asked_again_and_not_waited_for() -> None:
+def test_reconnected_worker_runtime_prepares_again_without_wait() -> None:
     driven = warming()
     driven.feed(able(hello()))
     driven.feed(PortHeld(4000))
@@ -80,7 +80,7 @@ def test_hands_that_come_back_are_asked_again_and_not_waited_for() -> None:
     assert is_ready(driven)
 
 
-def test_without_warm_start_nothing_is_prepared() -> None:
+def test_without_warm_start_no_zygote_is_prepared() -> None:
     driven = Driven()
     assert PrepareCrew() not in driven.feed(able(hello()))
 
@@ -92,7 +92,7 @@ def test_without_warm_start_nothing_is_prepared() -> None:
         (Started(1, {0: 1, 1: 2}, False, "the command changed"), ", cold: the command changed"),
     ],
 )
-def test_the_log_says_how_a_round_was_started(event: Started, words: str) -> None:
+def test_log_reports_warm_or_cold_start_of_round(event: Started, words: str) -> None:
     driven = Driven()
     driven.feed(hello())
     driven.feed(PortHeld(4000))
@@ -111,15 +111,15 @@ def test_the_log_says_how_a_round_was_started(event: Started, words: str) -> Non
     ],
     ids=["warm", "cold", "a long reason", "an older launcher"],
 )
-def test_the_rendezvous_is_told_how_a_round_was_started(event: Started, cold: str) -> None:
+def test_rendezvous_record_reports_warm_or_cold_start_of_round(event: Started, cold: str) -> None:
     assert told_of(warming(), event).cold == cold
 
 
-def test_a_cold_start_is_no_news_where_warm_start_is_off() -> None:
+def test_cold_start_is_not_logged_when_warm_start_is_off() -> None:
     assert told_of(Driven(), Started(1, {0: 1}, False, "warm start is off")).cold is None
 
 
-def test_who_took_workers_over_does_not_know_how_they_were_started() -> None:
+def test_start_kind_of_adopted_workers_is_unknown() -> None:
     driven = warming()
     driven.feed(able(hello(running=2)))
     driven.feed(PortHeld(4000))

@@ -61,13 +61,13 @@ def barrier(store: MemoryStore, backend: str = "etcd-v2", away: float = 60.0, **
     return ExitBarrier(Kept(backend), store, [True, False], 0.01, away, meeting)
 
 
-def test_the_note_comes_before_the_count() -> None:
+def test_note_is_written_before_the_count() -> None:
     store = MemoryStore()
     assert asyncio.run(barrier(store).arrived()) == LAST
     assert store.keys() == {done_note(0), FIRST_DONE, NUMBER}
 
 
-def test_an_etcd_that_is_away_is_waited_for_and_counts_once(
+def test_unreachable_etcd_is_retried_and_counts_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Flaky(failures=3)
@@ -76,7 +76,7 @@ def test_an_etcd_that_is_away_is_waited_for_and_counts_once(
     assert caplog.text.count("cannot notify the other nodes yet") == 1
 
 
-def test_it_is_not_waited_for_without_end() -> None:
+def test_wait_for_unreachable_etcd_is_bounded() -> None:
     store = Flaky(failures=10_000)
     gate = barrier(store, away=0.05)
     with pytest.raises(ConnectionError) as caught:
@@ -84,19 +84,19 @@ def test_it_is_not_waited_for_without_end() -> None:
     assert "etcd did not answer for 0 s (away)" in gate.unknown(caught.value)
 
 
-def test_who_need_not_come_any_more_does_not() -> None:
+def test_agent_no_longer_at_exit_barrier_stops_retrying() -> None:
     with pytest.raises(ConnectionError):
         asyncio.run(barrier(Flaky(failures=10_000), meeting=lambda: False).arrived())
 
 
-def test_a_store_that_ends_with_a_node_is_not_waited_for() -> None:
+def test_store_that_ends_with_its_node_is_not_waited_for() -> None:
     gate = barrier(Flaky(failures=1), "c10d")
     with pytest.raises(ConnectionError) as caught:
         asyncio.run(gate.arrived())
     assert gate.unknown(caught.value) == ""
 
 
-def test_a_count_whose_answer_was_lost_is_not_sent_again() -> None:
+def test_count_with_lost_answer_is_not_repeated() -> None:
     store = Flaky(lost=1)
 
     async def both() -> str:

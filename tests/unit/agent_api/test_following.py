@@ -75,7 +75,7 @@ def running(number: int = 1, restarts: int = 0) -> Part:
     return part
 
 
-def test_a_place_is_sought_once_the_launcher_is_there() -> None:
+def test_rendezvous_is_joined_once_launcher_is_connected() -> None:
     part = Part()
     assert part.feed(Told(Local())) == ()
     assert part.feed(Told(READY)) == (Join(charge=False, restarts=0),)
@@ -85,7 +85,7 @@ def test_a_place_is_sought_once_the_launcher_is_there() -> None:
     assert part.state.directive == Run(roster(1), "me", 2)
 
 
-def test_who_waits_ends_the_round_in_good_order() -> None:
+def test_waiting_node_stops_round_with_grace() -> None:
     part = running()
     part.feed(Seen())
     assert isinstance(part.directive, Run)
@@ -99,7 +99,7 @@ def test_who_waits_ends_the_round_in_good_order() -> None:
     assert part.tells(workers=Workers.NONE) == (Join(False, 0),)
 
 
-def test_who_waits_after_a_failure_of_its_own_has_the_workers_killed() -> None:
+def test_waiting_node_after_own_failure_kills_workers() -> None:
     part = running()
     part.feed(Seen(waiting=1, failed="rank 3 broke", lost=True))
     stop = part.directive
@@ -109,7 +109,7 @@ def test_who_waits_after_a_failure_of_its_own_has_the_workers_killed() -> None:
     )
 
 
-def test_a_failure_is_noted_at_once_and_charged_when_nothing_runs() -> None:
+def test_failure_is_noted_at_once_and_charged_when_workers_ended() -> None:
     part = running()
     assert part.tells(failure=failure(1)) == (NoteFailure("it broke"),)
     assert part.tells(workers=Workers.STOPPING) == ()
@@ -119,7 +119,7 @@ def test_a_failure_is_noted_at_once_and_charged_when_nothing_runs() -> None:
     assert part.directive == Run(roster(2, 1), "me", 2)
 
 
-def test_a_spent_budget_closes_for_all() -> None:
+def test_spent_budget_closes_rendezvous_for_all() -> None:
     part = running(3, restarts=2)
     part.tells(failure=failure(3))
     orders = part.tells(workers=Workers.NONE)
@@ -130,7 +130,7 @@ def test_a_spent_budget_closes_for_all() -> None:
 
 
 @pytest.mark.parametrize("kind", [FailureClass.PEER_ABORT, FailureClass.MASTER_PORT])
-def test_what_others_caused_is_not_charged_but_not_for_ever(kind: FailureClass) -> None:
+def test_failures_caused_by_peers_are_charged_after_a_limit(kind: FailureClass) -> None:
     part = running()
     for number in range(1, UNCHARGED_IN_A_ROW + 2):
         part.tells(workers=Workers.NONE, round=number, failure=failure(number, kind))
@@ -141,7 +141,7 @@ def test_what_others_caused_is_not_charged_but_not_for_ever(kind: FailureClass) 
         part.tells(workers=Workers.RUNNING, round=number + 1, failure=None)
 
 
-def test_a_steady_round_ends_a_row_of_uncharged_failures() -> None:
+def test_steady_round_resets_uncharged_failures() -> None:
     part = running()
     for number in range(1, UNCHARGED_IN_A_ROW + 3):
         part.tells(
@@ -153,7 +153,7 @@ def test_a_steady_round_ends_a_row_of_uncharged_failures() -> None:
         part.tells(workers=Workers.RUNNING, round=number + 1, failure=None)
 
 
-def test_done_meets_the_others_and_succeeds_with_them() -> None:
+def test_done_agent_waits_for_others_and_succeeds_with_them() -> None:
     part = running()
     assert part.tells(workers=Workers.NONE, done=True) == (Meet(),)
     part.feed(Seen(waiting=1))
@@ -164,7 +164,7 @@ def test_done_meets_the_others_and_succeeds_with_them() -> None:
 
 
 @pytest.mark.parametrize("end", [Waited(), Seen(closed=True)])
-def test_the_exit_barrier_ends(end: Event) -> None:
+def test_exit_barrier_ends(end: Event) -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     part.feed(end)
@@ -172,7 +172,7 @@ def test_the_exit_barrier_ends(end: Event) -> None:
     assert part.directive.outcome.kind is OutcomeKind.SUCCEEDED
 
 
-def test_who_ends_alone_says_so() -> None:
+def test_agent_done_without_exit_barrier_reports_it() -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     part.feed(Waited("etcd did not answer"))
@@ -180,7 +180,7 @@ def test_who_ends_alone_says_so() -> None:
     assert part.state.alone
 
 
-def test_the_done_enter_again_when_another_failed() -> None:
+def test_done_agents_rejoin_when_another_failed() -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     assert part.feed(Seen(waiting=1, failed="rank 3 broke")) == (Join(False, 0),)
@@ -188,7 +188,7 @@ def test_the_done_enter_again_when_another_failed() -> None:
     assert part.directive == Run(roster(2), "me", 2)
 
 
-def test_the_done_enter_again_when_another_moved_on() -> None:
+def test_done_agents_rejoin_when_another_moved_on() -> None:
     """torch's agents leave no note of a failed worker."""
     part = running()
     part.tells(workers=Workers.NONE, done=True)
@@ -198,7 +198,7 @@ def test_the_done_enter_again_when_another_moved_on() -> None:
     assert part.directive == Run(roster(2), "me", 2)
 
 
-def test_all_having_come_counts_for_more_than_who_moved_on() -> None:
+def test_completed_exit_barrier_precedes_moved_on_agents() -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     part.feed(Seen(waiting=1, moved_on=True, met=True))
@@ -208,7 +208,7 @@ def test_all_having_come_counts_for_more_than_who_moved_on() -> None:
 @pytest.mark.parametrize(
     ("ended", "kind"), [("", OutcomeKind.SUCCEEDED), ("3 are spent", OutcomeKind.FAILED)]
 )
-def test_the_done_that_enter_again_may_find_it_closed(ended: str, kind: OutcomeKind) -> None:
+def test_rejoining_done_agent_may_find_rendezvous_closed(ended: str, kind: OutcomeKind) -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     part.feed(Seen(waiting=1, moved_on=True))
@@ -218,7 +218,7 @@ def test_the_done_that_enter_again_may_find_it_closed(ended: str, kind: OutcomeK
     assert part.directive.outcome == Outcome(kind, ended)
 
 
-def test_the_note_that_the_job_failed_ends_it_here() -> None:
+def test_note_of_failed_job_ends_agent() -> None:
     part = running()
     part.feed(Seen(closed=True))
     assert isinstance(part.directive, Run), "closed alone may be a peer that is done"
@@ -237,7 +237,7 @@ def test_the_note_that_the_job_failed_ends_it_here() -> None:
         (Trouble.TIMEOUT, Finish),
     ],
 )
-def test_no_place(trouble: Trouble, expected: type) -> None:
+def test_no_rank_assignment(trouble: Trouble, expected: type) -> None:
     part = Part(Told(READY))
     part.feed(NotJoined(trouble, "why"))
     assert isinstance(part.directive, expected)
@@ -249,13 +249,15 @@ FAILURE = Outcome(OutcomeKind.FAILED, "3 are spent")
 
 @pytest.mark.parametrize("outcome", [SUCCESS, FAILURE])
 @pytest.mark.parametrize("trouble", [Trouble.LEFT, Trouble.CLOSED])
-def test_who_got_no_place_ends_as_the_job_did(trouble: Trouble, outcome: Outcome) -> None:
+def test_agent_without_rank_assignment_ends_with_job_outcome(
+    trouble: Trouble, outcome: Outcome
+) -> None:
     part = Part(Told(READY))
     part.feed(NotJoined(trouble, "why", outcome))
     assert part.directive == Finish(outcome)
 
 
-def test_whose_worker_failed_once_succeeds_with_the_others() -> None:
+def test_agent_with_earlier_failure_succeeds_with_the_job() -> None:
     part = running()
     part.tells(workers=Workers.NONE, failure=failure(1))
     part.feed(NotJoined(Trouble.CLOSED, "closed", SUCCESS))
@@ -263,7 +265,7 @@ def test_whose_worker_failed_once_succeeds_with_the_others() -> None:
 
 
 @pytest.mark.parametrize("failed", [True, False])
-def test_closed_between_two_rounds(failed: bool) -> None:
+def test_close_between_two_rounds(failed: bool) -> None:
     part = running()
     part.feed(Seen(waiting=1))
     part.tells(workers=Workers.NONE, failure=failure(1) if failed else None)
@@ -273,7 +275,7 @@ def test_closed_between_two_rounds(failed: bool) -> None:
     assert part.directive.outcome.kind is kind
 
 
-def test_leaving_waits_for_the_workers_and_tells_the_handler() -> None:
+def test_leaving_agent_waits_for_workers_and_notifies_handler() -> None:
     part = running()
     assert part.tells(leaving="SIGTERM", workers=Workers.STOPPING) == ()
     part.feed(Seen(waiting=3))
@@ -284,14 +286,14 @@ def test_leaving_waits_for_the_workers_and_tells_the_handler() -> None:
     assert part.state.directive == Left()
 
 
-def test_a_place_that_comes_after_the_leave_is_not_taken() -> None:
+def test_rank_assignment_after_leave_is_ignored() -> None:
     part = Part(Told(READY))
     assert part.tells(leaving="SIGTERM") == (Depart(),)
     part.feed(Joined(roster(1)))
     assert not isinstance(part.directive, Run)
 
 
-def test_workers_of_a_lost_agent_are_ended_first() -> None:
+def test_workers_of_lost_agent_end_first() -> None:
     part = Part()
     assert part.feed(Told(replace(READY, workers=Workers.RUNNING, round=4))) == ()
     assert isinstance(part.directive, Stop)
@@ -300,19 +302,19 @@ def test_workers_of_a_lost_agent_are_ended_first() -> None:
     assert part.state.number == 4
 
 
-def test_a_round_whose_start_was_overtaken_is_joined_anew() -> None:
+def test_round_overtaken_before_start_is_rejoined() -> None:
     part = Part(Told(READY), Joined(roster(1)), Seen(waiting=1))
     assert part.tells(round=1) == (Join(False, 0),)
 
 
-def test_nothing_follows_the_end() -> None:
+def test_ended_agent_ignores_events() -> None:
     part = Part(Told(READY), NotJoined(Trouble.ERROR, "why"))
     assert part.feed(Told(READY)) == ()
     assert part.feed(Joined(roster(1))) == ()
     assert isinstance(part.directive, Refused)
 
 
-def test_why_a_round_is_over_in_which_nothing_failed() -> None:
+def test_round_end_without_failure_has_cause_loss_or_leave() -> None:
     part = running()
     part.feed(Seen(waiting=1, lost=True))
     assert part.directive.kill, "collectives with a node that is gone cannot end"
@@ -348,7 +350,7 @@ class Gone:
 @pytest.mark.parametrize(
     ("done", "met_at", "expected"), [((0,), "last", True), ((0, 1), "last", False), ((), "", False)]
 )
-def test_who_is_gone_is_missed_unless_it_was_done(
+def test_gone_member_moved_on_unless_done(
     done: tuple[int, ...], met_at: str, expected: bool
 ) -> None:
     one = Gone(*done)

@@ -73,7 +73,7 @@ DONE = (FIRST_DONE, done_note(1))
         (Torchs(0), (LEFT_NOTE,), 0),
     ],
 )
-def test_who_counts_as_waiting(handler: Torchs, notes: tuple[str, ...], waiting: int) -> None:
+def test_waiting_nodes_are_counted(handler: Torchs, notes: tuple[str, ...], waiting: int) -> None:
     seen = look(handler, store(*notes), "", 3)
     assert seen.waiting == waiting
     assert bool(seen.left) == (waiting > 0 and LEFT_NOTE in notes)
@@ -88,7 +88,9 @@ def test_who_counts_as_waiting(handler: Torchs, notes: tuple[str, ...], waiting:
         ((1,), (done_note(0),), False),
     ],
 )
-def test_when_all_have_met(missed: tuple[int, ...], notes: tuple[str, ...], met: bool) -> None:
+def test_exit_barrier_is_complete_when_all_are_done(
+    missed: tuple[int, ...], notes: tuple[str, ...], met: bool
+) -> None:
     handler = Ours(int(bool(missed)), missed=frozenset(missed))
     kept = store(FIRST_DONE, *notes)
     assert look(handler, kept, MET_AT, 2).met is met

@@ -29,7 +29,7 @@ def handler(make: Callable[[], RendezvousHandler], join_seconds: float = 20.0) -
     return PersistentHandler(make, "c10d", "run", join_seconds)
 
 
-def test_it_is_made_when_it_can_be() -> None:
+def test_connection_is_retried_until_it_succeeds() -> None:
     made, refusals = Gang().handler(), [RendezvousConnectionError("not yet")] * 3
 
     def make() -> RendezvousHandler:
@@ -50,7 +50,7 @@ def test_it_is_made_when_it_can_be() -> None:
     assert made.calls[-2:] == ["set_closed", "leave"]
 
 
-def test_it_is_not_tried_for_ever() -> None:
+def test_connection_retries_are_bounded() -> None:
     def make() -> RendezvousHandler:
         raise RendezvousConnectionError("nobody hosts a store")
 
@@ -58,7 +58,7 @@ def test_it_is_not_tried_for_ever() -> None:
         handler(make, 0.05).next_rendezvous()
 
 
-def test_what_will_never_serve_is_not_tried_again() -> None:
+def test_unsupported_backend_is_not_retried() -> None:
     def make() -> RendezvousHandler:
         raise RendezvousUnsupportedError("it has no v2 API")
 
@@ -67,7 +67,7 @@ def test_what_will_never_serve_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["leave", "shutdown"])
-def test_who_goes_meanwhile_is_not_held_up(end: str) -> None:
+def test_leave_during_connection_retries_returns_at_once(end: str) -> None:
     tried = threading.Event()
 
     def make() -> RendezvousHandler:
@@ -90,7 +90,7 @@ def test_who_goes_meanwhile_is_not_held_up(end: str) -> None:
     assert len(ends) == 1
 
 
-def test_who_goes_while_it_is_made_takes_no_part() -> None:
+def test_leave_while_connecting_takes_no_part() -> None:
     made = Gang(wanted=2).handler()
 
     def make() -> RendezvousHandler:
@@ -103,7 +103,7 @@ def test_who_goes_while_it_is_made_takes_no_part() -> None:
     assert made.calls == ["leave"]
 
 
-def test_what_was_made_for_it_is_let_go() -> None:
+def test_resources_are_released_on_close() -> None:
     closed = []
     one = PersistentHandler(Gang().handler, "c10d", "run", 1.0, lambda: closed.append(True))
     one.next_rendezvous()

@@ -62,14 +62,14 @@ def seeking() -> Teller:
     return told
 
 
-def test_before_the_launcher_nobody_is_there():
+def test_no_members_before_launcher_is_connected():
     told = Teller()
     view = told.view()
     assert view.round == 0
     assert view.members == ()
 
 
-def test_a_first_round_is_open_then_final():
+def test_first_round_is_joinable_then_final():
     told = seeking()
     assert (told.view().state, told.view().round) == ("joinable", 1)
     assert [m.state for m in told.view().members] == ["waiting"]
@@ -85,7 +85,7 @@ def test_a_first_round_is_open_then_final():
     assert [(r.start_ms, r.first_step_ms) for r in told.view().rounds] == [(30, 80)]
 
 
-def test_a_failure_is_told_with_its_traceback_and_opens_the_next_round():
+def test_failure_is_reported_with_traceback_and_opens_next_round():
     told = seeking()
     told.runs(1)
     told.fails()
@@ -101,7 +101,7 @@ def test_a_failure_is_told_with_its_traceback_and_opens_the_next_round():
     assert view.rounds[-1].join_ms == 100
 
 
-def test_a_round_that_ends_in_good_order_says_how_long_it_took():
+def test_round_that_ends_without_failure_reports_durations():
     told = seeking()
     told.runs(1)
     told.feed(Seen(waiting=1))
@@ -114,14 +114,14 @@ def test_a_round_that_ends_in_good_order_says_how_long_it_took():
     assert (last.cause, last.stop_ms, last.join_ms) == ("join", 200, 100)
 
 
-def test_a_newcomer_counts_what_was_charged_before_it_came():
+def test_newcomer_counts_earlier_charges():
     told = seeking()
     told.runs(7, restarts=2)
     assert told.view().failures_charged == 2
     assert told.view().first_failure is None
 
 
-def test_a_spent_budget_closes_with_the_failure():
+def test_spent_budget_closes_with_the_failure():
     told = seeking()
     told.runs(1)
     told.fails()
@@ -146,7 +146,7 @@ def test_success():
     assert told.view().outcome.kind == OutcomeKind.SUCCEEDED
 
 
-def test_who_ends_alone_does_not_end_the_job():
+def test_agent_done_without_exit_barrier_does_not_end_the_job():
     told = seeking()
     told.runs(1)
     told.tells(workers=Workers.NONE, done=True)
@@ -156,7 +156,7 @@ def test_who_ends_alone_does_not_end_the_job():
     assert view.members[0].state == MemberState.DONE
 
 
-def test_who_left_is_gone_and_closes_nothing():
+def test_left_agent_is_no_member_and_closes_nothing():
     told = seeking()
     told.runs(1)
     told.tells(leaving="drained")

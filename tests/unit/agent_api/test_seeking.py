@@ -51,5 +51,5 @@ def store(*keys: str) -> MemoryStore:
         (object(), None),
     ],
 )
-def test_how_the_job_ended(handler: object, expected: Outcome | None) -> None:
+def test_job_outcome_from_handler(handler: object, expected: Outcome | None) -> None:
     assert asyncio.run(how_ended(handler, None)) == expected

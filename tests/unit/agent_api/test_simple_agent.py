@@ -105,7 +105,7 @@ def at_once(*agents: Believed) -> list[RunResult | Exception]:
     return [result for result in results if result is not None]
 
 
-def test_one_agent_runs_to_success(numbers: Numbers, told: list[events.Event]) -> None:
+def test_single_agent_runs_to_success(numbers: Numbers, told: list[events.Event]) -> None:
     agent = Believed(
         spec(Gang().handler(), local_world_size=2, event_log_handler="test"),
         "",
@@ -138,7 +138,7 @@ def test_one_agent_runs_to_success(numbers: Numbers, told: list[events.Event]) -
     assert json.loads(str(last.metadata["metadata"]))["entry_point"] == "train.sh"
 
 
-def test_a_failure_within_the_budget_begins_anew(numbers: Numbers) -> None:
+def test_failure_within_budget_restarts(numbers: Numbers) -> None:
     agent = Believed(spec(Gang().handler()), "fail", "", "succeed")
     assert agent.run().state is WorkerState.SUCCEEDED
     assert agent.calls == ["start", "stop", "start", "shutdown SIGTERM"]
@@ -147,7 +147,7 @@ def test_a_failure_within_the_budget_begins_anew(numbers: Numbers) -> None:
     assert numbers.seen["workers.trainer.flakiness"] == [50]
 
 
-def test_a_spent_budget_gives_the_failures_and_closes(numbers: Numbers) -> None:
+def test_spent_budget_returns_failures_and_closes(numbers: Numbers) -> None:
     handler = Gang(slow=0.3).handler()
     agent = Believed(spec(handler), "fail", "fail")
     result = agent.run()
@@ -193,7 +193,7 @@ def test_ranks_of_nodes_with_different_roles_and_sizes() -> None:
     assert gang.stores[0].keys() == expected, "agents of torch's meet these keys and no others"
 
 
-def test_a_newcomer_restarts_the_others_and_costs_nothing() -> None:
+def test_newcomer_restarts_others_without_charge() -> None:
     gang = Gang()
     first, second = (Believed(spec(gang.handler())) for _ in range(2))
 
@@ -218,7 +218,7 @@ def test_a_newcomer_restarts_the_others_and_costs_nothing() -> None:
     assert first._remaining_restarts == 1
 
 
-def test_all_agents_count_one_failure_of_one_of_them() -> None:
+def test_all_agents_count_failure_of_one_agent() -> None:
     gang = Gang(wanted=2)
     one, other = (Believed(spec(gang.handler(), max_restarts=3)) for _ in range(2))
     one.script = ["fail", "", "succeed"]
@@ -235,7 +235,7 @@ def test_all_agents_count_one_failure_of_one_of_them() -> None:
     assert other.calls == ["start", "stop", "start", "shutdown SIGTERM"]
 
 
-def test_the_failure_of_the_job_ends_the_others() -> None:
+def test_job_failure_ends_other_agents() -> None:
     gang = Gang(wanted=2)
     one, other = (Believed(spec(gang.handler(), max_restarts=0)) for _ in range(2))
     one.script = ["fail"]
@@ -243,19 +243,19 @@ def test_the_failure_of_the_job_ends_the_others() -> None:
     assert [getattr(result, "state", result) for result in results] == [WorkerState.FAILED] * 2
 
 
-def test_nobody_comes() -> None:
+def test_missing_peers_time_out() -> None:
     agent = Believed(spec(Gang(wanted=2).handler(seconds=0.2)))
     with pytest.raises(RendezvousTimeoutError, match=r"nobody came within 0\.2 s"):
         agent.run()
     assert agent.calls == ["shutdown SIGTERM"]
 
 
-def test_a_closed_rendezvous() -> None:
+def test_closed_rendezvous() -> None:
     with pytest.raises(RendezvousClosedError, match="the gang is closed"):
         Believed(spec(Gang(closed=True).handler())).run()
 
 
-def test_told_to_leave() -> None:
+def test_leave_request_stops_agent() -> None:
     gang = Gang(wanted=1)
     handler = gang.handler()
     agent = Believed(spec(handler))
@@ -271,7 +271,7 @@ def test_told_to_leave() -> None:
     assert handler.calls == ["next_rendezvous", "leave"]
 
 
-def test_told_to_leave_while_nobody_comes() -> None:
+def test_leave_request_while_waiting_for_peers_stops_agent() -> None:
     handler = Gang(wanted=2).handler(seconds=60)
     agent = Believed(spec(handler))
 
@@ -284,7 +284,7 @@ def test_told_to_leave_while_nobody_comes() -> None:
     assert agent.calls == ["shutdown SIGTERM"]
 
 
-def test_what_a_method_raises_is_a_fault_of_the_agent() -> None:
+def test_exception_in_agent_method_is_agent_fault() -> None:
     class Broken(Believed):
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
             raise ArithmeticError("no workers today")
@@ -295,7 +295,7 @@ def test_what_a_method_raises_is_a_fault_of_the_agent() -> None:
     assert agent.get_worker_group().state is WorkerState.UNKNOWN
 
 
-def test_a_loop_of_ones_own() -> None:
+def test_subclass_may_override_invoke_run() -> None:
     """Every step works without `run`, for subclasses that override `_invoke_run`."""
 
     class Own(Believed):
@@ -315,7 +315,7 @@ def test_a_loop_of_ones_own() -> None:
     assert agent._remaining_restarts == 0
 
 
-def test_a_handler_of_old_that_says_no_master() -> None:
+def test_old_handler_without_master_address() -> None:
     """The old handler returned a tuple; rank 0 wrote the address of torch's store."""
 
     class Old(MemoryHandler):
@@ -337,7 +337,7 @@ def test_a_handler_of_old_that_says_no_master() -> None:
     assert gang.stores[0].get("MASTER_PORT") == str(port).encode()
 
 
-def test_alike_nodes_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_nodes_skip_store_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
     gang = Gang(wanted=2)
     agents = [Believed(spec(gang.handler(), local_world_size=2), "", "succeed") for _ in range(2)]
@@ -350,7 +350,7 @@ def test_alike_nodes_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_an_exit_barrier_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_exit_barrier_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     agent = Believed(spec(Gang(wanted=1).handler()), exit_barrier_timeout=0.1)
     agent._initialize_workers(agent.get_worker_group())
     agent.get_worker_group().group_world_size = 2
@@ -358,7 +358,7 @@ def test_an_exit_barrier_that_fails_is_only_logged(caplog: pytest.LogCaptureFixt
     assert "gave up waiting for the other agents" in caplog.text
 
 
-def test_others_that_are_never_done_are_not_waited_for_for_ever() -> None:
+def test_exit_barrier_timeout_bounds_wait_for_others() -> None:
     gang = Gang(wanted=2)
     done = Believed(spec(gang.handler()), "", "succeed", exit_barrier_timeout=0.5)
     busy = Believed(spec(gang.handler()))
@@ -370,7 +370,7 @@ def test_others_that_are_never_done_are_not_waited_for_for_ever() -> None:
     assert not thread.is_alive()
 
 
-def test_a_store_that_went_with_its_host_is_not_waited_for() -> None:
+def test_store_that_ended_with_its_host_is_not_waited_for() -> None:
     gang = Gang(wanted=2)
     done = Believed(spec(gang.handler()), "", "succeed")
     busy = Believed(spec(gang.handler()))
@@ -389,7 +389,7 @@ def test_a_store_that_went_with_its_host_is_not_waited_for() -> None:
     assert not thread.is_alive()
 
 
-def test_who_is_done_enters_again_when_another_fails() -> None:
+def test_done_agent_rejoins_when_another_fails() -> None:
     gang = Gang(wanted=2)
     done = Believed(spec(gang.handler()), "succeed", *[""] * 10_000)
     other = Believed(spec(gang.handler()), *[""] * 10, "fail", *[""] * 10_000)
@@ -403,7 +403,7 @@ def test_who_is_done_enters_again_when_another_fails() -> None:
     assert [getattr(result, "state", result) for result in results] == [WorkerState.SUCCEEDED] * 2
 
 
-def test_the_events_of_an_agents_own_end() -> None:
+def test_agent_outcome_events() -> None:
     agent = Believed(spec(Gang().handler()))
     assert agent.get_event_succeeded().name == "torchelastic.worker.status.SUCCEEDED"
     try:

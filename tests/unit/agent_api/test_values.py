@@ -35,7 +35,7 @@ def spec(**options: Any) -> WorkerSpec:
     return WorkerSpec(**{"entrypoint": "/usr/bin/train.sh", **fields})
 
 
-def test_states_that_run() -> None:
+def test_running_states() -> None:
     running = {state for state in WorkerState if WorkerState.is_running(state)}
     assert running == {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
     assert [state.value for state in WorkerState] == [
@@ -43,7 +43,7 @@ def test_states_that_run() -> None:
     ]  # fmt: skip
 
 
-def test_names_of_entrypoints_and_the_old_field() -> None:
+def test_entrypoint_names_and_deprecated_field() -> None:
     assert spec().get_entrypoint_name() == "train.sh"
     assert spec(entrypoint=spec).get_entrypoint_name() == "spec"
     with pytest.warns(DeprecationWarning, match="use entrypoint"):
@@ -52,7 +52,7 @@ def test_names_of_entrypoints_and_the_old_field() -> None:
         spec(numa_options=1)
 
 
-def test_a_new_group_and_a_worker_as_text() -> None:
+def test_text_of_new_group_and_worker() -> None:
     group = WorkerGroup(spec())
     assert (group.state, group.group_rank) == (WorkerState.INIT, None)
     assert [worker.local_rank for worker in group.workers] == [0, 1]
@@ -70,18 +70,18 @@ def test_streams_from_text(text: str, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4", "0:4", "1,2", "a:1"])
-def test_streams_that_are_none(text: str) -> None:
+def test_invalid_streams(text: str) -> None:
     with pytest.raises(ValueError, match="streams must be"):
         Std.from_str(text)
 
 
-def test_streams_of_a_rank() -> None:
+def test_streams_of_one_rank() -> None:
     assert streams_of(Std.OUT, 7) is Std.OUT
     assert streams_of({7: Std.ERR}, 7) is Std.ERR
     assert streams_of({7: Std.ERR}, 0) is Std.NONE
 
 
-def test_failures_read_what_workers_leave(tmp_path: Path) -> None:
+def test_failure_reads_error_file_of_worker(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     extra = {"py_callstack": "Traceback …", "timestamp": "1700000000"}
     report = {"message": {"message": "ValueError: no", "extraInfo": extra}}
@@ -93,7 +93,7 @@ def test_failures_read_what_workers_leave(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"message": 3}', '{"message": {"message": ""}}'])
-def test_a_report_that_cannot_be_read_is_none(content: str, tmp_path: Path) -> None:
+def test_unreadable_report_is_none(content: str, tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     path.write_text(content)
     failure = ProcessFailure(0, 9, -11, str(path))
@@ -105,7 +105,7 @@ def test_a_report_that_cannot_be_read_is_none(content: str, tmp_path: Path) -> N
     )  # fmt: skip
 
 
-def test_events_are_lines_that_can_be_read_again() -> None:
+def test_events_are_lines_that_parse_again() -> None:
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -167,14 +167,14 @@ def at_once(count: int, work: Any) -> list[Any]:
     return results
 
 
-def test_all_give_and_all_get() -> None:
+def test_all_ranks_exchange_values() -> None:
     store = MemoryStore()
     got = at_once(3, lambda rank: stores.synchronize(store, b"of %d" % rank, rank, 3, "data/"))
     assert got == [[b"of 0", b"of 1", b"of 2"]] * 3
     assert store.timeout.total_seconds() == 10, "as it was before"
 
 
-def test_a_barrier_that_nobody_comes_to() -> None:
+def test_incomplete_barrier_times_out() -> None:
     store = MemoryStore()
     with pytest.raises(LookupError):
         stores.barrier(store, 2, "gate", barrier_timeout=0.1)
@@ -182,7 +182,7 @@ def test_a_barrier_that_nobody_comes_to() -> None:
     stores.barrier(store, 2, "gate", barrier_timeout=0.1)
 
 
-def test_ranks_through_the_store_byte_for_byte() -> None:
+def test_ranks_in_store_match_torch_byte_for_byte() -> None:
     store = MemoryStore()
     roles = [("trainer", 2), ("reader", 1), ("trainer", 3)]
     infos = [RoleInstanceInfo(role, rank, size) for rank, (role, size) in enumerate(roles)]
@@ -209,7 +209,7 @@ def test_roles_in_order() -> None:
     assert ranks_between(infos, 2, 1, 3) == (5, [2, 3, 4])
 
 
-def test_a_newcomer_learns_the_count_and_all_count_one_failure_once() -> None:
+def test_newcomer_receives_count_and_one_failure_counts_once() -> None:
     store = MemoryStore()
     veterans, newcomer = [Budget(2, charge=True), Budget(2, charge=True), Budget(2)], Budget()
     for budget in (*veterans, newcomer):
@@ -234,7 +234,7 @@ def test_a_newcomer_learns_the_count_and_all_count_one_failure_once() -> None:
     ],
     ids=["all are ours", "rank 0 serves none", "one is not ours"],
 )
-def test_workers_meet_at_the_store_of_rank_0s_node_where_all_know_of_it(
+def test_workers_use_store_of_rank_0_node_if_all_know_it(
     offers: list[tuple[int, int]], port: int
 ) -> None:
     store = MemoryStore()
@@ -243,7 +243,7 @@ def test_workers_meet_at_the_store_of_rank_0s_node_where_all_know_of_it(
     assert meeting.agreed(store, 3) == port
 
 
-def test_what_old_handlers_and_v3s_answer() -> None:
+def test_rank_assignment_from_old_handlers_and_torch_v3_handlers() -> None:
     class Old:
         roster = Roster(
             3, 4, "10.0.0.1", 29400,
@@ -277,10 +277,10 @@ def test_what_old_handlers_and_v3s_answer() -> None:
         (type("RendezvousClosedError", (Exception,), {})(), Trouble.CLOSED),
     ],
 )
-def test_errors_are_known_by_their_names(error: Exception, trouble: Trouble) -> None:
+def test_errors_keep_torch_names(error: Exception, trouble: Trouble) -> None:
     assert trouble_of(error) is trouble
 
 
-def test_only_the_local_rank_is_filled_in() -> None:
+def test_only_local_rank_is_substituted() -> None:
     args = ("--rank=${local_rank}", "$$HOME ${other}", 3)
     assert with_local_rank(args, 5) == ("--rank=5", "$$HOME ${other}", 3)

@@ -91,17 +91,17 @@ def after(
         (Kind.KILL_OPERATOR, after(), ""),
     ],
 )
-def test_what_a_job_says_is_judged(kind: Kind, told: Told, wrong: str) -> None:
+def test_job_status_is_checked_against_disturbance(kind: Kind, told: Told, wrong: str) -> None:
     assert judged(Disturbance(kind, "job-1"), BEFORE, told) == wrong
 
 
-def test_an_eviction_is_a_preemption() -> None:
+def test_eviction_is_a_preemption() -> None:
     drain, evicted = Disturbance(Kind.DRAIN, "job-1"), after(("preemption", "job-1"))
     assert judged(drain, BEFORE, evicted, evicts=True) == ""
     assert judged(drain, BEFORE, evicted) == "the cause was preemption, not leave"
 
 
-def test_more_nodes_are_a_join_and_fewer_a_leave() -> None:
+def test_more_nodes_are_a_join_and_fewer_are_a_leave() -> None:
     grown, shrunk = after(("join", "job-2")), after(("leave", "job-1"))
     assert judged(Disturbance(Kind.SCALE, nodes=3), BEFORE, grown) == ""
     assert judged(Disturbance(Kind.SCALE, nodes=1), BEFORE, shrunk) == ""
@@ -110,7 +110,7 @@ def test_more_nodes_are_a_join_and_fewer_a_leave() -> None:
     )
 
 
-def test_a_status_is_read() -> None:
+def test_job_status_is_read() -> None:
     status = {
         "rendezvous": {"state": "final", "round": 5, "nodes": 1},
         "members": [
@@ -130,7 +130,7 @@ def test_a_status_is_read() -> None:
 
 
 @pytest.mark.parametrize("weights", [ON_THIS_MACHINE, ON_A_CLUSTER])
-def test_every_kind_of_fault_comes_and_a_seed_names_them(weights: Mapping[Kind, int]) -> None:
+def test_schedule_contains_every_fault_and_depends_on_the_seed(weights: Mapping[Kind, int]) -> None:
     def drawn() -> list[Disturbance]:
         chance = random.Random(3)
         return [disturbance(chance, weights, 3, BEFORE) for _ in range(200)]

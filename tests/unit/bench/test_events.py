@@ -57,12 +57,12 @@ def test_recovered_at(
     assert recovered_at(events, FAULT_AT, members) == expected
 
 
-def test_latest_takes_the_newest_of_each_member_in_any_order() -> None:
+def test_latest_returns_newest_event_of_each_member_in_any_order() -> None:
     newer = world(105, 1, 0)
     assert latest([*newer, *OLD]) == {0: newer[1], 1: newer[0], 2: OLD[2], 3: OLD[3]}
 
 
-def test_read_events_reads_all_files_by_time_and_no_drafts(tmp_path: Path) -> None:
+def test_read_events_reads_all_files_by_time_without_drafts(tmp_path: Path) -> None:
     line = {"event": "first_allreduce", "pid": 7, "member": 0, "rank": 0, "world": 1}
     (tmp_path / "8-2.jsonl").write_text(json.dumps(line | {"at": 2.0}) + "\n")
     (tmp_path / "7-1.jsonl").write_text(json.dumps(line | {"at": 1.0}) + "\n")
@@ -71,7 +71,7 @@ def test_read_events_reads_all_files_by_time_and_no_drafts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("line", ["{", '{"at": 1.0}', "[]", '{"at": "soon"}'])
-def test_a_malformed_event_names_its_file(tmp_path: Path, line: str) -> None:
+def test_malformed_event_names_its_file(tmp_path: Path, line: str) -> None:
     (tmp_path / "7-1.jsonl").write_text(line + "\n")
     with pytest.raises(MalformedEvent, match=r"7-1\.jsonl"):
         read_events(tmp_path)

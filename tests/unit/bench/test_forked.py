@@ -19,7 +19,7 @@ def deadline() -> float:
     return time.monotonic() + PATIENCE_SECONDS
 
 
-def test_nobody_goes_on_before_the_start_signal(tmp_path: Path) -> None:
+def test_processes_wait_for_the_start_signal(tmp_path: Path) -> None:
     def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
         say({"ready": index})
         wait_for_start()
@@ -35,7 +35,7 @@ def test_nobody_goes_on_before_the_start_signal(tmp_path: Path) -> None:
     assert not [line["pid"] for line in lines if alive(line["pid"])]
 
 
-def test_an_error_ends_the_wait_for_the_others(tmp_path: Path) -> None:
+def test_error_ends_wait_for_other_processes(tmp_path: Path) -> None:
     def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
         if index == 1:
             raise ValueError("no luck")
@@ -48,7 +48,7 @@ def test_an_error_ends_the_wait_for_the_others(tmp_path: Path) -> None:
         processes.take(2, deadline())
 
 
-def test_who_says_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:
+def test_wait_for_silent_process_is_bounded(tmp_path: Path) -> None:
     def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
         wait_for_start()
 
@@ -59,7 +59,7 @@ def test_who_says_nothing_is_not_waited_for_without_end(tmp_path: Path) -> None:
         processes.take(1, time.monotonic())
 
 
-def test_what_a_life_returns_is_kept_until_the_end(tmp_path: Path) -> None:
+def test_return_value_of_process_is_kept_until_the_end(tmp_path: Path) -> None:
     class Kept:
         def __init__(self, say: Say) -> None:
             self.say = say

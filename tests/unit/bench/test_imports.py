@@ -7,10 +7,10 @@ import pytest
 from bench.imports import imports_seconds
 
 
-def test_all_of_them_run_at_once_and_to_their_end() -> None:
+def test_all_processes_run_in_parallel_to_their_end() -> None:
     assert imports_seconds(3, "import time; time.sleep(0.2)") >= 0.2
 
 
-def test_one_that_fails_is_no_number() -> None:
+def test_failed_process_gives_no_number() -> None:
     with pytest.raises(RuntimeError, match=r"the exit codes are \[3, 3\]"):
         imports_seconds(2, "raise SystemExit(3)")

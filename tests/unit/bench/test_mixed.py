@@ -18,7 +18,7 @@ MIXES = [Mix(2, 2), Mix(1, 3), Mix(3, 1), Mix(1, 1)]
 
 @pytest.mark.parametrize("mix", MIXES, ids=str)
 @pytest.mark.parametrize("seed", range(5))
-def test_no_side_is_ever_emptied_nor_far_from_its_mix(mix: Mix, seed: int) -> None:
+def test_each_side_keeps_members_near_its_ratio(mix: Mix, seed: int) -> None:
     here = {side: mix.of(side) for side in Side}
     for change in changes(mix, 20, seed):
         here[change.side] += (change.kind is Kind.JOIN) - (change.kind in LOSSES)
@@ -27,7 +27,7 @@ def test_no_side_is_ever_emptied_nor_far_from_its_mix(mix: Mix, seed: int) -> No
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=str)
-def test_twenty_changes_try_everything_on_both_sides(mix: Mix) -> None:
+def test_twenty_changes_cover_every_change_on_both_sides(mix: Mix) -> None:
     plan = changes(mix, 20, 1)
     assert len(plan) == 20
     assert set(plan) == {Change(kind, side) for kind in Kind for side in Side}
@@ -35,12 +35,12 @@ def test_twenty_changes_try_everything_on_both_sides(mix: Mix) -> None:
     assert plan != changes(mix, 20, 2)
 
 
-def test_one_to_one_is_a_gang_of_four() -> None:
+def test_mix_one_to_one_is_a_gang_of_four() -> None:
     assert parsed_mix("1:1") == Mix(2, 2)
     assert parsed_mix("1:3") == Mix(1, 3)
 
 
-def test_torchs_side_is_always_plain_torchrun() -> None:
+def test_torch_side_is_always_plain_torchrun() -> None:
     for backend in BACKENDS.values():
         command = backend.command(Side.THEIRS, "here:1", "run", "node", True, ["train.py"])
         assert command[:2] == ["-m", "torch.distributed.run"]
@@ -59,7 +59,7 @@ def told(folder: Path, token: str, member: str, rank: int, steps: int, **other: 
     (folder / f"step-{pid}").write_text(str(steps))
 
 
-def test_a_world_counts_when_it_is_exactly_the_members_and_trains(tmp_path: Path) -> None:
+def test_world_counts_when_it_equals_the_members_and_trains(tmp_path: Path) -> None:
     told(tmp_path, "w", "ours-0", 0, steps=7)
     assert training(tmp_path, ["ours-0", "theirs-1"], 0.0) is None, "one is not there yet"
     told(tmp_path, "w", "theirs-1", 1, steps=6)
@@ -73,7 +73,7 @@ def test_a_world_counts_when_it_is_exactly_the_members_and_trains(tmp_path: Path
 
 
 @pytest.mark.parametrize("different", [{"world": 3}, {"master": "host:2"}, {"loaded": 5}])
-def test_members_of_one_world_that_were_told_different_things(
+def test_members_of_one_world_with_different_values_are_refused(
     tmp_path: Path, different: dict[str, object]
 ) -> None:
     told(tmp_path, "w", "ours-0", 0, steps=7)
@@ -82,7 +82,7 @@ def test_members_of_one_world_that_were_told_different_things(
         worlds(tmp_path)
 
 
-def test_a_rank_that_two_have(tmp_path: Path) -> None:
+def test_duplicate_rank_is_refused(tmp_path: Path) -> None:
     told(tmp_path, "w", "ours-0", 0, steps=7)
     told(tmp_path, "w", "theirs-1", 0, steps=7)
     with pytest.raises(Disagreement, match="ranks"):

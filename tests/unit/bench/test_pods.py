@@ -18,7 +18,7 @@ def first(pod: str, number: int, rank: int, world: int, at: float = 10.0, **more
     )  # fmt: skip
 
 
-def test_first_steps_are_found_in_a_log_with_and_without_the_launchers_prefix() -> None:
+def test_first_steps_are_found_with_and_without_launcher_prefix() -> None:
     said = {
         "round": 2, "rank": 0, "world": 4, "pid": 9,
         "launched": 1.5, "began": 9.0, "at": 9.5, "before": None,
@@ -27,7 +27,7 @@ def test_first_steps_are_found_in_a_log_with_and_without_the_launchers_prefix() 
     assert firsts("a", log) == [First("a", 2, 0, 4, 9, 1.5, 9.0, 9.5, None)] * 2
 
 
-def test_the_earliest_whole_round_of_exactly_these_pods_counts() -> None:
+def test_earliest_complete_round_of_exactly_these_pods_counts() -> None:
     told = [
         first("a", 1, 0, 2), first("b", 1, 1, 2),  # the previous round
         first("a", 2, 0, 3), first("b", 2, 1, 3),  # of three, one without a record
@@ -46,13 +46,13 @@ def test_ranks_must_be_a_bijection() -> None:
     assert together([first("a", 2, 0, 2), first("b", 2, 0, 2)], 1, ["a", "b"]) is None
 
 
-def test_a_pause_is_from_the_last_step_of_anybody_to_the_first_of_all() -> None:
+def test_pause_lasts_from_last_step_of_any_pod_to_first_step_of_all() -> None:
     found = [first("a", 2, 0, 2, at=10.0, before=9.0), first("b", 2, 1, 2, at=10.4, before=9.1)]
     assert pause(found) == pytest.approx(1.3)
     assert pause([first("a", 2, 0, 1)]) is None
 
 
-def test_what_a_recovery_costs_is_divided_without_a_remainder() -> None:
+def test_recovery_parts_add_up_to_the_recovery() -> None:
     found = [first("a", 2, 0, 1, at=10.0, before=9.0)]
     outcome = recovery(found, 8.0, {"detectMs": 100, "stopMs": 200, "coldNodes": 1})
     assert outcome.seconds == pytest.approx(2.0)
@@ -62,7 +62,7 @@ def test_what_a_recovery_costs_is_divided_without_a_remainder() -> None:
     assert outcome.cold == 1
 
 
-def test_a_join_is_divided_between_operator_kubernetes_and_the_pod() -> None:
+def test_join_is_divided_into_operator_kubernetes_and_pod_parts() -> None:
     found = [
         first("a", 2, 0, 2, at=20.0, before=19.5),
         first("b", 2, 1, 2, at=20.1, launched=14.0),
@@ -79,7 +79,7 @@ def test_a_join_is_divided_between_operator_kubernetes_and_the_pod() -> None:
     assert sum(list(outcome.parts.values())[:5]) == pytest.approx(10.1)
 
 
-def test_a_pods_life_is_what_was_seen_first() -> None:
+def test_pod_times_are_of_first_observation() -> None:
     lives = Lives(Api("nowhere"), "default")
     pod = {"metadata": {"uid": "u"}, "spec": {}}
     lives.take(1.0, pod)
@@ -89,7 +89,7 @@ def test_a_pods_life_is_what_was_seen_first() -> None:
     assert lives.of("other").seen == {}
 
 
-def test_the_table_has_medians_and_says_what_failed() -> None:
+def test_table_has_medians_and_failures() -> None:
     runs = Runs(4)
     runs.outcomes[Fault.WORKER_KILLED] = [
         Outcome(0.4, 0.3, {"rest": 0.1, "stop": 0.2}, load=2.0),

@@ -17,7 +17,7 @@ from bench.recovery import Measured, ratios
 PEERS = peers("3.7.3", "3.4")
 
 
-def test_ratios_are_by_peer_gang_fault_and_mode_and_null_where_a_peer_never_recovered() -> None:
+def test_ratios_are_by_peer_gang_fault_and_mode_and_null_without_recovery() -> None:
     def cell(peer: str, fault: Fault, *outcomes: Outcome) -> Measured:
         return Measured(PEERS[peer], 4, fault, list(outcomes))
 
@@ -63,7 +63,7 @@ def test_ratios_are_by_peer_gang_fault_and_mode_and_null_where_a_peer_never_reco
     ]
 
 
-def test_all_peers_run_the_same_worker_with_the_same_bounds() -> None:
+def test_all_peers_run_the_same_worker_with_the_same_parameters() -> None:
     for peer in PEERS.values():
         command = peer.command("127.0.0.1:2379", "run", 0)
         assert command[0] == sys.executable
@@ -71,7 +71,7 @@ def test_all_peers_run_the_same_worker_with_the_same_bounds() -> None:
         assert {"--nnodes=1:64", "--nproc-per-node=1", "--rdzv-id=run"} <= set(command)
 
 
-def test_only_how_workers_start_divides_ours() -> None:
+def test_own_peers_differ_only_in_worker_start() -> None:
     ours = {name: peer for name, peer in PEERS.items() if peer.ours}
     assert {name: peer.mode for name, peer in ours.items()} == {
         "elasticjob": "warm",
@@ -81,7 +81,7 @@ def test_only_how_workers_start_divides_ours() -> None:
     assert [part for part in cold if part not in warm] == ["--warm-start=off"]
 
 
-def test_etcd_and_c10d_run_at_their_defaults_but_for_who_hosts_the_store() -> None:
+def test_etcd_and_c10d_run_at_defaults_except_store_host() -> None:
     def conf(peer: str, member: int) -> list[str]:
         command = PEERS[peer].command("127.0.0.1:2379", "run", member)
         return [part for part in command if part.startswith("--rdzv-conf")]
@@ -95,7 +95,7 @@ def test_etcd_and_c10d_run_at_their_defaults_but_for_who_hosts_the_store() -> No
     assert PEERS["c10d"].environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_a_mark_finds_a_grandchild_in_a_session_of_its_own() -> None:
+def test_environment_tag_finds_grandchild_in_its_own_session() -> None:
     sleeper = "import time; print('up', flush=True); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}], \
 start_new_session=True)"

@@ -42,11 +42,11 @@ def reports(ranks: Sequence[int], worlds: Sequence[int]) -> list[Report]:
     return [Report(rank, world, 0.0, 0.0) for rank, world in zip(ranks, worlds, strict=True)]
 
 
-def test_count_requests_counts_what_clients_sent_once() -> None:
+def test_count_requests_counts_client_requests_once() -> None:
     assert count_requests(METRICS) == {"GET": 30, "PUT": 12, "Txn": 5, "Watch": 15}
 
 
-def test_verify_accepts_a_bijection_in_any_order() -> None:
+def test_verify_accepts_bijection_in_any_order() -> None:
     verify(reports([2, 0, 1], [3, 3, 3]), 3)
 
 
@@ -59,12 +59,14 @@ def test_verify_accepts_a_bijection_in_any_order() -> None:
         ([0, 1, 2], [3, 3, 2], "world sizes"),
     ],
 )
-def test_verify_refuses(ranks: Sequence[int], worlds: Sequence[int], complaint: str) -> None:
+def test_verify_refuses_invalid_ranks(
+    ranks: Sequence[int], worlds: Sequence[int], complaint: str
+) -> None:
     with pytest.raises(WrongRendezvous, match=complaint):
         verify(reports(ranks, worlds), 3)
 
 
-def test_summary_has_ratios_and_our_requests_by_size() -> None:
+def test_summary_has_ratios_and_own_requests_by_size() -> None:
     def cell(backend: Backend, *walls: float, error: str | None = None) -> Measured:
         return Measured(
             backend, 8, [CaseResult(wall, 1.0, {"Txn": 32, "Watch": 16}) for wall in walls], error
@@ -90,13 +92,13 @@ class FixedHandler:
         return self
 
 
-def test_members_are_processes_whose_ranks_come_back(tmp_path: Path) -> None:
+def test_members_are_processes_that_return_ranks(tmp_path: Path) -> None:
     result = run_case(5, lambda index: FixedHandler(4 - index, 5), None, 20, tmp_path / "log")
     assert 0 < result.wall_seconds < 20
     assert result.requests is None
 
 
-def test_requests_are_those_between_start_and_end(tmp_path: Path) -> None:
+def test_requests_are_counted_between_start_and_end(tmp_path: Path) -> None:
     counts = iter([Counter(Txn=7), Counter(Txn=16, Watch=3)])
     result = run_case(
         2, lambda index: FixedHandler(index, 2), lambda: next(counts), 20, tmp_path / "log"
@@ -106,7 +108,7 @@ def test_requests_are_those_between_start_and_end(tmp_path: Path) -> None:
     assert json.loads(json.dumps(row))["requests_per_member"] == 6.0
 
 
-def test_a_member_that_fails_ends_the_case_at_once(tmp_path: Path) -> None:
+def test_failed_member_ends_the_case_at_once(tmp_path: Path) -> None:
     def make(index: int) -> Handler:
         if index == 1:
             raise ConnectionError("nobody there")
@@ -117,7 +119,7 @@ def test_a_member_that_fails_ends_the_case_at_once(tmp_path: Path) -> None:
         run_case(3, make, None, 60, tmp_path / "log")
 
 
-def test_members_that_never_meet_end_at_the_limit(tmp_path: Path) -> None:
+def test_members_without_rendezvous_end_at_the_timeout(tmp_path: Path) -> None:
     def make(index: int) -> Handler:
         if index:
             os.read(os.pipe()[0], 1)

@@ -42,11 +42,11 @@ def schema_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
             yield from schema_paths(inner, here)
 
 
-def test_every_value_of_the_schema_is_documented_and_the_reverse() -> None:
+def test_schema_values_and_documented_values_are_equal() -> None:
     assert {value.path for value in values(VALUES_TEXT)} == set(schema_paths(SCHEMA)) - {"global"}
 
 
-def test_the_schema_is_sound_and_takes_the_defaults() -> None:
+def test_schema_is_valid_and_accepts_the_defaults() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA, cls=jsonschema.Draft202012Validator)
 
@@ -59,7 +59,7 @@ def objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
             yield from objects(inner, f"{path}/{name}")
 
 
-def test_the_schema_leaves_no_object_with_known_fields_open() -> None:
+def test_schema_closes_every_object_with_known_fields() -> None:
     # Kubernetes fields that the schema does not name must remain possible here.
     allowed = {"/$defs/topologySpreadConstraints/items"}
     left_open = {
@@ -68,33 +68,33 @@ def test_the_schema_leaves_no_object_with_known_fields_open() -> None:
     assert left_open == allowed
 
 
-def test_the_charts_crd_is_the_one_made_from_the_models() -> None:
+def test_chart_crd_is_generated_from_the_models() -> None:
     assert (CHART / "files" / DEFINITION).read_text() == render()
 
 
-def test_the_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_the_chart_has_the_version_of_the_product() -> None:
+def test_chart_has_product_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
-def test_a_value_is_documented_by_the_comment_above_it() -> None:
+def test_value_is_documented_by_comment_above_it() -> None:
     source = "# About the file.\na:\n  # -- Said of b,\n  # on two lines.\n  b: {c: 1}\n  d: x\n"
     assert [(v.path, v.default, v.text) for v in values(source)] == [
         ("a.b", '{"c": 1}', "Said of b, on two lines.")
     ]
 
 
-def test_a_comment_above_no_key_is_an_error() -> None:
+def test_comment_above_no_key_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"values\.yaml:2: a comment must stand above a key"):
         list(values("# -- Lost.\n\na: 1\n"))
 
 
-def test_the_table_stands_between_its_marks_alone() -> None:
+def test_values_table_is_replaced_between_its_markers_only() -> None:
     readme = f"before\n{BEGIN}old\n{END}after\n"
     made = with_table(readme, "# -- One | two.\na: 1\n")
     assert made == (f"before\n{BEGIN}\n{table('# -- One | two.' + chr(10) + 'a: 1')}\n{END}after\n")
@@ -119,19 +119,19 @@ def exposed() -> set[str]:
     }
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_dashboard_queries_existing_metrics() -> None:
     asked = {name for query in queries() for name in re.findall(r"\belasticjob_\w+", query)}
     variables = " ".join(v.get("query", "") for v in DASHBOARD["templating"]["list"])
     asked |= set(re.findall(r"\belasticjob_\w+", variables))
     assert asked <= exposed(), asked - exposed()
 
 
-def test_the_dashboard_shows_every_metric() -> None:
+def test_dashboard_shows_every_metric() -> None:
     families = {family.name for family in Metrics().registry.collect()}
     assert {f for f in families if not any(f in query for query in queries())} == set()
 
 
-def test_the_dashboard_shows_jobs_rounds_recovery_and_the_time_of_a_look() -> None:
+def test_dashboard_shows_jobs_rounds_recovery_and_reconcile_time() -> None:
     asked = " ".join(queries())
     assert "by (phase) (elasticjob_jobs" in asked
     assert re.search(r"sum by \(cause\) \(rate\(elasticjob_rounds_total", asked)
@@ -142,7 +142,7 @@ def test_the_dashboard_shows_jobs_rounds_recovery_and_the_time_of_a_look() -> No
             )
 
 
-def test_the_panels_of_the_dashboard_are_apart() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

@@ -40,11 +40,11 @@ def job(**container: Any) -> ElasticJob:
         ("$$$(A)", "$one"),
     ],
 )
-def test_references_are_replaced_as_kubernetes_does(text: str, value: str) -> None:
+def test_references_are_expanded_as_in_kubernetes(text: str, value: str) -> None:
     assert expanded(text, {"A": "one", "B": "two"}) == value
 
 
-def test_command_args_and_env_are_the_containers(tmp_path: Path) -> None:
+def test_command_args_and_env_come_from_the_container(tmp_path: Path) -> None:
     env = [
         {"name": "A", "value": "1"},
         {"name": "B", "value": "$(A)2"},
@@ -59,7 +59,7 @@ def test_command_args_and_env_are_the_containers(tmp_path: Path) -> None:
     assert found.interpreter == sys.executable  # a shell cannot run the launcher
 
 
-def test_the_launcher_runs_on_the_python_of_the_command(tmp_path: Path) -> None:
+def test_launcher_runs_on_python_of_the_command(tmp_path: Path) -> None:
     found = trainer(job(command=[sys.executable, "-m", "x"]), tmp_path, PATH, "/other")
     assert found.interpreter == sys.executable
 
@@ -73,14 +73,14 @@ def test_the_launcher_runs_on_the_python_of_the_command(tmp_path: Path) -> None:
         ({"command": ["sh", "a\0b"]}, "command must not contain NUL"),
     ],
 )
-def test_what_no_process_can_be_given(
+def test_value_that_no_process_can_receive_is_refused(
     container: dict[str, Any], complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=complaint):
         trainer(job(**container), tmp_path, PATH, sys.executable)
 
 
-def test_what_only_a_cluster_can_look_up(tmp_path: Path) -> None:
+def test_env_that_needs_a_cluster_is_unresolved_unless_given(tmp_path: Path) -> None:
     secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     found = trainer(job(env=[secret]), tmp_path, PATH, sys.executable)
     assert found.unresolved == ("TOKEN",)
@@ -101,7 +101,7 @@ def test_what_only_a_cluster_can_look_up(tmp_path: Path) -> None:
         ([], False),
     ],
 )
-def test_a_script_must_be_there(tmp_path: Path, arguments: list[str], missing: bool) -> None:
+def test_missing_script_is_refused(tmp_path: Path, arguments: list[str], missing: bool) -> None:
     (tmp_path / "there.py").touch()
     wanted = job(command=[sys.executable, *arguments])
     if missing:
@@ -123,7 +123,7 @@ def test_a_script_must_be_there(tmp_path: Path, arguments: list[str], missing: b
         ({"workingDir": "plain"}, "workingDir must exist on this machine: .*plain is not a folder"),
     ],
 )
-def test_what_cannot_be_started_is_refused(
+def test_command_that_cannot_start_is_refused(
     tmp_path: Path, container: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "plain").touch()
@@ -148,7 +148,7 @@ def test_working_dir_is_relative_to_the_manifest(tmp_path: Path) -> None:
         ("auto", None, 1),
     ],
 )
-def test_workers_of_a_node_are_what_a_pod_would_have(
+def test_workers_per_node_match_a_pod(
     asked: Any, limits: Any, workers: int, tmp_path: Path
 ) -> None:
     made = job(resources={"limits": limits} if limits else None)
@@ -159,7 +159,7 @@ def test_workers_of_a_node_are_what_a_pod_would_have(
     assert told["ELASTICJOB_SLOTS"] == str(workers)
 
 
-def test_torchrun_is_taken_out_as_in_a_pod(tmp_path: Path) -> None:
+def test_torchrun_is_unwrapped_as_in_a_pod(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "python3").symlink_to(sys.executable)
     path = {"PATH": str(tmp_path)}  # without torchrun
@@ -181,7 +181,7 @@ def odd_python(folder: Path, name: str = "snake") -> Path:
 
 
 @pytest.mark.parametrize("named", ["python", "python3", "python3.9", "/opt/conda/bin/python"])
-def test_an_interpreter_that_was_named_runs_the_script(tmp_path: Path, named: str) -> None:
+def test_named_interpreter_runs_the_script(tmp_path: Path, named: str) -> None:
     """The command's name for Python and the interpreter's own name do not matter."""
     snake = odd_python(tmp_path)
     wanted = job(command=[named, "-c", "pass"])
@@ -190,7 +190,7 @@ def test_an_interpreter_that_was_named_runs_the_script(tmp_path: Path, named: st
     assert found.interpreter == str(snake)
 
 
-def test_a_shell_that_would_find_another_python_is_refused(tmp_path: Path) -> None:
+def test_shell_that_resolves_another_python_is_refused(tmp_path: Path) -> None:
     snake = odd_python(tmp_path)
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     other = tmp_path / "other"
@@ -206,7 +206,9 @@ def test_a_shell_that_would_find_another_python_is_refused(tmp_path: Path) -> No
     assert trainer(silent, tmp_path, path, "/other", snake).argv[0] == "sh"
 
 
-def test_what_is_no_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_is_no_interpreter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho no snake >&2\n")
     old = tmp_path / "old"

@@ -61,7 +61,7 @@ def converted(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_manifest_becomes_what_stands_beside_it(
+def test_manifest_is_converted_to_expected_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(FOLDER)
@@ -88,7 +88,7 @@ def test_a_manifest_becomes_what_stands_beside_it(
         ([], "spec.elasticPolicy: must be a mapping"),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused_with_its_field(policy: Any, words: str) -> None:
+def test_unsupported_policy_is_refused_with_its_field(policy: Any, words: str) -> None:
     assert words in refusal(job(elasticPolicy=policy))
 
 
@@ -102,7 +102,7 @@ def test_a_policy_that_cannot_be_is_refused_with_its_field(policy: Any, words: s
         ({"name": "Trainer"}, "becomes spec.template.spec.containers[0].name: must be a DNS"),
     ],
 )
-def test_a_trainer_that_cannot_be_unwrapped_is_refused(container: Any, words: str) -> None:
+def test_trainer_that_cannot_be_unwrapped_is_refused(container: Any, words: str) -> None:
     document = job()
     trainer(document).update(container)
     assert words in refusal(document)
@@ -122,11 +122,11 @@ def test_a_trainer_that_cannot_be_unwrapped_is_refused(container: Any, words: st
         (["a", "list"], "must be a mapping"),
     ],
 )
-def test_what_is_no_sound_pytorchjob_is_refused(document: Any, words: str) -> None:
+def test_invalid_pytorchjob_is_refused(document: Any, words: str) -> None:
     assert words in refusal(document)
 
 
-def test_a_trainjob_is_refused_with_the_way_to_write_it() -> None:
+def test_trainjob_is_refused_with_the_remedy() -> None:
     said = refusal(
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -159,7 +159,7 @@ def test_every_problem_of_every_document_is_listed() -> None:
         ("Never", {"backoffLimit": 7}, 7),
     ],
 )
-def test_restarts_follow_the_policy_of_the_replicas(
+def test_restarts_follow_the_replica_policy(
     policies: str, limit: dict[str, int], expected: int | None
 ) -> None:
     document = job(runPolicy=limit)
@@ -177,7 +177,7 @@ def test_restarts_follow_the_policy_of_the_replicas(
         (4, None, None, 4),
     ],
 )
-def test_workers_of_a_node_are_what_torchrun_would_have_taken(
+def test_workers_per_node_match_torchrun(
     told: Any, variable: str | None, option: str | None, expected: Any
 ) -> None:
     document = job(**({"nprocPerNode": told} if told else {}))
@@ -189,7 +189,7 @@ def test_workers_of_a_node_are_what_torchrun_would_have_taken(
     assert converted(document)[0]["spec"]["nprocPerNode"] == expected
 
 
-def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+def test_source_is_never_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job()))
     result = convert(file, "-o", file)
@@ -204,7 +204,7 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
         (["-", "--autoscaler", "x.yaml"], "no job in standard input is scaled by metrics"),
     ],
 )
-def test_bad_arguments_are_said(
+def test_invalid_arguments_are_reported(
     arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -213,7 +213,7 @@ def test_bad_arguments_are_said(
     assert words in str(result.exception)
 
 
-def test_a_file_without_a_job_and_one_that_is_no_yaml() -> None:
+def test_file_without_job_and_file_without_yaml_are_refused() -> None:
     result = convert("-", text="apiVersion: v1\nkind: ConfigMap\n")
     assert isinstance(result.exception, BadInput)
     assert "contains no PyTorchJob" in str(result.exception)
@@ -222,13 +222,13 @@ def test_a_file_without_a_job_and_one_that_is_no_yaml() -> None:
     assert "must be YAML" in result.stderr
 
 
-def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_unwritable_output_is_an_error(tmp_path: Path) -> None:
     result = convert("-", "-o", tmp_path / "no" / "job.yaml", text=yaml.safe_dump(job()))
     assert isinstance(result.exception, CommandError)
     assert "cannot be written" in str(result.exception)
 
 
-def test_where_an_autoscaler_goes_is_said_once(tmp_path: Path) -> None:
+def test_autoscaler_output_is_reported_once(tmp_path: Path) -> None:
     elastic = {"minReplicas": 1, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
     document = job(elasticPolicy=elastic)
     document["metadata"]["labels"] = {"note": "write one with --autoscaler FILE"}

@@ -13,7 +13,7 @@ MOMENTS = [
 ]
 
 
-def test_equal_looks_are_joined_and_a_change_of_rank_is_not() -> None:
+def test_equal_consecutive_states_are_joined_and_rank_change_is_not() -> None:
     assert spans(MOMENTS, "d-0", 9.0) == [
         (0.0, 1.0, "starting", ""),
         (1.0, 3.0, "running", "0"),
@@ -21,7 +21,7 @@ def test_equal_looks_are_joined_and_a_change_of_rank_is_not() -> None:
     ]
 
 
-def test_ranks_are_shown_of_running_nodes_alone() -> None:
+def test_ranks_are_shown_only_for_running_nodes() -> None:
     assert spans(MOMENTS, "d-1", 9.0) == [
         (1.0, 2.0, "starting", ""),
         (2.0, 3.0, "waiting", ""),

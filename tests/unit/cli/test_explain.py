@@ -98,7 +98,7 @@ def calls(folder: Path) -> list[list[str]]:
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_pods_that_lost_their_label_are_asked_for_by_name(
+def test_pods_without_label_are_requested_by_name(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("job-0", "job-1", "job-3", "--all", "another-1")
@@ -122,7 +122,7 @@ def test_pods_that_lost_their_label_are_asked_for_by_name(
     assert said.startswith("job-1 has lost")
 
 
-def test_a_clusters_job_is_told_in_the_operators_words(kubectl: Path) -> None:
+def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
     said = whole(kubectl)
     told = Cluster("team-a", "ctx", Path("/kube")).explain("job")
     assert list(told.sentences) == said
@@ -138,12 +138,12 @@ def test_a_clusters_job_is_told_in_the_operators_words(kubectl: Path) -> None:
     ]
 
 
-def test_the_newest_events_come_last(kubectl: Path) -> None:
+def test_newest_events_come_last(kubectl: Path) -> None:
     whole(kubectl)
     assert Cluster().explain("job").events == tuple(f"12:00:0{n} E{n}: said" for n in range(3, 8))
 
 
-def test_who_may_see_neither_nodes_nor_events_is_told_all_the_same(kubectl: Path) -> None:
+def test_missing_permission_for_nodes_and_events_still_explains_job(kubectl: Path) -> None:
     whole(kubectl)
     (kubectl / "nodes").unlink()
     (kubectl / "events").unlink()
@@ -153,7 +153,7 @@ def test_who_may_see_neither_nodes_nor_events_is_told_all_the_same(kubectl: Path
     assert "job-1 is starting" in told.sentences[0], "its node is taken for ready"
 
 
-def test_a_job_that_is_nowhere(kubectl: Path) -> None:
+def test_unknown_job(kubectl: Path) -> None:
     with pytest.raises(CommandError, match=r"kubectl: Error from server \(NotFound\): elasticjobs"):
         Cluster().explain("job")
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
@@ -161,13 +161,13 @@ def test_a_job_that_is_nowhere(kubectl: Path) -> None:
     assert str(result.exception).startswith('this machine has no job "job", and on the cluster ')
 
 
-def test_without_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(kubectl))
     with pytest.raises(CommandError, match="kubectl was not found on PATH"):
         Cluster().explain("job")
 
 
-def test_a_job_of_another_release(kubectl: Path) -> None:
+def test_job_of_another_release(kubectl: Path) -> None:
     a_job, _ = stored()
     document = a_job.manifest()
     document["spec"]["warpNodes"] = 5
@@ -185,7 +185,7 @@ def test_a_job_of_another_release(kubectl: Path) -> None:
         ({"message": ""}, "12:00:09 Why"),
     ],
 )
-def test_the_time_of_an_event(times: Json, line: str) -> None:
+def test_event_time(times: Json, line: str) -> None:
     assert event_line(event("2026-01-31T12:00:09Z", "Why") | times) == line
 
 
@@ -201,14 +201,14 @@ def local(**changes: Any) -> JobFolder:
     return folder
 
 
-def test_a_local_job_is_told_in_its_runners_words(kubectl: Path) -> None:
+def test_local_job_is_explained_in_runner_phrases(kubectl: Path) -> None:
     local()
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
     assert result.output.splitlines()[0] == ABANDONED
     assert not (kubectl / "calls").exists(), "this machine's job comes before the cluster's"
 
 
-def test_a_local_job_that_ended_is_not_abandoned(kubectl: Path) -> None:
+def test_ended_local_job_is_not_abandoned(kubectl: Path) -> None:
     local(phase=Phase.SUCCEEDED, explanation=["Succeeded."])
     assert explained() == ["Succeeded."]
 
@@ -226,7 +226,7 @@ def explained() -> list[str]:
         (None, False, ABANDONED),
     ],
 )
-def test_a_local_job_has_no_operator_to_ask(
+def test_local_job_does_not_wait_for_an_operator(
     kubectl: Path, phase: Phase | None, held: bool, said: str
 ) -> None:
     folder = local()
@@ -237,7 +237,7 @@ def test_a_local_job_has_no_operator_to_ask(
     folder.release()
 
 
-def test_a_local_job_without_its_runner_is_interrupted_and_trains_on_no_node(kubectl: Path) -> None:
+def test_local_job_without_runner_is_interrupted_and_trains_on_no_node(kubectl: Path) -> None:
     a_job, _ = stored()
     running = {"phase": Phase.RUNNING, "nodes": 2, "pods": 2, "ready_nodes": 2}
     folder = local(**running)
@@ -259,7 +259,7 @@ def test_a_local_job_without_its_runner_is_interrupted_and_trains_on_no_node(kub
     assert "Running" not in table
 
 
-def test_get_and_describe_tell_of_a_runner_that_was_lost(kubectl: Path) -> None:
+def test_get_and_describe_report_lost_runner(kubectl: Path) -> None:
     local()
     result = CliRunner().invoke(application("get"), ["get"])
     assert result.stderr.splitlines() == [f"job: {ABANDONED}"]
@@ -268,7 +268,7 @@ def test_get_and_describe_tell_of_a_runner_that_was_lost(kubectl: Path) -> None:
     assert CliRunner().invoke(application("get"), ["get"]).stderr == ""
 
 
-def test_get_lists_the_others_beside_a_job_that_cannot_be_read(kubectl: Path) -> None:
+def test_get_lists_other_jobs_beside_unreadable_job(kubectl: Path) -> None:
     local(phase=Phase.SUCCEEDED)
     folder = JobFolder("default", "broken")
     folder.path.mkdir()
@@ -282,7 +282,7 @@ def test_get_lists_the_others_beside_a_job_that_cannot_be_read(kubectl: Path) ->
 
 
 @pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])
-def test_the_cluster_can_be_meant_all_the_same(kubectl: Path, options: list[str]) -> None:
+def test_cluster_can_be_selected_despite_local_job(kubectl: Path, options: list[str]) -> None:
     local()
     said = whole(kubectl)
     result = CliRunner().invoke(application("explain"), ["explain", "job", *options])
@@ -290,7 +290,7 @@ def test_the_cluster_can_be_meant_all_the_same(kubectl: Path, options: list[str]
     assert "The newest events:" in result.output
 
 
-def test_as_kubectls_plug_in_the_cluster_is_meant(kubectl: Path) -> None:
+def test_kubectl_plugin_selects_the_cluster(kubectl: Path) -> None:
     local()
     said = whole(kubectl)
     result = CliRunner().invoke(plugin(), ["explain", "job", "-n", "team-a"])
@@ -298,7 +298,7 @@ def test_as_kubectls_plug_in_the_cluster_is_meant(kubectl: Path) -> None:
     assert "--namespace=team-a" in calls(kubectl)[0]
 
 
-def test_only_this_machine_can_be_meant(kubectl: Path) -> None:
+def test_local_option_ignores_cluster_jobs(kubectl: Path) -> None:
     whole(kubectl)
     result = CliRunner().invoke(application("explain"), ["explain", "job", "--local"])
     assert isinstance(result.exception, CommandError)

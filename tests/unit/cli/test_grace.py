@@ -65,7 +65,7 @@ def stored(folder: Path, stop_grace: int, pod_grace: int | None) -> StoredJob:
 @pytest.mark.parametrize(
     ("stop_grace", "pod_grace", "seconds"), [(10, None, 30), (60, None, 80), (60, 5, 5)]
 )
-def test_pods_are_killed_no_sooner_than_their_members_are_told(
+def test_pods_are_killed_after_the_grace_of_their_members(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     stop_grace: int,

@@ -21,7 +21,7 @@ ROUNDS = [
 ]
 
 
-def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+def test_tail_returns_whole_lines_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     tail = Tail(path)
     assert list(tail.lines()) == []  # not there yet
@@ -34,7 +34,7 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     assert list(tail.remainder()) == []
 
 
-def test_a_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
+def test_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("old\n")
     tail = Tail(path)
@@ -46,7 +46,7 @@ def test_a_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
     assert list(tail.lines()) == ["cut"]
 
 
-def test_what_was_rotated_away_is_read_first(tmp_path: Path) -> None:
+def test_rotated_content_is_read_first(tmp_path: Path) -> None:
     """A worker's log keeps its head, a container's log its tail; both may have lost lines."""
     path = tmp_path / "log"
     (tmp_path / "log.1").write_text("b\nha")
@@ -59,7 +59,7 @@ def test_what_was_rotated_away_is_read_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["log.1", "log.head"])
-def test_lines_written_just_before_a_rotation_are_not_missed(tmp_path: Path, kept: str) -> None:
+def test_lines_written_just_before_rotation_are_not_missed(tmp_path: Path, kept: str) -> None:
     path = tmp_path / "log"
     path.write_text("one\n")
     tail = Tail(path)
@@ -72,7 +72,7 @@ def test_lines_written_just_before_a_rotation_are_not_missed(tmp_path: Path, kep
     assert list(tail.lines()) == []
 
 
-def test_lines_that_came_too_fast_are_told_of(tmp_path: Path) -> None:
+def test_lines_lost_between_reads_are_reported(tmp_path: Path) -> None:
     path, older = tmp_path / "log", tmp_path / "log.1"
     older.write_text("zero\n")
     path.write_text("one\n")
@@ -92,7 +92,7 @@ def test_lines_that_came_too_fast_are_told_of(tmp_path: Path) -> None:
         (1, 1, ("j-0", 1, 1)),
     ],
 )
-def test_where_a_rank_ran(rank: int, number: int | None, found: tuple[str, int, int]) -> None:
+def test_pod_of_a_rank(rank: int, number: int | None, found: tuple[str, int, int]) -> None:
     place = seat_of(ROUNDS, rank, number)
     assert (place["pod"], place["round"], place["localRank"]) == found
 
@@ -105,12 +105,12 @@ def test_where_a_rank_ran(rank: int, number: int | None, found: tuple[str, int, 
         (0, 5, "there is no round 5; rounds: 1, 2"),
     ],
 )
-def test_a_rank_or_round_that_never_was(rank: int, number: int | None, message: str) -> None:
+def test_unknown_rank_or_round(rank: int, number: int | None, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         seat_of(ROUNDS, rank, number)
 
 
-def test_before_the_first_round(tmp_path: Path) -> None:
+def test_no_files_before_first_round(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the job has not had a round"):
         seat_of([], 0, None)
 

@@ -40,19 +40,19 @@ entry.main()
 
 
 @pytest.mark.parametrize("module", ["signal", "elasticjob_cli.main", "typer", "pydantic", "yaml"])
-def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(module: str) -> None:
+def test_ctrl_c_during_command_import_prints_no_traceback(module: str) -> None:
     words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=False), module, "get"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
-def test_ctrl_c_is_not_lost_in_an_import_that_swallows_it() -> None:
+def test_ctrl_c_during_import_that_swallows_it_is_not_lost() -> None:
     words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=True), "pydantic", "--help"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
-def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
+def test_unwritable_output_is_reported_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "elasticjob_cli", "--help"],
@@ -66,14 +66,14 @@ def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_sigint() -> Iterator[None]:
+def default_sigint() -> Iterator[None]:
     """Restore SIGINT: `main` sets its default action, which ends the process."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("own_sigint")
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -81,7 +81,7 @@ def own_sigint() -> Iterator[None]:
         (PermissionError(13, "Permission denied", "a/b"), "a/b: Permission denied"),
     ],
 )
-def test_what_the_machine_refuses_is_one_line(
+def test_operating_system_error_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
 ) -> None:
     def command() -> None:
@@ -99,7 +99,7 @@ def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
-def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
+def test_removed_current_folder_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     script = f"cd {folder}; rmdir {folder}; {sys.executable} -m elasticjob_cli run job.yaml"
@@ -112,7 +112,7 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
     assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
 
 
-def test_an_agent_is_not_started_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+def test_agent_is_not_started_in_removed_folder(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     (tmp_path / "train.py").write_text("")
     words = f"agent --rdzv-id=x --rdzv-endpoint=127.0.0.1:1 {tmp_path}/train.py"
@@ -124,7 +124,7 @@ def test_an_agent_is_not_started_in_a_folder_that_was_removed(tmp_path: Path) ->
     assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
 
 
-def test_a_disk_that_is_full_for_temporary_files_is_said(tmp_path: Path) -> None:
+def test_full_temporary_disk_is_reported(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(MANIFEST)
     script = f"ulimit -f 0; {sys.executable} -m elasticjob_cli run job.yaml"
     ran = subprocess.run(
@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_for_temporary_files_is_said(tmp_path: Path) -> None
     assert "set TMPDIR to a folder" in ran.stderr
 
 
-def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
+def test_undecodable_names_are_shown(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/j\xff.yaml"
     Path(os.fsdecode(file)).write_text(MANIFEST)
     ran = call("validate", os.fsdecode(file))
@@ -149,7 +149,7 @@ def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [["run", "job.yaml"], ["scale", "job"]])
 @pytest.mark.parametrize("nodes", ["-1", "x", "2147483648", "1.5"])
-def test_a_number_of_nodes_that_is_none_is_refused(verb: list[str], nodes: str) -> None:
+def test_invalid_number_of_nodes_is_refused(verb: list[str], nodes: str) -> None:
     ran = call(*verb, "--nodes", nodes)
     assert ran.returncode == ExitCode.BAD_INPUT
     assert "Invalid value for '--nodes'" in ran.stderr

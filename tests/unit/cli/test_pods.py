@@ -24,7 +24,7 @@ def kubelet(group: asyncio.TaskGroup, folder: Path) -> Kubelet:
 
 
 @pytest.mark.parametrize("by_error", [True, False])
-def test_what_comes_while_the_run_ends_is_dropped_in_silence(
+def test_coroutine_spawned_during_shutdown_is_dropped_silently(
     tmp_path: Path, by_error: bool
 ) -> None:
     """A coroutine that is never awaited would cause a warning on the user's screen."""

@@ -27,7 +27,7 @@ print(view.gone, screen.is_gone(console), file=sys.stderr)
 
 
 @pytest.mark.parametrize("view", ["PlainView", "LiveView"])
-def test_a_reader_that_went_away_is_noticed_and_breaks_nothing(view: str) -> None:
+def test_closed_output_is_reported_once_and_breaks_nothing(view: str) -> None:
     read, written = os.pipe()
     os.close(read)
     script = SCRIPT.format(view=view, flush=True)
@@ -43,7 +43,7 @@ def test_a_reader_that_went_away_is_noticed_and_breaks_nothing(view: str) -> Non
     assert (ran.returncode, ran.stderr) == (0, said)
 
 
-def test_a_full_disk_is_borne(tmp_path: Path) -> None:
+def test_full_disk_does_not_break_the_screen(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         screen = Screen(full)
         for _ in range(3):
@@ -54,7 +54,7 @@ def test_a_full_disk_is_borne(tmp_path: Path) -> None:
             full.close()  # the rest of the buffer may be lost
 
 
-def test_what_is_asked_of_the_file_is_answered_by_it(tmp_path: Path) -> None:
+def test_screen_delegates_to_its_file(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding="latin-1") as file:
         screen = Screen(file)
         assert (screen.encoding, screen.isatty(), screen.fileno()) == (

@@ -18,7 +18,7 @@ def tell(logs: Path, pod: str, number: int, at: int, **told: float) -> None:
         os.utime(folder / "progress", (at, at))
 
 
-def test_the_newest_word_counts(tmp_path: Path) -> None:
+def test_newest_progress_of_latest_round_counts(tmp_path: Path) -> None:
     assert read_progress(tmp_path) == {}
     tell(tmp_path, "job-0", 1, at=100, step=5, loss=0.51234567)
     tell(tmp_path, "job-1", 1, at=101, step=6)
@@ -27,7 +27,7 @@ def test_the_newest_word_counts(tmp_path: Path) -> None:
     assert read_progress(tmp_path) == {"step": 9, "loss": 0.25}
 
 
-def test_a_round_that_begins_does_not_bring_back_the_word_of_a_pod_that_is_gone(
+def test_new_round_ignores_older_progress_of_removed_pod(
     tmp_path: Path,
 ) -> None:
     tell(tmp_path, "gone-1", 7, at=100, step=60, loss=0.5)

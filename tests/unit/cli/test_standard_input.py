@@ -32,7 +32,7 @@ def call(*arguments: str, text: str | bytes) -> Result:
     return CliRunner().invoke(application(arguments[0]), arguments, input=text)
 
 
-def test_a_manifest_may_come_from_standard_input() -> None:
+def test_manifest_is_read_from_standard_input() -> None:
     found = call("validate", "-", text=JOB)
     assert (found.exit_code, found.stdout) == (0, "standard input: valid\n")
 
@@ -46,7 +46,7 @@ def test_a_manifest_may_come_from_standard_input() -> None:
         (b"\xef\xbb\xbf" + JOB.replace("4", "0").encode(), "standard input:5:13: spec.maxNodes"),
     ],
 )
-def test_every_verb_says_that_standard_input_is_wrong(text: str | bytes, said: str) -> None:
+def test_every_command_reports_invalid_standard_input(text: str | bytes, said: str) -> None:
     validated = call("validate", "-", text=text)
     assert (validated.exit_code, validated.stdout) == (2, "")
     assert said in validated.stderr
@@ -63,18 +63,18 @@ def test_every_verb_says_that_standard_input_is_wrong(text: str | bytes, said: s
         ("a: [", "standard input:1:5: must be YAML"),
     ],
 )
-def test_convert_says_it_too(text: str | bytes, said: str) -> None:
+def test_convert_reports_invalid_standard_input(text: str | bytes, said: str) -> None:
     found = call("convert", "-", text=text)
     assert said in (str(found.exception) if isinstance(found.exception, BadInput) else found.stderr)
 
 
-def test_standard_input_is_there_once() -> None:
+def test_standard_input_is_accepted_once() -> None:
     found = call("validate", "-", "-", text=JOB)
     assert isinstance(found.exception, BadInput)
     assert "must be given once" in str(found.exception)
 
 
-def test_standard_input_that_is_closed() -> None:
+def test_closed_standard_input() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "elasticjob_cli", "validate", "-"],
         preexec_fn=lambda: os.close(0),
@@ -86,13 +86,13 @@ def test_standard_input_that_is_closed() -> None:
     assert (ran.returncode, ran.stderr) == (2, said)
 
 
-def test_what_has_no_end_is_no_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_file_is_no_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)
     [problem] = manifest.check_file("/dev/zero")
     assert str(problem) == "/dev/zero: must be at most 1 MiB long to be a manifest"
 
 
-def test_what_has_no_folder_runs_in_the_current_one(
+def test_manifest_without_folder_runs_in_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

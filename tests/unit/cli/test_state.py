@@ -18,7 +18,7 @@ from tests.unit.disk import room
 
 
 @pytest.fixture(autouse=True)
-def corner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path
 
@@ -31,7 +31,7 @@ def saved(name: str, namespace: str = "default") -> JobFolder:
     return folder
 
 
-def test_a_job_is_held_by_one_runner_at_a_time() -> None:
+def test_job_is_held_by_one_runner_at_a_time() -> None:
     first, second = JobFolder("default", "a"), JobFolder("default", "a")
     first.acquire()
     first.write_run(Run(4711, "/sock", "/m.yaml", 0.0))
@@ -55,13 +55,13 @@ def test_jobs_are_listed_by_namespace_and_name() -> None:
         job("default", "x")
 
 
-def test_a_disk_that_is_full_takes_what_a_job_came_to(
-    corner: Path, monkeypatch: pytest.MonkeyPatch
+def test_status_is_overwritten_in_place_on_full_disk(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    path = corner / "status.json"
+    path = state_home / "status.json"
     write_json(path, {"status": {"phase": "Running", "members": ["a", "b"]}})
     size = path.stat().st_size
     monkeypatch.setattr(state, "swap", full)
@@ -75,30 +75,30 @@ def test_a_disk_that_is_full_takes_what_a_job_came_to(
         write_json(path, {"status": {"phase": "x" * size}})
     assert json.loads(path.read_bytes()) == succeeded, "the old one is put back"
     with pytest.raises(OSError, match="No space left"):
-        write_json(corner / "new.json", {})
+        write_json(state_home / "new.json", {})
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "A", "-a", "a" * 64, "a\n"])
-def test_a_name_never_leads_out_of_its_folder(name: str) -> None:
+def test_job_name_cannot_leave_its_folder(name: str) -> None:
     with pytest.raises(BadInput, match="must be a DNS label"):
         JobFolder("default", name)
     with pytest.raises(BadInput, match="must be a DNS label"):
         JobFolder(name, "job")
 
 
-def test_a_folder_that_cannot_be_made_is_named(
-    corner: Path, monkeypatch: pytest.MonkeyPatch
+def test_folder_that_cannot_be_created_is_named(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (corner / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(corner / "file"))
+    (state_home / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(state_home / "file"))
     with pytest.raises(CommandError, match="set XDG_STATE_HOME to a folder that can"):
         JobFolder("default", "a").acquire()
 
 
-def test_folders_of_others_are_passed_over(corner: Path) -> None:
+def test_foreign_folders_are_skipped(state_home: Path) -> None:
     saved("a")
     for strange in ("default/A b", "Team X/a"):
-        folder = corner / "elasticjob" / strange
+        folder = state_home / "elasticjob" / strange
         folder.mkdir(parents=True)
         (folder / "status.json").write_text("{}")
     assert [folder.name for folder in jobs(None)] == ["a"]
@@ -113,7 +113,7 @@ def test_folders_of_others_are_passed_over(corner: Path) -> None:
         ('{"metadata": {"name": "a"}}', ": Field required"),
     ],
 )
-def test_a_status_that_cannot_be_read_is_said_with_what_to_do(text: str, why: str) -> None:
+def test_unreadable_status_is_reported_with_remedy(text: str, why: str) -> None:
     folder = saved("a", "team")
     folder.status_file.write_text(text)
     with pytest.raises(CommandError) as refused:
@@ -129,14 +129,14 @@ def test_a_status_that_cannot_be_read_is_said_with_what_to_do(text: str, why: st
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '[{"round": 1}]', "7", "{}"])
-def test_rounds_that_cannot_be_read_are_none(text: str) -> None:
+def test_unreadable_rounds_are_empty(text: str) -> None:
     folder = saved("a")
     folder.rounds_file.write_text(text)
     assert not folder.rounds()
 
 
 @pytest.mark.parametrize("home", ["", "relative", None])
-def test_without_a_home_the_account_has_one(
+def test_missing_home_falls_back_to_account_home(
     home: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
@@ -156,15 +156,15 @@ def test_without_a_home_the_account_has_one(
 
 
 @pytest.mark.parametrize("value", ["", "relative/path"])
-def test_a_state_home_that_is_not_absolute_is_ignored(
-    value: str, corner: Path, monkeypatch: pytest.MonkeyPatch
+def test_relative_state_home_is_ignored(
+    value: str, state_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", value)
-    monkeypatch.setenv("HOME", str(corner))
-    assert settings.state_root() == corner / ".local" / "state" / "elasticjob"
+    monkeypatch.setenv("HOME", str(state_home))
+    assert settings.state_root() == state_home / ".local" / "state" / "elasticjob"
 
 
-def test_the_containers_python(monkeypatch: pytest.MonkeyPatch, corner: Path) -> None:
+def test_python_of_the_container(monkeypatch: pytest.MonkeyPatch, state_home: Path) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.setenv("VIRTUAL_ENV", "/some/venv")
@@ -172,14 +172,16 @@ def test_the_containers_python(monkeypatch: pytest.MonkeyPatch, corner: Path) ->
     inherited = settings.container_environment(None)
     assert inherited["PATH"] == "/usr/bin"  # an active environment stays as it is
     assert "ELASTICJOB_PREFIX" not in inherited
-    named = settings.container_environment(corner / "bin" / "python3")
-    assert named["PATH"] == f"{corner / 'bin'}:/usr/bin"
+    named = settings.container_environment(state_home / "bin" / "python3")
+    assert named["PATH"] == f"{state_home / 'bin'}:/usr/bin"
     monkeypatch.delenv("VIRTUAL_ENV")
     assert settings.container_environment(None)["PATH"].endswith(":/usr/bin")
 
 
-def test_a_long_temporary_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, corner: Path) -> None:
-    deep = corner / ("d" * 80)
+def test_long_temporary_folder_is_avoided(
+    monkeypatch: pytest.MonkeyPatch, state_home: Path
+) -> None:
+    deep = state_home / ("d" * 80)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     made = settings.run_dir()

@@ -39,22 +39,22 @@ NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
         (-5, "0s"),
     ],
 )
-def test_ages(seconds: int, text: str) -> None:
+def test_age_format(seconds: int, text: str) -> None:
     assert age(NOW - timedelta(seconds=seconds), NOW) == text
 
 
-def test_an_unknown_age() -> None:
+def test_unknown_age() -> None:
     assert age(None, NOW) == "<none>"
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_columns_are_those_that_kubectl_shows(wide: bool) -> None:
+def test_columns_match_kubectl(wide: bool) -> None:
     columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = [c["name"].upper() for c in columns if wide or not c.get("priority")]
     assert list(header(wide)) == ["NAME", *shown]
 
 
-def test_a_row() -> None:
+def test_row_of_a_job() -> None:
     job = ElasticJob.model_validate(
         {
             "apiVersion": "elasticjob.dev/v1alpha1",
@@ -98,11 +98,11 @@ def test_a_row() -> None:
         ({"leaves": 2, "joins": 1, "others": 1}, "2 leaves, 1 join, 1 other"),
     ],
 )
-def test_what_interrupted_a_job(counts: dict[str, int], said: str) -> None:
+def test_interruption_counts_in_words(counts: dict[str, int], said: str) -> None:
     assert interruption_line(Interruptions(**counts)) == said
 
 
-def test_a_job_without_a_status_yet() -> None:
+def test_job_without_status() -> None:
     job = ElasticJob.model_validate(
         {
             "apiVersion": "elasticjob.dev/v1alpha1",
@@ -114,7 +114,7 @@ def test_a_job_without_a_status_yet() -> None:
     assert row(job, True, NOW)[1:4] == ("<none>", "<none>", "<none>")
 
 
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
+def test_columns_are_as_wide_as_widest_cell() -> None:
     assert aligned([("A", "B"), ("long", "x")]) == ["A      B", "long   x"]
 
 
@@ -148,7 +148,7 @@ def test_rounds_with_causes_and_times() -> None:
     ],
     ids=["none", "running", "spent", "no progress", "ended otherwise"],
 )
-def test_restarts_are_the_charged_failures(charged: int, reason: str, text: str) -> None:
+def test_restarts_are_charged_failures(charged: int, reason: str, text: str) -> None:
     failed = Condition(
         type=ConditionType.FAILED,
         status=ConditionStatus.TRUE,
@@ -159,18 +159,18 @@ def test_restarts_are_the_charged_failures(charged: int, reason: str, text: str)
     assert restarts_text(job(status=status, maxRestarts=3)) == text
 
 
-def test_a_lost_node_has_neither_rank_nor_exit() -> None:
+def test_lost_node_has_neither_rank_nor_exit() -> None:
     failure = FirstFailure(round=2, pod="a-1", class_="NodeLost")
     assert failure_lines(failure) == ["a-1, round 2: NodeLost"]
 
 
-def test_each_line_of_a_message_is_a_line() -> None:
+def test_multiline_message_gives_multiple_lines() -> None:
     """Every line of a message gets the common indentation."""
     failure = FirstFailure(round=2, pod="a-1", class_="UserError", message="ValueError: x\nmore\n")
     assert failure_lines(failure)[1:] == ["ValueError: x", "more"]
 
 
-def test_a_failure_names_the_culprit() -> None:
+def test_failure_names_first_failed_worker() -> None:
     failure = FirstFailure(
         round=2, pod="a-1", rank=3, exit_code=1, class_="UserError", message="ValueError: x",
         traceback="Traceback\n  line\n",

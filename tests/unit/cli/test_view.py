@@ -54,7 +54,7 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_line_for_each_transition_and_no_other(console: Console) -> None:
+def test_each_transition_prints_one_line(console: Console) -> None:
     view = PlainView(console)
     view.show(snapshot(1, state="joinable", round=0))
     for seconds in (2.0, 2.5, 3.0):
@@ -70,7 +70,7 @@ def test_a_line_for_each_transition_and_no_other(console: Console) -> None:
     ]
 
 
-def test_progress_is_told_now_and_then(console: Console) -> None:
+def test_progress_is_printed_periodically(console: Console) -> None:
     view = PlainView(console)
     for seconds in (1, 5, 6, 9, 10.5):
         view.show(snapshot(seconds, {"step": int(seconds)}, **FINAL))
@@ -78,7 +78,7 @@ def test_progress_is_told_now_and_then(console: Console) -> None:
     assert lines == ["[   5.00 s] step 5", "[  10.50 s] step 10"]
 
 
-def test_a_round_that_told_no_progress_yet_is_no_line(console: Console) -> None:
+def test_round_without_progress_prints_no_progress_line(console: Console) -> None:
     view = PlainView(console)
     view.show(snapshot(6, {"step": 5}, **FINAL))
     view.show(snapshot(12, {}, **FINAL))
@@ -86,7 +86,7 @@ def test_a_round_that_told_no_progress_yet_is_no_line(console: Console) -> None:
     assert [line[12:] for line in printed(console).splitlines()[1:]] == ["step 5"]
 
 
-def test_the_picture_shows_nodes_ranks_state_cause_and_progress() -> None:
+def test_live_view_shows_nodes_ranks_state_cause_and_progress() -> None:
     console = Console(
         file=io.StringIO(), width=60, height=30, force_terminal=True, color_system=None
     )
@@ -125,7 +125,7 @@ FULL = "etcd at 127.0.0.1:1 refuses writes: etcdserver: mvcc: database space exc
 OVER = "etcd can be used again after 9 s"
 
 
-def test_a_store_that_cannot_be_used_is_a_line_and_its_end_another(console: Console) -> None:
+def test_unavailable_store_and_its_recovery_print_one_line_each(console: Console) -> None:
     view = PlainView(console)
     view.show(in_trouble(1, "False", "Available", ""))
     for seconds in (2, 3, 4):
@@ -139,7 +139,7 @@ def test_a_store_that_cannot_be_used_is_a_line_and_its_end_another(console: Cons
     ]
 
 
-def test_the_picture_has_the_store_that_cannot_be_used() -> None:
+def test_live_view_shows_unavailable_store() -> None:
     _, _, below = picture(in_trouble(1, "True", "EtcdRefusesWrites", FULL))
     assert below.plain.splitlines()[0] == FULL
     _, _, below = picture(in_trouble(1, "False", "Available", OVER))

@@ -17,13 +17,13 @@ from tests.unit.cli.test_convert import convert, job
 from tests.unit.disk import room
 
 
-def test_a_new_file_is_not_there_in_part(tmp_path: Path) -> None:
+def test_failed_write_of_new_file_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File too large"), room(100):
         replace_file(tmp_path / "new", b"x" * 1000)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_file_stays_as_it_was(tmp_path: Path) -> None:
+def test_failed_write_of_existing_file_keeps_old_content(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_bytes(b"old")
     with pytest.raises(OSError, match="File too large"), room(100):
@@ -31,7 +31,7 @@ def test_an_old_file_stays_as_it_was(tmp_path: Path) -> None:
     assert (old.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [old])
 
 
-def test_who_may_read_it_and_where_it_is_stay_too(tmp_path: Path) -> None:
+def test_replaced_file_keeps_mode_and_link(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     old, link = tmp_path / "there" / "old", tmp_path / "link"
     old.write_bytes(b"old")
@@ -42,13 +42,13 @@ def test_who_may_read_it_and_where_it_is_stay_too(tmp_path: Path) -> None:
     assert (old.read_bytes(), old.stat().st_mode & 0o777) == (b"new", 0o640)
 
 
-def test_a_new_file_is_as_any_of_this_user(tmp_path: Path) -> None:
+def test_new_file_has_default_mode(tmp_path: Path) -> None:
     (tmp_path / "any").write_bytes(b"")
     replace_file(tmp_path / "new", b"new")
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
-def test_a_pipe_is_given_the_content(tmp_path: Path) -> None:
+def test_pipe_receives_the_content(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     replace_file(tmp_path / "pipe", b"content")
@@ -57,7 +57,7 @@ def test_a_pipe_is_given_the_content(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
+def test_file_that_cannot_be_replaced_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is mounted alone into a container cannot be replaced."""
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
         replace_file(tmp_path / "missing", b"new")
 
 
-def test_a_conversion_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+def test_unwritable_conversion_keeps_existing_file(tmp_path: Path) -> None:
     source, output = tmp_path / "in.yaml", tmp_path / "out.yaml"
     source.write_text(yaml.safe_dump(job()))
     output.write_text("mine\n")
@@ -98,7 +98,7 @@ def test_two_outputs_are_two_files(tmp_path: Path) -> None:
     assert not output.exists()
 
 
-def test_what_was_measured_is_printed_where_it_cannot_be_written(
+def test_results_are_printed_when_file_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "crowd.json"

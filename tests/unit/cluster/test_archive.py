@@ -31,13 +31,13 @@ def described(archive: Path) -> list[dict[str, Any]]:
     return json.loads(read(archive, "manifest.json"))
 
 
-def test_a_layer_is_the_same_whenever_it_is_made(tmp_path: Path, program: Path) -> None:
+def test_layer_is_reproducible(tmp_path: Path, program: Path) -> None:
     first = tar_of({"bin/b": program, "bin/a": "b"}, tmp_path / "1.tar").read_bytes()
     program.touch()
     assert tar_of({"bin/a": "b", "bin/b": program}, tmp_path / "2.tar").read_bytes() == first
 
 
-def test_a_layer_holds_executables_and_links(tmp_path: Path, program: Path) -> None:
+def test_layer_holds_executables_and_links(tmp_path: Path, program: Path) -> None:
     layer = tar_of({"/bin/sh": "busybox", "/bin/busybox": program}, tmp_path / "layer.tar")
     with tarfile.open(layer) as tar:
         link, file = tar.getmember("bin/sh"), tar.getmember("bin/busybox")
@@ -45,7 +45,7 @@ def test_a_layer_holds_executables_and_links(tmp_path: Path, program: Path) -> N
     assert (file.mode, file.uid, file.size) == (0o755, 0, 4)
 
 
-def test_an_image_is_found_by_its_name_and_its_digests_hold(tmp_path: Path, program: Path) -> None:
+def test_image_is_found_by_name_with_valid_digests(tmp_path: Path, program: Path) -> None:
     layer = tar_of({"program": program}, tmp_path / "layer.tar")
     archive = tmp_path / "images.tar"
     write(archive, [Image("registry.example/a:1", (layer,), {"Entrypoint": ["/program"]})])
@@ -58,7 +58,7 @@ def test_an_image_is_found_by_its_name_and_its_digests_hold(tmp_path: Path, prog
     assert json.loads(config)["config"]["Entrypoint"] == ["/program"]
 
 
-def test_a_layer_of_several_images_is_written_once(tmp_path: Path, program: Path) -> None:
+def test_layer_of_several_images_is_written_once(tmp_path: Path, program: Path) -> None:
     layer = tar_of({"program": program}, tmp_path / "layer.tar")
     archive = tmp_path / "images.tar"
     write(archive, [Image("a:1", (layer,)), Image("b:1", (layer, layer))])

@@ -19,19 +19,19 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path)
 
 
-def test_the_only_user_takes_down_what_it_brought_up(ledger: Ledger) -> None:
+def test_only_user_stops_cluster_it_started(ledger: Ledger) -> None:
     with ledger.open():
         ledger.enter(ME, brought_up=True)
         assert ledger.leave(ME)
 
 
-def test_a_cluster_that_was_there_stays(ledger: Ledger) -> None:
+def test_cluster_that_existed_before_stays(ledger: Ledger) -> None:
     with ledger.open():
         ledger.enter(ME, brought_up=False)
         assert not ledger.leave(ME)
 
 
-def test_the_last_user_takes_it_down_whoever_brought_it_up(ledger: Ledger) -> None:
+def test_last_user_stops_cluster_started_by_any_user(ledger: Ledger) -> None:
     with ledger.open():
         ledger.enter(ME, brought_up=True)
         ledger.enter(MY_PARENT, brought_up=False)
@@ -39,21 +39,21 @@ def test_the_last_user_takes_it_down_whoever_brought_it_up(ledger: Ledger) -> No
         assert ledger.leave(MY_PARENT)
 
 
-def test_users_that_died_do_not_count(ledger: Ledger) -> None:
+def test_dead_users_do_not_count(ledger: Ledger) -> None:
     with ledger.open():
         ledger.enter(NOBODY, brought_up=True)
         ledger.enter(ME, brought_up=False)
         assert ledger.leave(ME)
 
 
-def test_a_cluster_that_a_person_kept_stays(ledger: Ledger) -> None:
+def test_cluster_kept_by_a_person_stays(ledger: Ledger) -> None:
     with ledger.open():
         ledger.enter(ME, brought_up=True)
         ledger.close()
         assert not ledger.leave(ME)
 
 
-def test_ours_is_meant_unless_another_is_named() -> None:
+def test_own_cluster_is_default() -> None:
     assert named({}) is None
     assert named({"CLUSTER_CONTEXT": "somewhere"}) is None
 
@@ -66,6 +66,6 @@ def test_ours_is_meant_unless_another_is_named() -> None:
         ({"CLUSTER": "mine", "CLUSTER_CONTEXT": "x"}, "must be CLUSTER=existing"),
     ],
 )
-def test_a_half_named_cluster_is_refused(environment: dict[str, str], complaint: str) -> None:
+def test_incomplete_cluster_name_is_refused(environment: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         named(environment)

@@ -22,7 +22,7 @@ def machine_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return settings
 
 
-def test_limits_are_raised_and_put_back(machine_of: Path) -> None:
+def test_limits_are_raised_and_restored(machine_of: Path) -> None:
     limit, panic = machine_of / "fs/inotify/max_user_instances", machine_of / "kernel/panic"
     machine.prepare()
     assert int(limit.read_text()) == 8192
@@ -31,7 +31,7 @@ def test_limits_are_raised_and_put_back(machine_of: Path) -> None:
     assert (limit.read_text(), panic.read_text()) == ("100\n", "100\n")
 
 
-def test_settings_are_noted_once_for_a_cluster_that_is_made_again(machine_of: Path) -> None:
+def test_settings_are_saved_once_for_a_recreated_cluster(machine_of: Path) -> None:
     machine.prepare()
     (machine_of / "kernel/panic").write_text("10\n")
     machine.prepare()
@@ -39,14 +39,14 @@ def test_settings_are_noted_once_for_a_cluster_that_is_made_again(machine_of: Pa
     assert (machine_of / "kernel/panic").read_text() == "100\n"
 
 
-def test_without_a_note_nothing_is_put_back(machine_of: Path) -> None:
+def test_without_saved_settings_nothing_is_restored(machine_of: Path) -> None:
     assert machine.restored()
     (machine_of / "kernel/panic").write_text("10\n")
     assert machine.restored()
     assert (machine_of / "kernel/panic").read_text() == "10\n"
 
 
-def test_control_groups_are_found_wherever_they_lie_innermost_first(tmp_path: Path) -> None:
+def test_control_groups_are_found_innermost_first(tmp_path: Path) -> None:
     for hierarchy in ("cpu", "memory/somebody/session"):
         (tmp_path / hierarchy / CGROUP / "node" / "pod").mkdir(parents=True)
     (tmp_path / "cpu" / "other").mkdir()

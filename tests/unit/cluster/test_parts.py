@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_part_is_made_once(cache: Path) -> None:
+def test_part_is_built_once(cache: Path) -> None:
     made: list[Path] = []
 
     def make(into: Path) -> None:
@@ -34,13 +34,13 @@ def test_a_part_is_made_once(cache: Path) -> None:
     assert part("thing", ("a", 2), make) != home
 
 
-def test_to_ask_for_a_part_changes_nothing_in_it(cache: Path) -> None:
+def test_request_for_part_does_not_change_it(cache: Path) -> None:
     home = part("thing", (), lambda into: None)
     os.utime(home, (1, 1))
     assert part("thing", (), lambda into: None).stat().st_mtime == 1
 
 
-def test_a_part_whose_making_failed_is_made_again_from_nothing(cache: Path) -> None:
+def test_failed_part_is_built_again_from_nothing(cache: Path) -> None:
     def fail(into: Path) -> None:
         (into / "half").touch()
         raise RuntimeError("no")
@@ -51,7 +51,7 @@ def test_a_part_whose_making_failed_is_made_again_from_nothing(cache: Path) -> N
     assert [file.name for file in home.iterdir()] == ["whole"]
 
 
-def test_a_part_that_nothing_used_for_long_goes_with_the_next(cache: Path) -> None:
+def test_unused_part_is_removed_when_another_is_built(cache: Path) -> None:
     old, fresh = (part("thing", (name,), lambda into: None) for name in ("old", "fresh"))
     long_ago = time.time() - parts._KEPT_SECONDS - 60
     for folder in (old, fresh):
@@ -65,7 +65,7 @@ def test_a_part_that_nothing_used_for_long_goes_with_the_next(cache: Path) -> No
     assert other.exists()
 
 
-def test_content_is_names_and_bytes_but_no_places(tmp_path: Path) -> None:
+def test_content_hash_covers_names_and_bytes_but_no_paths(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder / "in").mkdir(parents=True)
         (tmp_path / folder / "in" / "a").write_text("a")
@@ -75,11 +75,11 @@ def test_content_is_names_and_bytes_but_no_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, module in MODULES.items() if module.path))
-def test_every_program_is_pinned_with_its_sum(name: str) -> None:
+def test_every_program_is_pinned_with_its_checksum(name: str) -> None:
     path = MODULES[name].path
     version = pinned(name, path)
     assert f"{path} {version} h1:" in (PINS / name / "go.sum").read_text()
 
 
-def test_everything_that_is_pinned_is_built() -> None:
+def test_every_pinned_program_is_built() -> None:
     assert {pins.parent.name for pins in PINS.glob("*/go.mod")} == set(MODULES)

@@ -20,7 +20,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def test_the_capability_is_struck_from_every_set_and_the_rest_is_kept() -> None:
+def test_capability_is_removed_from_every_set_only() -> None:
     process = {"capabilities": {"bounding": BOTH, "effective": BOTH}, "args": ["sh"]}
     assert wrapper.without_resource(process) == {
         "capabilities": {"bounding": ["CAP_KILL"], "effective": ["CAP_KILL"]},
@@ -30,7 +30,7 @@ def test_the_capability_is_struck_from_every_set_and_the_rest_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(-999, 0), (None, 0), (500, 500)])
-def test_no_score_is_below_the_own(asked: int | None, given: int) -> None:
+def test_oom_score_is_not_below_own_score(asked: int | None, given: int) -> None:
     assert wrapper.without_resource({"oomScoreAdj": asked})["oomScoreAdj"] == given
 
 
@@ -53,6 +53,6 @@ def test_exec_edits_the_process(tmp_path: Path, ran: list[list[str]]) -> None:
     assert json.loads(process.read_text())["capabilities"] == {"effective": ["CAP_KILL"]}
 
 
-def test_every_other_command_is_handed_on(ran: list[list[str]]) -> None:
+def test_every_other_command_is_passed_through(ran: list[list[str]]) -> None:
     wrapper.main(["kill", "name", "9"])
     assert ran == [[wrapper.RUNC, "kill", "name", "9"]]

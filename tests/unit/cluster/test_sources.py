@@ -23,11 +23,11 @@ from tests.cluster.sources import key_of, visible
         ("", None),
     ],
 )
-def test_what_a_dockerignore_leaves(ignorefile: str, paths: list[str] | None) -> None:
+def test_paths_visible_through_dockerignore(ignorefile: str, paths: list[str] | None) -> None:
     assert visible(ignorefile) == paths
 
 
-def test_the_files_of_this_repository_can_be_told() -> None:
+def test_dockerignore_files_of_repository_resolve() -> None:
     for ignorefile in (ROOT / ".dockerignore", *(ROOT / "tests").rglob("*.dockerignore")):
         paths = visible(ignorefile.read_text())
         assert paths
@@ -45,20 +45,20 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 
 @pytest.mark.parametrize("changed", ["src/a.py", "src/b.py", "Dockerfile", ".dockerignore"])
-def test_a_change_of_what_goes_in_is_seen(recipe: Recipe, changed: str) -> None:
+def test_change_of_an_input_changes_the_key(recipe: Recipe, changed: str) -> None:
     before = key_of(recipe)
     (recipe.dockerfile.parent / changed).write_text("*\n!src\n# changed")
     assert key_of(recipe) != before
 
 
-def test_what_does_not_go_in_changes_nothing(recipe: Recipe) -> None:
+def test_change_outside_the_inputs_keeps_the_key(recipe: Recipe) -> None:
     before = key_of(recipe)
     (recipe.dockerfile.parent / "notes.md").write_text("changed")
     (recipe.dockerfile.parent / "src" / "__pycache__" / "a.pyc").write_text("changed")
     assert key_of(recipe) == before
 
 
-def test_other_wheels_and_another_name_make_another_image(recipe: Recipe) -> None:
+def test_other_wheels_or_name_change_the_key(recipe: Recipe) -> None:
     before = key_of(recipe)
     assert key_of(replace(recipe, name="ours:2")) != before
     recipe.contexts["wheels"].mkdir()

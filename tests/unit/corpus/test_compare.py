@@ -83,7 +83,7 @@ def other_run() -> dict[str, Any]:
     return found
 
 
-def test_two_runs_of_the_same_show_no_difference() -> None:
+def test_equal_runs_have_no_difference() -> None:
     assert differences([run()], other_run()) == []
 
 
@@ -134,7 +134,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_one_difference_of_its_aspect(name: str) -> None:
+def test_change_is_one_difference_of_its_aspect(name: str) -> None:
     aspect, change = CHANGES[name]
     warm = other_run()
     change(warm)
@@ -158,7 +158,7 @@ def test_values_that_vary_between_cold_runs_are_no_difference() -> None:
     assert differences([run(), second], warm) == []
 
 
-def test_a_port_is_of_its_run_and_a_thread_count_is_not() -> None:
+def test_port_is_specific_to_a_run_and_thread_count_is_not() -> None:
     cold, warm = run(), other_run()
     for found, port in ((cold, "4711"), (warm, "5822")):
         for one in found["workers"].values():
@@ -169,33 +169,33 @@ def test_a_port_is_of_its_run_and_a_thread_count_is_not() -> None:
 
 
 @pytest.mark.parametrize(("here", "told"), [(0, False), (1, False), (4, False), (5, True)])
-def test_a_count_that_varies_is_unsteady(here: int, told: bool) -> None:
+def test_varying_count_is_unsteady(here: int, told: bool) -> None:
     cold, warm = run(), other_run()
     last(lambda one: one["threads"].extend(["event"] * 2))(cold)
     last(lambda one: one["threads"].extend(["event"] * here))(warm)
     assert bool(differences([cold], warm)) is told
 
 
-def test_output_of_an_import_in_the_standbys_log_is_documented() -> None:
+def test_import_output_in_zygote_log_is_documented() -> None:
     warm = other_run()
     warm["output"]["0/stdout.log"] = "ready"
     warm["standby"] = "loss 0.5"
     assert [one.documented for one in differences([run()], warm)] == ["import output"]
 
 
-def test_a_standbys_process_number_is_documented() -> None:
+def test_process_id_of_zygote_is_documented() -> None:
     warm = other_run()
     each(lambda one: one["globals"].update({"a.pid": "77"}))(warm)
     assert [one.documented for one in differences([run()], warm)] == ["process number"]
 
 
-def test_a_hash_seed_for_all_workers_of_a_node_is_documented() -> None:
+def test_shared_hash_seed_of_a_node_is_documented() -> None:
     warm = other_run()
     each(lambda one: one["unseeded"].update({"hash of a text": 1}))(warm)
     assert [one.documented for one in differences([run()], warm)] == ["hash seed"]
 
 
-def test_a_time_of_import_is_named() -> None:
+def test_import_time_is_named() -> None:
     cold, warm = run(), other_run()
     for number, one in enumerate(cold["workers"].values()):
         one["globals"]["a.began"] = str(1763850000.125 + number)
@@ -203,7 +203,7 @@ def test_a_time_of_import_is_named() -> None:
     assert [one.item for one in differences([cold], warm)] == ["time of import a.began"]
 
 
-def test_only_the_topmost_folder_that_differs_is_named() -> None:
+def test_only_topmost_differing_folder_is_named() -> None:
     warm = other_run()
     warm["files"]["end"] += ["tmp/other/", "tmp/other/a", "tmp/other/b/", "tmp/other/b/c"]
     assert [one.item for one in differences([run()], warm)] == ["tmp/other/"]
@@ -232,5 +232,5 @@ def test_files_named_after_the_second_count_once() -> None:
         ("plain words only", "plain words only"),
     ],
 )
-def test_what_no_two_runs_share_is_left_out(text: str, plain: str) -> None:
+def test_run_specific_text_is_normalised(text: str, plain: str) -> None:
     assert normalised(text, FOLDER) == plain

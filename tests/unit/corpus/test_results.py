@@ -31,7 +31,7 @@ def run(**changed: Any) -> dict[str, Any]:
     return {**empty, **changed}
 
 
-def test_there_are_sixty_packages_and_ten_in_the_suite() -> None:
+def test_corpus_has_sixty_packages_and_ten_in_the_suite() -> None:
     names = [one.name for one in packages()]
     assert len(names) == len(set(names))
     assert len(names) >= 60
@@ -42,7 +42,7 @@ def test_there_are_sixty_packages_and_ten_in_the_suite() -> None:
 
 
 @pytest.mark.parametrize("package", packages(), ids=lambda one: one.name)
-def test_every_package_is_pinned_and_its_script_a_program(package: Package) -> None:
+def test_every_package_is_pinned_and_its_script_compiles(package: Package) -> None:
     assert version(package)
     if package.suite:
         assert package.pip in pins(ROOT / "constraints.txt", LISTS / "small.txt")
@@ -50,7 +50,7 @@ def test_every_package_is_pinned_and_its_script_a_program(package: Package) -> N
     assert package.imports.strip() in package.script()
 
 
-def test_the_lists_bring_no_cuda_and_one_version_each() -> None:
+def test_lists_have_no_cuda_and_one_version_per_package() -> None:
     for file in LISTS.glob("*.txt"):
         lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
         assert lines == sorted(set(lines))
@@ -61,7 +61,7 @@ def test_the_lists_bring_no_cuda_and_one_version_each() -> None:
     assert {name: large.get(name, "") for name in small} == small
 
 
-def test_documented_differences_are_no_verdict() -> None:
+def test_documented_differences_do_not_fail_a_package() -> None:
     found = [
         Difference("unseeded", "", "hash of a text", "differs", "1 value", "hash seed"),
         Difference("threads", "used", "pool", "1", "0"),
@@ -78,7 +78,7 @@ def test_documented_differences_are_no_verdict() -> None:
     assert "1 packages were run; 0 started warm and show no" in page([package], {"a": one})
 
 
-def test_a_cold_run_that_fails_is_no_comparison() -> None:
+def test_failed_cold_run_gives_no_comparison() -> None:
     assert trouble_of(run()) == ""
     assert trouble_of(run(exits=[0, 1])) == "agents exit with [0, 1]"
     failed = run(trouble="waited in vain\nlog")
@@ -88,23 +88,23 @@ def test_a_cold_run_that_fails_is_no_comparison() -> None:
     assert "| a | 1.2 | | | its cold run fails: waited in vain |" in page([package], {"a": one})
 
 
-def test_what_was_not_run_is_said() -> None:
+def test_packages_not_run_are_listed() -> None:
     assert "Not run yet: a.\n" in page([Package("a", "a", "import a", "", False)], {})
 
 
-def test_the_page_is_made_from_what_was_measured() -> None:
+def test_page_is_generated_from_results() -> None:
     """Command that updates the page: python -m tests.corpus --page."""
     assert PAGE.read_text() == page(packages(), measured())
 
 
-def test_what_was_measured_has_the_pinned_versions() -> None:
+def test_results_have_the_pinned_versions() -> None:
     known = {one.name: version(one) for one in packages()}
     assert {name: one.version for name, one in measured().items()} == {
         name: known[name] for name in measured()
     }
 
 
-def test_the_lists_are_named_as_the_makefile_does() -> None:
+def test_lists_match_makefile_names() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert "tests.corpus.environments small" in makefile
     assert re.search(r"^corpus: .*etcd", makefile, re.MULTILINE)

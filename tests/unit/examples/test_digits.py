@@ -34,9 +34,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 8])
-def test_ranks_share_a_batch_that_does_not_depend_on_the_world(
-    train: ModuleType, world: int
-) -> None:
+def test_ranks_share_a_batch_independent_of_world_size(train: ModuleType, world: int) -> None:
     for step in (0, 13, 14, 29):
         parts = [train.shard(step, 1437, 96, rank, world) for rank in range(world)]
         together = sorted(torch.cat(parts).tolist())
@@ -44,7 +42,7 @@ def test_ranks_share_a_batch_that_does_not_depend_on_the_world(
         assert len(together) == 96
 
 
-def test_an_epoch_sees_no_sample_twice_and_the_next_has_another_order(train: ModuleType) -> None:
+def test_epoch_has_no_duplicate_sample_and_next_has_another_order(train: ModuleType) -> None:
     steps_of_an_epoch = 1437 // 96
     seen = [i for step in range(steps_of_an_epoch) for i in train.shard(step, 1437, 96, 0, 1)]
     assert len({int(i) for i in seen}) == len(seen) == steps_of_an_epoch * 96
@@ -52,7 +50,7 @@ def test_an_epoch_sees_no_sample_twice_and_the_next_has_another_order(train: Mod
     assert first.tolist() != again.tolist()
 
 
-def test_a_failed_write_leaves_the_old_content(
+def test_failed_write_keeps_old_content(
     train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "new" / "checkpoint.pt"
@@ -93,7 +91,7 @@ def test_resume_restores_step_model_optimizer_and_random_state(
     assert advance(again, its_optimizer) == undisturbed
 
 
-def test_the_manifest_starts_this_script_with_options_that_it_has(train: ModuleType) -> None:
+def test_manifest_uses_this_script_with_existing_options(train: ModuleType) -> None:
     job = yaml.safe_load((DIGITS / "elasticjob.yaml").read_text())
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"]) == ("elasticjob.dev/v1alpha1", "ElasticJob")

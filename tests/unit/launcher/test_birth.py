@@ -15,7 +15,7 @@ def ends() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
 
 
-def test_a_worker_that_told_its_pid_is_known_even_when_time_is_over(
+def test_pid_sent_before_timeout_is_read_after_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     told, tell = ends
@@ -26,7 +26,7 @@ def test_a_worker_that_told_its_pid_is_known_even_when_time_is_over(
         assert found.pid == 4242
 
 
-def test_one_that_comes_later_cannot_tell_it_any_more(
+def test_pid_after_timeout_cannot_be_sent(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     told, tell = ends
@@ -38,7 +38,7 @@ def test_one_that_comes_later_cannot_tell_it_any_more(
             tell.send(b"4242 ")
 
 
-def test_a_birth_that_failed_says_why(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_failed_fork_reports_its_reason(ends: tuple[socket.socket, socket.socket]) -> None:
     told, tell = ends
     with told:
         with tell:

@@ -21,7 +21,7 @@ def write_all(directory: Path, max_bytes: int, pieces: list[bytes]) -> dict[str,
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(3, 60), st.lists(st.text("ab\n", max_size=40).map(str.encode)))
-def test_the_bound_holds_and_both_ends_are_kept(max_bytes: int, pieces: list[bytes]) -> None:
+def test_log_keeps_its_size_bound_and_both_ends(max_bytes: int, pieces: list[bytes]) -> None:
     with TemporaryDirectory() as directory:
         logs = write_all(Path(directory), max_bytes, pieces)
     stream = b"".join(pieces)
@@ -33,17 +33,17 @@ def test_the_bound_holds_and_both_ends_are_kept(max_bytes: int, pieces: list[byt
         assert logs == ({"stdout.log": stream} if pieces else {})
 
 
-def test_files_are_cut_at_the_end_of_a_line(tmp_path: Path) -> None:
+def test_files_are_cut_at_line_ends(tmp_path: Path) -> None:
     logs = write_all(tmp_path, 30, [b"1234567\n", b"abc\ndef\n", b"x\n"])
     assert logs == {"stdout.log.head": b"1234567\n", "stdout.log": b"abc\ndef\nx\n"}
 
 
-def test_an_existing_log_is_continued(tmp_path: Path) -> None:
+def test_existing_log_is_continued(tmp_path: Path) -> None:
     write_all(tmp_path, 300, [b"before\n"])
     assert write_all(tmp_path, 300, [b"after\n"]) == {"stdout.log": b"before\nafter\n"}
 
 
-def test_the_file_exists_before_anything_is_written(tmp_path: Path) -> None:
+def test_file_exists_before_first_write(tmp_path: Path) -> None:
     log = BoundedLog(tmp_path / "deep" / "stdout.log", 300)
     log.write(b"")
     log.close()

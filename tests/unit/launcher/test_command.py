@@ -33,7 +33,7 @@ def test_python_commands(
     assert program(words, PATH) == expected
 
 
-def test_env_in_front_is_followed() -> None:
+def test_env_prefix_is_followed() -> None:
     found = program(["env", "A=1", "B=x=y", "python", "-u", "t.py"], PATH)
     assert (found.env, found.command) == ({"A": "1", "B": "x=y"}, ("python", "-u", "t.py"))
 
@@ -59,7 +59,7 @@ def test_env_in_front_is_followed() -> None:
         ("/bin/sleep 1", "no Python program"),
     ],
 )
-def test_the_others_say_why_they_are_cold(argv: str, words: str) -> None:
+def test_command_without_warm_start_reports_the_reason(argv: str, words: str) -> None:
     with pytest.raises(Cold, match=words):
         program(argv.split(), PATH)
 
@@ -85,7 +85,7 @@ def test_console_scripts(
     assert (found.target, found.arguments) == (str(tool), ("--lr", "1"))
 
 
-def test_a_script_of_another_language_is_cold(tmp_path: Path) -> None:
+def test_script_of_another_language_starts_cold(tmp_path: Path) -> None:
     tool = tmp_path / "train"
     tool.write_text("#!/bin/sh\nexec python train.py\n")
     with pytest.raises(Cold, match="no Python program"):

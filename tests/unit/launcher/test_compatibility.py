@@ -86,7 +86,7 @@ def named(node: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES + LIBRARY, ids=lambda path: path.name)
-def test_nothing_newer_than_python_3_8_is_evaluated(path: Path) -> None:
+def test_no_name_newer_than_python_3_8_is_evaluated(path: Path) -> None:
     tree = parsed(path)
     skipped = type_checking_only(tree) | in_annotations(tree)
     found = []
@@ -101,7 +101,7 @@ def test_nothing_newer_than_python_3_8_is_evaluated(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES + LIBRARY, ids=lambda path: path.name)
-def test_only_the_standard_library_is_imported(path: Path) -> None:
+def test_only_standard_library_is_imported(path: Path) -> None:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -115,7 +115,7 @@ def test_only_the_standard_library_is_imported(path: Path) -> None:
         }
 
 
-def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
+def test_zipapp_build_is_reproducible(tmp_path: Path) -> None:
     first = build_zipapp(tmp_path / "a" / "launcher.pyz")
     second = build_zipapp(tmp_path / "b.pyz")
     assert first.read_bytes() == second.read_bytes()
@@ -127,7 +127,7 @@ def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_packed_source_is_the_same_program_line_by_line(path: Path) -> None:
+def test_packed_source_equals_the_program_line_by_line(path: Path) -> None:
     source = path.read_bytes()
     packed = lean(source)
     assert packed.count(b"\n") == source.count(b"\n")
@@ -143,13 +143,13 @@ def test_packed_source_is_the_same_program_line_by_line(path: Path) -> None:
     assert first == second
 
 
-def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_zipapp(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="File too large"), room(1000):
         build_zipapp(tmp_path / "launcher.pyz")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_older_python_is_told_what_is_wrong() -> None:
+def test_unsupported_python_version_is_reported() -> None:
     """Older Pythons do not even parse the launcher's syntax; a newer one plays the older here."""
     ast.parse(MAIN, feature_version=(3, 4))
     older = f"import sys; sys.version_info = (3, 7, 16)\n{MAIN}"

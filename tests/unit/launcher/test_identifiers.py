@@ -28,12 +28,10 @@ def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
     [datetime.datetime.min, datetime.datetime.max, 10**400, float("inf"), float("nan"), -1],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_value_that_no_clock_shows_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, value: object
-) -> None:
+def test_value_of_no_clock_is_ignored(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
     assert found(monkeypatch, value) == []
 
 
 @pytest.mark.parametrize("clock", [time.time, time.monotonic, time.time_ns, datetime.datetime.now])
-def test_a_clocks_value_is_found(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
+def test_value_of_a_clock_is_recognised(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
     assert found(monkeypatch, clock) == ["keeps the time of its import (module some_pkg)"]

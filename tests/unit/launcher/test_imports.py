@@ -36,7 +36,7 @@ class Project:
         return [wanted.module for wanted in self.read(source).wanted]
 
 
-def test_imports_that_run_when_the_program_starts(tmp_path: Path) -> None:
+def test_imports_that_run_at_program_start(tmp_path: Path) -> None:
     source = """
 import torch.nn, numpy as np
 from torch import distributed, optim
@@ -64,7 +64,7 @@ import no_such_module
     assert found[2] == Wanted("torch", ("distributed", "optim"))
 
 
-def test_the_users_own_files_are_followed_in_order_and_never_wanted(tmp_path: Path) -> None:
+def test_own_files_of_user_are_followed_in_order_and_not_preloaded(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("models/__init__.py", "import numpy\n")
     project.write("models/net.py", "from . import parts\nfrom ..other import x\n")
@@ -74,13 +74,13 @@ def test_the_users_own_files_are_followed_in_order_and_never_wanted(tmp_path: Pa
     ]  # fmt: skip
 
 
-def test_a_users_module_hides_an_installed_one(tmp_path: Path) -> None:
+def test_user_module_hides_installed_module(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("numpy.py", "import yaml\n")
     assert project.modules("import numpy") == ["yaml"]
 
 
-def test_a_module_and_its_packages_run(tmp_path: Path) -> None:
+def test_module_and_its_packages_run(tmp_path: Path) -> None:
     project = Project(tmp_path)
     for name in ("a/__init__.py", "a/b/__init__.py", "a/b/__main__.py", "a/c.py"):
         project.write(name, "")
@@ -92,7 +92,7 @@ def test_a_module_and_its_packages_run(tmp_path: Path) -> None:
     assert module_files("none", project.search) == []
 
 
-def test_variables_that_the_program_sets(tmp_path: Path) -> None:
+def test_variables_set_by_the_program(tmp_path: Path) -> None:
     source = """
 import os
 from os import environ
@@ -107,7 +107,7 @@ def main():
     assert Project(tmp_path).read(source).sets == {"A", "B", "C", "D", "E"}
 
 
-def test_who_mentions_ddp_gets_what_it_loads_later(tmp_path: Path) -> None:
+def test_ddp_in_source_preloads_its_lazy_imports(tmp_path: Path) -> None:
     project = Project(tmp_path)
     for source in ("import torch\nx = torch.nn.parallel.DistributedDataParallel",
                    "from torch.nn.parallel import DistributedDataParallel as DDP"):  # fmt: skip
@@ -115,7 +115,7 @@ def test_who_mentions_ddp_gets_what_it_loads_later(tmp_path: Path) -> None:
     assert "torch._dynamo" not in project.modules("import torch")
 
 
-def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("broken.py", "def (:\n")
     (tmp_path / "binary.py").write_bytes(b"\xff\x00\xfe")
@@ -178,7 +178,7 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_of_the_environment_are_read_in_their_order(tmp_path: Path, name: str) -> None:
+def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> None:
     source, expected = CHANGES[name]
     project = Project(tmp_path)
     entry = project.write("train.py", f"import os, sys\n{source}\nimport torch\n")
@@ -188,7 +188,7 @@ def test_changes_of_the_environment_are_read_in_their_order(tmp_path: Path, name
     assert found.steps[-1] == Wanted("torch")
 
 
-def test_changes_of_imported_files_come_where_they_are_imported(tmp_path: Path) -> None:
+def test_environment_changes_of_imported_files_are_applied_at_their_import(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("settings.py", "import os\nos.environ['A'] = '1'\n")
     entry = project.write("train.py", "import yaml\nimport settings\nimport torch\n")

@@ -12,12 +12,12 @@ LONG = (
 )
 
 
-def test_little_is_told_whole() -> None:
+def test_short_stderr_is_kept_whole() -> None:
     assert telling(b"x" * 100 + FRAMES) == b"x" * 100 + FRAMES
 
 
 @pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
-def test_of_a_longer_message_the_beginning_is_told_as_well(prefix: bytes) -> None:
+def test_long_final_message_keeps_its_beginning_too(prefix: bytes) -> None:
     kept = (FRAMES + LONG).replace(b"\n", b"\n" + prefix).removesuffix(prefix)
     told = telling(b"log\n" * 9000 + prefix + kept)
     assert len(told) <= TAIL_BYTES + 16
@@ -35,5 +35,5 @@ def test_of_a_longer_message_the_beginning_is_told_as_well(prefix: bytes) -> Non
     ],
     ids=["no traceback", "one that was caught", "one that was cut off"],
 )
-def test_else_the_end_alone_is_told(kept: bytes) -> None:
+def test_other_long_stderr_keeps_only_its_end(kept: bytes) -> None:
     assert telling(kept) == kept[-TAIL_BYTES:]

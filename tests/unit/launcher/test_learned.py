@@ -11,7 +11,7 @@ from tests.unit.agent.builders import ME, roster
 from tests.unit.disk import room
 
 
-def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> None:
+def test_worker_environment_is_rank_specific_or_shared() -> None:
     sealed = roster(1)
     seat = sealed.seat(ME)
     assert seat is not None
@@ -19,7 +19,7 @@ def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> No
     assert shared(env) == shared_environment(seat.slots, (), False)
 
 
-def test_imports_change_the_environment_but_not_who_a_worker_is() -> None:
+def test_environment_changes_of_imports_keep_rank_variables() -> None:
     env = {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1", "MODE": "job", "TAKEN": "1"}
     here = {"RANK": "0", "CUDA_VISIBLE_DEVICES": "", "MODE": "package", "LC_CTYPE": "C.UTF-8"}
     assert with_changes(env, here) == {
@@ -30,7 +30,7 @@ def test_imports_change_the_environment_but_not_who_a_worker_is() -> None:
     }
 
 
-def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:
+def test_preload_cache_is_kept_for_the_same_program_only(tmp_path: Path) -> None:
     path = tmp_path / "preload.json"
     first = Learned(path)
     first.read("train.py")
@@ -45,7 +45,7 @@ def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:
     assert (other.learned, other.excluded) == ([], set())
 
 
-def test_a_disk_that_fills_up_leaves_the_old_memory(tmp_path: Path) -> None:
+def test_full_disk_keeps_old_preload_cache(tmp_path: Path) -> None:
     path = tmp_path / "preload.json"
     memory = Learned(path)
     memory.learn(["torch"])
@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_leaves_the_old_memory(tmp_path: Path) -> None:
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (before, [path])
 
 
-def test_a_memory_that_cannot_be_read_or_written_costs_nothing(tmp_path: Path) -> None:
+def test_unreadable_or_unwritable_preload_cache_is_ignored(tmp_path: Path) -> None:
     for content in (b"", b"[]", b'{"program": "p", "learned": 3}', b"\xff"):
         path = tmp_path / "preload.json"
         path.write_bytes(content)

@@ -28,7 +28,7 @@ def test_each_line_gets_the_prefix(pieces: list[bytes], expected: bytes) -> None
     assert b"".join(map(lines.feed, pieces)) + lines.flush() == expected
 
 
-def test_an_unfinished_line_is_held_back() -> None:
+def test_unfinished_line_is_buffered() -> None:
     lines = PrefixedLines(b"> ")
     assert lines.feed(b"one\ntw") == b"> one\n"
     assert lines.holds
@@ -36,7 +36,7 @@ def test_an_unfinished_line_is_held_back() -> None:
     assert not lines.holds
 
 
-def test_no_more_than_the_bound_is_held_back() -> None:
+def test_line_buffer_is_bounded() -> None:
     lines = PrefixedLines(b"> ")
     assert lines.feed(b"x" * MAX_HELD_BYTES) == b""
     assert lines.feed(b"y") == b"> " + b"x" * MAX_HELD_BYTES + b"y\n"
@@ -44,7 +44,7 @@ def test_no_more_than_the_bound_is_held_back() -> None:
 
 
 @given(st.lists(st.text("ab\n").map(str.encode)))
-def test_the_cut_of_the_stream_does_not_matter(pieces: list[bytes]) -> None:
+def test_lines_do_not_depend_on_chunk_boundaries(pieces: list[bytes]) -> None:
     lines, whole = PrefixedLines(b"> "), PrefixedLines(b"> ")
     assert b"".join(map(lines.feed, pieces)) + lines.flush() == (
         whole.feed(b"".join(pieces)) + whole.flush()

@@ -25,17 +25,17 @@ def group(tmp_path: Path, own: str, **files: str) -> MemoryGroup:
     return MemoryGroup(mount, listing)
 
 
-def test_version_2_in_a_container(tmp_path: Path) -> None:
+def test_cgroup_v2_in_container(tmp_path: Path) -> None:
     found = group(tmp_path, "0::/\n", memory_DOT_events=V2_EVENTS, memory_DOT_max="536870912\n")
     assert (found.kills(), found.limit_text()) == (2, "512 MiB")
 
 
-def test_version_2_below_a_path(tmp_path: Path) -> None:
+def test_cgroup_v2_below_a_path(tmp_path: Path) -> None:
     found = group(tmp_path, "0::/a/b\n", a__b__memory_DOT_events=V2_EVENTS)
     assert found.kills() == 2
 
 
-def test_version_1_in_a_container_whose_path_is_the_hosts(tmp_path: Path) -> None:
+def test_cgroup_v1_in_container_with_host_path(tmp_path: Path) -> None:
     found = group(
         tmp_path,
         "3:cpu,cpuacct:/x\n4:memory:/kubepods/pod1/c1\n0::/\n",
@@ -46,17 +46,17 @@ def test_version_1_in_a_container_whose_path_is_the_hosts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("own", ["", "0::/\n", "garbage\n", "4:memory:/x\n"])
-def test_without_the_files_nothing_is_known(tmp_path: Path, own: str) -> None:
+def test_missing_cgroup_files_give_no_counts(tmp_path: Path, own: str) -> None:
     found = group(tmp_path, own)
     assert (found.kills(), found.limit_text()) == (None, "")
 
 
-def test_no_limit(tmp_path: Path) -> None:
+def test_no_memory_limit(tmp_path: Path) -> None:
     found = group(tmp_path, "0::/\n", memory_DOT_events=V2_EVENTS, memory_DOT_max="max\n")
     assert found.limit_text() == ""
 
 
-def test_the_count_is_read_anew(tmp_path: Path) -> None:
+def test_kill_count_is_read_anew(tmp_path: Path) -> None:
     found = group(tmp_path, "0::/\n", memory_DOT_events=V2_EVENTS)
     (tmp_path / "cgroup" / "memory.events").write_text("oom_kill 3\n")
     assert found.kills() == 3

@@ -29,7 +29,7 @@ class Gate(Target):
         self.closed = True
 
 
-def test_a_stuck_target_costs_its_own_output_and_the_loss_is_noted() -> None:
+def test_stuck_target_loses_only_its_own_output_with_a_note() -> None:
     writer, gate = Writer("test", on_trouble=lambda error: None), Gate()
     piece = bytes(QUEUE_BYTES // 8 - PIECE_BYTES)
     began = time.monotonic()
@@ -49,7 +49,7 @@ def test_a_stuck_target_costs_its_own_output_and_the_loss_is_noted() -> None:
     assert gate.closed
 
 
-def test_many_small_pieces_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_of_many_small_pieces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes far more memory than it has bytes."""
     monkeypatch.setattr(output, "QUEUE_BYTES", 100 * PIECE_BYTES)
     writer, gate = Writer("test", on_trouble=lambda error: None), Gate()
@@ -63,7 +63,7 @@ def test_many_small_pieces_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert b"bytes left out" in written
 
 
-def test_trouble_is_reported_and_writing_goes_on() -> None:
+def test_write_error_is_reported_and_writing_continues() -> None:
     troubles: list[OSError] = []
     writer, gate = Writer("test", troubles.append), Gate()
     gate.open.set()

@@ -13,7 +13,7 @@ CANONICAL = b'{"agent_attached":true,"member":"pod-0","round":null,"session":"s"
 NONCE = "0123456789abcdef"
 
 
-def test_the_signature_covers_nonce_and_body() -> None:
+def test_signature_covers_nonce_and_body() -> None:
     told = answer({"nonce": NONCE}, KEY, BODY)
     expected = hmac.new(KEY, NONCE.encode() + CANONICAL, hashlib.sha256).hexdigest()
     assert told == {**BODY, "hmac": expected}
@@ -23,7 +23,7 @@ def test_the_signature_covers_nonce_and_body() -> None:
     assert signature(b"other", NONCE, told) != expected
 
 
-def test_without_an_agent_there_is_no_key_to_sign_with() -> None:
+def test_launcher_without_agent_has_no_key_to_sign_with() -> None:
     assert answer({"nonce": NONCE}, b"", BODY) == {
         "error": "no agent has attached to this launcher yet"
     }

@@ -40,7 +40,7 @@ def first(source: str) -> tuple[list[str], int]:
         ("other.insert(0, '/a')", []),
     ],
 )
-def test_folders_that_are_put_first(
+def test_prepended_search_folders(
     monkeypatch: pytest.MonkeyPatch, source: str, folders: list[str]
 ) -> None:
     monkeypatch.setitem(os.environ, "HOME_OF_CODE", "/home/code")
@@ -57,12 +57,12 @@ def test_folders_that_are_put_first(
         ("sys.path.insert(0, '/a')", []),
     ],
 )
-def test_folders_that_are_appended(source: str, folders: list[str]) -> None:
+def test_appended_search_folders(source: str, folders: list[str]) -> None:
     found = put_first(ast.parse(f"import os, sys\n{source}\n"), str(HERE))
     assert (list(found.last), found.unread, found.unread_last) == (folders, 0, 0)
 
 
-def test_an_appended_folder_that_only_running_would_tell() -> None:
+def test_appended_folder_computed_at_run_time_is_counted_as_unread() -> None:
     assert put_first(ast.parse("sys.path.append(args.code)\n"), str(HERE)).unread_last == 1
 
 
@@ -77,5 +77,5 @@ def test_an_appended_folder_that_only_running_would_tell() -> None:
         "sys.path.insert(0, 3)",
     ],
 )
-def test_a_folder_that_only_running_would_tell(source: str) -> None:
+def test_folder_computed_at_run_time_is_counted_as_unread(source: str) -> None:
     assert first(source) == ([], 2)

@@ -29,13 +29,13 @@ def test_defaults() -> None:
     assert settings.standby == Limits(seconds=60, most_bytes=4 * 1024**3)
 
 
-def test_a_launcher_below_an_agent_needs_no_command() -> None:
+def test_launcher_below_an_agent_needs_no_command() -> None:
     settings = read_settings([], {"ELASTICJOB_AGENT_FD": "7", "ELASTICJOB_PROBE_PORT": "off"})
     assert (settings.argv, settings.agent_fd, settings.probe_port) == ((), 7, None)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["train"], ["train", "--"]])
-def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]) -> None:
+def test_missing_command_shows_usage(arguments: list[str]) -> None:
     with pytest.raises(SettingsError, match=r"usage: python3 launcher\.pyz -- COMMAND"):
         read_settings(arguments, {})
 
@@ -58,24 +58,24 @@ def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]
         ("ELASTICJOB_SOCKET", "/" + "x" * 107),
     ],
 )
-def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
+def test_invalid_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=name):
         read_settings(["--", "train"], {name: value})
 
 
 @pytest.mark.parametrize("name", ["USR1", "SIGUSR1"])
-def test_the_signal_that_asks_for_a_checkpoint(name: str) -> None:
+def test_checkpoint_signal(name: str) -> None:
     environ = {"ELASTICJOB_SAVE_SIGNAL": name}
     assert read_settings(["--", "train"], environ).save_signal == signal.SIGUSR1
     assert worker_environment(environ) == environ, "a script may look which it is to handle"
 
 
-def test_the_longest_socket_path() -> None:
+def test_longest_socket_path() -> None:
     check_socket_path("/" + "ü" * 53)  # 107 bytes
     with pytest.raises(SettingsError, match="108 bytes long"):
         check_socket_path("/" + "ü" * 53 + "x")
 
 
-def test_workers_do_not_inherit_the_launchers_variables() -> None:
+def test_workers_do_not_inherit_launcher_variables() -> None:
     environ = dict.fromkeys(OWN_VARIABLES, "1") | {"PATH": "/bin", "ELASTICJOB_X": "y"}
     assert worker_environment(environ) == {"PATH": "/bin", "ELASTICJOB_X": "y"}

@@ -84,7 +84,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[tuple[bool, str
     return found
 
 
-def test_one_that_dies_again_and_again_is_given_up_and_tried_again_much_later(
+def test_zygote_that_keeps_dying_is_given_up_and_retried_later(
     loop: Loop, settled: list[tuple[bool, str]]
 ) -> None:
     for rest in (REST_SECONDS, 2 * REST_SECONDS):
@@ -99,7 +99,7 @@ def test_one_that_dies_again_and_again_is_given_up_and_tried_again_much_later(
     assert settled == [(True, "")]
 
 
-def test_each_that_finds_what_must_not_be_preloaded_is_followed_by_another(
+def test_zygote_with_unsafe_preload_is_replaced(
     loop: Loop, settled: list[tuple[bool, str]]
 ) -> None:
     for number in range(MOST_REFUSALS):
@@ -109,7 +109,7 @@ def test_each_that_finds_what_must_not_be_preloaded_is_followed_by_another(
     assert settled == [(False, f"given up after {MOST_REFUSALS} standbys: it starts threads")]
 
 
-def test_one_that_refuses_the_same_again_is_given_up_sooner(
+def test_zygote_that_refuses_same_package_again_is_given_up_sooner(
     loop: Loop, settled: list[tuple[bool, str]]
 ) -> None:
     while not settled:

@@ -20,7 +20,9 @@ with open(sys.argv[1], "a") as file:
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_what_was_closed_leads_nowhere(tmp_path: Path, closed: tuple[int, ...]) -> None:
+def test_closed_standard_streams_are_replaced_by_null_device(
+    tmp_path: Path, closed: tuple[int, ...]
+) -> None:
     found = tmp_path / "found"
     redirections = " ".join(f"{fd}>&-" for fd in closed)
     script = f'exec "$0" -c "$1" "$2" {redirections}'

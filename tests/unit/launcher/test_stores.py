@@ -19,7 +19,7 @@ time.sleep(100)
 """
 
 
-def test_port_of_a_killed_store_is_free_once_its_end_was_awaited() -> None:
+def test_port_of_killed_store_is_free_after_its_end_was_awaited() -> None:
     for _ in range(5):
         server = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", SERVER], stdout=subprocess.PIPE, text=True
@@ -37,7 +37,7 @@ def test_port_of_a_killed_store_is_free_once_its_end_was_awaited() -> None:
         server.returncode = -signal.SIGKILL
 
 
-def test_a_process_that_is_reaped_already_is_not_awaited() -> None:
+def test_reaped_process_is_not_awaited() -> None:
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait()
     _await_end(process.pid)

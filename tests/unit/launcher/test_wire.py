@@ -12,7 +12,7 @@ from elasticjob_agent.launcher.wire import Lines, WireError, canonical, encode
 WORKER = {"local_rank": 0, "argv": ["true"], "env": {"A": "b"}, "log_dir": "", "prefix": "[0] "}
 
 
-def test_messages_arrive_whole_however_the_stream_is_cut() -> None:
+def test_messages_do_not_depend_on_chunk_boundaries() -> None:
     stream = encode({"a": 1}) + b"\n" + encode({"b": "\udc80ü\n"}) + encode({"c": []})
     for size in range(1, len(stream)):
         lines = Lines()
@@ -22,13 +22,13 @@ def test_messages_arrive_whole_however_the_stream_is_cut() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[]\n", b"\xff\n", b"[" * 100_000 + b"\n", b"x" * 101])
-def test_what_is_no_message_is_an_error(line: bytes) -> None:
+def test_malformed_message_is_an_error(line: bytes) -> None:
     lines = Lines(limit_bytes=100)
     with pytest.raises(WireError):
         lines.feed(line)
 
 
-def test_the_canonical_form_is_independent_of_order() -> None:
+def test_canonical_form_is_independent_of_order() -> None:
     assert (
         canonical({"b": 1, "a": "ü"}) == canonical({"a": "ü", "b": 1}) == b'{"a":"\\u00fc","b":1}'
     )
@@ -81,6 +81,6 @@ def test_requests_are_typed(message: dict[str, Any], expected: object) -> None:
         ({}, "type"),
     ],
 )
-def test_a_wrong_request_names_its_field(message: dict[str, Any], field: str) -> None:
+def test_invalid_request_names_its_field(message: dict[str, Any], field: str) -> None:
     with pytest.raises(WireError, match=field):
         request(message)

@@ -49,7 +49,9 @@ GONE = replace(pod(1).failed().get(), exit_code=137)
     ids=["deleted", "cut off", "deleted where it is cut off", "killed", "removed at once",
          "gave up with its job", "succeeded", "still there"],
 )  # fmt: skip
-def test_how_a_pod_ceases_to_take_part(after: Pod | None, kind: CauseKind | None) -> None:
+def test_pod_that_stops_taking_part_has_a_cause_kind(
+    after: Pod | None, kind: CauseKind | None
+) -> None:
     stays = pod(0).get()
     two = Attendance().seen(running(2), round_of(3, *running(2)))
     left = two.seen([stays, after] if after else [stays], round_of(3, stays))
@@ -57,13 +59,13 @@ def test_how_a_pod_ceases_to_take_part(after: Pod | None, kind: CauseKind | None
     assert all((one.pod, one.round) == ("job-1", 3) for one in left.went.values())
 
 
-def test_a_pod_that_never_took_part_is_not_missed() -> None:
+def test_pod_that_never_took_part_is_not_missed() -> None:
     waiting = pod(2).pending().get()
     seen = Attendance().seen([*running(2), waiting], round_of(1, *running(2)))
     assert not seen.seen(running(2), round_of(1, *running(2))).went
 
 
-def test_what_kubernetes_tells_late_is_told_of_the_right_round() -> None:
+def test_late_pod_end_is_assigned_to_its_round() -> None:
     """A node is known to be cut off long after the others have formed a round without it."""
     stays = pod(0).get()
     attendance = Attendance().seen(running(2), round_of(3, *running(2)))
@@ -73,7 +75,7 @@ def test_what_kubernetes_tells_late_is_told_of_the_right_round() -> None:
     assert [one.round for one in attendance.went.values()] == [3]
 
 
-def test_the_round_after_it_began_because_of_it() -> None:
+def test_cause_of_next_round_is_the_pod_that_left() -> None:
     gone = (Went("job-10", 3, CauseKind.LEAVE), Went("job-9", 3, CauseKind.LEAVE))
     told = with_causes(round_of(4, *running(2)), RendezvousView(), gone)
     assert told.cause == Cause(CauseKind.LEAVE, ("job-9", "job-10"))
@@ -87,13 +89,13 @@ def test_the_round_after_it_began_because_of_it() -> None:
     assert lost.cause.kind == "loss"
 
 
-def test_what_agents_know_for_sure_is_left_alone() -> None:
+def test_certain_cause_of_agents_is_kept() -> None:
     gone = (Went("job-1", 3, CauseKind.LOSS),)
     known = round_of(4, *running(2), cause="masterPort")
     assert with_causes(known, RendezvousView(), gone) == known
 
 
-def test_what_was_shown_stays_when_the_operator_has_forgotten() -> None:
+def test_shown_cause_survives_operator_restart() -> None:
     fresh = round_of(4, *running(2))
     told = with_causes(fresh, RendezvousView(), (Went("job-1", 3, CauseKind.LOSS),))
     assert with_causes(fresh, told, ()) == told
@@ -102,13 +104,13 @@ def test_what_was_shown_stays_when_the_operator_has_forgotten() -> None:
     assert again.cause == Cause(CauseKind.JOIN), "that was another round's"
 
 
-def test_only_the_last_rounds_are_remembered() -> None:
+def test_only_recent_rounds_are_kept() -> None:
     old = Attendance(went={"a": Went("job-1", 3, CauseKind.LEAVE)})
     assert old.seen((), round_of(13)).went
     assert not old.seen((), round_of(14)).went
 
 
-def test_a_peers_broken_collective_is_no_failure_where_somebody_went() -> None:
+def test_aborted_collective_is_no_failure_if_a_pod_left() -> None:
     view = round_of(4, pod(0).get(), cause="failure")
     aborted = Cause(CauseKind.FAILURE, ("job-0",), "aborted")
     named = tuple(replace(each, cause=aborted) for each in view.rounds)

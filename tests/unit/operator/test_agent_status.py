@@ -79,7 +79,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_the_question_proves_who_asks() -> None:
+def test_agent_report_request_carries_proof_of_the_job_key() -> None:
     async def scenario() -> None:
         async with serving(b"{}") as server:
             assert await ask("127.0.0.1", server.port, b"key") == b"{}"
@@ -102,7 +102,7 @@ def test_the_question_proves_who_asks() -> None:
     ],
     ids=["refused", "no HTTP", "hung up", "too long", "no end of a head"],
 )
-def test_another_answer_is_none(reply: bytes) -> None:
+def test_invalid_answer_is_ignored(reply: bytes) -> None:
     async def scenario() -> None:
         async with serving(b"") as server:
             server.reply = reply
@@ -112,7 +112,7 @@ def test_another_answer_is_none(reply: bytes) -> None:
     run(scenario)
 
 
-def test_what_changes_wakes_and_what_ends_is_forgotten() -> None:
+def test_changed_report_wakes_the_job_and_ended_job_is_forgotten() -> None:
     woken: list[tuple[str, str]] = []
     pods = {"one"}
 
@@ -165,7 +165,7 @@ def test_what_changes_wakes_and_what_ends_is_forgotten() -> None:
     run(scenario)
 
 
-def test_some_of_the_agents_are_not_the_whole() -> None:
+def test_reports_of_some_agents_are_not_complete() -> None:
     """A starting operator would consider the slow ones lost."""
 
     async def scenario() -> None:
@@ -191,7 +191,7 @@ def test_some_of_the_agents_are_not_the_whole() -> None:
     run(scenario)
 
 
-def test_what_cannot_be_put_together_ends_nothing(
+def test_contradictory_reports_of_one_job_do_not_affect_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Answers of one job's agents must not affect the other jobs."""
@@ -231,7 +231,7 @@ async def until(so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_agents_over_etcd_are_asked_a_few_at_a_time_and_those_in_trouble_again() -> None:
+def test_etcd_agents_are_sampled_and_those_in_trouble_polled_again() -> None:
     trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
     woken: list[tuple[str, str]] = []
     calls: list[str] = []

@@ -64,13 +64,13 @@ def succeeded(index: int, seconds: float = 1) -> Pod:
     return replace(done, launcher_since=None, exit_code=0, ended_at=ago(seconds), over=True)
 
 
-def test_what_agents_say_is_what_is() -> None:
+def test_agent_reports_become_the_rendezvous_state() -> None:
     found = view(*running(2), found=records(3))
     assert (found.state, found.round) == (RendezvousState.FINAL, 3)
     assert [member.name for member in found.members] == ["job-0"]
 
 
-def test_agents_that_do_not_answer_leave_it_unknown() -> None:
+def test_silent_agents_make_the_rendezvous_unreadable() -> None:
     assert not view(*running(2)).readable
     assert view(pod(0).pending().get()).readable, "nobody is there to answer"
     assert view().state is RendezvousState.JOINABLE
@@ -86,7 +86,7 @@ def test_agents_that_do_not_answer_leave_it_unknown() -> None:
     ],
     ids=["known", "what the round cost went with an agent", "another gang", "nobody answers"],
 )
-def test_rounds_that_only_earlier_agents_knew_are_kept(
+def test_rounds_known_only_to_earlier_agents_are_kept(
     found: Records | None, rounds: list[int]
 ) -> None:
     before = next_status(c10d(), observed(*running(1)), final_round(2, 4), NOW)
@@ -96,7 +96,7 @@ def test_rounds_that_only_earlier_agents_knew_are_kept(
     assert [one.round for one in after.rounds] == rounds
 
 
-def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
+def test_resumed_job_shows_nothing_of_the_previous_gang() -> None:
     """Rounds of the resumed job are counted from one, and each of them is to be reported."""
     trained = next_status(c10d(), observed(*running(1)), final_round(1), NOW)
     trained = trained.model_copy(update={"rounds": _rounds(1, 2), "restarts": 1})
@@ -132,7 +132,7 @@ def _rounds(*numbers: int) -> Any:
     return next_status(c10d(), observed(*running(1)), shown, NOW).rounds
 
 
-def test_the_agents_last_word_is_the_end() -> None:
+def test_outcome_in_agent_report_ends_the_job() -> None:
     closed = records(3, RoundState.CLOSED, outcome=Outcome(OutcomeKind.FAILED, "budget"))
     found = view(*running(1), found=closed)
     assert found.outcome is not None
@@ -168,14 +168,14 @@ KILLED = 137
         "told to go", "not started", "cannot start",
     ],
 )  # fmt: skip
-def test_how_pods_end_tells_how_the_job_ended(
+def test_pod_exit_states_give_the_job_outcome(
     pods: tuple[Pod, ...], outcome: OutcomeKind | None
 ) -> None:
     found = view(*pods).outcome
     assert (found.kind if found else None) is outcome
 
 
-def test_a_finished_job_keeps_what_its_status_shows() -> None:
+def test_finished_job_keeps_its_status() -> None:
     status = next_status(c10d(), observed(*running(2)), final_round(2, 5), NOW)
     status = status.model_copy(update={"phase": Phase.SUCCEEDED})
     found = view(succeeded(0), status=status)
@@ -183,7 +183,7 @@ def test_a_finished_job_keeps_what_its_status_shows() -> None:
     assert next_status(c10d(status), observed(succeeded(0)), found, NOW).members == status.members
 
 
-def test_a_pod_that_gave_up_is_not_replaced_before_the_others_have_told() -> None:
+def test_pod_that_gave_up_is_not_replaced_before_other_agents_report() -> None:
     given_up = gave_up(1, 1)
     seen = observed(pod(0).get(), given_up, view=final_round(2))
     planned = plan(c10d(minNodes=1, maxNodes=2), seen, NOW)
@@ -195,7 +195,7 @@ def test_a_pod_that_gave_up_is_not_replaced_before_the_others_have_told() -> Non
     assert created.name == "job-2"
 
 
-def test_success_is_seen_in_the_pods_whose_agents_are_gone() -> None:
+def test_success_is_derived_from_pods_without_agents() -> None:
     found = view(succeeded(0), pod(1).get(), found=None)
     assert not found.readable
     found = view(succeeded(1), pod(0).get(), found=records(1))

@@ -112,13 +112,13 @@ CASES = {
 
 
 @pytest.mark.parametrize(("before", "expected"), CASES.values(), ids=CASES)
-def test_what_is_due(before: Held, expected: list[Work]) -> None:
+def test_due_certificate_changes(before: Held, expected: list[Work]) -> None:
     due = changes(before, WANTED, NOW)
     assert [change.work for change in due] == expected
     assert all(change.reason for change in due)
 
 
-def test_an_authority_that_members_of_etcd_do_not_trust_yet_does_not_sign() -> None:
+def test_authority_not_yet_trusted_by_etcd_members_does_not_sign() -> None:
     before = announced(LEARNING_TIME * 3)
     assert changes(before, replace(WANTED, learnt=False), NOW) == ()
 
@@ -133,7 +133,7 @@ def trusted_keys(data: Data) -> list[str]:
     return [one.key for one in found if one is not None]
 
 
-def test_what_is_made_is_good_and_stays_as_it_is() -> None:
+def test_new_certificates_are_valid_and_stay_unchanged() -> None:
     data, works = renewed({}, NOW)
     assert works == [Work.MAKE_AUTHORITY, Work.SIGN, Work.MAKE_PASSWORD]
     made = authority.read(data[CERT])
@@ -148,7 +148,7 @@ def test_what_is_made_is_good_and_stays_as_it_is() -> None:
     assert all(data[key] != other[key] for key in (PASSWORD, SIGNING_KEY, KEY))
 
 
-def test_a_year_of_daily_runs_renews_etcds_certificate_alone() -> None:
+def test_year_of_daily_runs_renews_only_etcd_certificate() -> None:
     data, _ = renewed({}, NOW)
     seen = []
     for day in range(366):
@@ -157,7 +157,7 @@ def test_a_year_of_daily_runs_renews_etcds_certificate_alone() -> None:
     assert seen == [Work.SIGN]
 
 
-def test_an_authority_lives_and_is_followed_without_a_day_of_doubt() -> None:
+def test_authority_rotation_keeps_trust_without_gap() -> None:
     """Daily for thirteen years: a client with a bundle of at most a day ago trusts etcd today."""
     data, _ = renewed({}, NOW)
     seen: list[tuple[int, Work]] = []
@@ -197,7 +197,7 @@ def test_an_authority_lives_and_is_followed_without_a_day_of_doubt() -> None:
     ],
     ids=lambda harm: "-".join(f"{key}={value!r}" for key, value in harm.items()),
 )
-def test_what_is_harmed_is_made_anew_and_the_rest_is_kept(harm: dict[str, bytes | None]) -> None:
+def test_damaged_entries_are_replaced_and_others_kept(harm: dict[str, bytes | None]) -> None:
     data, _ = renewed({}, NOW)
     harmed = {key: value for key, value in (data | harm).items() if value is not None}
     after, works = renewed(harmed, NOW)
@@ -209,7 +209,7 @@ def test_what_is_harmed_is_made_anew_and_the_rest_is_kept(harm: dict[str, bytes 
         assert trusted_keys(data)[0] in trusted_keys(after)
 
 
-def test_a_certificate_never_outlives_its_authority() -> None:
+def test_certificate_does_not_outlive_its_authority() -> None:
     made = authority.new_authority(NOW - AUTHORITY_LIFE + 10 * DAY)
     signed = authority.read(authority.sign(made, NAMES, NOW).cert)
     own = authority.read(made.cert)
@@ -235,7 +235,7 @@ def test_two_authorities_have_different_names() -> None:
         (NotOurs("not ours"), Exit.REFUSED),
     ],
 )
-def test_the_exit_status_says_whether_to_try_again(
+def test_exit_status_says_if_retry_is_useful(
     error: Exception,
     status: Exit,
     monkeypatch: pytest.MonkeyPatch,

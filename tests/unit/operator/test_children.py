@@ -16,7 +16,7 @@ FULL = Access(b"k" * 32, b"ca", "job-1", "secret", b"cert", b"key")
 PLAIN = Access(b"k", None, None, None)
 
 
-def test_every_child_goes_with_its_job_and_does_not_hold_it_up() -> None:
+def test_owned_objects_are_deleted_with_their_job_without_blocking_it() -> None:
     for child in (
         children.service(job()),
         children.budget(job(), 1),
@@ -37,7 +37,7 @@ def test_every_child_goes_with_its_job_and_does_not_hold_it_up() -> None:
         assert children.is_owned(job(), child)
 
 
-def test_the_service_names_pods_that_are_not_ready_too() -> None:
+def test_service_includes_pods_that_are_not_ready() -> None:
     service = children.service(job())
     assert service["metadata"]["name"] == "job"
     assert service["spec"] == {
@@ -47,7 +47,7 @@ def test_the_service_names_pods_that_are_not_ready_too() -> None:
     }
 
 
-def test_the_budget_counts_in_whole_pods_and_frees_those_that_do_not_train() -> None:
+def test_budget_counts_whole_pods_and_allows_eviction_of_unhealthy_pods() -> None:
     assert children.budget(job(), 2)["spec"] == {
         "minAvailable": 2,
         "selector": {"matchLabels": LABELS},
@@ -55,17 +55,17 @@ def test_the_budget_counts_in_whole_pods_and_frees_those_that_do_not_train() -> 
     }
 
 
-def test_selectors_are_made_of_the_labels() -> None:
+def test_selectors_use_the_labels() -> None:
     assert selector(job()) == "elasticjob.dev/job-name=job"
     assert uid_selector("u") == "elasticjob.dev/job-uid=u"
 
 
 @pytest.mark.parametrize("access", [FULL, PLAIN])
-def test_a_secret_holds_all_of_the_access(access: Access) -> None:
+def test_secret_holds_all_access_data(access: Access) -> None:
     assert access_of(children.secret(job(), access)) == access
 
 
-def test_what_there_is_not_has_no_key() -> None:
+def test_missing_access_data_has_no_key_in_secret() -> None:
     assert set(data_of(PLAIN)) == {"job-key"}
     keys = {"job-key", "ca.crt", "user", "password", "tls.crt", "tls.key"}
     assert set(data_of(FULL)) == keys
@@ -81,11 +81,11 @@ def test_what_there_is_not_has_no_key() -> None:
         {"data": {"user": "dQ=="}},
     ],
 )
-def test_a_secret_without_a_key_gives_no_access(secret: dict[str, Any]) -> None:
+def test_secret_without_key_gives_no_access(secret: dict[str, Any]) -> None:
     assert access_of(secret) is None
 
 
-def test_a_users_own_secret_speaks_as_kubernetes_does() -> None:
+def test_secret_of_user_has_kubernetes_keys() -> None:
     data = {"username": "dQ==", "password": "cAo=", "ca.crt": "Y2E="}
     assert given_access({"data": data}, b"k") == Access(b"k", b"ca", "u", "p")
 
@@ -101,5 +101,5 @@ def test_a_users_own_secret_speaks_as_kubernetes_does() -> None:
         {"labels": LABELS},
     ],
 )
-def test_a_stranger_is_not_owned_whatever_its_labels(metadata: dict[str, Any]) -> None:
+def test_foreign_object_is_not_owned_whatever_its_labels(metadata: dict[str, Any]) -> None:
     assert not children.is_owned(job(), {"metadata": metadata})

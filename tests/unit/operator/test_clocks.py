@@ -27,7 +27,7 @@ def answer(at: float) -> dict[str, str]:
     st.floats(-2 * HOUR, 2 * HOUR),
     st.lists(st.tuples(st.floats(0, 9), st.floats(0, 0.5), st.floats(0, 0.5)), min_size=1),
 )
-def test_the_difference_is_known_to_a_second_from_the_first_answer(
+def test_clock_skew_is_known_to_a_second_from_first_answer(
     ahead: float, answers: list[tuple[float, float, float]]
 ) -> None:
     own, known = NOW.timestamp(), 0.0
@@ -39,7 +39,7 @@ def test_the_difference_is_known_to_a_second_from_the_first_answer(
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 5), st.floats(0, 5)), min_size=1))
-def test_clocks_that_agree_are_left_alone(answers: list[tuple[float, float, float]]) -> None:
+def test_equal_clocks_are_not_corrected(answers: list[tuple[float, float, float]]) -> None:
     own, known = NOW.timestamp(), 0.0
     for pause, there, back in answers:
         sent = own + pause
@@ -49,12 +49,12 @@ def test_clocks_that_agree_are_left_alone(answers: list[tuple[float, float, floa
 
 
 @pytest.mark.parametrize("said", ["", "soon", "Sat, 99 Nov 2026 03:00:00 GMT"])
-def test_an_answer_without_a_time_changes_nothing(said: str) -> None:
+def test_answer_without_date_keeps_clock_skew(said: str) -> None:
     assert ahead_seconds(7.0, {"Date": said}, 1.0, 2.0) == 7.0
 
 
 @pytest.mark.parametrize("told", [later(HOUR), ago(HOUR), ago(1)], ids=["ahead", "behind", "alike"])
-def test_a_node_whose_clock_is_wrong_delays_nobody(told: datetime) -> None:
+def test_node_with_wrong_clock_delays_no_pod(told: datetime) -> None:
     """The second consecutive launch failure delays the next pod by two seconds."""
     first = pod(0).stillborn(30, "no python3").get()
     second = replace(pod(1).stillborn(2).get(), ended_at=told)
@@ -70,7 +70,7 @@ def test_a_node_whose_clock_is_wrong_delays_nobody(told: datetime) -> None:
     assert waits == sorted(waits, reverse=True)
 
 
-def test_an_end_is_forgotten_with_its_pod() -> None:
+def test_first_seen_end_is_forgotten_with_its_pod() -> None:
     ended = pod(0).stillborn(30).get()
     assert set(first_seen([ended, pod(1).get()], {}, NOW)) == {ended.uid}
     assert first_seen([pod(1).get()], {ended.uid: NOW}, NOW) == {}

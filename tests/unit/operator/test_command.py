@@ -45,7 +45,7 @@ def run(text: str, workers: int = 1) -> tuple[str, str]:
         ("accelerate config", "python3"),
     ],
 )
-def test_a_command_is_left_as_it_is(command: str, interpreter: str) -> None:
+def test_plain_command_is_unchanged(command: str, interpreter: str) -> None:
     assert run(command) == (interpreter, command)
     assert wrapped(command.split(), (), 1).note == ""
 
@@ -129,17 +129,17 @@ def test_arguments_stay_where_the_kubelet_expands_them() -> None:
         ),
     ],
 )
-def test_a_nested_launcher_is_taken_out(command: str, interpreter: str, started: str) -> None:
+def test_nested_launcher_is_removed(command: str, interpreter: str, started: str) -> None:
     assert run(command) == (interpreter, started)
 
 
-def test_options_may_stand_in_args() -> None:
+def test_launcher_options_may_stand_in_args() -> None:
     found = wrapped(["torchrun"], ["--nnodes=2", "train.py", "$(LR)"], 1)
     assert found.command == ("python3", PYZ, "--", "python3", "-u", "train.py", "$(LR)")
     assert found.args == ()
 
 
-def test_the_note_says_what_counts_no_more() -> None:
+def test_note_names_unused_launcher_options() -> None:
     command = ["torchrun", "--nnodes", "2", "--rdzv_backend=c10d", "-m", "train"]
     found = wrapped(command, (), 1)
     assert found.note == (
@@ -151,7 +151,7 @@ def test_the_note_says_what_counts_no_more() -> None:
     assert "not used" not in accelerate.note
 
 
-def test_as_many_workers_as_the_job_has_are_no_contradiction() -> None:
+def test_equal_number_of_workers_is_no_conflict() -> None:
     assert run("torchrun --nproc-per-node=8 train.py", workers=8)[1] == "python3 -u train.py"
 
 
@@ -178,7 +178,9 @@ def test_as_many_workers_as_the_job_has_are_no_contradiction() -> None:
         ("env -S torchrun train.py", "torchrun is inside of env"),
     ],
 )
-def test_one_that_cannot_be_taken_out_is_refused_with_the_fix(command: str, reason: str) -> None:
+def test_command_that_cannot_be_unwrapped_is_refused_with_the_remedy(
+    command: str, reason: str
+) -> None:
     with pytest.raises(Unsafe) as refused:
         run(command)
     assert reason in str(refused.value)

@@ -26,13 +26,13 @@ WHOLE = RoundStatus(
 )  # fmt: skip
 
 
-def test_the_parts_come_in_the_order_in_which_they_pass() -> None:
+def test_recovery_parts_are_in_chronological_order() -> None:
     assert costs_text(WHOLE) == (
         "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms, first step 1200 ms"
     )
 
 
-def test_the_parts_that_are_told_add_up_to_the_recovery() -> None:
+def test_listed_recovery_parts_add_up_to_the_recovery() -> None:
     assert recovery_text(WHOLE) == (
         "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms; first step 1200 ms later"
     )
@@ -40,24 +40,24 @@ def test_the_parts_that_are_told_add_up_to_the_recovery() -> None:
     assert recovery_text(joined) == "stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms"
 
 
-def test_a_recovery_ends_when_the_workers_run_not_when_they_step() -> None:
+def test_recovery_ends_when_workers_run_not_at_first_step() -> None:
     assert recovery_ms(WHOLE) == 465
 
 
-def test_a_round_that_was_put_off_recovered_so_much_later() -> None:
+def test_back_off_is_part_of_the_recovery() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"backoff_ms": 2000})) == 2465
 
 
-def test_a_recovery_is_unknown_before_the_workers_run() -> None:
+def test_recovery_is_unknown_before_workers_run() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"start_ms": None})) is None
 
 
-def test_an_older_agents_round_counts_what_it_says() -> None:
+def test_round_of_older_agent_sums_its_known_parts() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"confirm_ms": None})) == 435
 
 
 @pytest.mark.parametrize("cause", ["join", "scaleDown"])
-def test_until_a_wished_round_is_decided_training_goes_on(cause: str) -> None:
+def test_detection_of_a_planned_round_is_not_recovery_time(cause: str) -> None:
     waited = WHOLE.model_copy(update={"cause": cause, "detect_ms": 11_463})
     assert recovery_ms(waited) == 460
     assert costs_text(waited).startswith("detect 11463 ms, stop 10 ms"), "it is told all the same"
@@ -76,7 +76,7 @@ def test_until_a_wished_round_is_decided_training_goes_on(cause: str) -> None:
         (200_000, "3 min 20 s"),
     ],
 )
-def test_times_are_said_as_people_say_them(ms: int, text: str) -> None:
+def test_duration_format(ms: int, text: str) -> None:
     assert seconds_text(ms) == text
 
 

@@ -40,11 +40,11 @@ def at(path: str) -> Schema:
     return next(node for found, node in nodes(schema()) if found == path)
 
 
-def test_the_file_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+def test_crd_file_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", "--output", str(ROOT / DEFAULT_FILE)]) == 0, capsys.readouterr().out
 
 
-def test_check_shows_the_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new" / "crd.yaml"
     assert main(["--output", str(file)]) == 0
     assert main(["--check", "--output", str(file)]) == 0
@@ -56,12 +56,12 @@ def test_check_shows_the_difference(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "make generate" in shown.err
 
 
-def test_the_text_is_the_definition_and_says_that_it_is_generated() -> None:
+def test_rendered_crd_is_the_definition_with_a_generated_header() -> None:
     assert yaml.safe_load(render()) == definition()
     assert render().startswith("# Generated")
 
 
-def test_the_schema_is_structural() -> None:
+def test_schema_is_structural() -> None:
     for path, node in nodes(schema()):
         assert not FORBIDDEN & set(node), path
         if node.get("x-kubernetes-int-or-string"):
@@ -77,7 +77,7 @@ def test_the_schema_is_structural() -> None:
             assert shape & set(node), path
 
 
-def test_unknown_fields_are_kept_in_the_template_alone() -> None:
+def test_unknown_fields_are_kept_only_in_the_template() -> None:
     keep = {
         path for path, node in nodes(schema()) if "x-kubernetes-preserve-unknown-fields" in node
     }
@@ -103,7 +103,7 @@ def test_defaults_are_valid_and_only_in_the_spec() -> None:
     assert found > 20
 
 
-def test_the_api_server_has_every_rule_with_its_field() -> None:
+def test_api_server_validates_every_rule_with_its_field() -> None:
     validations = at(".spec")["x-kubernetes-validations"]
     assert len(validations) == len(RULES) + len(IMMUTABLE)
     for validation in validations:
@@ -120,7 +120,7 @@ def test_the_api_server_has_every_rule_with_its_field() -> None:
         assert rule.endswith("|| self.runPolicy.suspend || oldSelf.runPolicy.suspend")
 
 
-def test_rules_speak_only_of_fields_that_exist() -> None:
+def test_rules_name_only_existing_fields() -> None:
     known = {path for path, _ in nodes(schema())}
     for validation in at(".spec")["x-kubernetes-validations"]:
         for path in re.findall(r"(?:self|oldSelf)((?:\.[a-zA-Z]+)+)", validation["rule"]):
@@ -128,7 +128,7 @@ def test_rules_speak_only_of_fields_that_exist() -> None:
             assert f".spec{field}" in known, (validation["rule"], field)
 
 
-def test_what_a_rule_walks_is_bounded_or_its_cost_is_refused() -> None:
+def test_lists_and_strings_walked_by_rules_are_bounded() -> None:
     for path in (".spec.template.spec.containers", ".spec.template.spec.initContainers"):
         assert at(path)["maxItems"] == 16
         assert at(f"{path}[].name")["maxLength"] == 63
@@ -136,7 +136,7 @@ def test_what_a_rule_walks_is_bounded_or_its_cost_is_refused() -> None:
     assert at(".spec.rendezvous.endpoints[]")["maxLength"] == 260
 
 
-def test_the_name_is_bounded_where_a_crd_may_bound_it() -> None:
+def test_name_length_is_bounded() -> None:
     assert at(".metadata") == {"type": "object", "properties": {"name": at(".metadata.name")}}
     assert at(".metadata.name")["maxLength"] == 55
 

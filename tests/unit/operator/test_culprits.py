@@ -22,14 +22,14 @@ def shown(kind: FailureClass, number: int, cause: str, known: FirstFailure | Non
 
 
 @pytest.mark.parametrize("kind", [FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT])
-def test_an_echo_does_not_take_the_place_of_what_was_known(kind: FailureClass) -> None:
+def test_consequence_does_not_replace_known_first_failure(kind: FailureClass) -> None:
     assert shown(kind, 1, "failure", KILLED) == "job-1"
     assert shown(kind, 1, "failure", None) == "job-0"
     assert shown(kind, 2, "failure", KILLED) == "job-0", "of a later round"
 
 
 @pytest.mark.parametrize("cause", ["leave", "loss"])
-def test_an_echo_of_a_departure_is_no_failure(cause: str) -> None:
+def test_consequence_of_a_leave_is_no_failure(cause: str) -> None:
     assert shown(FailureClass.PEER_ABORT, 2, cause, None) == ""
     assert shown(FailureClass.PEER_ABORT, 2, cause, KILLED) == "job-1"
     assert shown(FailureClass.USER_ERROR, 2, cause, KILLED) == "job-0"

@@ -51,7 +51,7 @@ def opening(cause: Cause = LEFT) -> Observed:
     return observed(*running(2), drained(), view=view)
 
 
-def test_a_reason_stays_with_its_round_when_the_pod_is_gone() -> None:
+def test_round_keeps_its_reason_after_pod_is_gone() -> None:
     open_ = next_of(opening())
     assert open_.rendezvous is not None
     assert open_.rendezvous.cause is not None
@@ -66,7 +66,7 @@ def test_a_reason_stays_with_its_round_when_the_pod_is_gone() -> None:
     assert [found.reason for found in later.rounds] == ["", "Drained", ""]
 
 
-def test_a_pod_that_is_younger_than_the_round_does_not_explain_it() -> None:
+def test_pod_younger_than_the_round_does_not_explain_it() -> None:
     sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
     after = next_of(observed(*running(2), drained(1, seconds=60.2), view=sealed))
     assert after.rounds[-1].reason == ""
@@ -83,7 +83,9 @@ def test_a_pod_that_is_younger_than_the_round_does_not_explain_it() -> None:
         (PodEnd.OUT_OF_MEMORY, "HostOutOfMemory"),
     ],
 )
-def test_a_loss_is_a_failure_of_the_node_by_what_took_it(end: PodEnd | None, kind: str) -> None:
+def test_loss_is_a_node_failure_with_the_reason_of_the_pod_end(
+    end: PodEnd | None, kind: str
+) -> None:
     lost = pod(2).over().get()
     if end is not None:
         lost = pod(2).over().taken(end, "said").get()
@@ -97,7 +99,7 @@ def test_a_loss_is_a_failure_of_the_node_by_what_took_it(end: PodEnd | None, kin
     assert gone.first_failure == failure, "it stays when the pod is gone"
 
 
-def test_a_leave_in_good_order_is_no_failure() -> None:
+def test_planned_leave_is_no_failure() -> None:
     assert next_of(opening()).first_failure is None
 
 
@@ -106,7 +108,7 @@ WORKER = failure(
 )
 
 
-def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> None:
+def test_out_of_memory_kill_corrects_failure_class_of_agent() -> None:
     killed = pod(2).over().taken(PodEnd.OUT_OF_MEMORY, "its memory limit is 8Gi").get()
     view = final_round(3, 1, rounds=(FIRST,), first_failure=WORKER)
     status = next_of(observed(*running(2), killed, view=view))
@@ -116,7 +118,7 @@ def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> N
     assert next_of(observed(*running(2), view=view), status).first_failure == failure
 
 
-def test_a_workers_traceback_is_not_corrected() -> None:
+def test_traceback_of_worker_is_not_corrected() -> None:
     killed = pod(2).over().taken(PodEnd.PREEMPTED, "by big").get()
     spoke = replace(WORKER, kind=FailureClass.USER_ERROR, traceback="Traceback\nValueError: x")
     view = final_round(3, 1, rounds=(FIRST,), first_failure=spoke)
@@ -125,7 +127,7 @@ def test_a_workers_traceback_is_not_corrected() -> None:
     assert failure.class_ == "UserError"
 
 
-def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
+def test_later_worker_failure_replaces_lost_node() -> None:
     lost = next_of(
         observed(*running(2), pod(2).on(NodeState.NOT_READY).get(),
                  view=opening(Cause(CauseKind.LOSS, ("job-2",))).rendezvous)
@@ -149,7 +151,7 @@ def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
     ],
     ids=["seen closed", "not seen"],
 )
-def test_of_an_earlier_incarnation_nothing_is_known(suspended: RendezvousView) -> None:
+def test_earlier_incarnation_is_ignored(suspended: RendezvousView) -> None:
     """A resumed job counts its rounds from one again."""
     lost = next_of(opening(Cause(CauseKind.LOSS, ("job-2",))))
     drained_ = next_of(opening())
@@ -163,6 +165,6 @@ def test_of_an_earlier_incarnation_nothing_is_known(suspended: RendezvousView) -
         assert [found.reason for found in again.rounds] == ["", ""]
 
 
-def test_while_nothing_can_be_read_the_failure_stays() -> None:
+def test_unreadable_rendezvous_keeps_first_failure() -> None:
     lost = next_of(opening(Cause(CauseKind.LOSS, ("job-2",))))
     assert next_of(observed(view=UNREADABLE), lost).first_failure == lost.first_failure

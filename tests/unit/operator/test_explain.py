@@ -243,7 +243,7 @@ PENDING = {
 
 
 @pytest.mark.parametrize(("here", "text"), PENDING.values(), ids=PENDING)
-def test_before_the_first_round(here: Observed, text: str) -> None:
+def test_before_first_round(here: Observed, text: str) -> None:
     assert said(here) == text
 
 
@@ -257,7 +257,7 @@ def test_before_the_first_round(here: Observed, text: str) -> None:
         ({"backend": "c10d"}, "the store of the rendezvous in job-0"),
     ],
 )
-def test_while_nobody_has_reached_its_store(rendezvous: dict[str, Any], what: str) -> None:
+def test_before_any_agent_reached_the_store(rendezvous: dict[str, Any], what: str) -> None:
     view = replace(waiting("job-0"), state=RendezvousState.SETUP, round=1)
     assert said(observed(*running(1), view=view), rendezvous=rendezvous) == (
         "Not training yet: 1 of 5 nodes have joined (at least 2 are needed). No agent has reached "
@@ -413,11 +413,11 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("here", "spec", "text"), RUNNING.values(), ids=RUNNING)
-def test_in_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
+def test_during_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
     assert said(here, **spec) == text
 
 
-def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
+def test_unreachable_etcd_shows_last_known_state() -> None:
     before = next_status(job(**JOB), observed(*running(5), view=trained()), trained(), NOW)
     assert said(observed(*running(5), view=UNREADABLE), before) == (
         "The operator cannot read the job's state from its etcd: the last known state follows; "
@@ -428,19 +428,19 @@ def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
 @pytest.mark.parametrize(
     ("backend", "whom"), [("etcd", "its etcd"), ("etcd-v2", "its agents"), ("c10d", "its agents")]
 )
-def test_who_cannot_be_reached_depends_on_the_backend(backend: str, whom: str) -> None:
+def test_unreachable_source_depends_on_the_backend(backend: str, whom: str) -> None:
     text = said(observed(*running(5), view=UNREADABLE), BEFORE, rendezvous={"backend": backend})
     assert text.startswith(f"The operator cannot read the job's state from {whom}: ")
 
 
-def test_before_the_operator_has_seen_the_job() -> None:
+def test_before_first_reconcile() -> None:
     assert explanation(job(**JOB), ()) == (
         "The operator has not processed the job yet: if this lasts, check that it runs and "
         "serves this namespace.",
     )
 
 
-def test_a_deleted_job() -> None:
+def test_deleted_job() -> None:
     assert explanation(job(deleted=True, **JOB), running(2)) == (
         "The job is being deleted, and its pods are being stopped.",
     )
@@ -597,7 +597,7 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("here", "spec", "text"), ENDED.values(), ids=ENDED)
-def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
+def test_no_round(here: Observed, spec: dict[str, Any], text: str) -> None:
     assert said(here, BEFORE, **spec) == text
 
 
@@ -605,7 +605,7 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 
 
 @pytest.mark.parametrize("kind", list(FailureClass))
-def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
+def test_every_failure_class_has_meaning_and_remedy(kind: FailureClass) -> None:
     text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind))))
     found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
     assert f"round 1: rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
@@ -628,7 +628,7 @@ def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> No
         (None, "", "See the end of the pod's log"),
     ],
 )
-def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: str) -> None:
+def test_remedy_for_a_signal(signum: int | None, traceback: str, advice: str) -> None:
     found = failure(
         kind=FailureClass.SIGNAL,
         signal=signum,
@@ -643,7 +643,7 @@ def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: s
     assert ("PYTHONFAULTHANDLER" in text) is (signum == 11 and not traceback)
 
 
-def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
+def test_signal_reported_as_shell_exit_code() -> None:
     found = failure(
         kind=FailureClass.SIGNAL, exit_code=139, message="exit code 139: a command in it …"
     )
@@ -652,7 +652,7 @@ def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
     assert "Native code crashed" in text
 
 
-def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
+def test_hang_of_all_ranks_advises_to_compare_stacks() -> None:
     found = failure(
         kind=FailureClass.COLLECTIVE_TIMEOUT, signal=6, traceback="Stack (most recent call last):"
     )
@@ -660,27 +660,27 @@ def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
     assert "Compare the stacks of all ranks, which are in the pods' logs: " in text
 
 
-def test_an_end_is_told_whole_however_much_it_quotes() -> None:
+def test_outcome_is_kept_whole_after_a_long_quote() -> None:
     long = f"rank 5 on job-1 ended with exit code 1: {'x' * 200}… (after 3 restarts)"
     ended = observed(*running(2), view=closed(OutcomeKind.FAILED, long))
     assert "(after 3 restarts)." in said(ended, BEFORE)
 
 
 @pytest.mark.parametrize("kind", [CauseKind.FAILURE, CauseKind.UNCONFIRMED])
-def test_a_pause_is_told_whatever_the_failure_quotes(kind: CauseKind) -> None:
+def test_back_off_is_shown_after_a_long_quote(kind: CauseKind) -> None:
     detail = "x" * 250 + "; backing off 4 s after the fourth failure in a row"
     view = forming(Cause(kind, ("job-1",), detail), {"job-0": "waiting"})
     assert "backing off 4 s" in said(observed(*running(2), view=view), BEFORE)
 
 
-def test_a_class_of_a_newer_agent_is_told_as_a_failure() -> None:
+def test_unknown_class_of_newer_agent_is_shown_as_failure() -> None:
     newer = FirstFailure(round=1, pod="job-1", message="ValueError: no", class_="Eclipse")
     before = BEFORE.model_copy(update={"first_failure": newer})
     text = said(observed(*running(5), view=trained()), before)
     assert "a worker failed: ValueError: no. See the pod's log." in text
 
 
-def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
+def test_out_of_memory_container_is_shown_as_out_of_memory() -> None:
     killed = pod(1).over().taken(PodEnd.OUT_OF_MEMORY, "container trainer: out of memory").get()
     view = trained(first_failure=failure(kind=FailureClass.SIGNAL, message="its launcher is gone"))
     text = said(observed(pod(0).get(), killed, view=view))
@@ -714,14 +714,14 @@ def told(a_job: ElasticJob, status: Status) -> ElasticJob:
     return a_job.model_copy(update={"status": status})
 
 
-def test_every_sentence_is_whole_and_without_jargon() -> None:
+def test_every_sentence_is_complete_and_without_jargon() -> None:
     sentences = [sentence for explained in everything() for sentence in explained]
     assert len(sentences) > 50
     assert [text for text in sentences if not WHOLE.match(text)] == []
     assert [text for text in sentences if JARGON.search(text)] == []
 
 
-def test_every_obstacle_says_what_to_do() -> None:
+def test_every_obstacle_has_a_remedy() -> None:
     assert set(OBSTACLES) == set(Obstacle)
     assert all(words.remedy and not words.remedy.endswith(".") for words in OBSTACLES.values())
 
@@ -735,7 +735,7 @@ def test_every_obstacle_says_what_to_do() -> None:
         ("", ""),
     ],
 )
-def test_what_the_scheduler_says_is_made_short(message: str, text: str) -> None:
+def test_scheduler_message_is_shortened(message: str, text: str) -> None:
     assert unschedulable(message) == text
 
 
@@ -746,14 +746,14 @@ def test_lists_of_names() -> None:
     assert named(f"j-{n}" for n in range(8)) == "j-0, j-1, j-2, j-3, j-4 and 3 more"
 
 
-def test_a_quote_is_one_line_of_bounded_length() -> None:
+def test_quote_is_one_line_of_bounded_length() -> None:
     assert quoted("a  b\nc") == "a b"
     assert len(quoted("x" * 1000)) == 240
     assert quoted(" ") == ""
     assert quoted("E: in loading:\n\n\tMissing: x\n\tmore") == "E: in loading: Missing: x"
 
 
-def test_the_table_for_users_has_every_word() -> None:
+def test_user_documentation_lists_every_term() -> None:
     table = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
     times = [name for name in RoundStatus.model_fields if name.endswith("_ms")]
     words = {str(word) for kind in (FailureClass, CauseKind, PodEnd, Obstacle) for word in kind}

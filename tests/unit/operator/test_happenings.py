@@ -51,12 +51,12 @@ SECOND = history(
 )
 
 
-def test_nothing_new_is_nothing_to_tell() -> None:
+def test_unchanged_status_gives_no_event() -> None:
     status = status_of(final_round(2, rounds=(FIRST,)))
     assert told(status, status) == []
 
 
-def test_a_new_round_is_told_with_cause_members_and_times() -> None:
+def test_new_round_gives_event_with_cause_members_and_times() -> None:
     before = status_of(final_round(2, rounds=(FIRST,)))
     after = status_of(final_round(2, 3, rounds=(FIRST, SECOND)), before)
     assert told(before, after) == [
@@ -68,7 +68,7 @@ def test_a_new_round_is_told_with_cause_members_and_times() -> None:
     ]
 
 
-def test_a_recovery_is_told_with_its_whole_cost_once() -> None:
+def test_recovery_gives_one_event_with_all_parts() -> None:
     before = status_of(final_round(2, 3, rounds=(FIRST, SECOND)))
     runs = replace(SECOND, confirm_ms=45, start_ms=650)
     after = status_of(final_round(2, 3, rounds=(FIRST, runs)), before)
@@ -91,23 +91,23 @@ def test_a_recovery_is_told_with_its_whole_cost_once() -> None:
     assert stepped_rounds(later, later) == []
 
 
-def test_the_first_round_also_starts_the_job() -> None:
+def test_first_round_gives_started_event() -> None:
     after = status_of(final_round(2, rounds=(FIRST,)))
     assert [reason for reason, _ in told(Status(), after)] == ["RoundFinal", "Running"]
 
 
 @pytest.mark.parametrize("kind", list(CauseKind))
-def test_every_cause_has_words_of_its_own(kind: CauseKind) -> None:
+def test_every_cause_has_a_phrase(kind: CauseKind) -> None:
     said = because(CauseStatus(kind=kind.value, members=["job-1"], detail="why"))
     assert "(why)" in said
     assert not said.startswith(kind.value)
 
 
-def test_an_unknown_cause_of_a_newer_agent_is_told_as_it_is() -> None:
+def test_unknown_cause_of_newer_agent_is_shown_unchanged() -> None:
     assert because(CauseStatus(kind="eclipse", members=["job-1"])) == "eclipse: job-1"
 
 
-def test_what_was_done_is_told_together() -> None:
+def test_actions_of_one_kind_share_an_event() -> None:
     status = status_of(final_round(2))
     created = [CreatePod(index, f"job-{index}", 1) for index in range(8)]
     deleted = [
@@ -126,13 +126,13 @@ def test_what_was_done_is_told_together() -> None:
 
 
 @pytest.mark.parametrize("reason", list(DeleteReason))
-def test_every_reason_to_delete_a_pod_has_words(reason: DeleteReason) -> None:
+def test_every_delete_reason_has_a_phrase(reason: DeleteReason) -> None:
     status = status_of(final_round(2))
     ((_, message),) = told(status, status, DeletePod("job-1", "u", reason))
     assert message.startswith("deleted job-1: ")
 
 
-def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
+def test_first_failure_event_has_the_end_of_its_traceback() -> None:
     before = status_of(final_round(2))
     traceback = "\n".join(f"line {number}" for number in range(20))
     first = failure(
@@ -149,7 +149,7 @@ def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
     assert told(after, after) == []
 
 
-def test_a_node_that_went_is_no_failed_worker() -> None:
+def test_lost_node_is_no_failed_worker() -> None:
     before = status_of(final_round(2))
     lost = FirstFailure(round=2, pod="job-0", node="node-a", class_="NodeLost")
     found = told(before, before.model_copy(update={"first_failure": lost}))
@@ -162,14 +162,14 @@ def test_a_node_that_went_is_no_failed_worker() -> None:
     ]
 
 
-def test_a_signal_is_told_as_one() -> None:
+def test_failure_event_names_the_signal() -> None:
     before = status_of(final_round(2))
     first = failure(2, "job-0", FailureClass.OUT_OF_MEMORY, exit_code=-9, signal=9)
     ((_, message),) = told(before, status_of(final_round(2, first_failure=first), before))
     assert message == "rank 0 (job-0) failed in round 2 by signal 9: OutOfMemory: no message"
 
 
-def test_a_refusal_is_told_once_while_it_lasts() -> None:
+def test_refusal_gives_one_event_while_it_lasts() -> None:
     view = final_round(2)
     before = status_of(view)
     refusal = Refusal(Obstacle.QUOTA, "exceeded quota", ago(1))
@@ -181,7 +181,7 @@ def test_a_refusal_is_told_once_while_it_lasts() -> None:
     assert told(after, after) == []
 
 
-def test_an_invalid_template_is_told_under_its_own_name_alone() -> None:
+def test_invalid_template_gives_its_own_event_only() -> None:
     view = final_round(2)
     refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "imagee"', ago(1))
     few = replace(observed(view=view), refusal=refusal)
@@ -191,7 +191,7 @@ def test_an_invalid_template_is_told_under_its_own_name_alone() -> None:
     assert len(found) == 1
 
 
-def test_the_end_is_told_with_its_reason() -> None:
+def test_outcome_event_has_its_reason() -> None:
     before = status_of(final_round(2))
     view = closed(OutcomeKind.FAILED, "3 restarts are spent")
     after = status_of(view, before)
@@ -199,7 +199,7 @@ def test_the_end_is_told_with_its_reason() -> None:
     assert (reason, message) == ("Failed", "WorkersFailed: 3 restarts are spent")
 
 
-def test_what_may_be_untold_is_told_as_the_same_events() -> None:
+def test_repeated_events_of_a_lost_status_write_are_equal() -> None:
     """Rounds, their failure and the end are repeated, old events and those without occasion not."""
     old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
     new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
@@ -222,7 +222,7 @@ def test_what_may_be_untold_is_told_as_the_same_events() -> None:
     ] == ["Succeeded"]
 
 
-def test_a_round_of_a_resumed_job_is_another_occasion() -> None:
+def test_round_of_resumed_job_has_another_deduplication_key() -> None:
     one, other = (
         happenings(Status(), Status(rounds=[RoundStatus(
             round=1, cause="start", nodes=2, final_time=ago(seconds)
@@ -232,7 +232,7 @@ def test_a_round_of_a_resumed_job_is_another_occasion() -> None:
     assert one != other
 
 
-def test_a_round_is_settled_when_its_workers_run_or_a_later_one_came() -> None:
+def test_round_is_settled_when_its_workers_run_or_a_later_round_exists() -> None:
     def status(*rounds: RoundStatus) -> Status:
         return Status(rounds=list(rounds))
 

@@ -34,7 +34,7 @@ def made(**labels: str | None) -> dict[str, Any]:
     return raw
 
 
-def test_a_pod_as_it_was_made_has_lost_nothing() -> None:
+def test_new_pod_has_all_labels() -> None:
     assert lost_labels(job(), made()) == ()
     assert incarnation_of(made()) == 3
 
@@ -44,13 +44,13 @@ def test_a_pod_as_it_was_made_has_lost_nothing() -> None:
     [(UID_LABEL, "job-uid"), (JOB_LABEL, "job"), (INDEX_LABEL, "1"), (INCARNATION_LABEL, "3")],
 )
 @pytest.mark.parametrize("now", [None, "another"])
-def test_each_label_of_ours_is_missed(key: str, value: str, now: str | None) -> None:
+def test_each_own_label_is_required(key: str, value: str, now: str | None) -> None:
     raw = made(**{key: now})
     assert lost_labels(job(), raw) == (f"{key}={value}",)
     assert incarnation_of(raw) == 3, "its agent's is what counts"
 
 
-def test_labels_may_be_taken_off_all_at_once() -> None:
+def test_all_labels_may_be_removed_at_once() -> None:
     raw = made()
     del raw["metadata"]["labels"]
     assert len(lost_labels(job(), raw)) == 4
@@ -61,7 +61,7 @@ def test_labels_may_be_taken_off_all_at_once() -> None:
     [("job-0", 0), ("job-12", 12), ("job-012", None), ("other-1", None), ("job", None),
      ("job-1/status", None), ("../secrets/job-1", None), ("--all", None)],
 )  # fmt: skip
-def test_only_what_could_be_a_pod_of_the_job_has_an_index(name: str, index: int | None) -> None:
+def test_only_pod_names_of_the_job_have_an_index(name: str, index: int | None) -> None:
     assert index_of(job(), name) == index
 
 
@@ -73,7 +73,7 @@ def _told(*keys: str, count: int = 1) -> tuple[str, ...]:
     return explanation(whole, pods)
 
 
-def test_what_was_lost_is_told_with_the_way_to_put_it_back() -> None:
+def test_lost_labels_are_explained_with_the_remedy() -> None:
     said = _told(UID_LABEL)
     assert said[1:] == (
         "job-0 has lost the label elasticjob.dev/job-uid: the job goes on, but the operator sees "
@@ -88,14 +88,14 @@ def test_what_was_lost_is_told_with_the_way_to_put_it_back() -> None:
     assert len(many) == 7, "five of the pods are enough to see how"
 
 
-def test_a_pod_that_goes_anyway_is_not_told_of() -> None:
+def test_lost_labels_of_terminating_pod_are_not_reported() -> None:
     lost = replace(pod(0).terminating().get(), lost_labels=("a=b",))
     rendezvous = RendezvousStatus(round=1, nodes=1)
     status = Status(phase=Phase.RUNNING, rendezvous=rendezvous, wanted_nodes=1)
     assert not any("label" in said for said in explanation(job(status), [lost]))
 
 
-def test_the_event_says_it_too() -> None:
+def test_lost_labels_give_an_event() -> None:
     said = unlabelled(replace(pod(2).get(), lost_labels=("elasticjob.dev/job-name=job",)))
     assert said.reason == "LabelsLost"
     assert said.message.endswith(

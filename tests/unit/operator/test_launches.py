@@ -40,7 +40,7 @@ def expected(found: Plan) -> int | None:
 
 
 @pytest.mark.parametrize(("failures", "delay"), [(0, 0), (1, 0), (2, 2), (3, 4), (4, 8)], ids=str)
-def test_each_failure_in_a_row_doubles_the_wait(failures: int, delay: float) -> None:
+def test_each_launch_failure_in_a_row_doubles_the_wait(failures: int, delay: float) -> None:
     pods = stillborn(failures)
     if delay:
         early = planned(*pods, at=delay - 0.5)
@@ -48,7 +48,7 @@ def test_each_failure_in_a_row_doubles_the_wait(failures: int, delay: float) -> 
     assert created(planned(*pods, at=delay)) == 2
 
 
-def test_a_failure_before_the_round_was_final_no_longer_counts() -> None:
+def test_failure_before_the_final_round_no_longer_counts() -> None:
     before = stillborn(3, seconds=61, first=2)  # the round is a minute old
     assert created(planned(*running(1), *before, view=final_round(1))) == 1
     after = stillborn(3, seconds=0, first=2)
@@ -56,7 +56,7 @@ def test_a_failure_before_the_round_was_final_no_longer_counts() -> None:
     assert created(planned(*running(1), *after, view=final_round(1))) == 0
 
 
-def test_a_job_of_which_no_pod_can_be_started_fails_and_says_why() -> None:
+def test_job_without_startable_pods_fails_with_the_reason() -> None:
     found = planned(*stillborn(MOST_LAUNCH_FAILURES))
     (close,) = found.actions
     assert isinstance(close, CloseRendezvous)
@@ -66,17 +66,17 @@ def test_a_job_of_which_no_pod_can_be_started_fails_and_says_why() -> None:
     )
 
 
-def test_a_job_that_trains_outlives_pods_that_cannot_be_started() -> None:
+def test_training_job_outlives_pods_that_cannot_start() -> None:
     pods = (*running(1), *stillborn(MOST_LAUNCH_FAILURES, first=2))
     found = planned(*pods, view=final_round(1, since=later(-3600)))
     assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
 
 
-def test_a_job_with_enough_pods_that_started_waits_for_them() -> None:
+def test_job_with_enough_started_pods_waits_for_them() -> None:
     found = planned(*running(2), *stillborn(MOST_LAUNCH_FAILURES, first=2))
     assert any(isinstance(action, WriteBounds) for action in found.actions) or found.bounds
     assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
 
 
-def test_nothing_is_closed_while_the_rendezvous_cannot_be_read() -> None:
+def test_unreadable_rendezvous_is_not_closed_for_launch_failures() -> None:
     assert planned(*stillborn(MOST_LAUNCH_FAILURES), view=UNREADABLE).actions == ()

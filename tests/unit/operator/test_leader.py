@@ -181,7 +181,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_lease_that_is_not_there_is_had_at_once_and_let_go_at_the_end() -> None:
+def test_free_lease_is_acquired_at_once_and_released_at_the_end() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with hold_lease(kube.client(), settings(), clock, unused):
             assert kube.holder == "a"
@@ -191,7 +191,7 @@ def test_a_lease_that_is_not_there_is_had_at_once_and_let_go_at_the_end() -> Non
     run(scenario)
 
 
-def test_it_is_renewed_while_the_body_runs() -> None:
+def test_lease_is_renewed_while_the_body_runs() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with hold_lease(kube.client(), settings(), clock, unused):
             await until(lambda: kube.calls.count("patch") >= 12)  # longer than it lasts
@@ -200,7 +200,7 @@ def test_it_is_renewed_while_the_body_runs() -> None:
     run(scenario)
 
 
-def test_another_waits_until_it_is_let_go() -> None:
+def test_second_process_waits_for_release() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with AsyncExitStack() as first, asyncio.TaskGroup() as group:
             await first.enter_async_context(hold_lease(kube.client(), settings("a"), clock, unused))
@@ -223,7 +223,7 @@ def test_another_waits_until_it_is_let_go() -> None:
     run(scenario)
 
 
-def test_one_that_is_not_renewed_is_taken_when_it_has_run_out() -> None:
+def test_expired_lease_is_taken_over() -> None:
     async def scenario(kube: FakeKube) -> None:
         kube.held_by("gone", duration=7)
         begin = clock()
@@ -235,7 +235,7 @@ def test_one_that_is_not_renewed_is_taken_when_it_has_run_out() -> None:
     run(scenario)
 
 
-def test_two_processes_of_one_name_do_not_pass_for_each_other() -> None:
+def test_two_processes_of_one_name_are_distinguished() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with (
             hold_lease(kube.client(), settings("same"), clock, unused),
@@ -257,7 +257,7 @@ def test_two_processes_of_one_name_do_not_pass_for_each_other() -> None:
 
 @pytest.mark.parametrize("error", [Unreachable("x", "no"), Forbidden("x", "no")])
 @pytest.mark.parametrize("verb", ["get", "create"])
-def test_a_standby_tries_on_through_errors(error: KubeError, verb: str) -> None:
+def test_waiting_replica_retries_after_errors(error: KubeError, verb: str) -> None:
     async def scenario(kube: FakeKube) -> None:
         kube.trouble = failing(error, verb, times=3)
         async with hold_lease(kube.client(), settings(), clock, unused):
@@ -267,7 +267,7 @@ def test_a_standby_tries_on_through_errors(error: KubeError, verb: str) -> None:
     run(scenario)
 
 
-def test_a_claim_whose_answer_was_lost_is_known_as_ones_own() -> None:
+def test_claim_with_lost_answer_is_recognised_as_own() -> None:
     async def scenario(kube: FakeKube) -> None:
         kube.after = failing(Unreachable("x", "lost"), "create", times=1)
         begin = clock()
@@ -278,7 +278,7 @@ def test_a_claim_whose_answer_was_lost_is_known_as_ones_own() -> None:
     run(scenario)
 
 
-def test_losing_the_race_for_a_free_lease_is_waiting_on() -> None:
+def test_lost_race_for_a_free_lease_continues_waiting() -> None:
     async def scenario(kube: FakeKube) -> None:
         async def somebody_is_faster(verb: str) -> None:
             if verb == "create":
@@ -293,7 +293,7 @@ def test_losing_the_race_for_a_free_lease_is_waiting_on() -> None:
     run(scenario)
 
 
-def test_a_renewal_that_conflicts_with_a_strangers_write_is_repeated() -> None:
+def test_renewal_that_conflicts_with_foreign_write_is_repeated() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with hold_lease(kube.client(), settings(), clock, unused):
             for _ in range(3):
@@ -304,7 +304,7 @@ def test_a_renewal_that_conflicts_with_a_strangers_write_is_repeated() -> None:
     run(scenario)
 
 
-def test_a_lease_deleted_by_somebody_is_made_again() -> None:
+def test_deleted_lease_is_created_again() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with hold_lease(kube.client(), settings(), clock, unused):
             kube.lease = None
@@ -323,7 +323,7 @@ def test_renewals_may_fail_for_a_while() -> None:
     run(scenario)
 
 
-def test_a_lease_that_another_has_ends_the_body_at_the_next_renewal() -> None:
+def test_lease_taken_by_another_ends_the_body_at_next_renewal() -> None:
     async def scenario(kube: FakeKube) -> None:
         async def body() -> None:
             kube.held_by("thief")
@@ -345,7 +345,7 @@ async def stall(verb: str) -> None:
 @pytest.mark.parametrize(
     "trouble", [failing(Unreachable("x", "no"), "get", "patch", "create"), stall]
 )
-def test_a_lease_that_cannot_be_renewed_ends_the_body_before_another_can_take_it(
+def test_lease_that_cannot_be_renewed_ends_the_body_before_takeover(
     trouble: Trouble,
 ) -> None:
     async def scenario(kube: FakeKube) -> None:
@@ -366,7 +366,7 @@ def test_a_lease_that_cannot_be_renewed_ends_the_body_before_another_can_take_it
     run(scenario)
 
 
-def test_time_counts_from_when_the_last_confirmed_renewal_was_sent() -> None:
+def test_lease_time_counts_from_sending_of_last_confirmed_renewal() -> None:
     async def scenario(kube: FakeKube) -> None:
         async def slowly(verb: str) -> None:
             await asyncio.sleep(0.75 * RENEW)
@@ -385,7 +385,7 @@ def test_time_counts_from_when_the_last_confirmed_renewal_was_sent() -> None:
     run(scenario)
 
 
-def test_a_process_that_was_stopped_for_too_long_ends_at_once() -> None:
+def test_process_suspended_for_too_long_ends_at_once() -> None:
     async def scenario(kube: FakeKube) -> None:
         aborted, jump = asyncio.Event(), 0.0
 
@@ -407,7 +407,7 @@ def test_a_process_that_was_stopped_for_too_long_ends_at_once() -> None:
     run(scenario)
 
 
-def test_a_body_that_does_not_end_in_time_costs_the_process() -> None:
+def test_body_that_does_not_end_in_time_ends_the_process() -> None:
     async def scenario(kube: FakeKube) -> None:
         aborted = asyncio.Event()
         begin = clock()
@@ -427,7 +427,7 @@ def test_a_body_that_does_not_end_in_time_costs_the_process() -> None:
     run(scenario)
 
 
-def test_it_is_kept_while_a_cancelled_body_tidies_up() -> None:
+def test_lease_is_held_while_cancelled_body_cleans_up() -> None:
     async def scenario(kube: FakeKube) -> None:
         entered, tidied = asyncio.Event(), False
 
@@ -451,7 +451,7 @@ def test_it_is_kept_while_a_cancelled_body_tidies_up() -> None:
     run(scenario)
 
 
-def test_what_the_body_raises_comes_out_as_it_was_and_the_lease_is_let_go() -> None:
+def test_body_exception_propagates_unchanged_and_lease_is_released() -> None:
     async def scenario(kube: FakeKube) -> None:
         async def body() -> None:
             try:
@@ -467,7 +467,7 @@ def test_what_the_body_raises_comes_out_as_it_was_and_the_lease_is_let_go() -> N
     run(scenario)
 
 
-def test_what_the_body_raises_while_the_lease_is_lost_is_told_with_that() -> None:
+def test_body_exception_during_lease_loss_is_attached_as_cause() -> None:
     async def scenario(kube: FakeKube) -> None:
         async def body() -> None:
             kube.held_by("thief")
@@ -484,7 +484,7 @@ def test_what_the_body_raises_while_the_lease_is_lost_is_told_with_that() -> Non
     run(scenario)
 
 
-def test_a_body_that_ends_during_a_renewal_lets_go_of_what_that_wrote() -> None:
+def test_body_that_ends_during_a_renewal_releases_the_renewed_lease() -> None:
     async def scenario(kube: FakeKube) -> None:
         written = asyncio.Event()
 
@@ -501,7 +501,7 @@ def test_a_body_that_ends_during_a_renewal_lets_go_of_what_that_wrote() -> None:
     run(scenario)
 
 
-def test_a_lease_that_cannot_be_let_go_runs_out_by_itself() -> None:
+def test_lease_that_cannot_be_released_expires() -> None:
     async def scenario(kube: FakeKube) -> None:
         async with hold_lease(kube.client(), settings(), clock, unused):
             kube.trouble = stall
@@ -510,7 +510,7 @@ def test_a_lease_that_cannot_be_let_go_runs_out_by_itself() -> None:
     run(scenario)
 
 
-def test_of_many_that_come_and_go_never_two_are_active() -> None:
+def test_at_most_one_of_many_processes_is_active() -> None:
     async def scenario(kube: FakeKube) -> None:
         active: list[str] = []
         terms = 0

@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
 HELD = Lease("7", "other", 8.0, "2026-01-31T11:00:00.000000Z", 3)
 
 
-def test_a_lease_is_read_from_its_object() -> None:
+def test_lease_is_read_from_its_object() -> None:
     raw: dict[str, Any] = {
         "metadata": {"name": "operator", "resourceVersion": "7"},
         "spec": {
@@ -36,7 +36,7 @@ def test_a_lease_is_read_from_its_object() -> None:
     assert lease_of({"metadata": {"resourceVersion": "1"}, "spec": {}}) == Lease("1")
 
 
-def test_anothers_lease_is_free_when_it_was_not_renewed_for_its_time_as_seen_from_here() -> None:
+def test_foreign_lease_is_free_after_its_duration_without_renewal() -> None:
     first = sighting(None, HELD, 100.0)
     assert first.free_at == 108.0
     assert sighting(first, HELD, 105.0).free_at == 108.0
@@ -46,17 +46,17 @@ def test_anothers_lease_is_free_when_it_was_not_renewed_for_its_time_as_seen_fro
     assert sighting(first, taken, 105.0).free_at == 125.0
 
 
-def test_what_others_write_into_the_object_does_not_keep_the_holder() -> None:
+def test_foreign_write_to_lease_object_does_not_extend_the_lease() -> None:
     labelled = Lease("9", "other", 8.0, HELD.renewed, 3)
     found = sighting(sighting(None, HELD, 100.0), labelled, 105.0)
     assert (found.free_at, found.lease.version) == (108.0, "9")
 
 
-def test_a_lease_without_a_holder_is_free_at_once() -> None:
+def test_lease_without_holder_is_free_at_once() -> None:
     assert sighting(None, Lease("7", "", 8.0), 100.0).free_at == 100.0
 
 
-def test_an_absent_lease_is_created() -> None:
+def test_absent_lease_is_created() -> None:
     assert claim(SETTINGS, None, NOW) == {
         "metadata": {"name": "operator"},
         "spec": {
@@ -69,7 +69,7 @@ def test_an_absent_lease_is_created() -> None:
     }
 
 
-def test_anothers_lease_is_taken_as_it_was_read() -> None:
+def test_foreign_lease_is_taken_at_the_version_read() -> None:
     found = claim(SETTINGS, HELD, NOW)
     assert found["metadata"] == {"resourceVersion": "7"}
     assert found["spec"]["holderIdentity"] == "me"
@@ -77,25 +77,25 @@ def test_anothers_lease_is_taken_as_it_was_read() -> None:
     assert found["spec"]["acquireTime"] == found["spec"]["renewTime"]
 
 
-def test_ones_own_lease_is_only_renewed() -> None:
+def test_own_lease_is_only_renewed() -> None:
     found = claim(SETTINGS, Lease("9", "me", 8.0, "before", 4), NOW)
     assert found["metadata"] == {"resourceVersion": "9"}
     assert found["spec"].keys() == {"holderIdentity", "leaseDurationSeconds", "renewTime"}
 
 
-def test_a_lease_is_let_go_as_it_was_last_written() -> None:
+def test_lease_is_released_at_the_version_last_written() -> None:
     assert release(HELD) == {
         "metadata": {"resourceVersion": "7"},
         "spec": {"holderIdentity": None},
     }
 
 
-def test_the_activity_is_cancelled_before_another_can_take_the_lease() -> None:
+def test_activity_is_cancelled_before_another_can_take_the_lease() -> None:
     assert SETTINGS.cancels_at(100.0) == 106.0 < SETTINGS.ends_at(100.0) == 108.0
 
 
 @pytest.mark.parametrize(("duration", "renew"), [(8, 4.0), (8, 0.0), (1, 2.0)])
-def test_times_that_leave_no_room_for_a_failed_renewal_are_refused(
+def test_durations_without_time_for_a_failed_renewal_are_refused(
     duration: int, renew: float
 ) -> None:
     with pytest.raises(ValueError, match="renew_seconds must be less than half"):

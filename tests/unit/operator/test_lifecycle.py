@@ -63,7 +63,7 @@ TABLE: list[tuple[Phase | None, str, bool, Phase]] = [
 
 
 @pytest.mark.parametrize(("before", "view", "suspended", "phase"), TABLE)
-def test_what_leads_to_a_phase(
+def test_phase_transitions_from_spec_and_rendezvous(
     before: Phase | None, view: str, suspended: bool, phase: Phase
 ) -> None:
     a_job = job(Status(phase=before), runPolicy={"suspend": suspended})
@@ -71,7 +71,7 @@ def test_what_leads_to_a_phase(
 
 
 @pytest.mark.parametrize(("before", "view"), list(product(PHASES, VIEWS)))
-def test_every_change_is_in_the_table(before: Phase | None, view: str) -> None:
+def test_every_phase_change_is_in_the_table(before: Phase | None, view: str) -> None:
     for suspended, late in product((False, True), (False, True)):
         status = Status(phase=before, start_time=ago(200 if late else 1))
         policy = {"suspend": suspended, "activeDeadlineSeconds": 100}
@@ -83,7 +83,7 @@ def test_every_change_is_in_the_table(before: Phase | None, view: str) -> None:
         assert settled is after, "a phase must not change while nothing else does"
 
 
-def test_every_legal_change_can_happen() -> None:
+def test_every_legal_phase_change_can_happen() -> None:
     seen = set()
     for before, view, suspended in product(Phase, VIEWS.values(), (False, True)):
         a_job = job(Status(phase=before), runPolicy={"suspend": suspended})
@@ -92,7 +92,7 @@ def test_every_legal_change_can_happen() -> None:
     assert {pair for pair in seen if pair[0] is not pair[1]} == legal
 
 
-def test_the_ends_lead_nowhere() -> None:
+def test_finished_phases_have_no_successor() -> None:
     assert all(not NEXT_PHASES[phase] for phase in FINISHED)
     assert set(NEXT_PHASES) == set(Phase)
 
@@ -101,9 +101,7 @@ def test_the_ends_lead_nowhere() -> None:
     ("seconds", "suspended", "phase"),
     [(99, False, P.RUNNING), (100, False, P.FAILED), (100, True, P.SUSPENDED)],
 )
-def test_the_deadline_counts_active_time_alone(
-    seconds: float, suspended: bool, phase: Phase
-) -> None:
+def test_deadline_counts_active_time_only(seconds: float, suspended: bool, phase: Phase) -> None:
     policy = {"suspend": suspended, "activeDeadlineSeconds": 100}
     a_job = job(Status(phase=P.RUNNING, start_time=ago(seconds)), runPolicy=policy)
     assert next_phase(a_job, final_round(4), NOW) is phase

@@ -70,7 +70,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("old", "new", "place", "message"), CASES)
-def test_a_problem_stands_at_its_line(
+def test_problem_names_its_line(
     tmp_path: Path, old: str, new: str, place: tuple[int, int, str | None], message: str
 ) -> None:
     assert old in GOOD
@@ -81,20 +81,20 @@ def test_a_problem_stands_at_its_line(
     assert path is None or matching[0][2] == path
 
 
-def test_several_documents_are_each_judged(tmp_path: Path) -> None:
+def test_each_document_of_a_file_is_validated(tmp_path: Path) -> None:
     foreign = "apiVersion: v1\nkind: ConfigMap\ndata: {spec: 1}\n"
     text = "\n".join([GOOD, "---", foreign, "---", "- a list", "---", "---", GOOD])
     lines = [(line, path) for line, _, path, _ in problems(tmp_path, text)]
     assert lines == [(15, "kind"), (19, "")]
 
 
-def test_the_jobs_of_a_file_come_in_order(tmp_path: Path) -> None:
+def test_jobs_of_a_file_keep_their_order(tmp_path: Path) -> None:
     file = tmp_path / "jobs.yaml"
     file.write_text(f"{GOOD}---\n{GOOD.replace('good', 'other')}")
     assert [job.metadata.name for job in load_file(str(file))] == ["good", "other"]
 
 
-def test_anchors_and_merges_mean_what_yaml_says(tmp_path: Path) -> None:
+def test_anchors_and_merges_follow_yaml(tmp_path: Path) -> None:
     text = GOOD.replace(
         "  maxNodes: 4",
         "  maxNodes: 4\n  recovery: &r {stopGraceSeconds: 7}\n  elasticity: {settleSeconds: 2}",
@@ -110,14 +110,14 @@ def test_anchors_and_merges_mean_what_yaml_says(tmp_path: Path) -> None:
     assert (second.name, second.image, second.command) == ("second", "x", ["python3", "train.py"])
 
 
-def test_dates_stay_strings_as_they_do_for_kubectl(tmp_path: Path) -> None:
+def test_dates_stay_strings_as_in_kubectl(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(GOOD.replace("  name: good", "  name: good\n  labels: {day: 2026-01-31}"))
     [job] = load_file(file)
     assert job.metadata.labels == {"day": "2026-01-31"}
 
 
-def test_an_alias_bomb_is_refused_quickly(tmp_path: Path) -> None:
+def test_alias_bomb_is_refused_quickly(tmp_path: Path) -> None:
     levels = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     text = GOOD + "\n".join(["x:", "  a0: &a0 [1, 2, 3]", *levels])
     assert any(f"{MAX_NODES:,}" in message for *_, message in problems(tmp_path, text))
@@ -128,7 +128,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     assert message == "must be YAML: it is nested too deeply"
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     missing = check_file(tmp_path / "missing.yaml")
     assert [str(one) for one in missing] == [
         f"{tmp_path}/missing.yaml: must be a readable file: No such file or directory"
@@ -142,16 +142,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "---\n", "# nothing\n"])
-def test_an_empty_file_is_no_job(tmp_path: Path, text: str) -> None:
+def test_empty_file_is_no_job(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text) == [(1, 1, "", "must hold an ElasticJob; it is empty")]
 
 
-def test_nul_and_other_unprintable_text_is_malformed(tmp_path: Path) -> None:
+def test_unprintable_text_is_malformed(tmp_path: Path) -> None:
     [(_, _, _, message)] = problems(tmp_path, "a: \x00")
     assert message.startswith("must be YAML")
 
 
-def test_a_problem_is_printed_as_editors_read_it(tmp_path: Path) -> None:
+def test_problem_is_printed_with_file_line_and_column(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(GOOD.replace("maxNodes: 4", "maxNodes: x"))
     [found] = check_file(file)

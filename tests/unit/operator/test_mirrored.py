@@ -84,7 +84,7 @@ def final(**fields: Any) -> Round:
         ("/other/team/uid/2/round", ""),
     ],
 )
-def test_whose_key_it_is(key: str, prefix: str) -> None:
+def test_record_prefix_of_a_key(key: str, prefix: str) -> None:
     assert prefix_of(key) == prefix
 
 
@@ -98,16 +98,16 @@ def test_whose_key_it_is(key: str, prefix: str) -> None:
         ("", None),
     ],
 )
-def test_whose_records_they_are(prefix: str, job: tuple[str, str, int] | None) -> None:
+def test_job_of_a_prefix(prefix: str, job: tuple[str, str, int] | None) -> None:
     assert job_of(prefix) == job
 
 
-def test_a_moment_that_is_none() -> None:
+def test_invalid_timestamp() -> None:
     found = records(PREFIX, [kv(KEYS.round, replace(final(), since_ms=10**18))])
     assert rendezvous_view(found).since is None
 
 
-def test_a_round_that_nobody_can_read_is_closed_all_the_same() -> None:
+def test_malformed_round_can_be_closed() -> None:
     outcome = Outcome(OutcomeKind.STOPPED, "Deleted")
     value = closed(KeyValue(KEYS.round, b'{"number":"x"}', 1, 1), outcome, 5)
     assert value is not None
@@ -115,11 +115,11 @@ def test_a_round_that_nobody_can_read_is_closed_all_the_same() -> None:
     assert (found.state, found.outcome, found.since_ms) == (RoundState.CLOSED, outcome, 5)
 
 
-def test_nothing_stored_is_a_rendezvous_that_nobody_entered() -> None:
+def test_empty_store_is_an_empty_rendezvous() -> None:
     assert rendezvous_view(records(PREFIX, [])) == RendezvousView()
 
 
-def test_a_final_round() -> None:
+def test_final_round() -> None:
     members = [member("pod-0"), member("pod-2"), member("pod-10", MemberState.WAITING)]
     view = rendezvous_view(
         records(
@@ -151,7 +151,7 @@ def test_a_final_round() -> None:
     assert view.outcome is None
 
 
-def test_a_round_that_forms_has_no_ranks_and_no_master_yet() -> None:
+def test_round_being_formed_has_neither_ranks_nor_master() -> None:
     forming = Round(4, RoundState.FROZEN, CAUSE, 3, ids=("a", "b", "c"), nodes=2, master_name="x")
     stored_roster = seal(3, [member("pod-0")], 0)
     view = rendezvous_view(
@@ -169,7 +169,7 @@ def test_a_round_that_forms_has_no_ranks_and_no_master_yet() -> None:
     assert view.rank_of("pod-0") is None
 
 
-def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
+def test_newer_of_two_sessions_of_a_member_counts() -> None:
     older = member("pod-0", MemberState.RUNNING, "old")
     newer = member("pod-0", MemberState.LEAVING, "new")
     for order in ((0, 1), (1, 0)):
@@ -210,7 +210,7 @@ def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
         ((), [failure(3, 1, FailureClass.OUT_OF_MEMORY, 5)], 1),
     ],
 )
-def test_who_failed_first(
+def test_first_failure_of_charged_round(
     charged: tuple[int, ...], kvs: list[KeyValue], culprit: int | None
 ) -> None:
     view = rendezvous_view(records(PREFIX, [kv(KEYS.round, final(charged=charged)), *kvs]))
@@ -218,7 +218,7 @@ def test_who_failed_first(
     assert (found.rank if found else None) == culprit
 
 
-def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
+def test_first_failure_of_ended_job_is_the_one_in_its_outcome() -> None:
     """One of several concurrent failures may be reported after the job was closed."""
     blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
     told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
@@ -231,7 +231,7 @@ def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
     assert (first.round, first.rank) == (3, 2)
 
 
-def test_what_is_malformed_is_named_and_left_out() -> None:
+def test_malformed_records_are_named_and_skipped() -> None:
     good = member("pod-0")
     found = records(
         PREFIX,
@@ -293,7 +293,7 @@ def test_closing_keeps_the_round_and_closes_once() -> None:
     ],
     ids=["typed", "of the previous release", "without text", "other text", "by hand", "failed"],
 )
-def test_an_outcome_has_its_reason_typed(outcome: Outcome, view: Outcome) -> None:
+def test_outcome_reason_is_typed(outcome: Outcome, view: Outcome) -> None:
     current = replace(final(), state=RoundState.CLOSED, outcome=outcome)
     assert rendezvous_view(records(PREFIX, [kv(KEYS.round, current)])).outcome == view
 
@@ -308,7 +308,7 @@ def test_cause_of_a_leave_has_its_reasons_typed(reasons: tuple[str, ...]) -> Non
     assert view.cause.reasons == view.rounds[0].cause.reasons == ("SIGTERM", "Terminating")
 
 
-def test_the_previous_release_reads_the_reason_of_a_new_record() -> None:
+def test_previous_release_reads_reason_of_new_record() -> None:
     outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.SUSPENDED).outcome
     assert outcome.detail == "Suspended"
 
@@ -331,13 +331,13 @@ def told(name: str = "pod-0", **fields: Any) -> KeyValue:
         (told(step=1), replace(told(step=2), create_revision=7), False),
     ],
 )
-def test_mere_progress_is_told_from_news(
+def test_progress_only_change_is_distinguished_from_other_changes(
     before: KeyValue | None, after: KeyValue, mere: bool
 ) -> None:
     assert is_mere_progress(before, after) is mere
 
 
-def test_steps_and_the_reason_to_wait_are_seen() -> None:
+def test_steps_and_wait_reason_are_read() -> None:
     here = replace(member("pod-0"), step=120, checkpoint_step=100)
     late = replace(member("pod-1", MemberState.WAITING), round=0)
     current = Round(3, RoundState.FINAL, CAUSE, nodes=1)
@@ -373,7 +373,7 @@ class Scripted:
         return RangeResult(1, 1, (self._first,))
 
 
-def test_progress_wakes_a_look_only_now_and_then() -> None:
+def test_progress_triggers_reconcile_at_a_limited_rate() -> None:
     asyncio.run(_a_member_progresses())
 
 

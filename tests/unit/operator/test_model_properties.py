@@ -138,13 +138,13 @@ def test_any_status_survives_dump_and_parse(fields: dict[str, Any]) -> None:
     assert parse_manifest(document).status == status
 
 
-def test_times_are_utc_with_whole_seconds() -> None:
+def test_times_are_utc_in_whole_seconds() -> None:
     east = datetime(2026, 1, 31, 13, 0, 0, 999_999, tzinfo=timezone(timedelta(hours=1)))
     dumped = Status(start_time=east).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert dumped["startTime"] == "2026-01-31T12:00:00Z"
 
 
-def test_a_status_of_a_newer_operator_is_read() -> None:
+def test_status_of_newer_operator_is_read() -> None:
     document = manifest()
     document["status"] = {"phase": "Running", "spares": 3, "rendezvous": {"state": "final", "x": 1}}
     assert parse_manifest(document).status.phase is Phase.RUNNING

@@ -39,20 +39,20 @@ def offending(*offences: tuple[str, float]) -> RendezvousView:
     )
 
 
-def test_twice_within_an_hour_is_too_often() -> None:
+def test_machine_with_two_offences_within_an_hour_is_avoided() -> None:
     view = offending(("rack-a", 1200.0), ("rack-b", 600.0), ("rack-a", 60.0))
     (found,) = avoided_nodes(view, Status(), NOW)
     assert (found.node, found.until) == ("rack-a", ago(60.0) + WINDOW)
     assert found.reason == "2 times: a worker hung"
 
 
-def test_once_or_long_ago_is_not() -> None:
+def test_machine_with_one_or_old_offences_is_not_avoided() -> None:
     long_ago = WINDOW.total_seconds() + 1
     assert avoided_nodes(offending(("rack-a", 60.0)), Status(), NOW) == []
     assert avoided_nodes(offending(("rack-a", long_ago), ("rack-a", 60.0)), Status(), NOW) == []
 
 
-def test_it_is_remembered_until_its_time_and_not_longer() -> None:
+def test_avoided_node_is_kept_until_its_time() -> None:
     known = AvoidedNode(node="rack-a", until=later(10.0), reason="2 times: it was lost")
     before = Status(avoided_nodes=[known])
     assert avoided_nodes(offending(), before, NOW) == [known]
@@ -83,17 +83,17 @@ def lost_and_failed(kind: FailureClass) -> RendezvousView:
     )
 
 
-def test_offences_are_read_from_what_is_stored() -> None:
+def test_offences_are_read_from_failure_records() -> None:
     first, second = lost_and_failed(FailureClass.SIGNAL).offences
     assert first == Offence("rack-1", datetime.fromtimestamp(2, UTC), "NodeLost")
     assert (second.node, second.what) == ("rack-1", "Signal")
 
 
-def test_a_scripts_own_error_is_no_machines_offence() -> None:
+def test_user_error_is_no_offence_of_the_machine() -> None:
     assert [each.what for each in lost_and_failed(FailureClass.USER_ERROR).offences] == ["NodeLost"]
 
 
-def test_a_new_pod_prefers_other_machines_and_keeps_the_users_wishes() -> None:
+def test_new_pod_avoids_machines_and_keeps_affinity_of_user() -> None:
     mine = {"weight": 5, "preference": {"matchExpressions": []}}
     required: dict[str, list[str]] = {"nodeSelectorTerms": []}
     affinity = {
@@ -126,7 +126,7 @@ def busy(*milliseconds: int) -> RendezvousView:
     return replace(view, members=tuple(replace(m, busy_ms=ms) for m, ms in members))
 
 
-def test_who_holds_up_its_peers_is_named_since_when() -> None:
+def test_straggler_is_named_with_its_start() -> None:
     (slow,) = stragglers(busy(100, 110, 170), Status(), NOW)
     assert slow == Straggler(pod="job-2", node="node-2", round=1, since=NOW)
     again = stragglers(busy(100, 110, 190), Status(stragglers=[slow]), later(5))
@@ -134,18 +134,18 @@ def test_who_holds_up_its_peers_is_named_since_when() -> None:
     assert stragglers(busy(100, 110, 140), Status(stragglers=[slow]), later(5)) == []
 
 
-def test_nobody_is_named_without_peers_or_without_their_word() -> None:
+def test_no_straggler_without_peers_or_their_reports() -> None:
     assert stragglers(busy(100, 500), Status(), NOW) == []
     assert stragglers(busy(0, 0, 500), Status(), NOW) == []
 
 
-def test_a_moment_is_not_held_against_anybody() -> None:
+def test_short_delay_makes_no_straggler() -> None:
     slow = Straggler(pod="job-1", round=1, since=NOW)
     assert flagged([slow], NOW + FLAGGED_AFTER) == {"job-1"}
     assert flagged([slow], later(1)) == frozenset()
 
 
-def test_surplus_goes_where_it_was_worst() -> None:
+def test_surplus_pods_on_avoided_nodes_are_deleted_first() -> None:
     gang = [pod(index).get() for index in range(4)]
     poor = Poor(frozenset({"node-1"}), frozenset({"job-0"}))
     found = surplus(gang, final_round(4), 3, poor=poor)
@@ -156,7 +156,7 @@ def test_surplus_goes_where_it_was_worst() -> None:
     ]
 
 
-def test_both_are_said_in_plain_words() -> None:
+def test_avoided_node_and_straggler_are_explained() -> None:
     current = RendezvousStatus(state=RendezvousState.FINAL, round=1, nodes=4, world_size=4)
     status = Status(
         phase=Phase.RUNNING,
@@ -172,5 +172,5 @@ def test_both_are_said_in_plain_words() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(FailureClass))
-def test_whatever_is_held_against_a_machine_has_words(kind: FailureClass) -> None:
+def test_every_offence_has_a_phrase(kind: FailureClass) -> None:
     assert {each.what for each in lost_and_failed(kind).offences} <= set(OFFENDED)

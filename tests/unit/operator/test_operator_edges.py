@@ -51,14 +51,14 @@ def applied(target: Any, patch: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(_OBJECTS, _OBJECTS)
-def test_a_merge_patch_leads_from_one_to_the_other(
+def test_merge_patch_turns_one_document_into_another(
     before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     assert applied(before, merge_patch(before, after)) == after
 
 
 @given(_OBJECTS)
-def test_nothing_changed_is_an_empty_patch(document: dict[str, Any]) -> None:
+def test_unchanged_document_gives_empty_patch(document: dict[str, Any]) -> None:
     assert merge_patch(document, document) == {}
 
 
@@ -66,7 +66,7 @@ def item(uid: str, version: int) -> dict[str, Any]:
     return {"metadata": {"uid": uid, "resourceVersion": str(version)}}
 
 
-def test_a_watch_that_is_only_slow_is_not_dead() -> None:
+def test_slow_watch_is_not_dead() -> None:
     delivered = Delivered()
     assert delivered.compare(PODS, [item("a", 5)]) == {"a"}
     delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
@@ -77,7 +77,7 @@ def test_a_watch_that_is_only_slow_is_not_dead() -> None:
     assert not delivered.dead
 
 
-def test_a_watch_that_never_brings_what_two_lists_show_is_dead() -> None:
+def test_watch_that_misses_an_object_of_two_lists_is_dead() -> None:
     delivered = Delivered()
     delivered.compare(PODS, [item("a", 5)])
     delivered.compare(PODS, [item("a", 5)])
@@ -87,21 +87,21 @@ def test_a_watch_that_never_brings_what_two_lists_show_is_dead() -> None:
     assert not delivered.dead
 
 
-def test_an_object_that_went_before_the_watch_told_of_it_is_no_sign() -> None:
+def test_object_deleted_before_its_watch_event_is_no_sign() -> None:
     delivered = Delivered()
     delivered.compare(PODS, [item("a", 5)])
     delivered.compare(PODS, [])
     assert not delivered.dead
 
 
-def test_what_is_gone_from_the_list_and_was_not_told_is_found() -> None:
+def test_object_missing_from_list_without_event_is_found() -> None:
     delivered = Delivered()
     delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
     assert delivered.compare(PODS, []) == {"a"}
     assert delivered.compare(PODS, []) == set()
 
 
-def test_an_event_of_what_is_no_text_is_posted_too() -> None:
+def test_event_with_undecodable_text_is_posted() -> None:
     """A record of a job may contain it, and must not end the operator of all jobs."""
     posted: list[dict[str, Any]] = []
 
@@ -137,7 +137,7 @@ def fetch(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_probes_say_what_is_wrong() -> None:
+def test_health_probes_report_the_problem() -> None:
     ports = Ports(2)
     probes, scrapes = ports.numbers
 
@@ -166,7 +166,7 @@ def test_the_probes_say_what_is_wrong() -> None:
         ports.close()
 
 
-def test_a_round_is_counted_by_its_cause_and_parts() -> None:
+def test_round_metrics_have_cause_and_parts() -> None:
     metrics = Metrics()
     metrics.observe_round(
         RoundStatus(round=2, cause="loss", nodes=3, detect_ms=100, join_ms=200, start_ms=700)
@@ -177,7 +177,7 @@ def test_a_round_is_counted_by_its_cause_and_parts() -> None:
     assert 'part="stop"' not in text, "what is unknown is not observed"
 
 
-def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
+def test_first_step_metric_is_separate_from_recovery() -> None:
     metrics = Metrics()
     found = RoundStatus(
         round=2, cause="loss", nodes=3, confirm_ms=300, start_ms=700, first_step_ms=4000
@@ -190,7 +190,7 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="first_step"} 4.0' in text
 
 
-def test_the_total_is_what_the_status_says() -> None:
+def test_total_metric_equals_recovery_in_status() -> None:
     """Training continues until a planned round is decided; without a run there is no recovery."""
     metrics = Metrics()
     joined = RoundStatus(round=2, cause="join", nodes=3, detect_ms=3000, stop_ms=200, start_ms=300)
@@ -203,7 +203,7 @@ def test_the_total_is_what_the_status_says() -> None:
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="join"} 0.2' in text
 
 
-def test_starts_are_counted_warm_and_cold() -> None:
+def test_start_metric_counts_warm_and_cold() -> None:
     metrics = Metrics()
     metrics.observe_round(RoundStatus(round=1, cause="start", nodes=3))
     assert "elasticjob_node_starts_total{" not in metrics.text().decode(), "nobody said"
@@ -214,7 +214,7 @@ def test_starts_are_counted_warm_and_cold() -> None:
     assert 'elasticjob_node_starts_total{start="warm"} 6.0' in text
 
 
-def test_what_a_status_counts_more_than_before_is_counted() -> None:
+def test_increase_of_status_counts_is_counted() -> None:
     metrics = Metrics()
     first = Status(restarts=1, interruptions=Interruptions(losses=1, joins=2))
     metrics.observe_counts(Status(), first)
@@ -226,7 +226,7 @@ def test_what_a_status_counts_more_than_before_is_counted() -> None:
     assert 'kind="preemptions"' not in text
 
 
-def test_jobs_are_counted_by_phase_when_asked() -> None:
+def test_job_metric_counts_phases_at_scrape() -> None:
     metrics = Metrics()
     metrics.count_jobs(lambda: ["Running", "Running", "Failed"])
     text = metrics.text().decode()
@@ -234,7 +234,7 @@ def test_jobs_are_counted_by_phase_when_asked() -> None:
     assert 'elasticjob_jobs{phase="Pending"} 0.0' in text
 
 
-def test_an_error_is_counted_under_the_kind_of_its_cause() -> None:
+def test_error_metric_uses_the_kind_of_the_cause() -> None:
     metrics = Metrics()
     error = RuntimeError("seen from outside")
     error.__cause__ = TimeoutError()
@@ -253,7 +253,7 @@ def test_an_error_is_counted_under_the_kind_of_its_cause() -> None:
         ("the sweep could not be finished", None, "the sweep could not be finished"),
     ],
 )
-def test_a_line_in_json_has_the_job_first(message: str, job: str | None, text: str) -> None:
+def test_json_log_line_starts_with_the_job(message: str, job: str | None, text: str) -> None:
     log = logging.getLogger("elasticjob_operator.sweep")
     extra = None if job is None else of_job(job)
     record = log.makeRecord(log.name, 30, "", 0, message, (), None, extra=extra)

@@ -7,12 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_operator_folder_is_no_package() -> None:
+def test_operator_folder_is_no_package() -> None:
     assert (ROOT / "operator" / "elasticjob_operator" / "__init__.py").exists()
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-def test_python_s_own_operator_is_the_one_imported() -> None:
+def test_standard_library_operator_is_imported() -> None:
     import operator
 
     assert operator.add(1, 2) == 3

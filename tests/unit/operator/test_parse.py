@@ -146,7 +146,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
 ]
 
 
-def test_only_v3_knows_legal_sizes() -> None:
+def test_only_etcd_v3_backend_has_legal_sizes() -> None:
     with pytest.raises(InvalidManifest, match=r"spec\.nodeIncrement: must be 1 unless"):
         parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "c10d"}))
     parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "etcd"}))
@@ -187,12 +187,12 @@ VALID: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("spec", VALID)
-def test_a_valid_manifest_survives_a_round_trip(spec: dict[str, Any]) -> None:
+def test_valid_manifest_survives_round_trip(spec: dict[str, Any]) -> None:
     job = parse_manifest(manifest(**spec))
     assert parse_manifest(job.manifest()) == job
 
 
-def test_all_problems_are_told_at_once_and_the_document_is_left_alone() -> None:
+def test_all_problems_are_reported_at_once_and_document_is_unchanged() -> None:
     document = manifest(
         minNodes="2",
         maxNode=8,
@@ -218,7 +218,7 @@ def test_all_problems_are_told_at_once_and_the_document_is_left_alone() -> None:
     assert str(caught.value).count("\n") == len(caught.value.problems) - 1
 
 
-def test_the_template_keeps_fields_it_does_not_declare() -> None:
+def test_template_keeps_undeclared_fields() -> None:
     document = manifest()
     template = document["spec"]["template"]
     template["spec"] |= {"tolerations": [{"operator": "Exists"}], "hostNetwork": True}
@@ -229,7 +229,7 @@ def test_the_template_keeps_fields_it_does_not_declare() -> None:
     assert kept["spec"]["containers"][0]["livenessProbe"] == {"exec": {"command": ["true"]}}
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_defaults_match_the_design() -> None:
     spec = parse_manifest(manifest()).manifest()["spec"]
     del spec["template"]
     assert spec == {
@@ -264,6 +264,6 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 @pytest.mark.parametrize("document", [[], "text", None, 3])
-def test_what_is_no_mapping_is_refused(document: Any) -> None:
+def test_manifest_that_is_no_mapping_is_refused(document: Any) -> None:
     with pytest.raises(InvalidManifest, match="must be a mapping"):
         parse_manifest(document)

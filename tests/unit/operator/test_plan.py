@@ -62,7 +62,7 @@ def settled(a_job: ElasticJob, *pods: Pod, view: RendezvousView | None = None) -
     return observed(*pods, view=view, bounds=first.bounds)
 
 
-def test_a_new_job_gets_its_size_its_bounds_and_then_its_pods() -> None:
+def test_new_job_gets_its_size_parameters_and_then_its_pods() -> None:
     found = plan(job(nodes=None, minNodes=2, maxNodes=5, nodeIncrement=2), observed(), NOW)
     wanted = bounds_of(job(minNodes=2, maxNodes=5, nodeIncrement=2), 4, 4)
     assert found.actions == (
@@ -74,7 +74,7 @@ def test_a_new_job_gets_its_size_its_bounds_and_then_its_pods() -> None:
     assert found.wake_at is None
 
 
-def test_bounds_carry_the_policies_of_the_spec() -> None:
+def test_parameters_contain_the_policies_of_the_spec() -> None:
     a_job = job(
         minNodes=2,
         maxNodes=8,
@@ -105,7 +105,7 @@ def test_bounds_carry_the_policies_of_the_spec() -> None:
     assert (bounds.ceiling_nodes, bounds.leave_seconds) == (8, 35)
 
 
-def test_a_job_at_its_size_needs_nothing() -> None:
+def test_job_at_its_size_needs_no_action() -> None:
     a_job = job(maxNodes=3)
     assert plan(a_job, settled(a_job, *running(3), view=final_round(3)), NOW).actions == ()
 
@@ -128,11 +128,11 @@ HELD = [
 
 
 @pytest.mark.parametrize(("pods", "indices"), HELD)
-def test_an_index_is_held_until_its_pod_is_gone(pods: list[Any], indices: list[int]) -> None:
+def test_index_is_reserved_until_its_pod_is_gone(pods: list[Any], indices: list[int]) -> None:
     assert created(plan(job(maxNodes=3), observed(*(one.get() for one in pods)), NOW)) == indices
 
 
-def test_a_shrinking_job_marks_its_victims_before_it_deletes_them() -> None:
+def test_shrinking_job_requests_drain_before_deleting_pods() -> None:
     a_job = job(maxNodes=4, nodes=2)
     found = plan(a_job, observed(*running(4), view=final_round(4)), NOW)
     reason = DeleteReason.SURPLUS_HIGHEST_RANK
@@ -143,7 +143,7 @@ def test_a_shrinking_job_marks_its_victims_before_it_deletes_them() -> None:
     assert deleted(found) == [("job-3", reason), ("job-2", reason)]
 
 
-def test_a_mark_holds_even_when_the_job_grows_again() -> None:
+def test_drain_request_stays_when_the_job_grows_again() -> None:
     shrunk = plan(job(maxNodes=3, nodes=2), observed(*running(3), view=final_round(3)), NOW)
     found = plan(
         job(maxNodes=3), observed(*running(3), view=final_round(3), bounds=shrunk.bounds), NOW
@@ -163,7 +163,7 @@ def test_a_mark_holds_even_when_the_job_grows_again() -> None:
     ],
     ids=["seen at once", "deletion seen first", "chosen by ourselves before"],
 )
-def test_a_pod_that_the_cluster_drives_away_is_marked_as_preempted(
+def test_pod_evicted_by_the_cluster_gets_a_preemption_drain_request(
     known: tuple[Mark, ...], mark: Mark
 ) -> None:
     evicted = replace(pod(1).terminating().get(), disruption="EvictionByEvictionAPI")
@@ -174,7 +174,7 @@ def test_a_pod_that_the_cluster_drives_away_is_marked_as_preempted(
     assert found.bounds.marks == (mark,)
 
 
-def test_a_pod_deleted_by_someone_else_is_marked_too() -> None:
+def test_pod_deleted_by_others_gets_a_drain_request() -> None:
     pods = (pod(0).get(), pod(1).terminating().get())
     found = plan(job(maxNodes=2), observed(*pods, view=final_round(2)), NOW)
     assert found.bounds is not None
@@ -183,7 +183,7 @@ def test_a_pod_deleted_by_someone_else_is_marked_too() -> None:
     assert deleted(found) == []
 
 
-def test_a_mark_goes_with_its_pod() -> None:
+def test_drain_request_is_removed_with_its_pod() -> None:
     before = plan(
         job(maxNodes=2), observed(pod(0).get(), pod(1).terminating().get(), pod(2).get()), NOW
     )
@@ -192,7 +192,7 @@ def test_a_mark_goes_with_its_pod() -> None:
     assert after.bounds.marks == ()
 
 
-def test_a_pod_that_does_not_start_is_no_longer_expected_after_its_time() -> None:
+def test_pod_that_does_not_start_is_no_longer_expected_after_timeout() -> None:
     a_job = job(maxNodes=3, elasticity={"pendingTimeoutSeconds": 60})
     young = observed(pod(0).get(), pod(1).get(), pod(2).pending(59).get())
     found = plan(a_job, young, NOW)
@@ -203,7 +203,7 @@ def test_a_pod_that_does_not_start_is_no_longer_expected_after_its_time() -> Non
     assert created(found) == []
 
 
-def test_a_quota_is_not_waited_for_for_ever() -> None:
+def test_wait_for_quota_is_bounded() -> None:
     a_job = job(maxNodes=3)
     refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(30))
     early = plan(a_job, observed(*running(2), refusal=refused), NOW)
@@ -213,7 +213,7 @@ def test_a_quota_is_not_waited_for_for_ever() -> None:
     assert (late.expected, created(late)) == (2, [2])
 
 
-def test_the_newest_failed_pods_stay_as_witnesses() -> None:
+def test_newest_failed_pods_are_kept_for_inspection() -> None:
     failed = [pod(index).failed(100 - index).get() for index in range(KEPT_FAILED_PODS + 2)]
     living = [pod(index).get() for index in (10, 11)]
     found = plan(job(maxNodes=2), observed(*failed, *living), NOW)
@@ -223,13 +223,13 @@ def test_the_newest_failed_pods_stay_as_witnesses() -> None:
     ]
 
 
-def test_a_failed_pod_that_goes_is_no_member_and_gets_no_mark() -> None:
+def test_terminating_failed_pod_gets_no_drain_request() -> None:
     found = plan(job(maxNodes=1), observed(pod(0).get(), pod(1).failed().terminating().get()), NOW)
     assert found.bounds is not None
     assert found.bounds.marks == ()
 
 
-def test_who_is_sent_away_is_not_expected() -> None:
+def test_deleted_pods_are_not_expected() -> None:
     pods = (pod(0).pending(99).get(), pod(1).pending(5).get())
     found = plan(job(maxNodes=2, nodes=1), observed(*pods), NOW)
     assert deleted(found) == [("job-0", DeleteReason.SURPLUS_PENDING)]
@@ -238,7 +238,7 @@ def test_who_is_sent_away_is_not_expected() -> None:
     assert plan(job(maxNodes=2, nodes=1), observed(*stuck), NOW).expected == 0
 
 
-def test_nobody_joins_or_leaves_a_job_whose_first_member_is_done() -> None:
+def test_job_with_a_done_member_is_not_resized() -> None:
     members = (member("job-0", "done", round=1),)
     view = final_round(2, members=members)
     assert created(plan(job(maxNodes=4), observed(*running(2), view=view), NOW)) == []
@@ -247,7 +247,7 @@ def test_nobody_joins_or_leaves_a_job_whose_first_member_is_done() -> None:
     assert created(below) == [2]
 
 
-def test_while_the_rendezvous_is_unreadable_nobody_is_sent_away() -> None:
+def test_unreadable_rendezvous_deletes_no_pod() -> None:
     found = plan(job(maxNodes=4, nodes=1), observed(*running(2), view=UNREADABLE), NOW)
     assert found.actions == ()
     growing = plan(job(maxNodes=4), observed(*running(2), view=UNREADABLE), NOW)
@@ -257,7 +257,7 @@ def test_while_the_rendezvous_is_unreadable_nobody_is_sent_away() -> None:
 # -- ends ----------------------------------------------------------------------------
 
 
-def test_suspension_closes_first_and_then_deletes_everything() -> None:
+def test_suspension_closes_the_rendezvous_before_deleting_pods() -> None:
     a_job = job(maxNodes=2, runPolicy={"suspend": True})
     exists = settled(job(maxNodes=2), *running(2), view=final_round(2))
     found = plan(a_job, exists, NOW)
@@ -269,11 +269,11 @@ def test_suspension_closes_first_and_then_deletes_everything() -> None:
     assert found.phase is Phase.SUSPENDED
 
 
-def test_a_job_born_suspended_leaves_no_trace() -> None:
+def test_job_created_suspended_creates_nothing() -> None:
     assert plan(job(runPolicy={"suspend": True}), observed(), NOW).actions == ()
 
 
-def test_suspension_does_not_wait_for_an_unreadable_rendezvous() -> None:
+def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
     a_job = job(runPolicy={"suspend": True})
     found = plan(a_job, observed(pod(0).get(), pod(1).terminating().get(), view=UNREADABLE), NOW)
     assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
@@ -282,7 +282,7 @@ def test_suspension_does_not_wait_for_an_unreadable_rendezvous() -> None:
 SUSPENDED = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
 
 
-def test_resumption_is_a_new_incarnation() -> None:
+def test_resumption_starts_a_new_incarnation() -> None:
     a_job = job(Status(phase=Phase.SUSPENDED), maxNodes=2)
     found = plan(a_job, observed(view=SUSPENDED, incarnation=4), NOW)
     assert found.actions == (
@@ -293,20 +293,20 @@ def test_resumption_is_a_new_incarnation() -> None:
     assert found.phase is Phase.PENDING
 
 
-def test_resumption_waits_until_nobody_of_old_can_write_a_checkpoint() -> None:
+def test_resumption_waits_for_pods_that_may_write_checkpoints() -> None:
     leaving = pod(0).terminating().get()
     assert plan(job(maxNodes=2), observed(leaving, view=SUSPENDED), NOW).actions == ()
     staying = plan(job(maxNodes=2), observed(pod(0).get(), view=SUSPENDED), NOW)
     assert staying.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
 
 
-def test_resumption_does_not_wait_for_a_machine_that_is_cut_off() -> None:
+def test_resumption_does_not_wait_for_unreachable_machine() -> None:
     lost = pod(0).terminating().on(NodeState.NOT_READY).get()
     found = plan(job(maxNodes=2), observed(lost, view=SUSPENDED), NOW)
     assert created(found) == [1, 2]
 
 
-def test_resumption_does_not_wait_for_an_object_that_a_finalizer_keeps() -> None:
+def test_resumption_does_not_wait_for_object_with_finalizer() -> None:
     """The object has no running process any more, but its name is still taken."""
     kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
     found = plan(job(maxNodes=2), observed(kept, view=SUSPENDED), NOW)
@@ -322,7 +322,7 @@ def started(seconds: float, **status: Any) -> Status:
     return Status(phase=Phase.RUNNING, start_time=ago(seconds), **status)
 
 
-def test_the_deadline_ends_the_job() -> None:
+def test_deadline_ends_the_job() -> None:
     policy = {"activeDeadlineSeconds": 100}
     exists = settled(job(maxNodes=2), *running(2), view=final_round(2))
     before = plan(job(started(99), maxNodes=2, runPolicy=policy), exists, NOW)
@@ -336,7 +336,7 @@ def test_the_deadline_ends_the_job() -> None:
     assert found.phase is Phase.FAILED
 
 
-def test_a_deleted_job_is_closed_and_emptied() -> None:
+def test_deleted_job_is_closed_and_its_pods_deleted() -> None:
     exists = settled(job(), *running(1))
     found = plan(job(deleted=True), exists, NOW)
     assert of(CloseRendezvous, found) == [
@@ -371,7 +371,7 @@ MIXED = (
         ("All", 15, ["job-0", "job-1", "job-2", "job-4", "job-5"]),
     ],
 )
-def test_a_finished_job_cleans_its_pods_after_their_grace(
+def test_finished_job_deletes_its_pods_after_their_grace(
     policy: str, seconds: float, names: list[str]
 ) -> None:
     a_job = job(finished(seconds), maxNodes=4, runPolicy={"cleanPodPolicy": policy})
@@ -390,7 +390,7 @@ def test_a_finished_job_cleans_its_pods_after_their_grace(
         (0, 0, (DeleteJob(),), None),
     ],
 )
-def test_a_finished_job_is_deleted_when_its_time_is_over(
+def test_finished_job_is_deleted_after_its_ttl(
     ttl: int | None, seconds: float, actions: tuple[Action, ...], wake_at: datetime | None
 ) -> None:
     a_job = job(finished(seconds), runPolicy={"ttlSecondsAfterFinished": ttl})
@@ -398,25 +398,25 @@ def test_a_finished_job_is_deleted_when_its_time_is_over(
     assert (found.actions, found.wake_at) == (actions, wake_at)
 
 
-def test_the_end_is_told_before_the_job_is_deleted() -> None:
+def test_outcome_is_reported_before_the_job_is_deleted() -> None:
     a_job = job(Status(phase=Phase.RUNNING), runPolicy={"ttlSecondsAfterFinished": 0})
     assert plan(a_job, observed(view=closed(OutcomeKind.FAILED)), NOW).actions == ()
 
 
 @pytest.mark.parametrize("kind", list(OutcomeKind))
-def test_no_pod_is_made_for_a_job_that_has_ended(kind: OutcomeKind) -> None:
+def test_ended_job_creates_no_pod(kind: OutcomeKind) -> None:
     found = plan(job(maxNodes=4), observed(view=closed(kind)), NOW)
     assert found.actions == ()
     assert found.phase is (Phase.SUCCEEDED if kind is OutcomeKind.SUCCEEDED else Phase.FAILED)
 
 
-def test_a_finished_job_stays_finished_when_its_rendezvous_is_swept() -> None:
+def test_finished_job_stays_finished_when_its_rendezvous_is_deleted() -> None:
     for view in (RendezvousView(), UNREADABLE, final_round(2)):
         found = plan(job(finished(1), runPolicy={"suspend": True}), observed(view=view), NOW)
         assert (found.actions, found.phase) == ((), Phase.SUCCEEDED)
 
 
-def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
+def test_members_without_pod_are_removed_at_once() -> None:
     members = tuple(
         member(f"job-{index}", state)
         for index, state in enumerate(("running", "running", "running", "done"))
@@ -428,7 +428,7 @@ def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
     assert remove == RemoveMembers(1, ("uid-2-0",))
 
 
-def test_a_pod_that_only_terminates_keeps_its_member_until_it_is_over() -> None:
+def test_terminating_pod_keeps_its_member_until_it_ended() -> None:
     view = final_round(1, members=(member("job-0", "running"),))
     ending = observed(pod(0).terminating().get(), view=view)
     assert of(RemoveMembers, plan(job(), ending, NOW)) == []
@@ -436,6 +436,6 @@ def test_a_pod_that_only_terminates_keeps_its_member_until_it_is_over() -> None:
     assert of(RemoveMembers, plan(job(), over, NOW)) == [RemoveMembers(1, ("uid-0-0",))]
 
 
-def test_a_name_held_by_a_stranger_is_passed_over() -> None:
+def test_name_of_foreign_pod_is_skipped() -> None:
     seen = observed(pod(0).get(), foreign=frozenset({1}))
     assert created(plan(job(maxNodes=3), seen, NOW)) == [2, 3]

@@ -59,7 +59,7 @@ def suspended(**spec: Any) -> ElasticJob:
         {"runPolicy": {"activeDeadlineSeconds": 1}},
     ],
 )
-def test_nothing_is_written_to_the_rendezvous(
+def test_other_backends_get_no_rendezvous_writes(
     rendezvous: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     found = job(Status(start_time=ago(60)), rendezvous=rendezvous, **spec)
@@ -71,14 +71,14 @@ def test_nothing_is_written_to_the_rendezvous(
         assert not kinds & {WriteBounds, RemoveMembers, CloseRendezvous}
 
 
-def test_a_deleted_job_loses_its_pods_and_needs_no_last_word() -> None:
+def test_deleted_job_deletes_pods_without_closing() -> None:
     found = job(deleted=True, rendezvous=C10D)
     done = actions(found, observed(*running(2), view=final_round(2)))
     assert deleted(done) == ["job-0", "job-1"]
     assert len(done) == 2
 
 
-def test_a_rendezvous_that_cannot_be_read_holds_up_no_scale_down() -> None:
+def test_unreadable_rendezvous_does_not_delay_scale_down() -> None:
     done = actions(job(rendezvous=V2, nodes=2), observed(*running(4), view=UNREADABLE))
     assert deleted(done) == ["job-3", "job-2"]
 
@@ -103,26 +103,24 @@ KEEPER = pod(0)
         "on a machine that is cut off", "failed", "all places are taken", "one too many",
     ],
 )  # fmt: skip
-def test_the_stores_pod_has_its_name_or_none(
-    pods: tuple[Pod, ...], makes: list[int], ends: list[str]
-) -> None:
+def test_store_pod_keeps_its_name(pods: tuple[Pod, ...], makes: list[int], ends: list[str]) -> None:
     done = actions(job(rendezvous=C10D), observed(*pods, view=final_round(4)))
     assert (created(done), deleted(done)) == (makes, ends)
 
 
-def test_a_store_elsewhere_needs_no_pod() -> None:
+def test_external_store_needs_no_pod() -> None:
     there = {"backend": "c10d", "endpoints": ["store:29400"]}
     seen = observed(pod(0).terminating().get(), *running(4)[1:], view=final_round(4))
     assert created(actions(job(rendezvous=there), seen)) == [4]
 
 
-def test_the_stores_pod_is_the_last_to_go() -> None:
+def test_store_pod_is_deleted_last() -> None:
     found = job(rendezvous=C10D, nodes=1)
     going = (replace(pod(0).get(), node_state=NodeState.CORDONED), *running(3)[1:])
     assert deleted(actions(found, observed(*going, view=final_round(3)))) == ["job-2", "job-1"]
 
 
-def test_the_status_says_what_the_store_waits_for() -> None:
+def test_status_explains_missing_store() -> None:
     found = job(rendezvous=C10D)
     lost = pod(0).on(NodeState.NOT_READY).get()
     status = next_status(found, observed(lost, *running(4)[1:]), UNREADABLE, NOW)
@@ -135,7 +133,7 @@ def test_the_status_says_what_the_store_waits_for() -> None:
     assert "a pod of another owner has its name" in ready.message
 
 
-def test_a_resumption_waits_until_nobody_of_before_is_left() -> None:
+def test_resumption_waits_until_all_earlier_pods_are_gone() -> None:
     found = suspended(rendezvous=C10D, maxNodes=2)
     old = pod(0).terminating().get()
     assert actions(found, observed(old)) == ()
@@ -146,7 +144,7 @@ def test_a_resumption_waits_until_nobody_of_before_is_left() -> None:
     assert [(a.index, a.incarnation) for a in fresh if isinstance(a, CreatePod)] == [(0, 7), (1, 7)]
 
 
-def test_pods_made_since_the_resumption_stay_though_no_status_tells_of_it() -> None:
+def test_pods_created_since_resumption_stay_without_status() -> None:
     found = suspended(rendezvous=C10D, maxNodes=2)
     new = replace(pod(0).get(), created_at=NOW - timedelta(seconds=5))
     done = actions(found, observed(new, incarnation=7))
@@ -154,7 +152,7 @@ def test_pods_made_since_the_resumption_stay_though_no_status_tells_of_it() -> N
     assert [a.incarnation for a in done if isinstance(a, CreatePod)] == [7]
 
 
-def test_one_that_is_cut_off_is_not_waited_for_and_shares_no_incarnation() -> None:
+def test_unreachable_pod_is_not_waited_for_and_shares_no_incarnation() -> None:
     found = suspended(rendezvous=V2, maxNodes=2)
     lost = pod(0).on(NodeState.NOT_READY).get()
     done = actions(found, observed(lost, incarnation=7))

@@ -127,9 +127,7 @@ def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob
 
 @given(jobs(), worlds())
 @CASES
-def test_applying_a_plan_and_planning_again_yields_nothing(
-    a_job: ElasticJob, world: Observed
-) -> None:
+def test_second_plan_after_applying_the_first_is_empty(a_job: ElasticJob, world: Observed) -> None:
     found = plan(a_job, world, NOW)
     if DeleteJob() not in found.actions:
         assert plan(*applied(a_job, world, found), NOW).actions == ()
@@ -137,7 +135,7 @@ def test_applying_a_plan_and_planning_again_yields_nothing(
 
 @given(jobs(), worlds(), st.data())
 @CASES
-def test_a_plan_that_broke_off_is_completed_by_the_next(
+def test_interrupted_plan_is_completed_by_the_next(
     a_job: ElasticJob, world: Observed, data: st.DataObject
 ) -> None:
     found = plan(a_job, world, NOW)
@@ -163,7 +161,7 @@ def test_no_index_is_used_twice(a_job: ElasticJob, world: Observed) -> None:
 
 @given(jobs(suspended=False), worlds())
 @CASES
-def test_the_counted_pods_are_the_wanted_ones(a_job: ElasticJob, world: Observed) -> None:
+def test_counted_pods_equal_wanted_size(a_job: ElasticJob, world: Observed) -> None:
     found = plan(a_job, world, NOW)
     after_job, after = applied(a_job, world, found)
     counted = len(take_census(after_job, after, NOW).counted)
@@ -178,7 +176,7 @@ def test_the_counted_pods_are_the_wanted_ones(a_job: ElasticJob, world: Observed
 
 @given(jobs(), worlds())
 @CASES
-def test_bounds_promise_only_what_can_come(a_job: ElasticJob, world: Observed) -> None:
+def test_parameters_promise_only_possible_members(a_job: ElasticJob, world: Observed) -> None:
     found = plan(a_job, world, NOW)
     if found.bounds is None or found.expected is None:
         return
@@ -191,9 +189,7 @@ def test_bounds_promise_only_what_can_come(a_job: ElasticJob, world: Observed) -
 
 @given(jobs(), worlds())
 @CASES
-def test_whoever_is_deleted_from_a_live_job_was_marked_first(
-    a_job: ElasticJob, world: Observed
-) -> None:
+def test_deleted_pods_of_live_job_have_drain_requests(a_job: ElasticJob, world: Observed) -> None:
     found = plan(a_job, world, NOW)
     if found.bounds is None:
         return
@@ -209,7 +205,7 @@ def test_whoever_is_deleted_from_a_live_job_was_marked_first(
 
 @given(jobs(), worlds(), st.integers(1, 1000))
 @CASES
-def test_the_status_comes_to_rest(a_job: ElasticJob, world: Observed, seconds: int) -> None:
+def test_status_becomes_stable(a_job: ElasticJob, world: Observed, seconds: int) -> None:
     later = NOW + timedelta(seconds=seconds)
     first = next_status(a_job, world, world.rendezvous, NOW)
     after = a_job.model_copy(update={"status": first})
@@ -219,7 +215,7 @@ def test_the_status_comes_to_rest(a_job: ElasticJob, world: Observed, seconds: i
 
 @given(jobs(suspended=False), worlds())
 @CASES
-def test_nothing_changes_before_the_time_it_wakes_at(a_job: ElasticJob, world: Observed) -> None:
+def test_plan_is_unchanged_before_its_wake_time(a_job: ElasticJob, world: Observed) -> None:
     found = plan(a_job, world, NOW)
     after_job, after = applied(a_job, world, found)
     rest = plan(after_job, after, NOW)

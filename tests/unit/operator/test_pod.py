@@ -108,11 +108,11 @@ def full() -> Json:
     return pods.pod(wanted, 3, 2, settings, access)
 
 
-def test_the_whole_pod() -> None:
+def test_complete_pod() -> None:
     assert full() == json.loads(GOLDEN.read_text())
 
 
-def test_the_same_arguments_give_the_same_pod_and_change_nothing() -> None:
+def test_equal_arguments_give_equal_pods_and_stay_unchanged() -> None:
     wanted = job_of()
     before = copy.deepcopy(wanted)
     first = json.dumps(pods.pod(wanted, 3, 2, SETTINGS, ACCESS))
@@ -123,7 +123,7 @@ def test_the_same_arguments_give_the_same_pod_and_change_nothing() -> None:
 # -- additions ----------------------------------------------------------------------
 
 
-def test_who_the_agent_is() -> None:
+def test_agent_identity_variables() -> None:
     told = env(agent(made()))
     assert told["ELASTICJOB_PREFIX"] == "/elasticjob/default/job-uid/2/"
     assert told["ELASTICJOB_NAME"] == "job-3"
@@ -151,7 +151,7 @@ def test_who_the_agent_is() -> None:
         ({"limits": {"cpu": 16}}, "auto", "1"),
     ],
 )
-def test_workers_of_a_node(resources: Json, nproc: Any, slots: str) -> None:
+def test_workers_per_node(resources: Json, nproc: Any, slots: str) -> None:
     found = made(trainer={"resources": resources}, nprocPerNode=nproc)
     assert env(agent(found))["ELASTICJOB_SLOTS"] == slots
 
@@ -167,14 +167,14 @@ def test_workers_of_a_node(resources: Json, nproc: Any, slots: str) -> None:
         ),
     ],
 )
-def test_the_agent_is_told_of_the_files_that_there_are(access: Access, files: set[str]) -> None:
+def test_agent_gets_paths_of_existing_access_files(access: Access, files: set[str]) -> None:
     told = env(agent(pods.pod(job_of(), 0, 0, SETTINGS, access)))
     named = {name: path for name, path in told.items() if name.endswith("_FILE")}
     assert set(named) == {f"ELASTICJOB_{file}_FILE" for file in files}
     assert all(path.startswith("/run/elasticjob-access/") for path in named.values())
 
 
-def test_the_jobs_own_endpoints_win() -> None:
+def test_endpoints_of_the_job_take_precedence() -> None:
     own = {"endpoints": ["http://mine:2379"]}
     settings = PodSettings("sidecar:1", endpoints=("https://etcd:2379",), server_name="etcd")
     told = env(agent(pods.pod(job_of(rendezvous=own), 0, 0, settings, ACCESS)))
@@ -185,7 +185,7 @@ def test_the_jobs_own_endpoints_win() -> None:
     assert told["ELASTICJOB_ETCD_SERVER_NAME"] == "etcd"
 
 
-def test_agents_of_a_c10d_job_are_told_who_keeps_the_store_and_the_bounds() -> None:
+def test_c10d_agents_get_store_host_and_parameters() -> None:
     job = job_of(rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=6, nodes=3)
     settings = PodSettings("sidecar:1", endpoints=("https://etcd:2379",), server_name="etcd")
     access = Access(b"k", None, None, None)
@@ -204,7 +204,7 @@ def test_agents_of_a_c10d_job_are_told_who_keeps_the_store_and_the_bounds() -> N
     assert ports == [17946, 29400]
 
 
-def test_a_store_or_an_etcd_elsewhere_is_named_and_no_pod_keeps_one() -> None:
+def test_external_store_or_etcd_is_named_and_hosted_by_no_pod() -> None:
     for backend in ("c10d", "etcd-v2"):
         job = job_of(rendezvous={"backend": backend, "endpoints": ["there:4001"]})
         told = env(agent(pods.pod(job, 0, 1, SETTINGS, ACCESS)))
@@ -214,7 +214,7 @@ def test_a_store_or_an_etcd_elsewhere_is_named_and_no_pod_keeps_one() -> None:
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd-v2"])
-def test_agents_that_must_be_asked_cannot_share_their_machines_ports(backend: str) -> None:
+def test_reporting_agents_cannot_use_the_host_network(backend: str) -> None:
     with pytest.raises(TemplateRefused, match=r"hostNetwork: must not be true .* backend etcd"):
         made({"hostNetwork": True}, rendezvous={"backend": backend})
 
@@ -233,7 +233,7 @@ def test_only_the_agent_has_the_secret() -> None:
     }
 
 
-def test_launcher_first_then_the_users_own_then_the_agent() -> None:
+def test_containers_are_ordered_launcher_user_agent() -> None:
     proxy = {"name": "proxy", "image": "p:1", "restartPolicy": "Always"}
     own = [{"name": "fetch", "image": "f:1"}, proxy]
     spec = made({"initContainers": own})["spec"]
@@ -244,7 +244,7 @@ def test_launcher_first_then_the_users_own_then_the_agent() -> None:
     assert "restartPolicy" not in launcher(made())
 
 
-def test_a_preStop_of_the_agents_own_tells_of_the_end() -> None:
+def test_agent_prestop_hook_requests_leave() -> None:
     hook = agent(made())["lifecycle"]["preStop"]["exec"]["command"]
     assert hook[:4] == ["python", "-m", "elasticjob_agent", "leave"]
 
@@ -258,7 +258,7 @@ def test_probes_never_restart_the_agent() -> None:
     assert "startupProbe" not in found
 
 
-def test_on_the_hosts_network_no_port_is_fixed() -> None:
+def test_host_network_has_no_fixed_ports() -> None:
     found = agent(made({"hostNetwork": True}))
     assert "ports" not in found
     assert env(found)["ELASTICJOB_HEALTH_PORT"] == ""
@@ -266,7 +266,7 @@ def test_on_the_hosts_network_no_port_is_fixed() -> None:
 
 
 @pytest.mark.parametrize("which", [agent, launcher])
-def test_ours_pass_where_pod_security_is_restricted(which: Any) -> None:
+def test_own_containers_meet_restricted_pod_security(which: Any) -> None:
     assert which(made())["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -281,28 +281,26 @@ def test_ours_pass_where_pod_security_is_restricted(which: Any) -> None:
     ("pod_level", "user"),
     [(None, None), ({}, None), ({"runAsUser": 1234}, None), ({"runAsUser": 0}, 65532)],
 )
-def test_the_pods_user_is_ours_unless_it_is_root(
-    which: Any, pod_level: Json | None, user: int | None
-) -> None:
+def test_pod_user_is_kept_unless_root(which: Any, pod_level: Json | None, user: int | None) -> None:
     found = which(made({"securityContext": pod_level}))
     assert found["securityContext"].get("runAsUser") == user
     assert found["securityContext"]["runAsNonRoot"] is True
 
 
-def test_requests_equal_limits_for_the_class_of_service_and_for_quotas() -> None:
+def test_requests_equal_limits_for_quality_of_service_and_quotas() -> None:
     for found in (agent(made()), launcher(made())):
         assert found["resources"]["requests"] == found["resources"]["limits"]
         assert found["resources"]["limits"] == {"cpu": "500m", "memory": "128Mi"}
 
 
-def test_a_limit_of_local_storage_leaves_room_for_the_logs() -> None:
+def test_ephemeral_storage_limit_leaves_room_for_logs() -> None:
     found = made(trainer={"resources": {"limits": {"ephemeral-storage": "1Gi"}}})
     assert agent(found)["resources"]["limits"]["ephemeral-storage"] == "576Mi"
     assert agent(found)["resources"]["requests"]["ephemeral-storage"] == "576Mi"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8, 16, 256])
-def test_the_logs_of_all_workers_fit_into_their_volume(workers: int) -> None:
+def test_logs_of_all_workers_fit_their_volume(workers: int) -> None:
     assert max_log_bytes(workers) >= 4096
     assert 2 * workers * KEEP_ROUNDS * max_log_bytes(workers) < LOGS_MIB * 1024 * 1024
     assert volumes(made())["elasticjob-logs"] == {
@@ -311,14 +309,14 @@ def test_the_logs_of_all_workers_fit_into_their_volume(workers: int) -> None:
     }
 
 
-def test_no_token_unless_it_is_asked_for() -> None:
+def test_token_is_mounted_only_on_request() -> None:
     assert made()["spec"]["automountServiceAccountToken"] is False
     said = made({"automountServiceAccountToken": False})["spec"]
     assert said["automountServiceAccountToken"] is False
     assert "elasticjob-no-token" not in volumes(made())
 
 
-def test_a_token_that_is_asked_for_stays_out_of_our_containers() -> None:
+def test_requested_token_is_hidden_from_own_containers() -> None:
     found = made({"automountServiceAccountToken": True})
     assert found["spec"]["automountServiceAccountToken"] is True
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -331,13 +329,13 @@ def test_a_token_that_is_asked_for_stays_out_of_our_containers() -> None:
 # -- the trainer --------------------------------------------------------------------
 
 
-def test_the_launcher_runs_the_trainers_command() -> None:
+def test_launcher_runs_command_of_trainer() -> None:
     found = container(made(trainer={"args": ["--lr", "$(LR)"]}), "trainer")
     assert found["command"] == ["python3", "/elasticjob/launcher.pyz", "--", "python3", "train.py"]
     assert found["args"] == ["--lr", "$(LR)"]
 
 
-def test_what_was_taken_out_of_the_command_is_noted() -> None:
+def test_removed_launcher_options_are_annotated() -> None:
     found = made(trainer={"command": ["torchrun", "--nnodes=2"], "args": ["train.py"]})
     trainer = container(found, "trainer")
     assert trainer["command"][3:] == ["python3", "-u", "train.py"]
@@ -346,7 +344,7 @@ def test_what_was_taken_out_of_the_command_is_noted() -> None:
     assert note.endswith("not used: --nnodes=2")
 
 
-def test_the_rest_of_the_trainer_stays() -> None:
+def test_other_trainer_fields_stay() -> None:
     own = {
         "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
         "envFrom": [{"configMapRef": {"name": "c"}}],
@@ -364,26 +362,26 @@ def test_the_rest_of_the_trainer_stays() -> None:
     assert "terminationMessagePolicy" not in found
 
 
-def test_what_a_service_of_the_namespace_would_set_is_set() -> None:
+def test_variables_that_a_service_would_set_are_set() -> None:
     """A service named elasticjob-probe makes the kubelet set ELASTICJOB_PROBE_PORT=tcp://…"""
     assert env(container(made(), "trainer"))["ELASTICJOB_PROBE_PORT"] == "0"
     for spec in ({}, {"hostNetwork": True}):
         assert "ELASTICJOB_HEALTH_PORT" in env(agent(made(spec)))
 
 
-def test_a_message_file_elsewhere_is_told_to_the_launcher() -> None:
+def test_custom_termination_message_path_is_passed_to_the_launcher() -> None:
     found = container(made(trainer={"terminationMessagePath": "/tmp/end"}), "trainer")
     assert env(found)["ELASTICJOB_TERMINATION_LOG"] == "/tmp/end"
     assert "ELASTICJOB_TERMINATION_LOG" not in env(container(made(), "trainer"))
 
 
-def test_shared_memory_is_real_memory() -> None:
+def test_shared_memory_is_a_memory_volume() -> None:
     assert mounts(container(made(), "trainer"))["/dev/shm"] == "elasticjob-shm"
     assert volumes(made())["elasticjob-shm"]["emptyDir"] == {"medium": "Memory"}
 
 
 @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/dev//shm"])
-def test_a_users_own_shared_memory_stays(path: str) -> None:
+def test_shared_memory_of_user_stays(path: str) -> None:
     own = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
     trainer = {"volumeMounts": [{"name": "shm", "mountPath": path}]}
     found = made({"volumes": [own]}, trainer)
@@ -391,7 +389,7 @@ def test_a_users_own_shared_memory_stays(path: str) -> None:
     assert mounts(container(found, "trainer"))[path] == "shm"
 
 
-def test_a_second_container_is_untouched() -> None:
+def test_second_container_is_unchanged() -> None:
     second = {"name": "board", "image": "board:1", "args": ["--port=6006"]}
     wanted = job(trainer="trainer", template={"spec": {"containers": [second, TRAINER]}})
     found = pods.pod(wanted, 0, 0, SETTINGS, ACCESS)
@@ -420,21 +418,21 @@ def test_names_labels_and_owner() -> None:
     assert "finalizers" not in found["metadata"]
 
 
-def test_labels_of_ours_cannot_be_forged() -> None:
+def test_own_labels_cannot_be_overridden() -> None:
     labels = {"elasticjob.dev/index": "0", "app": "mine"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [TRAINER]}}
     found = made(template=template)["metadata"]["labels"]
     assert (found["elasticjob.dev/index"], found["app"]) == ("3", "mine")
 
 
-def test_service_meshes_stay_out() -> None:
+def test_service_meshes_are_disabled() -> None:
     metadata = made()["metadata"]
     assert metadata["labels"]["sidecar.istio.io/inject"] == "false"
     assert metadata["annotations"]["linkerd.io/inject"] == "disabled"
 
 
 @pytest.mark.parametrize("kind", ["labels", "annotations"])
-def test_a_mesh_that_is_asked_for_comes_in(kind: str) -> None:
+def test_requested_service_mesh_is_enabled(kind: str) -> None:
     template = {
         "metadata": {kind: {"sidecar.istio.io/inject": "true"}},
         "spec": {"containers": [TRAINER]},
@@ -445,7 +443,7 @@ def test_a_mesh_that_is_asked_for_comes_in(kind: str) -> None:
     assert both["linkerd.io/inject"] == "disabled"
 
 
-def test_our_folders_hold_no_machine_back() -> None:
+def test_own_volumes_do_not_block_node_scale_down() -> None:
     name = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
     ours = "elasticjob,elasticjob-logs,elasticjob-control,elasticjob-shm"
     assert made()["metadata"]["annotations"][name] == ours
@@ -459,7 +457,7 @@ def test_our_folders_hold_no_machine_back() -> None:
 @pytest.mark.parametrize(
     ("given", "stop", "seconds"), [(None, 10, 30), (None, 60, 80), (5, 60, 5), (600, 10, 600)]
 )
-def test_the_grace_is_long_enough_unless_it_is_given(
+def test_termination_grace_is_sufficient_unless_given(
     given: int | None, stop: int, seconds: int
 ) -> None:
     spec = {"terminationGracePeriodSeconds": given} if given else {}
@@ -469,7 +467,7 @@ def test_the_grace_is_long_enough_unless_it_is_given(
     assert env(container(found, "trainer"))["ELASTICJOB_STOP_GRACE_SECONDS"] == str(stop)
 
 
-def test_the_first_lease_is_as_long_as_the_job_says() -> None:
+def test_first_lease_has_the_duration_of_the_job() -> None:
     """An agent requests the lease before it has read the job's bounds."""
     found = made(rendezvous={"keepAliveSeconds": 9})
     assert env(agent(found))["ELASTICJOB_KEEP_ALIVE_SECONDS"] == "9"
@@ -483,7 +481,7 @@ def test_pull_secrets_are_merged() -> None:
     assert "imagePullSecrets" not in made()["spec"]
 
 
-def test_the_priority_of_the_gang_is_that_of_its_pods() -> None:
+def test_gang_priority_is_the_pod_priority() -> None:
     policy = {"schedulingPolicy": {"priorityClass": "high"}}
     assert made(runPolicy=policy)["spec"]["priorityClassName"] == "high"
     same = made({"priorityClassName": "high"}, runPolicy=policy)
@@ -491,7 +489,7 @@ def test_the_priority_of_the_gang_is_that_of_its_pods() -> None:
     assert made({"priorityClassName": "low"})["spec"]["priorityClassName"] == "low"
 
 
-def test_what_is_not_ours_stays_as_it_is() -> None:
+def test_unrelated_template_fields_stay() -> None:
     own: Json = {
         "tolerations": [{"operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
@@ -560,7 +558,9 @@ REFUSED: list[tuple[Json, Json, str]] = [(spec, {}, said) for spec, said in SPEC
 
 
 @pytest.mark.parametrize(("spec", "trainer", "message"), REFUSED)
-def test_a_clash_is_refused_and_names_its_field(spec: Json, trainer: Json, message: str) -> None:
+def test_template_conflict_is_refused_with_its_field(
+    spec: Json, trainer: Json, message: str
+) -> None:
     with pytest.raises(TemplateRefused) as refused:
         made(spec, trainer)
     assert str(refused.value).startswith("spec.template.spec.")
@@ -576,7 +576,7 @@ def test_two_priorities_are_refused() -> None:
 
 
 @pytest.mark.parametrize("path", ["/elasticjobs", "/data/elasticjob", "/elasticjob2/x"])
-def test_paths_that_only_look_alike_are_free(path: str) -> None:
+def test_similar_mount_paths_are_allowed(path: str) -> None:
     mount = {"name": "x", "mountPath": path}
     assert mounts(container(made(trainer={"volumeMounts": [mount]}), "trainer"))[path] == "x"
 
@@ -599,7 +599,7 @@ INNER = ["volumeMounts", "volumeDevices", "restartPolicy", "terminationMessagePa
     st.dictionaries(st.sampled_from(FIELDS), JUNK),
     st.dictionaries(st.sampled_from(INNER), JUNK),
 )
-def test_whatever_a_template_holds_it_is_a_pod_or_refused(spec: Json, trainer: Json) -> None:
+def test_any_template_gives_a_pod_or_is_refused(spec: Json, trainer: Json) -> None:
     try:
         found = made(spec, trainer)
     except TemplateRefused:

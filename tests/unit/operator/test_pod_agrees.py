@@ -44,7 +44,7 @@ def told(container: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def test_the_agent_reads_all_that_it_is_told(tmp_path: Path) -> None:
+def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
     for name in data_of(ACCESS):
         (tmp_path / name).write_bytes(b"k" * 32 if name == "job-key" else name.encode())
     variables = {
@@ -79,7 +79,7 @@ def test_the_agent_reads_all_that_it_is_told(tmp_path: Path) -> None:
     )
 
 
-def test_the_agent_of_another_backend_is_told_where_and_within_which_bounds(tmp_path: Path) -> None:
+def test_agent_of_other_backend_reads_endpoints_and_parameters(tmp_path: Path) -> None:
     (tmp_path / "job-key").write_bytes(b"k")
     made = container("elasticjob-agent", rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=5)
     variables = {
@@ -97,13 +97,13 @@ def test_the_agent_of_another_backend_is_told_where_and_within_which_bounds(tmp_
 
 
 @pytest.mark.parametrize("name", sorted(USERS_VARIABLES))
-def test_what_users_may_set_of_the_launchers_is_read_by_it(name: str) -> None:
+def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
     check({"containers": [{"name": "t", "env": [{"name": name}]}]}, "t")
     with pytest.raises(SettingsError, match=name):
         read_settings(["--", "train"], {name: "no such value"})
 
 
-def test_the_launcher_reads_all_that_it_is_told() -> None:
+def test_launcher_reads_all_its_variables() -> None:
     trainer = container("trainer")
     variables = told(trainer)
     assert set(variables) <= set(OWN_VARIABLES), "no worker inherits them"

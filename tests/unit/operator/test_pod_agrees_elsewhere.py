@@ -16,7 +16,7 @@ from tests.unit.operator.test_pod_agrees import ACCESS, SETTINGS, container, tol
 
 
 @pytest.mark.parametrize(("index", "hosts"), [(0, True), (3, False)])
-def test_an_agent_of_a_c10d_job_reads_what_v3_would_have_told_it(
+def test_c10d_agent_reads_the_parameters_of_etcd_v3(
     tmp_path: Path, index: int, hosts: bool
 ) -> None:
     (tmp_path / "job-key").write_bytes(b"k" * 32)
@@ -35,7 +35,7 @@ def test_an_agent_of_a_c10d_job_reads_what_v3_would_have_told_it(
     assert found.bounds.last_call_seconds == 7.0
 
 
-def test_an_agent_of_an_etcd_v2_job_reads_where_and_as_whom(tmp_path: Path) -> None:
+def test_etcd_v2_agent_reads_endpoints_and_credentials(tmp_path: Path) -> None:
     for name in data_of(ACCESS):
         (tmp_path / name).write_bytes(b"k" * 32 if name == "job-key" else name.encode())
     rendezvous = {"backend": "etcd-v2", "endpoints": ["https://old:4001"]}

@@ -45,37 +45,37 @@ def failed(pod: RawPod) -> RawPod:
     return pod.unready().phase("Failed")
 
 
-def test_a_new_pod_is_pending_without_anything_being_wrong() -> None:
+def test_new_pod_is_pending_without_obstacle() -> None:
     assert read(RawPod()) == Pod(index=2, name="job-2", uid="uid-2-0", created_at=CREATED)
 
 
-def test_a_pod_that_is_being_prepared_is_pending_on_its_node() -> None:
+def test_pod_being_prepared_is_pending_on_its_node() -> None:
     for pod in (RawPod().starting(), RawPod().prepared()):
         found = read(pod)
         assert found.phase is PodPhase.PENDING
         assert (found.node, found.launcher_since, found.obstacle) == ("node-a", None, None)
 
 
-def test_a_pod_whose_trainer_runs_has_a_launcher_before_it_is_ready() -> None:
+def test_pod_with_running_trainer_has_a_launcher_before_ready() -> None:
     found = read(RawPod().runs())
     assert (found.phase, found.launcher_since, found.ready) == (PodPhase.RUNNING, STARTED, False)
     assert read(RawPod().ready()).ready
 
 
-def test_a_trainer_that_runs_beside_a_container_that_does_not_is_a_running_pod() -> None:
+def test_running_trainer_beside_failing_container_is_a_running_pod() -> None:
     found = read(RawPod().runs().has("logger", waiting("ImagePullBackOff")).phase("Pending"))
     assert (found.phase, found.obstacle) == (PodPhase.RUNNING, None)
 
 
 @pytest.mark.parametrize("name", ["job", "job-", "job-x", "job-1.5", "job-²", "job-" + "9" * 60])
-def test_a_pod_without_an_index_is_none_of_the_job(name: str) -> None:
+def test_pod_without_index_does_not_belong_to_the_job(name: str) -> None:
     pod = RawPod()
     pod.raw["metadata"]["name"] = name
     assert observed_pod(pod.raw, "trainer", GOOD) is None
 
 
 @pytest.mark.parametrize("labels", [{}, {INDEX_LABEL: "7"}, None])
-def test_a_pod_keeps_its_index_whatever_is_done_to_its_labels(
+def test_pod_keeps_its_index_without_labels(
     labels: dict[str, str] | None,
 ) -> None:
     pod = RawPod()
@@ -204,27 +204,25 @@ def test_a_pod_keeps_its_index_whatever_is_done_to_its_labels(
         ),
     ],
 )
-def test_what_keeps_the_launcher_from_running_is_named(
-    pod: RawPod, obstacle: Obstacle, message: str
-) -> None:
+def test_obstacle_of_the_launcher_is_named(pod: RawPod, obstacle: Obstacle, message: str) -> None:
     found = read(pod)
     assert (found.phase, found.launcher_since) == (PodPhase.PENDING, None)
     assert (found.obstacle, found.obstacle_message) == (obstacle, message)
     assert not found.launch_failed
 
 
-def test_an_init_container_that_was_restarted_and_runs_is_no_obstacle() -> None:
+def test_restarted_running_init_container_is_no_obstacle() -> None:
     pod = RawPod().starting()
     pod.has("elasticjob-agent", running(), lastState=terminated(1), restartCount=1)
     assert read(pod).obstacle is None
 
 
-def test_another_containers_image_does_not_keep_the_launcher_from_running() -> None:
+def test_image_of_other_container_is_no_obstacle() -> None:
     pod = RawPod().prepared().has("logger", waiting("ImagePullBackOff", "not found"))
     assert read(pod).obstacle is None
 
 
-def test_the_agent_failing_beside_a_launcher_that_runs_is_no_obstacle() -> None:
+def test_failing_agent_beside_running_launcher_is_no_obstacle() -> None:
     pod = RawPod().ready().unready()
     pod.has("elasticjob-agent", waiting("CrashLoopBackOff"), lastState=terminated(137, "OOMKilled"))
     found = read(pod)
@@ -232,7 +230,7 @@ def test_the_agent_failing_beside_a_launcher_that_runs_is_no_obstacle() -> None:
     assert found.launcher_since == STARTED
 
 
-def test_a_long_message_keeps_its_end() -> None:
+def test_long_message_keeps_its_end() -> None:
     said = "x" * 5000 + " at last"
     found = read(RawPod().starting().has("fetch", terminated(1, message=said)))
     assert found.obstacle_message.endswith(" at last")
@@ -243,21 +241,19 @@ def test_a_long_message_keeps_its_end() -> None:
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, PodPhase.SUCCEEDED), (1, PodPhase.FAILED)])
-def test_the_pod_has_ended_with_its_trainer_while_another_container_runs_on(
-    code: int, phase: PodPhase
-) -> None:
+def test_pod_ends_with_its_trainer_while_another_container_runs(code: int, phase: PodPhase) -> None:
     found = read(RawPod().ready().has("trainer", terminated(code)))
     assert (found.phase, found.ended, found.over, found.lingering) == (phase, True, False, True)
     assert (found.ready, found.launcher_since, found.ended_at) == (False, None, ENDED)
 
 
-def test_a_trainer_that_ended_well_is_a_success_though_the_pod_failed() -> None:
+def test_successful_trainer_is_success_though_pod_failed() -> None:
     pod = RawPod().ready().has("trainer", terminated(0)).has("logger", terminated(9))
     found = read(failed(pod))
     assert (found.phase, found.over, found.launch_failed) == (PodPhase.SUCCEEDED, True, False)
 
 
-def test_a_trainer_that_failed_is_a_failure_though_the_pod_succeeded() -> None:
+def test_failed_trainer_is_failure_though_pod_succeeded() -> None:
     found = read(RawPod().ready().has("trainer", terminated(1)).unready().phase("Succeeded"))
     assert (found.phase, found.over, found.lingering) == (PodPhase.FAILED, True, False)
 
@@ -279,13 +275,13 @@ def test_a_trainer_that_failed_is_a_failure_though_the_pod_succeeded() -> None:
         ),
     ],
 )
-def test_how_a_trainer_that_was_a_member_ended(state: dict[str, Any], message: str) -> None:
+def test_end_of_trainer_that_was_a_member(state: dict[str, Any], message: str) -> None:
     found = read(failed(RawPod().ready().has("trainer", state)))
     assert (found.phase, found.launch_failed, found.over) == (PodPhase.FAILED, False, True)
     assert found.end_message == message
 
 
-def test_a_trainer_that_said_nothing_is_explained_by_the_agent() -> None:
+def test_trainer_without_message_is_explained_by_the_agent() -> None:
     agent = terminated(1, message="round 3 failed: rank 2 of job-1: KeyError: 'lr'")
     pod = RawPod().ready().has("trainer", terminated(1)).has("elasticjob-agent", agent)
     assert read(failed(pod)).end_message == (
@@ -298,7 +294,7 @@ def test_a_trainer_that_said_nothing_is_explained_by_the_agent() -> None:
     assert read(failed(pod)).end_message == "container trainer: exit code 0"
 
 
-def test_out_of_memory_without_a_limit_is_said_to_be_that() -> None:
+def test_out_of_memory_without_limit_is_named() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137, "OOMKilled")))
     pod.raw["spec"]["containers"] = [{"name": "trainer"}]
     assert "out of memory, it has no memory limit" in read(pod).end_message
@@ -336,21 +332,21 @@ def test_out_of_memory_without_a_limit_is_said_to_be_that() -> None:
         ),
     ],
 )
-def test_a_trainer_that_could_not_be_started_failed_at_its_launch(said: str, message: str) -> None:
+def test_trainer_that_could_not_start_is_launch_failure(said: str, message: str) -> None:
     found = read(failed(RawPod().prepared().has("trainer", start_error(said))))
     assert (found.phase, found.launch_failed, found.ended_at) == (PodPhase.FAILED, True, ENDED)
     assert found.end_message == message
     assert found.obstacle is None
 
 
-def test_a_trainer_that_ended_before_the_pod_was_ready_failed_at_its_launch() -> None:
+def test_trainer_that_ended_before_ready_is_launch_failure() -> None:
     pod = RawPod().runs().has("trainer", terminated(2, message="invalid syntax")).phase("Failed")
     found = read(pod)
     assert found.launch_failed
     assert found.end_message == "container trainer: exit code 2: invalid syntax"
 
 
-def test_an_init_container_that_failed_for_good_failed_the_launch() -> None:
+def test_failed_init_container_is_launch_failure() -> None:
     pod = RawPod().starting().has("fetch", terminated(1, message="no such bucket"))
     pod.says(condition("Ready", False, SCHEDULED, message=NOT_READY))
     found = read(pod.phase("Failed"))
@@ -359,7 +355,7 @@ def test_an_init_container_that_failed_for_good_failed_the_launch() -> None:
     assert found.obstacle is None
 
 
-def test_a_pod_that_its_node_did_not_admit_failed_at_its_launch_as_of_then() -> None:
+def test_pod_rejected_by_its_node_is_launch_failure_at_that_time() -> None:
     pod = RawPod().says(condition("PodScheduled", True, SCHEDULED))
     pod.phase("Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
     found = read(pod)
@@ -368,12 +364,12 @@ def test_a_pod_that_its_node_did_not_admit_failed_at_its_launch_as_of_then() -> 
     assert found.end_message == "OutOfcpu: Node didn't have enough resource: cpu"
 
 
-def test_a_failed_pod_of_which_nothing_is_known_ended_when_it_was_created() -> None:
+def test_failed_pod_without_status_ended_at_its_creation() -> None:
     found = read(RawPod().phase("Failed"))
     assert (found.ended_at, found.end_message) == (CREATED, "the trainer was not started")
 
 
-def test_a_trainer_that_still_seems_to_run_in_a_pod_that_failed_has_ended() -> None:
+def test_running_trainer_in_failed_pod_has_ended() -> None:
     pod = RawPod().ready().unready()
     pod.phase("Failed", reason="DeadlineExceeded", message="Pod was active too long")
     found = read(pod)
@@ -381,7 +377,7 @@ def test_a_trainer_that_still_seems_to_run_in_a_pod_that_failed_has_ended() -> N
     assert (found.launch_failed, found.ended_at) == (False, ENDED)
 
 
-def test_a_pod_over_a_limit_of_its_own_says_which() -> None:
+def test_pod_over_its_own_limit_names_it() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137)))
     pod.phase("Failed", reason="Evicted", message='Usage of EmptyDir volume "logs" exceeds 64Mi ')
     assert read(pod).end_message == 'Evicted: Usage of EmptyDir volume "logs" exceeds 64Mi'
@@ -390,7 +386,7 @@ def test_a_pod_over_a_limit_of_its_own_says_which() -> None:
 # --- deletion
 
 
-def test_a_deleted_pod_is_terminating_and_still_runs() -> None:
+def test_deleted_pod_is_terminating_and_still_runs() -> None:
     found = read(RawPod().ready().deleted())
     assert (found.terminating, found.phase, found.launcher_since) == (
         True,
@@ -399,7 +395,7 @@ def test_a_deleted_pod_is_terminating_and_still_runs() -> None:
     )
 
 
-def test_a_deleted_pod_that_ended_in_its_grace_did_not_fail_at_its_launch() -> None:
+def test_deleted_pod_that_ended_in_its_grace_is_no_launch_failure() -> None:
     found = read(failed(RawPod().runs().has("trainer", terminated(143))).deleted())
     assert (found.terminating, found.launch_failed) == (True, False)
 
@@ -407,20 +403,20 @@ def test_a_deleted_pod_that_ended_in_its_grace_did_not_fail_at_its_launch() -> N
 @pytest.mark.parametrize(
     "reason", ["PreemptionByScheduler", "EvictionByEvictionAPI", "DeletionByTaintManager"]
 )
-def test_a_disrupted_pod_is_told_to_go_before_its_deletion_is_seen(reason: str) -> None:
+def test_disrupted_pod_is_terminating_before_its_deletion(reason: str) -> None:
     found = read(RawPod().ready().disrupted(reason, "making room"))
     assert (found.terminating, found.phase) == (True, PodPhase.RUNNING)
     assert found.disruption == reason
 
 
-def test_a_disruption_that_was_called_off_is_none() -> None:
+def test_cancelled_disruption_is_ignored() -> None:
     pod = RawPod().ready().says(condition("DisruptionTarget", False, ENDED))
     assert not read(pod).terminating
     assert read(pod).disruption == ""
 
 
 @pytest.mark.parametrize("member", [True, False])
-def test_a_disrupted_pod_that_has_ended_did_not_fail_by_itself(member: bool) -> None:
+def test_ended_disrupted_pod_is_no_launch_failure(member: bool) -> None:
     pod = RawPod().ready().unready() if member else RawPod().runs()
     pod.has("trainer", terminated(137)).phase("Failed", reason="Evicted", message="low on memory")
     pod.disrupted("TerminationByKubelet", "The node was low on resource: memory.")
@@ -429,7 +425,7 @@ def test_a_disrupted_pod_that_has_ended_did_not_fail_by_itself(member: bool) -> 
     assert found.end_message == "TerminationByKubelet: The node was low on resource: memory."
 
 
-def test_a_pod_left_over_by_a_node_that_is_gone_did_not_fail_by_itself() -> None:
+def test_pod_of_removed_node_is_no_launch_failure() -> None:
     pod = RawPod().ready().unready().phase("Failed")
     pod.disrupted("DeletionByPodGC", "PodGC: node no longer exists")
     assert not read(pod).launch_failed
@@ -453,7 +449,7 @@ def test_a_pod_left_over_by_a_node_that_is_gone_did_not_fail_by_itself() -> None
         ({"metadata": {"name": "node-a"}}, NodeState.READY),
     ],
 )
-def test_the_state_of_its_node(raw: dict[str, Any], state: NodeState) -> None:
+def test_node_state_from_conditions_and_taints(raw: dict[str, Any], state: NodeState) -> None:
     assert read(RawPod().ready(), {"node-a": node_of(raw)}).node_state is state
 
 
@@ -471,32 +467,30 @@ def test_the_state_of_its_node(raw: dict[str, Any], state: NodeState) -> None:
         ({"value": "vision"}, NodeState.TAINTED),
     ],
 )
-def test_a_taint_that_the_pod_tolerates_means_nothing(
-    toleration: dict[str, Any], state: NodeState
-) -> None:
+def test_tolerated_taint_is_ignored(toleration: dict[str, Any], state: NodeState) -> None:
     nodes = {"node-a": node_of(node(taints=(IN_USE,)))}
     assert read(RawPod().ready().tolerates(**toleration), nodes).node_state is state
 
 
-def test_a_taint_that_the_pod_tolerates_for_a_while_will_drive_it_out() -> None:
+def test_temporarily_tolerated_taint_counts() -> None:
     nodes = {"node-a": node_of(node(taints=(IN_USE | {"effect": "NoExecute"},)))}
     pod = RawPod().ready().tolerates(key="team", operator="Exists", tolerationSeconds=60)
     assert read(pod, nodes).node_state is NodeState.TAINTED
 
 
-def test_a_node_that_is_not_there_is_lost_once_the_trainer_has_run_on_it() -> None:
+def test_missing_node_is_lost_once_the_trainer_ran_on_it() -> None:
     assert read(RawPod().ready(), {}).node_state is NodeState.NOT_READY
     assert read(RawPod().starting(), {}).node_state is NodeState.READY
     assert read(RawPod(), {}).node_state is NodeState.READY
 
 
-def test_nodes_that_cannot_be_read_are_taken_for_good_ones() -> None:
+def test_unreadable_nodes_are_assumed_ready() -> None:
     found = observed_pod(RawPod().ready().raw, "trainer", None)
     assert found is not None
     assert found.node_state is NodeState.READY
 
 
-def test_the_trainer_is_the_container_of_that_name() -> None:
+def test_trainer_is_the_container_of_that_name() -> None:
     pod = RawPod().ready().has("logger", terminated(5, since=ago(20)))
     found = observed_pod(pod.raw, "logger", GOOD)
     assert found is not None
@@ -517,7 +511,7 @@ def test_the_trainer_is_the_container_of_that_name() -> None:
         ("SomethingNew", None),
     ],
 )
-def test_a_disruption_says_what_takes_the_pod(reason: str, end: PodEnd | None) -> None:
+def test_disruption_reason_gives_the_pod_end(reason: str, end: PodEnd | None) -> None:
     found = read(RawPod().ready().disrupted(reason, "making room"))
     assert found.end is end
     assert found.end_message == f"{reason}: making room"
@@ -533,16 +527,16 @@ def test_a_disruption_says_what_takes_the_pod(reason: str, end: PodEnd | None) -
         ("OutOfcpu", None),
     ],
 )
-def test_the_kubelets_verdict_says_it_too(reason: str, end: PodEnd | None) -> None:
+def test_kubelet_reason_gives_the_pod_end(reason: str, end: PodEnd | None) -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137))).phase("Failed", reason=reason)
     assert read(pod).end is end
 
 
-def test_the_kernels_kill_of_the_container_says_most() -> None:
+def test_out_of_memory_kill_takes_precedence() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137, "OOMKilled")))
     assert read(pod.disrupted("EvictionByEvictionAPI", "drain")).end is PodEnd.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("code", [0, 1, 137])
-def test_a_trainer_that_ended_was_not_taken(code: int) -> None:
+def test_pod_of_ended_trainer_was_not_disrupted(code: int) -> None:
     assert read(failed(RawPod().ready().has("trainer", terminated(code)))).end is None

@@ -39,7 +39,7 @@ def filled(kind: Any) -> Any:
     return kind(**{one.name: filled(hints[one.name]) for one in fields(kind)})
 
 
-def test_nothing_is_forgotten() -> None:
+def test_rendezvous_view_survives_status_round_trip() -> None:
     view = filled(RendezvousView)
     status = next_status(job(), observed(*running(1)), view, NOW)
     assert status.rendezvous is not None
@@ -51,7 +51,7 @@ def test_nothing_is_forgotten() -> None:
         assert getattr(again, part) == getattr(status, part), part
 
 
-def test_a_status_of_nothing_tells_nothing() -> None:
+def test_empty_status_gives_empty_view() -> None:
     assert remembered(Status()) == RendezvousView()
     seen = final_round(3, 5)
     status = next_status(job(), observed(*running(3)), seen, NOW)

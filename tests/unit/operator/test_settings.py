@@ -15,7 +15,7 @@ LEAST = {
 }
 
 
-def test_the_defaults() -> None:
+def test_defaults() -> None:
     found = from_environment(LEAST)
     assert found.sidecar.image == "sidecar:1"
     assert found.sidecar.pull_policy == "IfNotPresent"
@@ -29,7 +29,7 @@ def test_the_defaults() -> None:
     assert (found.log_format, found.log_level) == ("text", "info")
 
 
-def test_everything_set(tmp_path: Path) -> None:
+def test_all_settings(tmp_path: Path) -> None:
     files = {}
     for name in ("CA", "CERT", "KEY", "USER", "PASSWORD"):
         path = tmp_path / name
@@ -78,14 +78,14 @@ def test_everything_set(tmp_path: Path) -> None:
         ("ELASTICJOB_LOG_LEVEL", "loud", "must be one of debug"),
     ],
 )
-def test_what_is_wrong_is_named(variable: str, value: str, said: str) -> None:
+def test_invalid_setting_is_named(variable: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said) as error:
         from_environment(LEAST | {variable: value})
     assert variable in str(error.value)
 
 
 @pytest.mark.parametrize(("one", "other"), [("CERT", "KEY"), ("USER", "PASSWORD")])
-def test_what_belongs_together_must_come_together(one: str, other: str, tmp_path: Path) -> None:
+def test_incomplete_pair_of_settings_is_refused(one: str, other: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("content")
     with pytest.raises(SettingsError, match="must be set together") as error:

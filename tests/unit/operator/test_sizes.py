@@ -39,13 +39,13 @@ def test_legal_sizes(low: int, high: int, step: int, sizes: list[int]) -> None:
         (10, WantedSize(6, 10, Clamp.ABOVE_MAX_NODES)),
     ],
 )
-def test_the_wanted_size_is_clamped_with_its_reason(asked: int | None, wanted: WantedSize) -> None:
+def test_wanted_size_is_clamped_with_a_reason(asked: int | None, wanted: WantedSize) -> None:
     assert wanted_size(job(minNodes=2, maxNodes=9, nodeIncrement=4, nodes=asked).spec) == wanted
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(1, 60), st.integers(0, 200))
 @settings(max_examples=50, deadline=None)
-def test_the_wanted_size_is_the_nearest_legal_one_below(
+def test_wanted_size_is_nearest_legal_size_below(
     low: int, more: int, step: int, asked: int
 ) -> None:
     spec = job(minNodes=low, maxNodes=low + more, nodeIncrement=step, nodes=asked).spec
@@ -67,7 +67,7 @@ def test_the_wanted_size_is_the_nearest_legal_one_below(
         (3, {"limits": {"nvidia.com/gpu": 8}}, 3),
     ],
 )
-def test_workers_of_a_node(nproc: object, resources: object, workers: int) -> None:
+def test_workers_per_node(nproc: object, resources: object, workers: int) -> None:
     container = {"name": "t", "command": ["x"], "resources": resources}
     found = job(nprocPerNode=nproc, template={"spec": {"containers": [container]}})
     assert workers_per_node(found) == workers

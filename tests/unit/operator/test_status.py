@@ -52,7 +52,7 @@ def true_ones(status: Status) -> set[str]:
     return {one.type.value for one in status.conditions if one.status is ConditionStatus.TRUE}
 
 
-def test_a_running_job_is_mirrored() -> None:
+def test_running_job_status() -> None:
     rounds = (
         history(1, "start", 2, join_ms=180),
         history(
@@ -174,19 +174,19 @@ def test_a_running_job_is_mirrored() -> None:
     assert true_ones(status) == {"Created", "PodsReady", "Running"}
 
 
-def test_members_come_in_natural_order_and_are_bounded() -> None:
+def test_members_are_in_natural_order_and_bounded() -> None:
     members = tuple(member(index, "waiting") for index in reversed(range(120)))
     status = status_of(job(), observed(view=RendezvousView(members=members)))
     assert [one.pod for one in status.members] == [f"job-{index}" for index in range(MAX_MEMBERS)]
 
 
-def test_the_last_rounds_are_kept() -> None:
+def test_recent_rounds_are_kept() -> None:
     rounds = tuple(history(number, "join", 2) for number in range(1, 15))
     status = status_of(job(), observed(view=final_round(2, 14, rounds=rounds)))
     assert [one.round for one in status.rounds] == list(range(15 - MAX_ROUNDS, 15))
 
 
-def test_only_pods_that_count_are_counted() -> None:
+def test_only_counted_pods_are_in_the_pod_count() -> None:
     pods = [
         pod(0).get(),
         pod(1).pending(3).get(),
@@ -238,7 +238,7 @@ def member(index: int, state: str = "running", round: int = 2) -> Member:
     ],
     ids=["all run", "one waits", "older round", "re-forming", "unreadable", "unknown end", "ended"],
 )
-def test_nodes_are_those_that_train(view: RendezvousView, phase: Phase | None, nodes: int) -> None:
+def test_nodes_are_training_nodes(view: RendezvousView, phase: Phase | None, nodes: int) -> None:
     before = Status(phase=phase, nodes=4)
     status = status_of(
         job(before, maxNodes=8), observed(*(pod(n).get() for n in range(6)), view=view)
@@ -246,7 +246,7 @@ def test_nodes_are_those_that_train(view: RendezvousView, phase: Phase | None, n
     assert (status.nodes, status.pods) == (nodes, 6)
 
 
-def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:
+def test_unreadable_rendezvous_keeps_known_status() -> None:
     view = final_round(2, 5, rounds=(history(5, "start", 2),), failures_charged=2)
     known = status_of(job(maxNodes=2), observed(*running(2), view=view))
     blind = next_status(
@@ -260,14 +260,14 @@ def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:
     assert blind.phase is Phase.RUNNING
 
 
-def test_nothing_changes_while_nothing_happens() -> None:
+def test_unchanged_observation_keeps_status() -> None:
     exists = observed(*running(3), view=final_round(3))
     first = status_of(job(maxNodes=3), exists)
     second = next_status(job(first, maxNodes=3), exists, exists.rendezvous, later(500))
     assert second == first
 
 
-def test_a_transition_time_moves_with_the_status_alone() -> None:
+def test_transition_time_changes_only_with_the_status() -> None:
     first = status_of(job(maxNodes=3), observed(*running(1)))
     then = observed(*running(2), view=final_round(2))
     second = next_status(job(first, maxNodes=3), then, then.rendezvous, later(60))
@@ -277,7 +277,7 @@ def test_a_transition_time_moves_with_the_status_alone() -> None:
     assert condition(second, ConditionType.RUNNING).last_transition_time == later(60)
 
 
-def test_every_condition_is_always_there_and_of_this_generation() -> None:
+def test_every_condition_is_present_with_current_generation() -> None:
     status = status_of(job(), observed())
     always = set(ConditionType) - {ConditionType.NAME_CONFLICT, ConditionType.TEMPLATE_INVALID}
     assert {one.type for one in status.conditions} == always
@@ -286,7 +286,7 @@ def test_every_condition_is_always_there_and_of_this_generation() -> None:
     assert all(one.reason for one in status.conditions)
 
 
-def test_times_of_a_life() -> None:
+def test_start_and_completion_times() -> None:
     born = status_of(job(runPolicy={"suspend": True}), observed())
     assert (born.phase, born.start_time) == (Phase.SUSPENDED, None)
     begun = status_of(job(born), observed())
@@ -332,7 +332,7 @@ def test_pods_ready_names_the_pod_and_the_reason(pods: Any, reason: str, message
     assert (found.status is ConditionStatus.TRUE) == (reason == "AllReady")
 
 
-def test_a_message_stays_short_for_a_large_job() -> None:
+def test_message_stays_short_for_a_large_job() -> None:
     pods = [pod(index).pending(1).get() for index in range(50)]
     found = condition(status_of(job(maxNodes=50), observed(*pods)), ConditionType.PODS_READY)
     assert found.message.endswith("job-0, job-1, job-2, job-3, job-4 and 45 more")
@@ -350,7 +350,7 @@ RESIZING = [
 
 
 @pytest.mark.parametrize(("asked", "nodes", "truth", "reason"), RESIZING)
-def test_resizing_says_whether_and_what_was_clamped(
+def test_resizing_reports_clamped_size(
     asked: int, nodes: int, truth: ConditionStatus, reason: str
 ) -> None:
     a_job = job(maxNodes=4, nodes=asked)
@@ -374,7 +374,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("view", "phase", "reason"), ENDS)
-def test_either_end_is_finished_with_its_reason(
+def test_each_outcome_is_finished_with_its_reason(
     view: RendezvousView, phase: Phase, reason: str
 ) -> None:
     status = status_of(job(), observed(view=view))
@@ -384,7 +384,7 @@ def test_either_end_is_finished_with_its_reason(
     assert condition(status, ConditionType.FAILED).reason == reason
 
 
-def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
+def test_empty_etcd_with_running_agents_keeps_history() -> None:
     """Nothing is known before they have: no round forms, and no failure is charged again."""
     rounds = (history(1, "start", 2), history(2, "failure", 2, start_ms=5))
     first = failure(1, "job-1", rank=1, node="node-1", exit_code=1, message="boom", traceback="Tr…")
@@ -407,7 +407,7 @@ def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("later", [RendezvousView(), UNREADABLE], ids=["lost its data", "is gone"])
-def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
+def test_outcome_outlives_its_etcd(later: RendezvousView) -> None:
     view = replace(
         closed(OutcomeKind.FAILED, "spent"),
         rounds=(history(1, "start", 2), history(2, "failure", 2)),
@@ -423,7 +423,7 @@ def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
     assert status_of(job(ended), observed(view=later)) == ended
 
 
-def test_a_deadline_that_could_not_be_written_is_closed_later() -> None:
+def test_deadline_that_could_not_be_written_is_closed_later() -> None:
     policy = {"activeDeadlineSeconds": 100}
     running_status = Status(phase=Phase.RUNNING, start_time=ago(100))
     blind = observed(*running(1), view=UNREADABLE)
@@ -438,7 +438,7 @@ def test_a_deadline_that_could_not_be_written_is_closed_later() -> None:
     assert [type(action).__name__ for action in found.actions] == ["CloseRendezvous", "DeletePod"]
 
 
-def test_the_end_is_told_once() -> None:
+def test_outcome_conditions_are_written_once() -> None:
     view = closed(OutcomeKind.FAILED, "budget spent")
     ended = status_of(job(), observed(view=view))
     swept = next_status(job(ended), observed(), RendezvousView(), later(60))
@@ -446,7 +446,7 @@ def test_the_end_is_told_once() -> None:
     assert swept.phase is Phase.FAILED
 
 
-def test_a_foreign_pod_is_a_condition_while_it_stands_in_the_way() -> None:
+def test_foreign_pod_is_a_condition_while_it_exists() -> None:
     before = status_of(job(), observed(*running(1), foreign=frozenset({2, 1})))
     found = condition(before, ConditionType.NAME_CONFLICT)
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "NameConflict")
@@ -455,7 +455,7 @@ def test_a_foreign_pod_is_a_condition_while_it_stands_in_the_way() -> None:
     assert (after.status, after.reason) == (ConditionStatus.FALSE, "Resolved")
 
 
-def test_a_template_that_the_api_server_refuses_is_a_condition() -> None:
+def test_template_refused_by_the_api_server_is_a_condition() -> None:
     refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "spec.hostnam"', NOW)
     status = status_of(job(), observed(refusal=refusal))
     found = condition(status, ConditionType.TEMPLATE_INVALID)
@@ -463,7 +463,7 @@ def test_a_template_that_the_api_server_refuses_is_a_condition() -> None:
     assert condition(status, ConditionType.PODS_READY).reason == "TemplateInvalid"
 
 
-def test_a_job_whose_pods_could_not_be_started_says_why_it_failed() -> None:
+def test_job_whose_pods_could_not_start_has_failure_reason() -> None:
     detail = "5 pods in a row could not be started, the last one job-4: no python3"
     view = closed(OutcomeKind.STOPPED, detail, StopReason.LAUNCH_FAILED)
     status = status_of(job(), observed(view=view))

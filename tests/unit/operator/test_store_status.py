@@ -42,7 +42,7 @@ def told(before: Status, status: Status) -> list[tuple[EventType, str, str]]:
     return [(one.type, one.reason, one.message) for one in happenings(before, status, ())]
 
 
-def test_nothing_is_said_while_all_is_well() -> None:
+def test_reachable_store_gives_no_event() -> None:
     calm = after(seen(None))
     assert (condition(calm).status, condition(calm).message) == (ConditionStatus.FALSE, "")
     assert not [one for one in told(Status(), calm) if "endezvous" in one[1]]
@@ -52,7 +52,7 @@ def test_nothing_is_said_while_all_is_well() -> None:
     ("trouble", "reason", "remedy"),
     [(FULL, "EtcdRefusesWrites", "etcdctl alarm disarm"), (AWAY, "EtcdUnreachable", "etcd runs")],
 )
-def test_a_trouble_is_told_once_with_what_to_do_and_so_is_its_end(
+def test_store_trouble_and_its_end_give_one_event_each(
     trouble: StoreTrouble, reason: str, remedy: str
 ) -> None:
     calm = after(seen(None))
@@ -75,7 +75,7 @@ def test_a_trouble_is_told_once_with_what_to_do_and_so_is_its_end(
     assert after(seen(None), over, 50) == over
 
 
-def test_a_broken_connection_with_another_text_is_the_same_trouble() -> None:
+def test_connection_error_with_another_text_is_the_same_trouble() -> None:
     first = after(seen(AWAY))
     other = after(seen(replace(AWAY, text="Connection reset by peer")), first, 1)
     assert other == first
@@ -85,7 +85,7 @@ def test_a_broken_connection_with_another_text_is_the_same_trouble() -> None:
     assert [one[1] for one in told(refused, more)] == ["EtcdRefusesWrites"]
 
 
-def test_pods_that_alone_see_it_are_named_and_a_sample_that_turns_changes_nothing() -> None:
+def test_pods_that_alone_report_trouble_are_named() -> None:
     uids = [pod.uid for pod in CALM.pods]
     first = after(seen(FULL, uids[0]))
     name = CALM.pods[0].name
@@ -94,7 +94,7 @@ def test_pods_that_alone_see_it_are_named_and_a_sample_that_turns_changes_nothin
     assert condition(after(seen(FULL, *uids))).message == FULL.sentence
 
 
-def test_the_store_of_c10d_has_a_reason_of_its_own() -> None:
+def test_c10d_store_has_its_own_reason() -> None:
     a_job = job(maxNodes=2, rendezvous={"backend": Backend.C10D})
     exists = seen(replace(AWAY, store="the c10d store"))
     status = next_status(a_job, exists, exists.rendezvous, NOW)
@@ -103,7 +103,7 @@ def test_the_store_of_c10d_has_a_reason_of_its_own() -> None:
     assert condition(over).message == "the c10d store can be used again after 0 s"
 
 
-def test_an_end_is_no_trouble_and_what_cannot_be_read_is_unknown() -> None:
+def test_ended_job_has_no_store_trouble_and_unreadable_state_is_unknown() -> None:
     stuck = after(seen(FULL))
     ended = replace(seen(FULL), rendezvous=closed(OutcomeKind.SUCCEEDED))
     status = after(ended, stuck, 1)

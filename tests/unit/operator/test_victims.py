@@ -29,12 +29,12 @@ ORDER = [
 
 
 @pytest.mark.parametrize("number", [-1, 0, 1, 3, 7, 9])
-def test_the_cheapest_go_first(number: int) -> None:
+def test_cheapest_pods_are_deleted_first(number: int) -> None:
     found = [(victim.name, reason) for victim, reason in surplus(GANG, final_round(4), number)]
     assert found == ORDER[: max(number, 0)]
 
 
-def test_ranks_decide_not_indices() -> None:
+def test_ranks_decide_instead_of_indices() -> None:
     view = final_round(3)
     swapped = {id: 2 - rank for id, rank in view.ranks.items()}
     pods = [pod(index).get() for index in range(3)]

@@ -16,7 +16,7 @@ from elasticjob_operator.wakeups import MOST_BACKOFF_SECONDS, Agenda, Retry, Wak
 A, B, C = (JobKey("ns", name) for name in "abc")
 
 
-def test_what_is_due_first_is_taken_first() -> None:
+def test_earliest_due_job_is_taken_first() -> None:
     agenda = Agenda()
     agenda.schedule(A, 3.0)
     agenda.schedule(B, 1.0)
@@ -25,7 +25,7 @@ def test_what_is_due_first_is_taken_first() -> None:
     assert [agenda.take(5.0), agenda.take(5.0), agenda.take(5.0)] == [B, A, None]
 
 
-def test_many_wakeups_of_one_job_are_one() -> None:
+def test_many_wakeups_of_one_job_are_merged() -> None:
     agenda = Agenda()
     for at in (2.0, 1.0, 3.0):
         agenda.schedule(A, at)
@@ -35,7 +35,7 @@ def test_many_wakeups_of_one_job_are_one() -> None:
     assert agenda.take(9.0) is None
 
 
-def test_the_earliest_wins() -> None:
+def test_earliest_time_wins() -> None:
     agenda = Agenda()
     for at in (5.0, 6.0, 1.0, 2.0):
         agenda.schedule(A, at)
@@ -43,7 +43,7 @@ def test_the_earliest_wins() -> None:
     assert agenda.take(1.0) == A
 
 
-def test_a_job_that_is_woken_while_it_is_looked_at_is_looked_at_again() -> None:
+def test_job_woken_during_its_reconcile_is_reconciled_again() -> None:
     agenda = Agenda()
     agenda.schedule(A, 0.0)
     assert agenda.take(0.0) == A
@@ -55,7 +55,7 @@ def test_a_job_that_is_woken_while_it_is_looked_at_is_looked_at_again() -> None:
     assert agenda.take(2.0) == A
 
 
-def test_errors_back_off_and_success_forgets_them() -> None:
+def test_errors_back_off_and_success_resets_the_back_off() -> None:
     agenda, now, delays = Agenda(), 0.0, []
     for _ in range(9):
         agenda.schedule(A, now)
@@ -70,7 +70,7 @@ def test_errors_back_off_and_success_forgets_them() -> None:
     assert agenda.fail(A, now) == 1
 
 
-def test_an_event_does_not_wait_for_the_back_off() -> None:
+def test_event_does_not_wait_for_the_back_off() -> None:
     agenda = Agenda()
     agenda.schedule(A, 0.0)
     agenda.take(0.0)
@@ -79,7 +79,7 @@ def test_an_event_does_not_wait_for_the_back_off() -> None:
     assert agenda.take(0.1) == A
 
 
-def test_an_error_may_ask_for_more_time() -> None:
+def test_error_may_request_a_longer_back_off() -> None:
     agenda = Agenda()
     agenda.schedule(A, 0.0)
     agenda.take(0.0)
@@ -92,7 +92,7 @@ def test_an_error_may_ask_for_more_time() -> None:
         max_size=60,
     )
 )
-def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
+def test_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
     """A job woken after the start of its last reconcile is reconciled again, in any order."""
     agenda, now = Agenda(), 0.0
     owed: set[JobKey] = set()
@@ -159,7 +159,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_no_more_than_so_many_at_a_time_and_one_of_each_job() -> None:
+def test_concurrency_is_bounded_with_one_reconcile_per_job() -> None:
     running: list[JobKey] = []
     most: list[int] = []
     gate = asyncio.Event()
@@ -185,7 +185,7 @@ def test_no_more_than_so_many_at_a_time_and_one_of_each_job() -> None:
     run_with(work, scenario)
 
 
-def test_a_look_may_ask_for_the_next_one() -> None:
+def test_reconcile_may_request_its_next_time() -> None:
     looks: list[float] = []
 
     async def scenario(wakeups: Wakeups, clock: Clock) -> None:
@@ -204,7 +204,7 @@ def test_a_look_may_ask_for_the_next_one() -> None:
     run_with(work, scenario)
 
 
-def test_errors_are_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     counted: list[Exception] = []
 
     async def work(key: JobKey) -> None:
@@ -231,7 +231,7 @@ def test_errors_are_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> N
     assert bugs[0].exc_info, "a traceback shows where the bug is"
 
 
-def test_what_is_under_way_is_finished_and_nothing_else_begun() -> None:
+def test_stop_finishes_running_reconcile_and_starts_no_other() -> None:
     async def main() -> None:
         wakeups, let_go = Wakeups(asyncio.get_running_loop().time), asyncio.Event()
         ended: list[JobKey] = []

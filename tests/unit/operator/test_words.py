@@ -47,7 +47,7 @@ def cause(kind: str, count: int, *reasons: str, reason: str = "") -> str:
         ("unknown", "unknown", "unknown"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_one_and_of_two(reasons: str, one: str, two: str) -> None:
+def test_phrases_for_one_and_two_members(reasons: str, one: str, two: str) -> None:
     assert cause("leave", 1, *reasons.split()) == f"job-0 left ({one})"
     assert cause("leave", 2, *reasons.split()) == f"job-0 and job-1 left ({two})"
 
@@ -57,7 +57,7 @@ def test_text_of_a_failure_is_shown_as_it_is() -> None:
     assert because(said) == f"a worker of job-0 failed (SIGTERM; {OLD_ABORTED})"
 
 
-def test_several_that_left_each_for_a_reason_of_its_own() -> None:
+def test_several_members_that_left_for_different_reasons() -> None:
     assert cause("leave", 3, EVICTION, "SIGTERM") == (
         "job-0, job-1 and job-2 left (their nodes were drained, or they were told to end)"
     )
@@ -77,7 +77,9 @@ def test_several_that_left_each_for_a_reason_of_its_own() -> None:
          "job-0 and job-1 were evicted, because their nodes ran short of something"),
     ],
 )  # fmt: skip
-def test_what_took_one_is_not_said_of_another(reason: PodEnd, reasons: str, text: str) -> None:
+def test_pod_end_of_one_member_is_not_attributed_to_another(
+    reason: PodEnd, reasons: str, text: str
+) -> None:
     assert cause("preemption", 2, *reasons.split(), reason=reason.value) == text
 
 
@@ -104,7 +106,7 @@ def _grown(number: int, *, joined: int, nodes: int = 16) -> RendezvousView:
     return final_round(nodes, number, rounds=rounds, cause=shown)
 
 
-def test_all_sixteen_are_counted_though_a_round_lists_ten_alone() -> None:
+def test_all_sixteen_members_are_counted_beyond_the_ten_listed() -> None:
     a_job = job(maxNodes=16)
     status, events = _told(_grown(2, joined=14), running(16), a_job)
     assert "job-2, job-3, job-4, job-5, job-6 and 9 more joined" in status.explanation[1]
@@ -116,7 +118,7 @@ def test_all_sixteen_are_counted_though_a_round_lists_ten_alone() -> None:
     assert "job-11 and 4 more joined" in few.explanation[1]
 
 
-def test_one_node_is_not_called_nodes() -> None:
+def test_single_node_is_singular() -> None:
     status, _ = _told(final_round(1), running(2), job(maxNodes=1))
     said = {found.type.value: found.message for found in status.conditions}
     assert said["Running"] == "round 1 with 1 node"
@@ -128,7 +130,7 @@ def test_one_node_is_not_called_nodes() -> None:
     assert status.explanation[0] == "Not training yet: 1 node is confirming the round."
 
 
-def test_sixteen_pods_with_one_obstacle_are_told_in_one_breath() -> None:
+def test_sixteen_pods_with_one_obstacle_share_a_message() -> None:
     short = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. " + "No victims found. " * 9
     stuck = tuple(
         replace(

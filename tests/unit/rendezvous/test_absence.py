@@ -115,13 +115,13 @@ class Absent:
 # -- lost members ---------------------------------------------------------------------
 
 
-def test_who_vanishes_under_a_settled_coordinator_is_lost_at_once() -> None:
+def test_member_that_vanishes_under_settled_coordinator_is_lost_at_once() -> None:
     absent = Absent().took_over()
     assert absent.lost(0.1)
 
 
 @pytest.mark.parametrize(("lease", "patience"), [(LEASE, 5.0), (2.0, 4.0)])
-def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
+def test_member_absent_at_coordinator_change_may_register_again(
     lease: float, patience: float
 ) -> None:
     """The member has a lease's time, and at least the time that evidence from links lasts."""
@@ -133,7 +133,7 @@ def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
     assert absent.lost(0.1)
 
 
-def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -> None:
+def test_member_absent_at_coordinator_change_is_probed_after_a_delay() -> None:
     """Nearly all members have registered by then after an outage of etcd."""
     absent = Absent().took_over()
     assert not absent.lost()
@@ -144,7 +144,7 @@ def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -
 
 
 @pytest.mark.parametrize("led", [False, True], ids=["a member", "our predecessor"])
-def test_where_neither_link_nor_launcher_answers_there_is_nobody_to_register(led: bool) -> None:
+def test_member_without_link_and_launcher_answer_is_lost(led: bool) -> None:
     """A member that only lost its lease would answer: after an outage of etcd a gang is healthy."""
     absent = Absent().took_over()
     if led:
@@ -159,19 +159,19 @@ def test_where_neither_link_nor_launcher_answers_there_is_nobody_to_register(led
     assert absent.lost(0.1)
 
 
-def test_where_nobody_answers_and_no_link_was_ever_heard_there_is_none_either() -> None:
+def test_member_without_answer_and_without_any_link_is_lost() -> None:
     absent = Absent().took_over()
     assert not absent.lost()
     assert absent.answers(UNKNOWN).lost()
 
 
-def test_a_link_that_lives_is_believed_though_the_launcher_does_not_answer() -> None:
+def test_live_link_is_trusted_without_launcher_answer() -> None:
     absent = Absent().took_over()
     assert not absent.lost()
     assert not absent.heard().answers(UNKNOWN).lost()
 
 
-def test_who_is_linked_may_register_again() -> None:
+def test_linked_member_may_register_again() -> None:
     absent = Absent().took_over()
     absent.job.later(60)
     assert not absent.heard().lost()
@@ -180,24 +180,24 @@ def test_who_is_linked_may_register_again() -> None:
     assert absent.heard().lost(0.2)
 
 
-def test_a_link_that_was_heard_too_long_ago_grants_nothing() -> None:
+def test_stale_link_grants_no_time() -> None:
     assert Absent().took_over().heard(ago=5).lost(0.1)
 
 
-def test_proof_of_its_end_leaves_no_patience() -> None:
+def test_proof_of_end_makes_member_lost_at_once() -> None:
     absent = Absent().took_over().heard()
     assert not absent.lost()
     assert absent.answers(GONE).lost()
 
 
-def test_a_proof_says_nothing_of_a_later_session() -> None:
+def test_proof_of_end_does_not_apply_to_later_session() -> None:
     """The member's containers came back, and then only its lease expired."""
     absent = Absent().answers(GONE).came_and_went("s2").took_over().heard()
     assert not absent.lost()
     assert absent.answers(GONE, "s2").lost()
 
 
-def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> None:
+def test_proof_for_assigned_session_suffices_without_a_key() -> None:
     absent = Absent()
     absent.job.view().departed.clear()
     assert absent.took_over().answers(GONE).lost()
@@ -206,13 +206,13 @@ def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> 
 
 
 @pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH])
-def test_any_other_answer_is_no_proof(verdict: Verdict) -> None:
+def test_other_probe_results_are_no_proof(verdict: Verdict) -> None:
     absent = Absent().took_over()
     assert not absent.lost()
     assert not absent.answers(verdict).lost()
 
 
-def test_who_came_back_begins_anew() -> None:
+def test_returned_member_starts_with_fresh_timers() -> None:
     absent = Absent().took_over().heard()
     assert not absent.lost()
     absent.timers.begin_step(absent.job.later(100).now)
@@ -236,7 +236,7 @@ def test_who_came_back_begins_anew() -> None:
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> None:
+def test_reported_stop_before_leaving_counts(said: dict[str, Any], stopped: bool) -> None:
     """A leaver counts once it reported stopped workers: its key may go by its lease or a fence."""
     absent = Absent(said)
     assert absent.stopped() is stopped
@@ -255,7 +255,9 @@ def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> Non
         (UNKNOWN, {}, absence.KILL_SECONDS),
     ],
 )
-def test_what_an_answer_is_worth(verdict: Verdict, bounds: dict[str, Any], after: float) -> None:
+def test_probe_result_determines_when_workers_count_as_stopped(
+    verdict: Verdict, bounds: dict[str, Any], after: float
+) -> None:
     """Seconds from the first sight of its absence until its workers count as stopped."""
     absent = Absent(**bounds)
     assert not absent.stopped()
@@ -267,13 +269,13 @@ def test_what_an_answer_is_worth(verdict: Verdict, bounds: dict[str, Any], after
     assert absent.stopped(0.1)
 
 
-def test_without_an_answer_nothing_counts_as_stopped() -> None:
+def test_without_answer_no_workers_count_as_stopped() -> None:
     absent = Absent()
     assert not absent.stopped()
     assert not absent.probe().stopped(LONG_AGO)
 
 
-def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> None:
+def test_probe_wakes_once_and_then_waits_for_its_answer() -> None:
     """An answer is an event of its own; repeated checks would be expensive in a large job."""
     absent = Absent()
     assert not absent.stopped()
@@ -295,7 +297,7 @@ def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> No
         (WORKERS, ORPHAN_SECONDS),
     ],
 )
-def test_who_was_absent_for_long_is_told_only_when_the_round_opens(
+def test_long_absent_member_learns_of_new_round_only_when_it_opens(
     verdict: Verdict, after: float
 ) -> None:
     """The member's patience may be over by then, but its kill has only begun."""
@@ -318,7 +320,9 @@ def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
 
 
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.5, 0.5)])
-def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: float) -> None:
+def test_silent_member_counts_as_stopped_when_its_link_evidence_ended(
+    ago: float, after: float
+) -> None:
     """The member may run for 3 s after its last message, and takes 1 s to kill its workers."""
     absent = Absent().heard(ago)
     assert not absent.stopped()
@@ -327,7 +331,7 @@ def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: fl
     assert absent.stopped(0.1)
 
 
-def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_it() -> None:
+def test_silent_member_counts_as_stopped_after_its_lease_and_kill_time() -> None:
     """The member was silent for longer than a link can be trusted."""
     absent = Absent().heard(60.0)
     assert not absent.stopped()
@@ -336,7 +340,7 @@ def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_
     assert absent.stopped(0.1)
 
 
-def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
+def test_former_coordinator_relied_on_link_from_its_successor() -> None:
     absent = Absent()
     absent.peers.led_by(B, absent.job.now - 1.0)
     assert not absent.stopped()
@@ -347,7 +351,7 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
 
 @pytest.mark.parametrize("lease", [2.0, 5.0, 60.0])
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (60.0, absence.KILL_SECONDS)])
-def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
+def test_launcher_without_port_has_the_same_deadline(
     lease: float, ago: float, after: float
 ) -> None:
     """The launcher has no port: it is the agent's own child."""
@@ -403,7 +407,7 @@ def test_workers_count_as_stopped_by_the_rule_of_the_verdict(
 
 
 @pytest.mark.parametrize("last", [WORKERS, UNKNOWN])
-def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict) -> None:
+def test_workers_that_answered_end_at_their_reported_deadline(last: Verdict) -> None:
     absent = Absent()
     assert not absent.stopped()
     absent.answers(WORKERS, live_seconds=9.0)
@@ -414,7 +418,7 @@ def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict)
 
 
 @pytest.mark.parametrize("told", [None, 1.0], ids=["silent", "told an earlier deadline"])
-def test_what_we_permitted_ourselves_is_waited_for(told: float | None) -> None:
+def test_deadline_granted_by_this_agent_is_waited_for(told: float | None) -> None:
     absent = Absent()
     absent.peers.states[B] = PeerState(granted=absent.job.now + 3.0)
     assert not absent.stopped()
@@ -427,7 +431,7 @@ def test_what_we_permitted_ourselves_is_waited_for(told: float | None) -> None:
     ("led_ago", "after"),
     [(0.0, TRUST_SECONDS + RELAY_SECONDS), (5.0, HANDOVER_SECONDS), (None, 4.5)],
 )
-def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_us(
+def test_member_never_linked_here_relied_on_the_previous_coordinator(
     led_ago: float | None, after: float
 ) -> None:
     """The predecessor's knowledge is as old as its link here, and its own link adds age."""
@@ -440,7 +444,7 @@ def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_u
     assert absent.stopped(0.1)
 
 
-def test_of_several_coordinators_before_us_the_one_heard_last_vouched() -> None:
+def test_previous_coordinator_heard_last_determines_the_deadline() -> None:
     absent = Absent().took_over()
     absent.peers.led_by(identity("d"), absent.job.now - 60.0)
     absent.peers.led_by(identity("c"), absent.job.now)
@@ -451,7 +455,7 @@ def test_of_several_coordinators_before_us_the_one_heard_last_vouched() -> None:
     assert absent.stopped(0.1)
 
 
-def test_who_was_linked_to_us_as_we_took_over_relied_on_us_alone() -> None:
+def test_member_linked_at_takeover_relied_on_this_coordinator_only() -> None:
     absent = Absent().took_over().heard()
     absent.peers.led_by(identity("c"), absent.job.now)
     assert not absent.stopped()
@@ -465,7 +469,7 @@ def test_who_was_linked_to_us_as_we_took_over_relied_on_us_alone() -> None:
     [((), 0.0), ((0.0,), TRUST_SECONDS), ((0.0, 2.0), TRUST_SECONDS - 2.0)],
     ids=["a was never absent", "a came back", "a came back earlier and was seen again"],
 )
-def test_who_comes_back_shows_that_its_gang_outlived_etcd(
+def test_returned_member_shows_that_its_gang_outlived_etcd(
     absences: tuple[float, ...], after: float
 ) -> None:
     """The others were linked to it until then; that it is still there shows nothing more."""
@@ -485,7 +489,7 @@ def test_who_comes_back_shows_that_its_gang_outlived_etcd(
     assert absent.stopped(0.1)
 
 
-def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> None:
+def test_silent_fenced_member_still_relies_on_its_lease() -> None:
     """The round tells the next coordinator of the fence, no matter who set it."""
     absent = Absent()
     absent.job.round(2, previous=1, fenced=(B,))
@@ -495,7 +499,7 @@ def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> No
     assert absent.stopped(0.1)
 
 
-def test_the_last_answer_counts() -> None:
+def test_last_answer_counts() -> None:
     absent = Absent()
     assert not absent.stopped()
     assert not absent.answers(WORKERS).stopped(1)
@@ -503,7 +507,7 @@ def test_the_last_answer_counts() -> None:
     assert absent.answers(GONE).stopped()
 
 
-def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_has() -> None:
+def test_running_workers_of_one_member_do_not_count_as_stopped_with_a_peer() -> None:
     """A whole gang outlived etcd; back in reach of etcd it stops, one node before the other."""
     job = Job("n", "y", "z", keep_alive_seconds=LEASE).sealed("y", "z")
     job.look()
@@ -513,19 +517,19 @@ def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_
     assert set(job.answers("z", AGENT).act().ids) == set(ids("ny"))
 
 
-def test_a_proof_from_before_needs_no_question() -> None:
+def test_earlier_proof_needs_no_probe() -> None:
     absent = Absent().answers(GONE)
     assert absent.stopped()
     assert not inquiries(absent.peers)
 
 
-def test_a_proof_from_before_its_last_session_needs_one() -> None:
+def test_proof_before_the_last_session_needs_a_probe() -> None:
     absent = Absent().answers(GONE).came_and_went("s2")
     assert not absent.stopped()
     assert B in inquiries(absent.peers)
 
 
-def test_where_nobody_lives_at_its_seats_address_it_has_stopped_whatever_came_later() -> None:
+def test_proof_at_assigned_address_counts_for_later_sessions() -> None:
     """Another session of it was here since: the proof is about its place, not that session."""
     absent = Absent().came_and_went("s2")
     assert not absent.stopped()
@@ -556,7 +560,7 @@ def recovering(**bounds: Any) -> Job:
         (WORKERS, ORPHAN_SECONDS),
     ],
 )
-def test_no_round_is_frozen_before_the_absent_have_stopped(
+def test_round_is_not_frozen_before_absent_members_stopped(
     verdict: Verdict, seconds: float
 ) -> None:
     job = recovering(keep_alive_seconds=LEASE).idle().answers("z", verdict)
@@ -564,11 +568,11 @@ def test_no_round_is_frozen_before_the_absent_have_stopped(
     assert job.later(0.1).act().ids == ids("ab")
 
 
-def test_an_answer_lets_the_round_begin_at_once() -> None:
+def test_answer_starts_the_round_at_once() -> None:
     assert recovering().idle().answers("z", GONE).act().ids == ids("ab")
 
 
-def test_all_of_the_absent_are_asked_at_once() -> None:
+def test_all_absent_members_are_probed_at_once() -> None:
     job = Job("a", "y", "z").sealed(*"ayz")
     job.look()
     job.later(60).gone("y", "z").round(2, previous=1).change("a", state=WAITING).idle()
@@ -577,20 +581,20 @@ def test_all_of_the_absent_are_asked_at_once() -> None:
     assert job.act().ids == ids("a")
 
 
-def test_who_is_done_is_not_asked() -> None:
+def test_done_member_is_not_probed() -> None:
     job = recovering().done("z")
     assert job.act().ids == ids("ab")
     assert not inquiries(job.coordinator.peers)
 
 
-def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
+def test_member_that_left_and_reported_stop_is_not_probed() -> None:
     job = recovering().member("z", state=LEAVING, round=1, stopped=True)
     job.view()
     assert job.gone("z").act().ids == ids("ab")
     assert not inquiries(job.coordinator.peers)
 
 
-def test_who_only_said_that_it_leaves_is_asked() -> None:
+def test_member_that_only_reported_leaving_is_probed() -> None:
     """The leaver's agent may have died while its workers stopped."""
     job = recovering()
     job.coordinator.leavers[identity("z")] = "drained"
@@ -599,7 +603,7 @@ def test_who_only_said_that_it_leaves_is_asked() -> None:
 
 
 @pytest.mark.parametrize("fenced", [False, True], ids=["by its lease", "by a fence"])
-def test_a_leavers_key_that_went_does_not_say_that_its_workers_stopped(fenced: bool) -> None:
+def test_removed_key_of_leaving_member_does_not_prove_its_workers_stopped(fenced: bool) -> None:
     grace = {"stop_grace_seconds": 10, "confirm_seconds": 5}
     job = Job("a", "b", **grace).sealed("a", "b").idle().later(60)
     job.change("b", state=LEAVING).idle()
@@ -614,7 +618,7 @@ def test_a_leavers_key_that_went_does_not_say_that_its_workers_stopped(fenced: b
     assert job.answers("b", GONE).act().ids == ids("a")
 
 
-def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> None:
+def test_member_cut_off_from_etcd_only_gets_time_to_kill_after_the_round_opens() -> None:
     """The member's patience passed before the round opened, which its link reports only then."""
     job = Job("a", "b", expected=2, keep_alive_seconds=LEASE).sealed("a", "b").idle().later(60)
     link = job.coordinator.peers
@@ -631,7 +635,7 @@ def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> No
     assert job.later(0.01).act().ids == ids("a")
 
 
-def test_who_came_back_after_a_proof_may_register_again() -> None:
+def test_member_that_returned_after_proof_may_register_again() -> None:
     job = Job("a", "b").sealed("a", "b").idle().later(60).answers("b", GONE)
     job.act()
     assert job.names() == {"a"}
@@ -641,12 +645,12 @@ def test_who_came_back_after_a_proof_may_register_again() -> None:
     assert job.answers("b", GONE, "s2").act().cause.kind is CauseKind.LOSS
 
 
-def test_who_comes_back_is_not_asked_any_more() -> None:
+def test_returned_member_is_no_longer_probed() -> None:
     job = recovering().idle().member("z", session="s2", round=1)
     assert job.act().ids == ids("abz")
 
 
-def test_a_link_that_broke_is_not_believed_to_have_stopped() -> None:
+def test_broken_link_does_not_count_as_stopped() -> None:
     job = recovering()
     job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
     job.coordinator.peers.down(PeerDown(identity("z"), "s1"), job.view(), job.now)
@@ -655,14 +659,14 @@ def test_a_link_that_broke_is_not_believed_to_have_stopped() -> None:
     assert job.later(0.1).act().ids == ids("ab")
 
 
-def test_a_link_that_lives_alone_is_not_believed_to_have_stopped() -> None:
+def test_live_link_alone_does_not_count_as_stopped() -> None:
     job = recovering().idle().answers("z", UNKNOWN)
     for _ in range(20):
         job.coordinator.peers.up(PeerHeard(identity("z"), "s1"), job.now)
         job.later(1).idle()
 
 
-def test_a_fenced_member_is_asked_like_any_other() -> None:
+def test_fenced_member_is_probed_like_any_other() -> None:
     job = recovering(stop_grace_seconds=10, confirm_seconds=5, keep_alive_seconds=LEASE)
     job.change("b", state=RUNNING).answers("z", GONE).idle().later(15)
     job.act()
@@ -672,7 +676,7 @@ def test_a_fenced_member_is_asked_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["z", "y"])
-def test_no_round_is_frozen_while_an_orphans_workers_live(name: str) -> None:
+def test_round_is_not_frozen_while_workers_of_an_orphan_live(name: str) -> None:
     """Workers of an older round, y's, count too, although y's seat is no longer considered."""
     job = recovering()
     job.coordinator.peers.adopt(a_member(name), 2, job.now, ORPHAN_SECONDS)
@@ -682,7 +686,7 @@ def test_no_round_is_frozen_while_an_orphans_workers_live(name: str) -> None:
     assert job.act().ids == ids("ab")
 
 
-def test_a_new_coordinator_asks_anew() -> None:
+def test_new_coordinator_probes_again() -> None:
     job = recovering().idle().answers("z", UNKNOWN)
     job.coordinator.resign()
     job.coordinator.take_over(job.now, ())

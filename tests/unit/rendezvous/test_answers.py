@@ -52,13 +52,13 @@ def returned() -> Node:
     return node
 
 
-def test_once_anything_was_read_no_error_is_hopeless() -> None:
+def test_no_error_is_terminal_after_the_first_read() -> None:
     node = returned()
     node.fail(RequestFailed("permission denied", terminal=True))
     assert not isinstance(node.directive, Refused)
 
 
-def test_another_etcd_than_the_one_that_was_read_is_noticed() -> None:
+def test_other_etcd_than_the_one_read_is_detected() -> None:
     """Though the watch was opened anew on that one, and no write was ever answered."""
     node = returned()
     view = node.engine.view
@@ -72,7 +72,7 @@ def test_another_etcd_than_the_one_that_was_read_is_noticed() -> None:
     assert node.engine.view.round is None
 
 
-def test_a_waiting_member_reads_its_key_again_two_leases_after_it_read_last() -> None:
+def test_waiting_member_rereads_its_key_after_two_leases() -> None:
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
     settle(a, b)
@@ -91,7 +91,7 @@ def test_a_waiting_member_reads_its_key_again_two_leases_after_it_read_last() ->
     assert len(b.made(Read)) == reads + 1
 
 
-def test_a_new_coordinators_key_is_watched_from_where_it_was_read() -> None:
+def test_key_of_new_coordinator_is_watched_from_the_revision_read() -> None:
     etcd = SimEtcd()
     a, b, c = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "abc")
     settle(a, b, c)
@@ -106,7 +106,7 @@ def test_a_new_coordinators_key_is_watched_from_where_it_was_read() -> None:
     assert (watch.ranges, watch.revision) == ((Range(key_of(b)),), read + 1)
 
 
-def test_another_etcd_than_the_one_that_was_written_to_is_noticed() -> None:
+def test_other_etcd_than_the_one_written_is_detected() -> None:
     node = alone()
     view = node.engine.view
     node.held = True
@@ -125,19 +125,19 @@ def kinds(node: Node, before: int) -> list[type[Any]]:
     return [type(request) for request in node.requests[before:]]
 
 
-def test_who_registers_has_read_all_that_it_needs_with_that() -> None:
+def test_registration_reads_all_required_keys() -> None:
     _, b = pair()
     assert not b.made(Read)
 
 
-def test_a_write_that_succeeded_is_not_read_again() -> None:
+def test_successful_write_is_not_read_again() -> None:
     _, b = pair()
     before = len(b.requests)
     b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
     assert kinds(b, before) == [Write]
 
 
-def test_a_write_that_was_refused_is_tried_again_after_a_read() -> None:
+def test_refused_write_is_repeated_after_a_read() -> None:
     """Its own key was changed by another hand, which it does not watch."""
     _, b = pair()
     stored = b.etcd.get(key_of(b))
@@ -148,7 +148,7 @@ def test_a_write_that_was_refused_is_tried_again_after_a_read() -> None:
     assert kinds(b, before) == [Write, Read, Write]
 
 
-def test_a_doubt_that_came_while_a_write_was_under_way_is_read_about() -> None:
+def test_doubt_during_a_write_triggers_a_read() -> None:
     a, b = pair()
     b.held = True
     b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
@@ -156,27 +156,27 @@ def test_a_doubt_that_came_while_a_write_was_under_way_is_read_about() -> None:
     assert isinstance(b.request, Read)
 
 
-def test_what_a_coordinator_wrote_is_noted() -> None:
+def test_writes_of_the_coordinator_are_logged() -> None:
     notes = [note.text for note in alone().made(Note)]
     assert all(notes)
     assert any("round 1" in note for note in notes)
 
 
-def test_a_session_whose_key_a_refused_write_did_not_find_is_told_of() -> None:
+def test_session_with_key_missing_in_a_refused_write_is_logged() -> None:
     _, b = pair()
     b.etcd.txn(Txn((), (Delete(key_of(b)),)))
     b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
     assert_told(b, "b", "key")
 
 
-def test_a_coordinator_whose_key_cannot_be_read_is_passed_over() -> None:
+def test_coordinator_with_malformed_key_is_skipped() -> None:
     etcd = SimEtcd()
     etcd.txn(Txn((), (Put(KEYS.session(identity("z"), "s1"), b"[]"),)))
     node = Node(etcd, "a", bounds=Bounds(1, 1)).start().later(1)
     assert node.engine.coordinator.active
 
 
-def test_a_coordinator_that_is_found_again_is_no_new_one() -> None:
+def test_coordinator_found_again_is_not_new() -> None:
     """The link to it begins a second after it was found first, where no round forms."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
@@ -192,7 +192,7 @@ def test_a_coordinator_that_is_found_again_is_no_new_one() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["renewed", "gone"])
-def test_news_of_the_lease_tells_that_etcd_is_back(gone: bool) -> None:
+def test_lease_answer_shows_that_etcd_is_available_again(gone: bool) -> None:
     """Whoever ran on because etcd was down has a moment from then to register again."""
     node = running(alone())
     node.held = True
@@ -203,16 +203,14 @@ def test_news_of_the_lease_tells_that_etcd_is_back(gone: bool) -> None:
     assert (safety.store_refused_at, safety.forgotten_at) == (None, node.now)
 
 
-def test_a_session_that_ended_with_its_lease_is_told_of() -> None:
+def test_session_that_ended_with_its_lease_is_logged() -> None:
     node = running(alone())
     node.hear(LeaseGone(node.engine.lease.id))
     assert_told(node, "a", "lease")
 
 
 @pytest.mark.parametrize(("passed", "permits"), [(0.5, True), (5.5, False)])
-def test_who_is_past_its_lease_permits_workers_of_others_nothing(
-    passed: float, permits: bool
-) -> None:
+def test_member_with_expired_lease_grants_no_time_to_orphans(passed: float, permits: bool) -> None:
     """Another may coordinate by then, and begin a round."""
     a, b = pair()
     orphan = (identity("b"), b.engine.session)
@@ -244,7 +242,7 @@ def roster_reads(node: Node) -> int:
     return sum(read.ranges == (Range(KEYS.roster(5)),) for read in node.made(Read))
 
 
-def test_a_roster_that_was_not_found_is_not_asked_for_again() -> None:
+def test_missing_roster_is_not_requested_again() -> None:
     a, b = unknown_roster()
     b.answer().hear(Tick())
     assert b.request is None
@@ -255,7 +253,7 @@ def test_a_roster_that_was_not_found_is_not_asked_for_again() -> None:
     assert roster_reads(b) == 1
 
 
-def test_a_read_of_a_roster_alone_ends_no_doubt_about_the_rest() -> None:
+def test_roster_read_does_not_resolve_other_doubts() -> None:
     a, b = unknown_roster()
     b.hear(LinkHeard(identity("a"), a.engine.session, round=6)).answer().hear(Tick())
     assert isinstance(b.request, Read)
@@ -266,7 +264,7 @@ def test_a_read_of_a_roster_alone_ends_no_doubt_about_the_rest() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "b"], ids=["coordinator", "follower"])
-def test_who_reads_that_its_key_is_gone_has_no_session_from_then_on(name: str) -> None:
+def test_member_that_reads_its_key_is_gone_has_no_session(name: str) -> None:
     """Even if its watch broke meanwhile, so that nothing more can be asked for the moment."""
     node = pair()["ab".index(name)]
     node.held = True

@@ -11,7 +11,7 @@ from elasticjob_rendezvous.api import RendezvousParameters, RendezvousStoreInfo
 from tests.unit.agent_api.memory import MemoryStore
 
 
-def test_rank_0_tells_the_others_where_it_listens() -> None:
+def test_rank_0_publishes_its_address() -> None:
     store = MemoryStore()
     info = RendezvousStoreInfo.build(0, store, "10.0.0.1")
     assert info.master_addr == "10.0.0.1"
@@ -26,7 +26,7 @@ def parameters(**config: Any) -> RendezvousParameters:
     return RendezvousParameters("etcd", "localhost:2379", "run-1", 1, 4, **config)
 
 
-def test_parameters_keep_what_they_were_given() -> None:
+def test_parameters_keep_given_values() -> None:
     given = parameters(local_addr="10.0.0.1", timeout="30", cacert="/ca.pem")
     assert (given.backend, given.endpoint, given.run_id) == ("etcd", "localhost:2379", "run-1")
     assert (given.min_nodes, given.max_nodes, given.local_addr) == (1, 4, "10.0.0.1")
@@ -44,7 +44,7 @@ def test_parameters_keep_what_they_were_given() -> None:
         ({"min_nodes": 3, "max_nodes": 2}, r"at least min_nodes \(3\), not 2"),
     ],
 )
-def test_contradictions_are_refused(change: dict[str, Any], message: str) -> None:
+def test_contradictory_parameters_are_refused(change: dict[str, Any], message: str) -> None:
     plain = {"backend": "etcd", "endpoint": "", "run_id": "r", "min_nodes": 1, "max_nodes": 1}
     assert RendezvousParameters(**plain).max_nodes == 1  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
@@ -59,23 +59,23 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
         ("False", False), ("no", False), ("N", False),
     ],
 )  # fmt: skip
-def test_truth_values(value: object, expected: bool) -> None:
+def test_boolean_values(value: object, expected: bool) -> None:
     assert parameters(flag=value).get_as_bool("flag") is expected
 
 
 @pytest.mark.parametrize("value", ["", "on", "2", 2, "truee", " true"])
-def test_what_is_neither_true_nor_false_is_refused_by_name(value: object) -> None:
+def test_invalid_boolean_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="'flag' must be true or false"):
         parameters(flag=value).get_as_bool("flag")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(3, 3), ("3", 3), (" -7 ", -7), ("+2", 2)])
-def test_whole_numbers(value: object, expected: int) -> None:
+def test_integer_values(value: object, expected: int) -> None:
     assert parameters(count=value).get_as_int("count") == expected
 
 
 @pytest.mark.parametrize("value", ["", "3.0", 3.5, "1e3", "0x10", "three", "1_000"])
-def test_what_is_no_whole_number_is_refused_by_name(value: object) -> None:
+def test_invalid_integer_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="'count' must be a whole number"):
         parameters(count=value).get_as_int("count")
 
@@ -83,19 +83,19 @@ def test_what_is_no_whole_number_is_refused_by_name(value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [(3, 3.0), (0.5, 0.5), ("0.5", 0.5), ("1e3", 1000.0), ("7", 7.0)]
 )
-def test_numbers(value: object, expected: float) -> None:
+def test_float_values(value: object, expected: float) -> None:
     assert parameters(seconds=value).get_as_float("seconds") == expected
 
 
 @pytest.mark.parametrize("value", ["", "ten", "1,5", "5s"])
-def test_what_is_no_number_is_refused_by_name(value: object) -> None:
+def test_invalid_float_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="'seconds' must be a number") as caught:
         parameters(seconds=value).get_as_float("seconds")
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("read", ["get_as_bool", "get_as_int", "get_as_float"])
-def test_what_was_not_given_has_its_default(read: str) -> None:
+def test_missing_parameter_has_its_default(read: str) -> None:
     assert getattr(parameters(), read)("missing") is None
     assert getattr(parameters(missing=None), read)("missing") is None
     assert getattr(parameters(), read)("missing", 1) == 1
@@ -110,7 +110,7 @@ def test_every_error_is_a_rendezvous_error(error: str) -> None:
     assert not issubclass(kind, OSError)
 
 
-def test_the_store_info_names_its_keys_as_torch_does() -> None:
+def test_store_info_uses_torch_key_names() -> None:
     info = RendezvousStoreInfo("10.0.0.1", 29500)
     assert (info.MASTER_ADDR_KEY, info.MASTER_PORT_KEY) == ("MASTER_ADDR", "MASTER_PORT")
     assert (info.master_addr, info.master_port) == ("10.0.0.1", 29500)

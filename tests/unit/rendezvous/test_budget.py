@@ -45,14 +45,14 @@ def stopped(job: Job, *names: str, round: int = 1) -> Job:
 @pytest.mark.parametrize(
     "kind", [USER, FailureClass.OUT_OF_MEMORY, FailureClass.SIGNAL, FailureClass.LAUNCH_ERROR]
 )
-def test_a_failure_that_speaks_for_itself_is_charged_at_once(kind: FailureClass) -> None:
+def test_failure_with_a_clear_cause_is_charged_at_once(kind: FailureClass) -> None:
     current = gang().failure("b", kind=kind).act()
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
     assert current.cause.kind is CauseKind.FAILURE
     assert (current.charged, current.pending) == ((1,), ())
 
 
-def test_a_failure_in_an_older_round_of_that_number_is_never_charged() -> None:
+def test_failure_of_an_older_round_of_that_number_is_never_charged() -> None:
     """etcd lost its data, others sealed round 1 anew, and y reports the end of its own round 1."""
     job = gang().member("y", round=1, known=1).failure("y").idle()
     current = job.failure("b", kind=ABORT).act()
@@ -61,13 +61,13 @@ def test_a_failure_in_an_older_round_of_that_number_is_never_charged() -> None:
     assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
 
 
-def test_a_round_is_charged_once_however_many_failed() -> None:
+def test_round_is_charged_once_for_several_failures() -> None:
     current = gang().failure("a").failure("b").failure("c", kind=ABORT).act()
     assert (current.charged, current.pending) == ((1,), ())
 
 
 @pytest.mark.parametrize("trouble", ["loss", "leave", "join", "scale down"])
-def test_what_costs_nothing(trouble: str) -> None:
+def test_interruptions_are_not_charged(trouble: str) -> None:
     job = gang()
     match trouble:
         case "loss":
@@ -84,7 +84,7 @@ def test_what_costs_nothing(trouble: str) -> None:
     assert (current.charged, current.pending) == ((), ())
 
 
-def test_the_count_of_restarts_is_the_number_of_charges() -> None:
+def test_restart_count_is_the_number_of_charges() -> None:
     job = gang().round(5, charged=(1, 3), previous=4)
     stopped(job, "a", "b", "c", round=4).act()
     stored = job.view().round
@@ -98,7 +98,7 @@ def test_the_count_of_restarts_is_the_number_of_charges() -> None:
 # -- the budget -----------------------------------------------------------------------
 
 
-def test_the_failure_after_the_last_restart_ends_the_job() -> None:
+def test_failure_after_the_last_restart_ends_the_job() -> None:
     job = gang(max_restarts=2)
     job.round(1, RoundState.FINAL, charged=(7, 8)).failure("b", exit_code=3, message="boom")
     current = job.act()
@@ -133,7 +133,7 @@ def aborted(**bounds: Any) -> Job:
     return stopped(job, "a", "b", "c").idle()
 
 
-def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
+def test_aborted_collective_is_charged_without_a_loss() -> None:
     job = aborted().later(WINDOW - 0.1).idle()
     current = job.later(0.1).act()
     assert (current.charged, current.pending) == ((1,), ())
@@ -145,9 +145,7 @@ def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
     [(MemberState.RUNNING, 1), (MemberState.STOPPING, 1), (MemberState.WAITING, 0)],
     ids=["it runs", "it stops its workers", "it has not started yet"],
 )
-def test_the_verdict_waits_for_a_member_that_has_yet_to_tell(
-    state: MemberState, round: int
-) -> None:
+def test_charging_waits_for_a_member_that_has_not_reported(state: MemberState, round: int) -> None:
     """The member may be about to report its leave, which takes a while to arrive."""
     job = aborted(stop_grace_seconds=60).change("c", state=state, round=round)
     job.later(2 * WINDOW - 0.1).idle()
@@ -155,30 +153,30 @@ def test_the_verdict_waits_for_a_member_that_has_yet_to_tell(
     assert (current.charged, current.cause.members, current.counts.leaves) == ((), ("c",), 1)
 
 
-def test_the_verdict_does_not_wait_for_what_is_never_told() -> None:
+def test_charging_does_not_wait_for_running_members_forever() -> None:
     job = aborted(stop_grace_seconds=60).change("c", state=MemberState.RUNNING, round=1)
     assert job.later(WINDOW).idle().later(WINDOW).act().charged == (1,)
 
 
-def test_the_verdict_waits_for_the_lease_of_a_member_that_answers_nobody() -> None:
+def test_charging_waits_for_the_lease_of_a_silent_member() -> None:
     """The lease may last a little longer than the window; its expiry is then the reason."""
     job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle()
     current = job.later(1).gone("c").act()
     assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
 
 
-def test_a_member_that_never_answers_but_keeps_its_lease_excuses_nothing() -> None:
+def test_silent_member_that_keeps_its_lease_does_not_prevent_the_charge() -> None:
     job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle().later(WINDOW - 0.1).idle()
     assert job.later(0.1).act().charged == (1,)
 
 
-def test_a_member_that_was_silent_and_is_heard_again_excuses_nothing() -> None:
+def test_silent_member_heard_again_does_not_prevent_the_charge() -> None:
     job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW - 1)
     job.coordinator.peers.up(PeerUp(identity("c"), "s1"), job.now)
     assert job.idle().later(1).act().charged == (1,)
 
 
-def test_an_aborted_collective_is_excused_by_a_loss() -> None:
+def test_loss_prevents_charge_of_aborted_collective() -> None:
     """A silent node first shows as its peers' aborted collectives."""
     current = aborted().later(4).gone("c").act()
     assert (current.charged, current.pending) == ((), ())
@@ -186,7 +184,7 @@ def test_an_aborted_collective_is_excused_by_a_loss() -> None:
     assert current.cause.members == ("c",)
 
 
-def test_the_history_of_a_round_is_put_right_when_its_cause_is() -> None:
+def test_corrected_cause_is_corrected_in_the_history() -> None:
     job = aborted()
     job.put(KEYS.history(2), History(2, job.current().cause, 2, stop_ms=7))
     job.later(4).gone("c").act()
@@ -203,7 +201,7 @@ def two_failures_on() -> Job:
     return stopped(job, "a", "b", "c", round=2).idle()
 
 
-def test_a_verdict_that_waits_holds_up_no_other() -> None:
+def test_pending_charge_does_not_delay_another() -> None:
     job = aborted()
     job.put(KEYS.roster(2), replace(job.roster(1), number=2)).failure("a", round=2, kind=ABORT)
     job.round(3, previous=2, pending=(1, 2), cause=Cause(CauseKind.FAILURE, ("a",)))
@@ -213,7 +211,7 @@ def test_a_verdict_that_waits_holds_up_no_other() -> None:
 
 
 @pytest.mark.parametrize("excused", [True, False])
-def test_a_verdict_leaves_the_cause_of_a_later_round_alone(excused: bool) -> None:
+def test_charging_keeps_the_cause_of_a_later_round(excused: bool) -> None:
     job = two_failures_on()
     cause = job.current().cause
     current = (job.gone("c") if excused else job.later(WINDOW)).act()
@@ -224,7 +222,7 @@ def test_a_verdict_leaves_the_cause_of_a_later_round_alone(excused: bool) -> Non
 
 
 @pytest.mark.parametrize("excused", [True, False])
-def test_a_verdict_leaves_a_cause_alone_that_is_no_failure(excused: bool) -> None:
+def test_charging_keeps_a_cause_that_is_no_failure(excused: bool) -> None:
     job = aborted()
     number = 2 if excused else 3
     cause = Cause(CauseKind.DATA_LOST, (), "members know round 1")
@@ -235,7 +233,7 @@ def test_a_verdict_leaves_a_cause_alone_that_is_no_failure(excused: bool) -> Non
 
 
 @pytest.mark.parametrize("excused", [True, False])
-def test_the_log_tells_of_a_verdict(excused: bool) -> None:
+def test_charging_is_logged(excused: bool) -> None:
     names = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"]
     job = Job("z", *names, min_nodes=9, max_nodes=9, max_restarts=3).sealed(*names)
     job.idle().later(60).failure("pod-1", kind=ABORT).act()
@@ -247,7 +245,7 @@ def test_the_log_tells_of_a_verdict(excused: bool) -> None:
     assert ("not" not in act.note) is not excused
 
 
-def test_the_log_names_the_first_of_those_that_were_preempted() -> None:
+def test_log_names_first_preempted_members() -> None:
     names = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"]
     job = Job("z", *names, min_nodes=9, max_nodes=9).sealed(*names).idle().later(60)
     for name in names[1:]:
@@ -260,14 +258,14 @@ def test_the_log_names_the_first_of_those_that_were_preempted() -> None:
     assert " pod-2, pod-3, pod-4 " in act.note
 
 
-def test_an_aborted_collective_is_charged_where_nobody_knows_who_ran() -> None:
+def test_aborted_collective_of_unknown_roster_is_charged() -> None:
     """The roster is gone: nobody of it can be missed."""
     job = aborted().delete(KEYS.roster(1)).idle().later(WINDOW - 0.1).idle()
     current = job.later(0.1).act()
     assert (current.charged, current.pending) == ((1,), ())
 
 
-def test_a_member_whose_link_lives_is_not_waited_for_as_a_silent_one() -> None:
+def test_linked_member_is_not_waited_for_as_silent() -> None:
     """Of its present session nothing was heard, but its agent still speaks on an earlier link."""
     job = aborted().later(WINDOW - 2)
     job.coordinator.peers.up(PeerUp(identity("c"), "s0"), job.now)
@@ -275,12 +273,12 @@ def test_a_member_whose_link_lives_is_not_waited_for_as_a_silent_one() -> None:
     assert job.act().charged == (1,)
 
 
-def test_an_aborted_collective_is_excused_by_a_leave() -> None:
+def test_leave_prevents_charge_of_aborted_collective() -> None:
     current = aborted().change("c", state=MemberState.LEAVING).act()
     assert (current.charged, current.pending) == ((), ())
 
 
-def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
+def test_drain_request_prevents_charge_of_aborted_collective() -> None:
     """A leaver's own report may be lost when its machine is being taken away."""
     evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
     current = aborted().bounds(marks=(evicted,)).act()
@@ -293,7 +291,7 @@ def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
     [("s2", False, True), ("s2", True, True), ("s1", False, False)],
     ids=["came back", "came back and had failed", "never went"],
 )
-def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_agent(
+def test_workers_ended_without_agent_prevent_charge_of_aborted_collective(
     session: str, failed: bool, excused: bool
 ) -> None:
     """The launcher ended the workers, or they were the first to abort: their agent was away."""
@@ -306,17 +304,17 @@ def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_ag
     assert current.pending == ()
 
 
-def test_a_new_session_excuses_no_failure_that_speaks_for_itself() -> None:
+def test_new_session_does_not_prevent_charge_of_a_clear_failure() -> None:
     job = aborted().failure("c", message="the true cause")
     assert job.gone("c").member("c", session="s2", round=1).act().charged == (1,)
 
 
-def test_a_done_member_under_a_new_session_excuses_nothing() -> None:
+def test_new_session_of_done_member_does_not_prevent_the_charge() -> None:
     job = aborted().done("c").gone("c").member("c", session="s2", round=1).idle().later(WINDOW)
     assert job.act().charged == (1,)
 
 
-def test_a_peer_that_had_ended_with_success_is_named() -> None:
+def test_peer_that_ended_with_success_is_named() -> None:
     """The others waited for a member that ended too early: their messages do not name it."""
     job = gang(max_restarts=0).done("c").failure("a", kind=ABORT, message="peer gone")
     said = "rank 0 on a ended with exit code 1: peer gone; by then c had ended with success"
@@ -332,12 +330,12 @@ def test_a_peer_that_had_ended_with_success_is_named() -> None:
     assert own.cause.detail == "rank 0 on a ended with exit code 1: own error"
 
 
-def test_a_done_member_that_went_excuses_nothing() -> None:
+def test_removed_done_member_does_not_prevent_the_charge() -> None:
     job = aborted().done("c").gone("c").idle().later(WINDOW)
     assert job.act().charged == (1,)
 
 
-def test_a_cause_that_shows_later_is_charged_at_once() -> None:
+def test_cause_reported_later_is_charged_at_once() -> None:
     current = aborted().failure("c", message="the true cause").act()
     assert (current.charged, current.pending) == ((1,), ())
 
@@ -345,7 +343,7 @@ def test_a_cause_that_shows_later_is_charged_at_once() -> None:
 HANG = FailureClass.HANG
 
 
-def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> None:
+def test_late_first_failure_becomes_the_cause_of_the_round() -> None:
     """A hung worker's failure is reported seconds after those of its waiting peers."""
     job = aborted(stop_grace_seconds=60).change("c", state=MemberState.STOPPING, round=1)
     current = job.failure("c", kind=HANG, message="no progress").act()
@@ -355,7 +353,7 @@ def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> N
 
 
 @pytest.mark.parametrize("row", [0, 3])
-def test_a_round_is_put_down_to_whom_the_status_names(row: int) -> None:
+def test_cause_of_the_round_is_the_first_failure_in_the_status(row: int) -> None:
     """The failures have the same reason: the first report need not be the first failure."""
     job = Job("z", "a", "b", "c", max_nodes=3, max_restarts=9)
     job.sealed("a", "b", "c", streak=Streak(row)).idle().later(1)
@@ -371,13 +369,13 @@ def test_a_round_is_put_down_to_whom_the_status_names(row: int) -> None:
     assert frozen.cause.detail == said + backing
 
 
-def test_an_outcome_says_whose_failure_it_was() -> None:
+def test_outcome_names_the_member_of_the_first_failure() -> None:
     closed = gang(max_restarts=0).failure("b").act()
     assert closed.outcome is not None
     assert closed.outcome.culprit == identity("b")
 
 
-def test_the_verdict_does_not_hold_up_the_next_round() -> None:
+def test_charging_does_not_delay_the_next_round() -> None:
     job = aborted().bounds(max_nodes=3, max_restarts=3)
     assert job.act().state is RoundState.FROZEN
     stored = job.view().round
@@ -391,26 +389,26 @@ def test_the_verdict_does_not_hold_up_the_next_round() -> None:
     assert (current.state, current.charged) == (RoundState.FINAL, (1,))
 
 
-def test_a_verdict_does_not_disturb_a_frozen_round() -> None:
+def test_charging_does_not_change_a_frozen_round() -> None:
     """A verdict would change the revision that members confirm."""
     job = aborted().bounds(max_nodes=3, max_restarts=3, confirm_seconds=60)
     assert job.act().state is RoundState.FROZEN
     job.idle().later(WINDOW + 1).idle()
 
 
-def test_the_job_is_not_closed_before_the_verdict() -> None:
+def test_job_is_not_closed_before_charging() -> None:
     job = aborted(max_restarts=0).later(WINDOW - 0.1).idle()
     closed = job.later(0.1).act()
     assert closed.state is RoundState.CLOSED
     assert closed.charged == (1,)
 
 
-def test_an_excused_round_does_not_close_the_job() -> None:
+def test_uncharged_round_does_not_close_the_job() -> None:
     current = aborted(max_restarts=0).gone("c").act()
     assert (current.state, current.charged) == (RoundState.JOINABLE, ())
 
 
-def test_a_new_coordinator_gives_the_whole_time_again() -> None:
+def test_new_coordinator_waits_the_full_time_again() -> None:
     job = aborted().later(WINDOW - 1)
     job.coordinator.take_over(job.now, ())
     job.idle().later(WINDOW - 0.1).idle()
@@ -427,21 +425,21 @@ def port_taken(retries: int, charged: tuple[int, ...] = ()) -> Job:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
-def test_a_taken_port_is_retried_three_times_for_nothing(retries: int) -> None:
+def test_taken_port_is_retried_three_times_without_charge(retries: int) -> None:
     current = port_taken(retries).act()
     assert (current.number, current.cause.kind) == (2, CauseKind.MASTER_PORT)
     assert (current.charged, current.pending) == ((), ())
     assert current.port_retries == retries + 1
 
 
-def test_the_fourth_time_it_is_a_failure() -> None:
+def test_fourth_taken_port_is_charged() -> None:
     current = port_taken(3).act()
     assert (current.state, current.charged) == (RoundState.JOINABLE, (1,))
     assert port_taken(3, charged=(7, 8, 9)).act().state is RoundState.CLOSED
 
 
 @pytest.mark.parametrize("trouble", ["loss", "failure"])
-def test_anything_else_in_between_starts_the_count_anew(trouble: str) -> None:
+def test_other_cause_resets_the_port_retries(trouble: str) -> None:
     job = gang().round(1, RoundState.FINAL, port_retries=2)
     current = (job.gone("b") if trouble == "loss" else job.failure("b")).act()
     assert current.port_retries == 0
@@ -450,7 +448,7 @@ def test_anything_else_in_between_starts_the_count_anew(trouble: str) -> None:
 # -- success --------------------------------------------------------------------------
 
 
-def test_the_whole_roster_done_closes_the_job_on_its_round() -> None:
+def test_done_roster_closes_the_job_on_its_round() -> None:
     job = gang().done("a", "b", "c").gone("a", "b")
     current = job.act()
     assert (current.number, current.state) == (1, RoundState.CLOSED)
@@ -458,7 +456,7 @@ def test_the_whole_roster_done_closes_the_job_on_its_round() -> None:
     assert current.outcome.kind is OutcomeKind.SUCCEEDED
 
 
-def test_a_failure_before_the_last_done_takes_the_done_in_again() -> None:
+def test_failure_before_the_last_done_restarts_done_members() -> None:
     job = gang().done("a").change("a", state=MemberState.DONE).failure("b")
     assert job.act().number == 2
     stopped(job, "a", "b", "c")

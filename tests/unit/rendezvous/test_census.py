@@ -56,7 +56,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_freeze_rule(case: Case) -> None:
+def test_freeze_rule(case: Case) -> None:
     waiting = tuple(a_member(letter) for letter in case.waiting)
     here = {identity(letter) for letter in case.waiting if letter.isupper()}
     survivors = frozenset(here | {identity(letter) for letter in case.absent})
@@ -84,7 +84,7 @@ def names(members: tuple[Any, ...]) -> list[str]:
     return [member.name for member in members]
 
 
-def test_those_who_are_frozen_are_in_rank_order() -> None:
+def test_frozen_members_are_in_rank_order() -> None:
     choice = choose(census(Job("w-10", "w-9", "w-1")), Bounds(1, 3), 0, last_call_over=False)
     assert choice == Freeze((identity("w-1"), identity("w-9"), identity("w-10")))
 
@@ -99,7 +99,7 @@ def test_those_who_are_frozen_are_in_rank_order() -> None:
         (DONE, 3, False, False, True),
     ],
 )
-def test_a_seated_member(
+def test_counting_of_a_member_with_rank_assignment(
     state: MemberState, round: int, waits: bool, unstopped: bool, survives: bool
 ) -> None:
     job = Job("a", "b").sealed("a", "b", number=3).change("a", state=state, round=round)
@@ -109,7 +109,7 @@ def test_a_seated_member(
     assert (identity("a") in count.survivors) is survives
 
 
-def test_a_leaver_that_said_that_nothing_runs_is_neither_asked_nor_waited_for() -> None:
+def test_leaving_member_that_reported_stop_is_not_counted() -> None:
     job = Job("a", "b").sealed("a", "b", number=3).change("a", state=LEAVING, stopped=True)
     count = census(job, previous=3)
     assert names(count.unstopped) == ["b"]
@@ -117,12 +117,12 @@ def test_a_leaver_that_said_that_nothing_runs_is_neither_asked_nor_waited_for() 
     assert identity("a") not in count.survivors | count.live
 
 
-def test_a_seated_member_that_may_yet_start_counts_as_running() -> None:
+def test_member_with_rank_assignment_that_may_still_start_counts_as_running() -> None:
     job = Job("a").sealed("a", number=3).change("a", state=WAITING, round=2)
     assert names(census(job, previous=3).unstopped) == ["a"]
 
 
-def test_a_newcomer_need_not_have_run_anything() -> None:
+def test_newcomer_without_earlier_round_is_counted() -> None:
     job = Job("a", "b").sealed("a", number=3)
     count = census(job, previous=3)
     assert names(count.waiting) == ["b"]
@@ -130,7 +130,7 @@ def test_a_newcomer_need_not_have_run_anything() -> None:
     assert count.live == {identity("a"), identity("b")}
 
 
-def test_a_marked_member_is_neither_asked_nor_waited_for_as_a_survivor() -> None:
+def test_member_with_drain_request_is_neither_included_nor_a_survivor() -> None:
     mark = Mark(identity("a"), "scaled down")
     job = Job("a", "b", marks=(mark,)).sealed("a", "b", number=1)
     job.change("a", state=WAITING).change("b", state=WAITING)
@@ -140,19 +140,19 @@ def test_a_marked_member_is_neither_asked_nor_waited_for_as_a_survivor() -> None
     assert count.unstopped == ()
 
 
-def test_a_marked_member_that_still_runs_is_waited_for() -> None:
+def test_running_member_with_drain_request_is_waited_for() -> None:
     mark = Mark(identity("a"), "scaled down")
     job = Job("a", "b", marks=(mark,)).sealed("a", "b", number=1)
     assert names(census(job, previous=1).unstopped) == ["a", "b"]
 
 
-def test_a_silenced_member_is_not_asked() -> None:
+def test_member_excluded_for_silence_is_not_included() -> None:
     count = census(Job("a", "b"), silenced={identity("a")})
     assert names(count.waiting) == ["b"]
     assert count.unstopped == ()
 
 
-def test_a_member_with_other_sizes_is_not_asked() -> None:
+def test_member_with_other_sizes_is_not_included() -> None:
     job = Job("a", "b", "c", min_nodes=1, max_nodes=4)
     job.change("a", sizes="2:4:1").change("b", sizes="1:4:1")
     assert names(census(job).waiting) == ["b", "c"]

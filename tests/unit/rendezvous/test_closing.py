@@ -22,7 +22,7 @@ def closed(job: Job, outcome: Outcome) -> Act:
     return act
 
 
-def test_a_closed_round_asks_nobody() -> None:
+def test_closed_round_has_no_members() -> None:
     job = Job("a", "b").round(3, RoundState.FROZEN, ids=(identity("a"), identity("b")))
     closed(job, Outcome(OutcomeKind.STOPPED))
     current = job.current()
@@ -30,7 +30,7 @@ def test_a_closed_round_asks_nobody() -> None:
 
 
 @pytest.mark.parametrize("detail", ["", "by hand"])
-def test_the_note_of_the_end_names_its_kind_and_detail(detail: str) -> None:
+def test_log_of_the_outcome_names_its_kind_and_detail(detail: str) -> None:
     said = closed(Job("a").round(1), Outcome(OutcomeKind.STOPPED, detail)).note
     assert said.endswith(f"stopped {detail}".rstrip())
 
@@ -39,7 +39,7 @@ def test_the_note_of_the_end_names_its_kind_and_detail(detail: str) -> None:
     ("most", "said"),
     [(0, "no restarts"), (1, "1 restart)"), (2, "2 restarts)")],
 )
-def test_the_end_of_the_budget_says_how_many_restarts_there_were(most: int, said: str) -> None:
+def test_spent_budget_names_the_number_of_restarts(most: int, said: str) -> None:
     job = Job("a", max_restarts=most).sealed("a").failure("a")
     outcome = outcome_of_charge(scene(job), tuple(range(most + 1)), Streak(), 1)
     assert outcome is not None
@@ -47,7 +47,7 @@ def test_the_end_of_the_budget_says_how_many_restarts_there_were(most: int, said
     assert outcome.culprit == identity("a")
 
 
-def test_an_end_without_failure_records_is_put_down_to_nobody() -> None:
+def test_outcome_without_failure_records_names_no_member() -> None:
     """They were cleared away, or never arrived."""
     job = Job("a", max_restarts=0).sealed("a")
     outcome = outcome_of_charge(scene(job), (1,), Streak(), 1)

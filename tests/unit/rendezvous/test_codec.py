@@ -49,18 +49,18 @@ def any_record() -> st.SearchStrategy[Any]:
         '{"minNodes":1,"maxNodes":2,"confirmSeconds":Infinity}',
     ],
 )
-def test_bounds_that_no_round_can_be_formed_by_are_malformed(said: str) -> None:
+def test_parameters_without_possible_round_are_malformed(said: str) -> None:
     with pytest.raises(MalformedRecord, match="must be"):
         decode(Bounds, KEY, said.encode())
 
 
 @given(any_record())
-def test_what_is_stored_reads_back_equal(record: Any) -> None:
+def test_encoded_record_decodes_equal(record: Any) -> None:
     assert decode(type(record), KEY, encode(record)) == record
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-def test_fields_at_their_default_are_left_out(kind: type[Any]) -> None:
+def test_fields_at_default_are_omitted(kind: type[Any]) -> None:
     given_ = {
         f.name: value
         for f in fields(kind)
@@ -92,7 +92,7 @@ def test_names_are_camel_case_and_enums_are_their_values() -> None:
     )
 
 
-def test_what_a_newer_release_adds_is_ignored() -> None:
+def test_unknown_fields_of_newer_release_are_ignored() -> None:
     stored = (
         b'{"number":3,"state":"joinable","future":{"a":[1]},'
         b'"cause":{"kind":"loss","weight":2,"members":["a"]}}'
@@ -102,11 +102,11 @@ def test_what_a_newer_release_adds_is_ignored() -> None:
     )
 
 
-def test_what_an_older_release_leaves_out_has_its_default() -> None:
+def test_missing_fields_of_older_release_have_defaults() -> None:
     assert decode(Bounds, KEY, b'{"minNodes":2,"maxNodes":3}') == Bounds(2, 3)
 
 
-def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
+def test_integer_seconds_decode_as_float() -> None:
     bounds = decode(Bounds, KEY, b'{"minNodes":1,"maxNodes":1,"settleSeconds":3}')
     assert bounds.settle_seconds == 3.0
     assert isinstance(bounds.settle_seconds, float)
@@ -135,7 +135,7 @@ def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
         (b'{"minNodes":1,"maxNodes":2,"marks":[{"member":"a"}]}', "reason is missing"),
     ],
 )
-def test_a_malformed_record_names_its_key_and_the_fault(stored: bytes, fault: str) -> None:
+def test_malformed_record_names_its_key_and_fault(stored: bytes, fault: str) -> None:
     with pytest.raises(MalformedRecord) as caught:
         decode(Bounds, KEY, stored)
     assert caught.value.key == KEY
@@ -143,7 +143,7 @@ def test_a_malformed_record_names_its_key_and_the_fault(stored: bytes, fault: st
     assert fault in str(caught.value)
 
 
-def test_an_unknown_word_is_malformed() -> None:
+def test_unknown_enum_value_is_malformed() -> None:
     with pytest.raises(MalformedRecord, match="'paused' is not a valid RoundState"):
         decode(Round, KEY, b'{"number":1,"state":"paused","cause":{"kind":"start"}}')
 
@@ -157,16 +157,14 @@ def test_an_unknown_word_is_malformed() -> None:
     ],
     ids=["of an older release", "of every release", "of a newer release"],
 )
-def test_a_failures_class_is_read_whichever_release_wrote_it(
-    stored: str, kind: FailureClass
-) -> None:
+def test_failure_class_of_every_release_is_read(stored: str, kind: FailureClass) -> None:
     value = (
         f'{{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":"{stored}","atMs":5}}'
     )
     assert decode(Failure, "k", value.encode()).kind is kind
 
 
-def test_a_failures_class_that_is_no_text_is_malformed() -> None:
+def test_failure_class_that_is_no_text_is_malformed() -> None:
     value = b'{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":5,"atMs":5}'
     with pytest.raises(MalformedRecord):
         decode(Failure, "k", value)

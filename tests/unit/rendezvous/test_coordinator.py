@@ -92,7 +92,7 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_a_deposed_coordinator_changes_nothing(situation: Any) -> None:
+def test_deposed_coordinator_changes_nothing(situation: Any) -> None:
     job = situation()
     act = job.look()
     assert act is not None
@@ -103,7 +103,7 @@ def test_a_deposed_coordinator_changes_nothing(situation: Any) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
-def test_a_coordinator_in_office_does(situation: Any) -> None:
+def test_current_coordinator_can_write(situation: Any) -> None:
     job = situation()
     act = job.look()
     assert act is not None
@@ -114,7 +114,7 @@ def test_a_coordinator_in_office_does(situation: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["open", "open with bounds", "freeze", "seal", "loss", "failure", "close"]
 )
-def test_no_round_is_written_over_one_that_was_not_seen(name: str) -> None:
+def test_round_is_not_written_over_an_unseen_one(name: str) -> None:
     job = SITUATIONS[name]()
     act = job.look()
     assert act is not None
@@ -126,7 +126,7 @@ def test_no_round_is_written_over_one_that_was_not_seen(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["open", "open with bounds", "freeze", "seal", "loss", "failure", "close"]
 )
-def test_every_round_is_written_on_its_revision_and_ones_own_session(name: str) -> None:
+def test_round_write_compares_round_revision_and_own_session(name: str) -> None:
     job = SITUATIONS[name]()
     act = job.look()
     assert act is not None
@@ -137,7 +137,7 @@ def test_every_round_is_written_on_its_revision_and_ones_own_session(name: str) 
     assert Compare(own.key, Target.CREATE, own.created) in compares
 
 
-def test_an_own_key_that_merely_changed_does_not_stop_a_coordinator() -> None:
+def test_changed_own_key_does_not_stop_the_coordinator() -> None:
     job = joinable()
     act = job.look()
     assert act is not None
@@ -145,7 +145,7 @@ def test_an_own_key_that_merely_changed_does_not_stop_a_coordinator() -> None:
     assert job.commit(act.txn).succeeded
 
 
-def test_watchers_are_told_who_acts_and_who_would_next() -> None:
+def test_round_names_coordinator_and_successor() -> None:
     job = Job("b", "c", "a", max_nodes=3).round(1)
     current = job.act()
     assert (current.coordinator, current.successor) == (identity("b"), identity("c"))
@@ -156,7 +156,7 @@ def test_watchers_are_told_who_acts_and_who_would_next() -> None:
 # -- opening --------------------------------------------------------------------------
 
 
-def test_the_first_round_opens_once_there_are_bounds() -> None:
+def test_first_round_opens_once_parameters_exist() -> None:
     job = Job("a").delete(KEYS.bounds).idle()
     job.bounds()
     current = job.act()
@@ -164,7 +164,7 @@ def test_the_first_round_opens_once_there_are_bounds() -> None:
     assert current.previous == 0
 
 
-def test_the_first_member_brings_the_bounds_with_the_first_round() -> None:
+def test_first_member_writes_parameters_with_the_first_round() -> None:
     bounds = Bounds(1, 2)
     job = Job("a", "b").brings(bounds)
     assert job.act().number == 1
@@ -172,7 +172,7 @@ def test_the_first_member_brings_the_bounds_with_the_first_round() -> None:
 
 
 @pytest.mark.parametrize("brings", [True, False])
-def test_the_first_round_asks_at_once_if_enough_wait(brings: bool) -> None:
+def test_first_round_freezes_at_once_with_enough_members(brings: bool) -> None:
     job = Job("a", "b", "c", min_nodes=3, max_nodes=3)
     if brings:
         job.delete(KEYS.bounds).brings(Bounds(3, 3))
@@ -180,14 +180,14 @@ def test_the_first_round_asks_at_once_if_enough_wait(brings: bool) -> None:
     assert (current.number, current.state, len(current.ids)) == (1, FROZEN, 3)
 
 
-def test_the_first_round_of_a_crowd_waits_for_it_a_moment() -> None:
+def test_first_round_of_a_large_gang_waits_briefly() -> None:
     names = [f"m-{index}" for index in range(CROWD)]
     job = Job(*names[:-1], min_nodes=CROWD, max_nodes=CROWD).idle()
     assert job.coordinator.timers.wake == pytest.approx(job.clock.now + CROWD_SECONDS)
     assert job.later(CROWD_SECONDS).act().state is JOINABLE
 
 
-def test_how_many_must_still_speak_is_known() -> None:
+def test_number_of_awaited_members_is_known() -> None:
     job = Job("a", "b", min_nodes=4, max_nodes=4).round(1).idle()
     assert job.coordinator.awaited == 2
     job.member("c").member("d").act()
@@ -198,7 +198,7 @@ def test_how_many_must_still_speak_is_known() -> None:
     assert job.coordinator.awaited == 2
 
 
-def test_bounds_that_came_meanwhile_are_not_changed() -> None:
+def test_existing_parameters_are_not_overwritten() -> None:
     job = Job("a", "b").brings(Bounds(1, 2))
     act = job.look()
     assert act is not None
@@ -207,7 +207,7 @@ def test_bounds_that_came_meanwhile_are_not_changed() -> None:
     assert job.read(Bounds, KEYS.bounds).max_nodes == 7
 
 
-def test_no_first_round_comes_with_the_bounds_where_members_know_a_later_one() -> None:
+def test_parameters_come_without_first_round_if_members_know_a_later_one() -> None:
     job = Job("a", "b").brings(Bounds(1, 2)).change("b", known=5)
     act = job.look()
     assert act is not None
@@ -217,7 +217,7 @@ def test_no_first_round_comes_with_the_bounds_where_members_know_a_later_one() -
 
 
 @pytest.mark.parametrize("key", [KEYS.round, KEYS.bounds])
-def test_nothing_is_decided_on_what_cannot_be_read(key: str) -> None:
+def test_malformed_records_prevent_decisions(key: str) -> None:
     job = joinable().put(key, ["not a record"])
     job.brought = Bounds(1, 4)
     job.idle()
@@ -226,19 +226,19 @@ def test_nothing_is_decided_on_what_cannot_be_read(key: str) -> None:
 # -- joinable -------------------------------------------------------------------------
 
 
-def test_the_first_round_waits_for_its_last_call() -> None:
+def test_first_round_waits_for_its_last_call() -> None:
     job = Job("a", "b", last_call_seconds=30).round(1).idle().later(29.9).idle()
     assert job.later(0.1).act().ids == ids("ab")
 
 
-def test_the_last_call_begins_when_there_are_enough() -> None:
+def test_last_call_begins_with_enough_members() -> None:
     job = Job("a", min_nodes=2, last_call_seconds=30).round(1).idle().later(100).idle()
     job.member("b").idle().later(29).idle().gone("b").idle().later(5).member("b").idle()
     job.later(29.9).idle()
     assert job.later(0.1).act().ids == ids("ab")
 
 
-def test_who_comes_during_the_last_call_is_taken_and_may_end_it() -> None:
+def test_member_joining_during_last_call_is_included_and_may_end_it() -> None:
     job = Job("a", "b", expected=3).round(1).idle().later(3).member("c")
     assert job.act().ids == ids("abc")
 
@@ -251,13 +251,13 @@ def recovering(*names: str, **bounds: Any) -> Job:
     return job.round(2, cause=job.current().cause, previous=1)
 
 
-def test_a_running_gang_that_forms_again_waits_out_no_last_call() -> None:
+def test_recovering_gang_skips_the_last_call() -> None:
     job = recovering("a", "b", expected=4).change("a", state=WAITING).idle()
     job.change("b", state=STOPPING).idle().change("b", state=WAITING)
     assert job.act().ids == ids("ab")
 
 
-def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
+def test_round_is_not_frozen_while_an_older_worker_may_run() -> None:
     job = recovering("a", "b", "c", stop_grace_seconds=10, confirm_seconds=5)
     for name in "ac":
         job.change(name, state=WAITING)
@@ -268,19 +268,19 @@ def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
     assert job.act().ids == ids("ac")
 
 
-def test_a_leaver_is_waited_for_too() -> None:
+def test_leaving_member_is_waited_for() -> None:
     """The wait lasts until it reports stopped workers, even while its key exists."""
     job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
     assert job.change("b", stopped=True).act().ids == ids("a")
 
 
-def test_a_leaver_that_went_without_that_word_is_asked() -> None:
+def test_leaving_member_removed_without_reported_stop_is_probed() -> None:
     job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
     job.gone("b").idle()
     assert job.answers("b", Verdict.GONE).act().ids == ids("a")
 
 
-def test_a_coordinator_fences_others_and_never_itself() -> None:
+def test_coordinator_fences_others_and_never_itself() -> None:
     job = recovering("a", "b").idle().later(15)
     job.act()
     assert job.names() == {"a"}
@@ -289,7 +289,7 @@ def test_a_coordinator_fences_others_and_never_itself() -> None:
     assert job.act().ids == ids("a")
 
 
-def test_a_round_says_who_was_fenced_until_it_is_final() -> None:
+def test_round_names_fenced_members_until_final() -> None:
     """A successor must not consider such a member's lease expired."""
     job = recovering("a", "b", "c").change("a", state=WAITING).idle().later(15)
     assert job.act().fenced == ids("bc")
@@ -300,7 +300,7 @@ def test_a_round_says_who_was_fenced_until_it_is_final() -> None:
     assert job.act().fenced == ()
 
 
-def test_a_fence_falls_only_on_what_was_judged() -> None:
+def test_fence_compares_the_judged_record() -> None:
     job = recovering("a", "b").change("a", state=WAITING).idle().later(15)
     act = job.look()
     assert act is not None
@@ -309,19 +309,19 @@ def test_a_fence_falls_only_on_what_was_judged() -> None:
     assert job.names() == {"a", "b"}
 
 
-def test_duplicates_of_a_member_are_fenced_but_for_the_newest() -> None:
+def test_duplicates_of_a_member_are_fenced_except_the_newest() -> None:
     job = Job("a", "b").round(1).member("b", session="s2").member("b", session="s3")
     job.act()
     assert list(job.view().sessions[identity("b")]) == ["s3"]
 
 
-def test_a_pod_that_took_an_older_ones_name_wins() -> None:
+def test_newer_pod_of_the_same_name_wins() -> None:
     job = Job("a", "b").round(1).member("b", id="id-b-again")
     job.act()
     assert set(job.view().members()) == {identity("a"), "id-b-again"}
 
 
-def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
+def test_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
     job = Job("a", max_nodes=1).round(1)
     own = job.stored("a")
     job.member("a", session="s2")
@@ -332,7 +332,7 @@ def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
 # -- join timeout ---------------------------------------------------------------------
 
 
-def test_a_job_that_never_has_enough_members_times_out() -> None:
+def test_job_without_enough_members_times_out() -> None:
     job = Job("a", min_nodes=2, join_timeout_seconds=600).round(1).idle().later(599).idle()
     closed = job.later(1).act()
     assert closed.state is CLOSED
@@ -341,20 +341,20 @@ def test_a_job_that_never_has_enough_members_times_out() -> None:
     assert "1 of at least 2" in closed.outcome.detail
 
 
-def test_time_in_which_nobody_can_come_does_not_count() -> None:
+def test_time_without_possible_members_does_not_count() -> None:
     job = Job("a", min_nodes=2, expected=1, join_timeout_seconds=600).round(1).idle()
     job.later(3600).idle().bounds(min_nodes=2, expected=2).idle().later(599).idle()
     assert job.later(1).act().state is CLOSED
 
 
-def test_a_running_job_does_not_time_out() -> None:
+def test_running_job_does_not_time_out() -> None:
     Job("a", "b", expected=2).sealed("a", "b").idle().later(1e6).idle()
 
 
 # -- frozen ---------------------------------------------------------------------------
 
 
-def test_all_confirmed_is_final_at_once() -> None:
+def test_fully_confirmed_round_is_final_at_once() -> None:
     job = confirm(frozen("a", "b"), "a").idle()
     current = confirm(job, "b").act()
     assert (current.number, current.state, current.ids) == (1, FINAL, ())
@@ -365,7 +365,7 @@ def test_all_confirmed_is_final_at_once() -> None:
     assert job.read(Roster, KEYS.seats) == job.read(Roster, KEYS.roster(1))
 
 
-def test_a_confirmation_of_another_revision_does_not_count() -> None:
+def test_confirmation_of_another_revision_does_not_count() -> None:
     job = frozen("a", "b")
     stale = job.view().round
     assert stale is not None
@@ -374,31 +374,31 @@ def test_a_confirmation_of_another_revision_does_not_count() -> None:
     assert confirm(job, "b").act().state is FINAL
 
 
-def test_the_silent_are_dropped_after_their_time() -> None:
+def test_silent_members_are_dropped_after_confirm_timeout() -> None:
     job = confirm(frozen("a", "b", "c", confirm_seconds=5), "a", "c").later(4.9).idle()
     assert job.later(0.1).act().state is FINAL
     assert [seat.name for seat in job.roster(1).seats] == ["a", "c"]
 
 
-def test_who_vanished_is_dropped_without_waiting() -> None:
+def test_vanished_member_is_dropped_without_waiting() -> None:
     job = confirm(frozen("a", "b", "c"), "a", "c").idle().gone("b")
     assert job.act().state is FINAL
     assert job.roster(1).world_size == 2
 
 
-def test_who_leaves_instead_of_confirming_is_dropped() -> None:
+def test_member_leaving_instead_of_confirming_is_dropped() -> None:
     job = confirm(frozen("a", "b"), "a").change("b", state=LEAVING)
     assert job.act().state is FINAL
     assert job.roster(1).world_size == 1
 
 
-def test_the_confirmed_make_a_legal_size() -> None:
+def test_confirmed_members_form_a_legal_size() -> None:
     job = confirm(frozen("a", "b", "c", increment=2), "a", "b").later(6)
     job.act()
     assert [seat.name for seat in job.roster(1).seats] == ["a"]
 
 
-def test_too_few_confirmations_open_a_new_number() -> None:
+def test_too_few_confirmations_open_a_new_round() -> None:
     job = confirm(frozen("a", "b", min_nodes=2), "a").later(6)
     again = job.act()
     assert (again.number, again.state, again.ids) == (2, JOINABLE, ())
@@ -408,7 +408,7 @@ def test_too_few_confirmations_open_a_new_number() -> None:
 
 
 @pytest.mark.parametrize(("failures", "penalty"), [(1, 15), (2, 30), (3, 60)])
-def test_who_stays_silent_counts_again_after_15_30_60_seconds(failures: int, penalty: int) -> None:
+def test_silent_member_counts_again_after_15_30_60_seconds(failures: int, penalty: int) -> None:
     """`b` never confirms: `a` runs alone until `b` counts as a newcomer again."""
     job = Job("a", "b", expected=2, keep_alive_seconds=100.0).round(1)
     for turn in range(1, failures + 1):
@@ -426,7 +426,7 @@ def test_who_stays_silent_counts_again_after_15_30_60_seconds(failures: int, pen
     assert job.later(0.1).act().cause.kind is CauseKind.JOIN
 
 
-def test_without_the_silent_there_is_no_round_so_they_are_asked_again() -> None:
+def test_silent_member_is_included_if_no_round_is_possible_without_it() -> None:
     job = Job("a", "b", min_nodes=2, max_nodes=2, expected=2).round(1)
     job.act()
     confirm(job, "a").idle().later(5)
@@ -435,7 +435,7 @@ def test_without_the_silent_there_is_no_round_so_they_are_asked_again() -> None:
     assert job.act().ids == ids("ab")
 
 
-def test_a_number_is_sealed_once() -> None:
+def test_round_number_is_sealed_once() -> None:
     """Even if another member sealed it and the round's own record was lost."""
     job = confirm(frozen("a", "b"), "a", "b")
     act = job.look()
@@ -444,7 +444,7 @@ def test_a_number_is_sealed_once() -> None:
     assert not job.commit(act.txn).succeeded
 
 
-def test_what_is_ten_rounds_old_is_cleared_away_with_the_seal() -> None:
+def test_records_ten_rounds_old_are_deleted_with_the_seal() -> None:
     job = Job("a", "b", max_nodes=2)
     number = 12
     for old in range(1, number):
@@ -468,7 +468,7 @@ def job_cause() -> Any:
 # -- costs of a round -----------------------------------------------------------------
 
 
-def test_the_history_of_a_recovery() -> None:
+def test_history_of_a_recovery() -> None:
     job = Job("a", "b", "c", expected=2).sealed("a", "b", "c").idle().later(100)
     lose_link(job.coordinator.peers, identity("c"), job.now - 0.25)
     job.gone("c", proven=True).act()
@@ -484,13 +484,13 @@ def test_the_history_of_a_recovery() -> None:
     assert history.final_ms == job.clock.utc_ms
 
 
-def test_the_start_is_noted_when_the_slowest_runs() -> None:
+def test_start_time_is_recorded_when_slowest_workers_run() -> None:
     job = started().change("a", start_ms=300).change("b", state=WAITING, round=0).idle()
     job.change("b", state=RUNNING, round=1, start_ms=200).act()
     assert job.read(History, KEYS.history(1)).start_ms == 300
 
 
-def test_who_started_cold_is_noted_with_the_start_in_one_write() -> None:
+def test_cold_starts_are_recorded_with_the_start_in_one_write() -> None:
     job = Job("a", "b", "c", expected=3).sealed("a", "b", "c")
     job.put(KEYS.history(1), History(1, job.current().cause, 3))
     for member in "bc":
@@ -505,14 +505,14 @@ def test_who_started_cold_is_noted_with_the_start_in_one_write() -> None:
 
 
 @pytest.mark.parametrize(("cold", "known"), [("", 0), (None, None)], ids=["warm", "nobody says"])
-def test_nobody_started_cold(cold: str | None, known: int | None) -> None:
+def test_warm_round_has_no_cold_nodes(cold: str | None, known: int | None) -> None:
     job = started().change("a", start_ms=300, cold=cold).change("b", start_ms=200, cold=cold)
     job.act()
     history = job.read(History, KEYS.history(1))
     assert (history.cold_nodes, history.cold_reason) == (known, "")
 
 
-def test_the_first_step_is_noted_when_the_slowest_has_made_it() -> None:
+def test_first_step_time_is_recorded_when_slowest_member_made_it() -> None:
     job = started().change("a", start_ms=300).change("b", start_ms=200)
     job.act()
     job.change("a", first_step_ms=900).idle()
@@ -526,14 +526,14 @@ def test_the_first_step_is_noted_when_the_slowest_has_made_it() -> None:
 # -- after a loss of etcd's data ------------------------------------------------------
 
 
-def test_numbers_go_on_after_etcd_lost_its_data() -> None:
+def test_round_numbers_continue_after_etcd_lost_its_data() -> None:
     job = Job("a", "b", keep_alive_seconds=5).change("b", known=7).idle().later(4.9).idle()
     current = job.later(0.1).act()
     assert (current.number, current.state, current.previous) == (8, JOINABLE, 7)
     assert current.cause.kind is CauseKind.DATA_LOST
 
 
-def test_a_remembered_final_round_is_restored_as_it_was() -> None:
+def test_remembered_final_round_is_restored_unchanged() -> None:
     job = Job("a", "b").change("a", known=7).change("b", known=7)
     roster = seal(7, [a_member("a"), a_member("b")], 1)
     final = Round(7, FINAL, job_cause(), previous=7, charged=(2,), pending=(6,), nodes=2)
@@ -545,7 +545,7 @@ def test_a_remembered_final_round_is_restored_as_it_was() -> None:
     job.idle().later(60).idle()
 
 
-def test_a_memory_older_than_what_others_know_is_not_restored() -> None:
+def test_remembered_round_older_than_known_one_is_not_restored() -> None:
     job = Job("a", "b").change("a", known=7).change("b", known=9)
     roster = seal(7, [a_member("a")], 0)
     job.coordinator.last = (Round(7, FINAL, job_cause()), roster)
@@ -553,14 +553,14 @@ def test_a_memory_older_than_what_others_know_is_not_restored() -> None:
 
 
 @pytest.mark.parametrize("state", [JOINABLE, FROZEN, FINAL])
-def test_a_round_that_somebody_outnumbers_is_opened_anew(state: RoundState) -> None:
+def test_round_older_than_a_known_one_is_opened_anew(state: RoundState) -> None:
     job = Job("a", "b").round(1, state, ids=ids("ab")).change("b", known=7)
     current = job.act()
     assert (current.number, current.state, current.ids) == (8, JOINABLE, ())
     assert (current.cause.kind, current.previous) == (CauseKind.DATA_LOST, 7)
 
 
-def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> None:
+def test_round_after_an_unknown_one_waits_for_its_members() -> None:
     """The members outlived etcd, and one is slower to register than the others."""
     job = Job("a", "b", keep_alive_seconds=5, expected=2).round(1).change("b", known=7)
     assert job.act().number == 8
@@ -568,7 +568,7 @@ def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> Non
     assert job.later(0.1).act().state is FROZEN
 
 
-def test_who_turns_up_long_after_a_loss_is_not_the_last() -> None:
+def test_member_arriving_long_after_a_loss_is_not_the_last() -> None:
     job = Job("a", "b", keep_alive_seconds=5, expected=2).change("b", known=7).idle().later(5)
     assert job.act().number == 8
     job.later(1000).change("a", known=20)
@@ -577,7 +577,7 @@ def test_who_turns_up_long_after_a_loss_is_not_the_last() -> None:
     assert job.later(0.1).act().state is FROZEN
 
 
-def test_who_was_waited_for_before_is_not_once_more() -> None:
+def test_members_already_waited_for_are_not_waited_for_again() -> None:
     job = Job("a", "b", keep_alive_seconds=5, expected=2).change("b", known=7).idle().later(5)
     assert job.act().number == 8
     assert job.act().state is FROZEN
@@ -587,9 +587,7 @@ def test_who_was_waited_for_before_is_not_once_more() -> None:
     ("state", "number", "anew"),
     [(JOINABLE, 1, True), (JOINABLE, 0, False), (FROZEN, 1, True), (FINAL, 1, True)],
 )
-def test_a_number_that_was_used_before_is_not_sealed_again(
-    state: RoundState, number: int, anew: bool
-) -> None:
+def test_used_round_number_is_not_sealed_again(state: RoundState, number: int, anew: bool) -> None:
     """A newcomer opened round 1 in an empty store; then b came back, which ran a round 1."""
     job = Job("a", "b", expected=3)
     if state is FINAL:
@@ -604,13 +602,13 @@ def test_a_number_that_was_used_before_is_not_sealed_again(
         assert (job.current().number, job.current().previous) == (2, 1)
 
 
-def test_a_closed_round_is_outnumbered_by_nobody() -> None:
+def test_closed_round_is_not_reopened_for_a_higher_known_number() -> None:
     Job("a", "b").round(1, CLOSED).change("b", known=7).idle()
 
 
 # -- after the end --------------------------------------------------------------------
 
 
-def test_a_closed_round_stays_as_it_is() -> None:
+def test_closed_round_stays_unchanged() -> None:
     job = Job("a", "b").sealed("a", "b").round(1, CLOSED).failure("a").gone("b")
     job.idle().later(1e6).idle()

@@ -42,7 +42,7 @@ def gang(**bounds: Any) -> Job:
 
 
 @pytest.mark.parametrize("kind", list(CauseKind))
-def test_a_cause_moves_one_count_at_most(kind: CauseKind) -> None:
+def test_cause_increments_at_most_one_count(kind: CauseKind) -> None:
     after = counted(Counts(), kind)
     moved = after.losses + after.leaves + after.preemptions + after.joins + after.others
     elsewhere = {CauseKind.START, CauseKind.UNCONFIRMED, CauseKind.FAILURE}
@@ -62,7 +62,7 @@ def test_a_cause_moves_one_count_at_most(kind: CauseKind) -> None:
         ("abort", BEFORE),
     ],
 )
-def test_what_ends_a_round_is_counted(trouble: str, counts: Counts) -> None:
+def test_round_end_is_counted_by_cause(trouble: str, counts: Counts) -> None:
     job = gang()
     match trouble:
         case "loss":
@@ -92,13 +92,13 @@ def aborted() -> Job:
     return job.idle()
 
 
-def test_the_verdict_counts_the_loss_that_excuses_an_abort() -> None:
+def test_loss_that_prevents_a_charge_is_counted() -> None:
     current = aborted().gone("c").act()
     assert (current.charged, current.counts) == ((), Counts(2, 1, 1, 1, 1))
     assert current.cause.kind is CauseKind.LOSS
 
 
-def test_the_verdict_counts_the_leave_that_excuses_an_abort() -> None:
+def test_leave_that_prevents_a_charge_is_counted() -> None:
     """The leaver's peers are killed nevertheless: they may be stuck in a collective."""
     job = aborted().change("c", state=MemberState.LEAVING, reason="drained")
     current = job.act()
@@ -109,14 +109,14 @@ def test_the_verdict_counts_the_leave_that_excuses_an_abort() -> None:
     assert current.cause.kills
 
 
-def test_the_verdict_counts_a_preemption() -> None:
+def test_preemption_that_prevents_a_charge_is_counted() -> None:
     job = aborted().bounds(max_nodes=3, max_restarts=3, marks=EVICTED)
     current = job.change("b", state=MemberState.LEAVING).act()
     assert (current.charged, current.counts) == ((), Counts(1, 1, 2, 1, 1))
     assert current.cause.kind is CauseKind.PREEMPTION
 
 
-def test_who_marked_a_member_to_leave_knows_better_why() -> None:
+def test_drain_request_reason_precedes_the_reason_of_the_member() -> None:
     """The member itself only knows that it was told to end; the mark takes precedence."""
     slow = (Mark(identity("b"), "SurplusStraggler"), Mark(identity("c"), "SurplusStraggler"))
     job = gang().bounds(max_nodes=2, marks=slow)
@@ -151,14 +151,14 @@ def frozen(job: Job, *staying: str) -> Round:
     return current
 
 
-def test_a_leave_becomes_a_preemption_when_the_word_comes() -> None:
+def test_leave_becomes_preemption_when_a_drain_request_says_so() -> None:
     current = left().bounds(max_nodes=3, marks=EVICTED).act()
     assert current.counts == Counts(1, 1, 2, 1, 1)
     assert current.cause == because(CauseKind.PREEMPTION, ("b",), ["EvictionByEvictionAPI"])
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
 
 
-def test_a_sealed_round_and_its_history_learn_of_it_too() -> None:
+def test_sealed_round_and_history_become_preemption_too() -> None:
     job = left().idle()
     open_round = job.current()
     job.sealed("a", "c", "z", number=2, counts=open_round.counts, cause=open_round.cause)
@@ -176,14 +176,14 @@ def test_a_sealed_round_and_its_history_learn_of_it_too() -> None:
     [Mark(identity("b"), "SurplusHighestRank"), Mark(identity("a"), "Preempted", preempted=True)],
     ids=["chosen by ourselves", "another member"],
 )
-def test_other_marks_change_nothing(mark: Mark) -> None:
+def test_other_drain_requests_change_nothing(mark: Mark) -> None:
     left().bounds(max_nodes=3, marks=(mark,)).idle()
 
 
 # -- leaves while the next round is open --------------------------------------------------
 
 
-def test_who_leaves_before_the_round_freezes_is_named_with_the_first() -> None:
+def test_later_leave_before_freeze_is_named_with_the_first() -> None:
     job = left().idle()
     job.change("c", state=MemberState.LEAVING, reason="its node is drained")
     current = frozen(job, "a")
@@ -193,7 +193,7 @@ def test_who_leaves_before_the_round_freezes_is_named_with_the_first() -> None:
     assert current.counts == Counts(1, 2, 1, 1, 1)
 
 
-def test_a_later_leave_that_was_a_preemption_makes_the_round_one() -> None:
+def test_later_preempted_leave_makes_the_round_a_preemption() -> None:
     job = left().idle()
     job.change("c", state=MemberState.LEAVING)
     evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
@@ -206,7 +206,7 @@ def test_a_later_leave_that_was_a_preemption_makes_the_round_one() -> None:
     assert after.counts == Counts(1, 1, 2, 1, 1)
 
 
-def test_a_preemption_names_later_leaves_and_keeps_the_clusters_word() -> None:
+def test_preemption_names_later_leaves_and_keeps_its_reason() -> None:
     job = left().bounds(max_nodes=3, marks=EVICTED)
     assert job.act().cause.kind is CauseKind.PREEMPTION
     job.change("c", state=MemberState.LEAVING, reason="its pod is to end")
@@ -214,13 +214,13 @@ def test_a_preemption_names_later_leaves_and_keeps_the_clusters_word() -> None:
     assert cause == because(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
 
 
-def test_a_done_member_that_leaves_is_no_cause() -> None:
+def test_leaving_done_member_is_no_cause() -> None:
     job = left().idle().done("c")
     job.change("c", state=MemberState.LEAVING)
     assert frozen(job, "a").cause.members == ("b",)
 
 
-def test_a_loss_meanwhile_is_no_leave() -> None:
+def test_loss_before_freeze_is_no_leave() -> None:
     assert frozen(left().idle(), "a").cause.members == ("b",)
 
 
@@ -232,13 +232,13 @@ def seats(*names: str) -> list[Seat]:
     return list(seal(1, members, 0).seats)
 
 
-def test_a_leave_without_a_reason_has_no_detail() -> None:
+def test_leave_without_reason_has_no_detail() -> None:
     cause = leave_cause(seats("a", "b"), {identity("b"): "drained"}, Bounds(1, 3))
     assert cause == because(CauseKind.LEAVE, ("a", "b"), ["drained"])
     assert leave_cause(seats("a"), {}, Bounds(1, 3)).detail == ""
 
 
-def test_reasons_of_later_leaves_are_told_once_each() -> None:
+def test_reasons_of_later_leaves_are_listed_once_each() -> None:
     first = because(CauseKind.LEAVE, ("a",), ["scaled", "drained"])
     words = {identity("a"): "drained", identity("b"): "drained", identity("c"): ""}
     cause = with_later_leaves(first, seats("a", "b", "c"), words.get, Bounds(1, 3))
@@ -258,7 +258,7 @@ def test_leaves_join_those_that_the_previous_release_recorded() -> None:
     assert cause.urgent
 
 
-def test_a_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
+def test_urgent_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
     leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
     told = told_of_preemption(leave, BEFORE, seats("a", "b"), Bounds(1, 3, marks=EVICTED))
     wanted = because(CauseKind.PREEMPTION, ("b", "x"), ["EvictionByEvictionAPI"], urgent=True)

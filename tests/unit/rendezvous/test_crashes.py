@@ -37,7 +37,7 @@ def failed(*failures: dict[str, Any], seconds: float = 3.0, stepped: bool = Fals
     ("row", "seconds"),
     [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (5, 8), (7, 32), (8, 60), (9, 60), (5000, 60)],
 )
-def test_the_pause_doubles_up_to_a_minute(row: int, seconds: float) -> None:
+def test_back_off_doubles_up_to_a_minute(row: int, seconds: float) -> None:
     assert pause_seconds(Streak(row)) == seconds
 
 
@@ -58,16 +58,16 @@ def test_the_pause_doubles_up_to_a_minute(row: int, seconds: float) -> None:
         "without a step again",
     ],
 )
-def test_a_row_of_failures_ends_with_training(failures: list[dict[str, Any]], row: int) -> None:
+def test_training_ends_a_row_of_failures(failures: list[dict[str, Any]], row: int) -> None:
     assert failed(*failures).row == row
 
 
-def test_a_coordinator_that_saw_the_round_stand_for_long_knows_it_too() -> None:
+def test_long_round_seen_by_the_coordinator_ends_a_row_of_failures() -> None:
     assert failed({}, {}, seconds=SOON_SECONDS).row == 0
     assert failed({}, {}, seconds=0.0).row == 2
 
 
-def test_steps_of_any_worker_are_training() -> None:
+def test_steps_of_any_worker_count_as_training() -> None:
     """Often one rank alone reports steps, and another one fails."""
     assert failed({}, {}, stepped=True).row == 0
     found = [a_failure("a"), a_failure("b", kind=ABORT, step=3)]
@@ -75,9 +75,7 @@ def test_steps_of_any_worker_are_training() -> None:
 
 
 @pytest.mark.parametrize(("life", "row"), [((59.9, False), 4), ((60, False), 0), ((1, True), 0)])
-def test_a_round_of_training_that_ended_otherwise_ends_the_row(
-    life: tuple[float, bool], row: int
-) -> None:
+def test_training_round_with_another_end_ends_the_row(life: tuple[float, bool], row: int) -> None:
     after = crashes.after_round(Streak(row=4, step=7, times=2), Life(*life))
     assert after == Streak(row, 7, 2)
 
@@ -91,7 +89,7 @@ def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -
     assert (streak.times, crashes.is_hopeless(streak)) == (times, times >= 3)
 
 
-def test_the_culprits_step_counts() -> None:
+def test_step_of_the_first_failure_counts() -> None:
     """The culprit's peers, whose collectives broke, may have reported another step."""
     found = [a_failure("a", step=6, kind=ABORT), a_failure("b", step=7)]
     assert after_failure(Streak(), found, Life(1.0)).step == 7
@@ -111,7 +109,7 @@ def crashed(row: int, **fields: Any) -> Job:
     return job
 
 
-def test_the_recovery_waits_and_says_so() -> None:
+def test_recovery_waits_for_the_back_off_and_names_it() -> None:
     job = crashed(3)
     current = job.current()
     assert (current.streak.row, current.charged) == (4, (1,))
@@ -121,7 +119,7 @@ def test_the_recovery_waits_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["at once", "later"])
-def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
+def test_job_that_trained_is_not_delayed(verdict: str) -> None:
     """Rank 0 reported a step; another rank failed."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(5)).idle().later(5).change("a", step=17)
@@ -135,7 +133,7 @@ def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
     assert (current.charged, current.streak.row) == ((1,), 0)
 
 
-def test_the_wait_is_no_part_of_what_the_round_cost() -> None:
+def test_back_off_is_separate_from_other_times_of_the_round() -> None:
     job = crashed(2).idle().later(2)
     current = job.act()
     assert current.state is RoundState.FROZEN
@@ -150,14 +148,14 @@ def test_the_wait_is_no_part_of_what_the_round_cost() -> None:
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_the_first_failures_wait_for_nothing(row: int) -> None:
+def test_first_failures_have_no_back_off(row: int) -> None:
     job = crashed(row - 1)
     assert "backing off" not in job.current().cause.detail
     assert job.act().state is RoundState.FROZEN
 
 
 @pytest.mark.parametrize("trouble", ["loss", "leave"])
-def test_what_is_no_failure_never_waits(trouble: str) -> None:
+def test_interruption_has_no_back_off(trouble: str) -> None:
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(6), charged=(9,)).idle().later(5)
     if trouble == "loss":
@@ -172,7 +170,7 @@ def test_what_is_no_failure_never_waits(trouble: str) -> None:
     assert job.act().state is RoundState.FROZEN
 
 
-def test_an_abort_waits_once_it_is_charged() -> None:
+def test_abort_has_back_off_once_charged() -> None:
     """An uncharged abort may be a loss, which causes no pause."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
@@ -201,7 +199,7 @@ def test_three_failures_at_one_step_end_the_job_early() -> None:
     )
 
 
-def test_a_round_that_failed_to_confirm_does_not_wait_twice() -> None:
+def test_unconfirmed_round_does_not_wait_twice() -> None:
     job = crashed(3).idle().later(4)
     assert job.act().state is RoundState.FROZEN
     job.change("b", state=MemberState.LEAVING, stopped=True)
@@ -214,7 +212,7 @@ def test_a_round_that_failed_to_confirm_does_not_wait_twice() -> None:
     assert identity("a") in job.act().ids
 
 
-def test_what_was_said_of_the_cause_stays() -> None:
+def test_back_off_is_appended_to_the_cause() -> None:
     cause = crashes.explained(Cause(CauseKind.FAILURE, ("b",), "boom"), Streak(row=2))
     assert cause.detail == "boom; backing off 1 s after the second failure in a row"
     assert crashes.explained(Cause(CauseKind.FAILURE), Streak(row=11)).detail.startswith(
@@ -228,7 +226,7 @@ def test_each_failure_in_a_row_has_its_ordinal(row: int, said: str) -> None:
     assert detail.endswith(f" s after the {said} failure in a row")
 
 
-def test_a_round_without_failure_records_counts_as_another_failure() -> None:
+def test_round_without_failure_records_counts_as_another_failure() -> None:
     assert after_failure(Streak(2), [], Life(1.0)) == Streak(3)
 
 
@@ -254,7 +252,7 @@ def test_life_of_a_round_is_from_final_to_the_next_round(
 
 
 @pytest.mark.parametrize(("charged", "pauses"), [((1,), True), ((), False)])
-def test_a_corrected_cause_names_the_pause_of_a_charged_round(
+def test_corrected_cause_names_the_back_off_of_a_charged_round(
     charged: tuple[int, ...], pauses: bool
 ) -> None:
     first, known = a_failure("a", kind=ABORT), a_failure("b", message="boom")

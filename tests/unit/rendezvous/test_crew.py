@@ -41,13 +41,13 @@ def test_only_a_node_without_workers_is_idle(workers: Workers) -> None:
     assert Crew().idle
 
 
-def test_workers_that_may_be_started_count_as_starting() -> None:
+def test_workers_allowed_to_start_count_as_starting() -> None:
     crew = told(local(Workers.NONE, 1, failure=a_failure("a"), done=True, master_port=9))
     crew.promise(2)
     assert crew.local == local(Workers.STARTING, 2, master_port=9)
 
 
-def test_a_word_from_before_the_promise_does_not_end_it() -> None:
+def test_report_from_before_the_start_permission_keeps_it() -> None:
     crew = told(local(Workers.NONE, 1))
     crew.promise(2)
     crew.tell(local(Workers.NONE, 1, failure=a_failure("a"), done=True))
@@ -56,7 +56,7 @@ def test_a_word_from_before_the_promise_does_not_end_it() -> None:
 
 @pytest.mark.parametrize("round", [2, 3])
 @pytest.mark.parametrize("workers", list(Workers))
-def test_a_word_of_that_round_or_a_later_one_answers_the_promise(
+def test_report_of_the_permitted_or_later_round_ends_the_start_permission(
     workers: Workers, round: int
 ) -> None:
     crew = told(local(Workers.NONE, 1))
@@ -66,13 +66,13 @@ def test_a_word_of_that_round_or_a_later_one_answers_the_promise(
     assert crew.local == word
 
 
-def test_workers_that_run_are_what_they_are_whatever_was_promised() -> None:
+def test_running_workers_are_reported_despite_start_permission() -> None:
     crew = told(local(Workers.STOPPING, 1))
     crew.promise(2)
     assert crew.local == local(Workers.STOPPING, 1)
 
 
-def test_a_promise_of_an_older_round_changes_nothing() -> None:
+def test_start_permission_of_older_round_is_ignored() -> None:
     crew = told(local(Workers.NONE, 1))
     crew.promise(3)
     crew.promise(2)
@@ -83,18 +83,18 @@ def test_a_promise_of_an_older_round_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", [None, 1, 2])
-def test_workers_of_the_round_that_stands_are_not_late(number: int | None) -> None:
+def test_workers_of_current_round_are_not_late(number: int | None) -> None:
     crew = told(local(Workers.NONE), local(Workers.RUNNING, 2))
     assert is_late(crew, number, after=60) == (False, None)
 
 
-def test_a_node_without_workers_is_not_late() -> None:
+def test_node_without_workers_is_not_late() -> None:
     crew = told(local(Workers.NONE, 1))
     assert is_late(crew, 2) == (False, None)
     assert is_late(crew, 2, after=60) == (False, None)
 
 
-def test_workers_are_late_when_the_grace_has_passed_since_their_round_ended() -> None:
+def test_workers_are_late_after_the_grace_since_their_round_ended() -> None:
     crew = told(local(Workers.NONE), local(Workers.RUNNING, 1))
     assert is_late(crew, 1) == (False, None)
     assert is_late(crew, 2, after=5) == (False, GRACE)
@@ -102,7 +102,7 @@ def test_workers_are_late_when_the_grace_has_passed_since_their_round_ended() ->
     assert is_late(crew, 3, after=15) == (True, None)
 
 
-def test_the_grace_begins_anew_with_the_workers_of_a_later_round() -> None:
+def test_grace_restarts_with_workers_of_a_later_round() -> None:
     crew = told(local(Workers.NONE), local(Workers.RUNNING, 1))
     assert is_late(crew, 2) == (False, GRACE)
     crew.tell(local(Workers.RUNNING, 2))
@@ -110,17 +110,17 @@ def test_the_grace_begins_anew_with_the_workers_of_a_later_round() -> None:
     assert is_late(crew, 3, after=50) == (False, GRACE)
 
 
-def test_workers_found_at_the_start_are_late_once_their_round_is_over() -> None:
+def test_workers_found_at_start_are_late_once_their_round_ended() -> None:
     crew = told(local(Workers.RUNNING, 1), local(Workers.STOPPING, 1))
     assert is_late(crew, 2) == (True, None)
 
 
-def test_workers_found_while_their_round_stood_have_the_grace_when_it_ends() -> None:
+def test_workers_found_during_their_round_have_the_grace_when_it_ends() -> None:
     crew = told(local(Workers.RUNNING, 1))
     assert is_late(crew, 1) == (False, None)
     assert is_late(crew, 2) == (False, GRACE)
 
 
-def test_workers_that_this_agent_started_itself_have_the_grace() -> None:
+def test_workers_started_by_this_agent_have_the_grace() -> None:
     crew = told(local(Workers.RUNNING, 1), local(Workers.RUNNING, 2))
     assert is_late(crew, 3) == (False, GRACE)

@@ -16,9 +16,7 @@ def lost() -> Job:
 
 
 @pytest.mark.parametrize(("state", "others"), [("joinable", 3), ("frozen", 3), ("final", 4)])
-def test_a_final_round_that_is_outnumbered_counts_as_an_interruption(
-    state: str, others: int
-) -> None:
+def test_final_round_older_than_a_known_one_counts_as_interruption(state: str, others: int) -> None:
     job = Job("a", "b").round(1, RoundState(state), counts=Counts(losses=2, others=3))
     assert job.change("b", known=7).act().counts == Counts(losses=2, others=others)
 
@@ -29,19 +27,19 @@ def due(job: Job) -> Act:
     return act
 
 
-def test_a_round_after_a_loss_of_data_says_so() -> None:
+def test_round_after_data_loss_has_its_cause() -> None:
     cause = lost().act().cause
     assert (cause.kind, cause.members) == (CauseKind.DATA_LOST, ())
     assert cause.detail.startswith("etcd")
 
 
-def test_the_note_of_a_round_after_a_loss_of_data_names_its_number() -> None:
+def test_log_of_round_after_data_loss_names_its_number() -> None:
     said = due(lost()).note
     assert "8" in said
     assert "7" not in said
 
 
-def test_the_note_of_a_restored_round_names_its_number() -> None:
+def test_log_of_restored_round_names_its_number() -> None:
     job = Job("a", "b").change("a", known=7).change("b", known=7)
     final = Round(7, RoundState.FINAL, Cause(CauseKind.START), previous=7)
     job.coordinator.last = (final, seal(7, [a_member("a"), a_member("b")], 0))

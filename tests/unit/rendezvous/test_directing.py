@@ -54,13 +54,13 @@ def running(number: int = 2, **local: Any) -> Local:
 # -- starting -------------------------------------------------------------------------
 
 
-def test_workers_start_on_a_final_round_that_seats_us() -> None:
+def test_workers_start_on_a_final_round_with_own_rank_assignment() -> None:
     job = final("a", "b")
     assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5, asks=True)
 
 
 @pytest.mark.parametrize("state", [RoundState.JOINABLE, RoundState.FROZEN])
-def test_nobody_starts_on_a_round_that_is_not_final(state: RoundState) -> None:
+def test_no_start_on_a_round_that_is_not_final(state: RoundState) -> None:
     job = final("a", "b").round(2, state)
     assert directed(job) == Idle(f"round 2 is {state}")
 
@@ -71,38 +71,38 @@ def test_nobody_starts_on_a_round_that_is_not_final(state: RoundState) -> None:
      {"session": "s9"}],
     ids=["lease over", "not ready", "ran before", "not registered"],
 )  # fmt: skip
-def test_what_forbids_a_start(own: dict[str, Any]) -> None:
+def test_conditions_that_prevent_a_start(own: dict[str, Any]) -> None:
     assert isinstance(directed(final("a", "b"), **own), Idle)
 
 
 @pytest.mark.parametrize("state", [s for s in MemberState if s is not MemberState.WAITING])
-def test_who_has_not_said_that_it_waits_starts_nothing(state: MemberState) -> None:
+def test_member_not_recorded_as_waiting_starts_nothing(state: MemberState) -> None:
     """The coordinator may still wait for its older workers."""
     assert directed(final("a", "b").change("a", state=state)) == Idle("round 2 is final")
 
 
-def test_the_first_round_says_what_it_waits_for() -> None:
+def test_first_round_reports_its_wait_reason() -> None:
     job = final("a", "b", number=1).round(1, RoundState.JOINABLE)
     said = "round 1 is joinable: it starts with 4 nodes, or with at least 1 after 30 s"
     assert directed(job) == Idle(said)
 
 
-def test_who_is_done_is_no_newcomer() -> None:
+def test_done_member_is_no_newcomer() -> None:
     done = Local(ready=True, round=2, done=True)
     said = "round 2 is final: this node is done, and ends when the others do"
     assert directed(final("a", "b"), done) == Idle(said)
 
 
-def test_who_is_not_seated_waits() -> None:
+def test_member_without_rank_assignment_waits() -> None:
     job = Job("a", "b").sealed("b", number=2)
     assert isinstance(directed(job), Idle)
 
 
-def test_who_leaves_starts_nothing() -> None:
+def test_leaving_member_starts_nothing() -> None:
     assert directed(final("a", "b"), leaving="drained") == Idle("leaving")
 
 
-def test_nothing_is_known_yet() -> None:
+def test_before_registration_the_directive_is_idle() -> None:
     assert directed(Job("a")) == Idle("registering")
 
 
@@ -123,7 +123,7 @@ PATIENT = replace(BOUNDS, scale_up_wait_seconds=600.0)
         (1, RoundState.FROZEN, IDLE, BOUNDS, "round 1 is frozen"),
     ],
 )
-def test_a_member_without_a_seat_says_how_the_round_stands(
+def test_member_without_rank_assignment_reports_the_round_state(
     number: int, state: RoundState, local: Local, bounds: Bounds | None, said: str
 ) -> None:
     job = Job("a", "b").sealed("b", number=number).round(number, state, nodes=1)
@@ -139,7 +139,7 @@ def test_a_member_without_a_seat_says_how_the_round_stands(
     ],
     ids=["long", "not long", "of no use"],
 )
-def test_a_member_that_waits_for_a_checkpoint_says_so(bounds: Bounds, said: str) -> None:
+def test_member_waiting_for_a_checkpoint_reports_it(bounds: Bounds, said: str) -> None:
     own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
     waits = direct(Facts(own, bounds, True, None))
     assert waits == Idle(f"round 2 is final: {waiting_reason(bounds, 1, 1)}")
@@ -147,13 +147,13 @@ def test_a_member_that_waits_for_a_checkpoint_says_so(bounds: Bounds, said: str)
     assert said in waits.reason
 
 
-def test_a_member_that_nobody_has_room_for_says_no_more_where_newcomers_do_not_wait() -> None:
+def test_surplus_member_reports_no_wait_reason_if_newcomers_do_not_wait() -> None:
     own = Job("a", "b").sealed("b", number=2).own("a", local=IDLE)
     assert direct(Facts(own, Bounds(1, 1), True, None)) == Idle("round 2 is final")
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_member_that_waits_for_etcd_says_why(registered: bool) -> None:
+def test_member_waiting_for_etcd_reports_the_cause(registered: bool) -> None:
     trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
     job = Job("a").round(2) if registered else Job("a")
     facts = Facts(job.own("a", local=IDLE), BOUNDS, True, None, store=trouble)
@@ -163,7 +163,7 @@ def test_a_member_that_waits_for_etcd_says_why(registered: bool) -> None:
 # -- continuing and stopping ----------------------------------------------------------
 
 
-def test_running_workers_go_on() -> None:
+def test_running_workers_continue() -> None:
     job = final("a", "b")
     assert isinstance(directed(job, running()), Run)
     assert isinstance(directed(job, running(), lease_holds=False), Run)
@@ -189,24 +189,24 @@ def test_unsafe_workers_are_killed() -> None:
         (CauseKind.SCALE_DOWN, False),
     ],
 )
-def test_a_newer_round_ends_the_older_ones_workers(kind: CauseKind, kill: bool) -> None:
+def test_newer_round_stops_workers_of_the_older_one(kind: CauseKind, kill: bool) -> None:
     cause = Cause(kind, ("b",))
     job = final("a", "b").round(3, cause=cause)
     assert directed(job, running()) == Stop(2, kill, cause, 0.0 if kill else 10.0)
 
 
-def test_a_failure_here_ends_the_siblings_at_once() -> None:
+def test_local_failure_kills_other_workers_at_once() -> None:
     failure = a_failure("a", round=2, message="boom")
     order = directed(final("a", "b"), running(failure=failure))
     assert order == Stop(2, True, Cause(CauseKind.FAILURE, ("a",), "boom"), 0.0)
 
 
-def test_who_leaves_lets_its_workers_end() -> None:
+def test_leaving_member_stops_its_workers_with_grace() -> None:
     order = directed(final("a", "b"), running(), leaving="drained")
     assert order == Stop(2, False, Cause(CauseKind.LEAVE, ("a",), "drained"), 10.0)
 
 
-def test_workers_of_a_leaver_have_the_jobs_grace() -> None:
+def test_workers_of_leaving_member_have_the_grace_of_the_job() -> None:
     own = final("a", "b").own("a", local=running(), leaving="drained")
     order = direct(Facts(own, Bounds(1, 4, stop_grace_seconds=7), safe=True, remembered=None))
     assert isinstance(order, Stop)
@@ -214,20 +214,20 @@ def test_workers_of_a_leaver_have_the_jobs_grace() -> None:
 
 
 @pytest.mark.parametrize("leaving", ["", "drained"])
-def test_workers_that_should_long_have_stopped_get_no_more_grace(leaving: str) -> None:
+def test_workers_overdue_to_stop_get_no_more_grace(leaving: str) -> None:
     job = final("a", "b").round(3, cause=Cause(CauseKind.JOIN, ("b",)))
     order = directed(job, running(), late=True, leaving=leaving)
     assert isinstance(order, Stop)
     assert (order.kill, order.grace_seconds) == (True, 0.0)
 
 
-def test_who_leaves_while_cut_off_kills_its_workers() -> None:
+def test_leaving_member_without_evidence_kills_its_workers() -> None:
     order = directed(final("a", "b"), running(), safe=False, leaving="drained")
     assert isinstance(order, Stop)
     assert order.kill
 
 
-def test_without_etcd_the_remembered_roster_serves() -> None:
+def test_remembered_roster_is_used_without_etcd() -> None:
     roster = final("a", "b").roster(2)
     assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5, asks=True)
     unknown = directed(Job(), running(3), remembered=roster)
@@ -241,7 +241,7 @@ def test_without_etcd_the_remembered_roster_serves() -> None:
 SAVE = Save(Cause(CauseKind.JOIN, ("c",)), 60.0)
 
 
-def test_workers_of_the_final_round_are_asked_to_save() -> None:
+def test_workers_of_the_final_round_get_the_save_request() -> None:
     job = final("a", "b")
     asked = job.round(2, RoundState.FINAL, save=SAVE)
     order = Run(job.roster(2), identity("a"), max_restarts=5, save=SAVE, asks=True)
@@ -254,7 +254,7 @@ def test_workers_of_the_final_round_are_asked_to_save() -> None:
     [(1, RoundState.FINAL), (1, RoundState.FROZEN), (2, RoundState.FROZEN)],
     ids=["older and final", "older and frozen", "frozen"],
 )
-def test_a_request_to_save_counts_in_its_final_round_alone(number: int, state: RoundState) -> None:
+def test_save_request_counts_only_in_its_final_round(number: int, state: RoundState) -> None:
     """A member that outlived a loss of etcd's data may run a later round than the one it reads."""
     job = final("a", "b")
     roster = job.roster(2)
@@ -272,7 +272,7 @@ def closed(kind: OutcomeKind, **fields: Any) -> Job:
 
 @pytest.mark.parametrize("kind", list(OutcomeKind))
 @pytest.mark.parametrize("local", [IDLE, running()], ids=["idle", "running"])
-def test_a_closed_job_is_finished_whatever_runs(kind: OutcomeKind, local: Local) -> None:
+def test_closed_job_is_finished_whatever_runs(kind: OutcomeKind, local: Local) -> None:
     order = directed(closed(kind), local, leaving="drained", safe=False)
     assert isinstance(order, Finish)
     assert order.outcome == Outcome(kind, "why")
@@ -280,7 +280,7 @@ def test_a_closed_job_is_finished_whatever_runs(kind: OutcomeKind, local: Local)
     assert order.failure is None
 
 
-def test_a_failed_job_shows_the_culprit_of_the_last_charged_round() -> None:
+def test_failed_job_names_first_failure_of_the_last_charged_round() -> None:
     job = closed(OutcomeKind.FAILED, charged=(1, 2))
     job.failure("b", round=1, message="excused long ago").failure("b", round=2, message="boom")
     order = directed(job)
@@ -289,7 +289,7 @@ def test_a_failed_job_shows_the_culprit_of_the_last_charged_round() -> None:
     assert order.failure.message == "boom"
 
 
-def test_a_failed_job_shows_the_failure_that_its_end_was_put_down_to() -> None:
+def test_failed_job_names_first_failure_of_its_outcome() -> None:
     job = final("a", "b").failure("b", message="boom").failure("a", at_ms=1, message="told later")
     outcome = Outcome(OutcomeKind.FAILED, "b: boom", "id-b")
     order = directed(job.round(2, RoundState.CLOSED, outcome=outcome, charged=(1,)))
@@ -298,6 +298,6 @@ def test_a_failed_job_shows_the_failure_that_its_end_was_put_down_to() -> None:
     assert order.failure.message == "boom"
 
 
-def test_closed_by_hand_means_stopped() -> None:
+def test_manual_close_means_stopped() -> None:
     job = final("a").put("/elasticjob/team/uid/0/state/round", a_round(2, RoundState.CLOSED))
     assert directed(job) == Finish(Outcome(OutcomeKind.STOPPED), None, 10.0)

@@ -56,19 +56,19 @@ async def _run(members: int, awaited: int, changes: int) -> tuple[int, list[Even
     return await stepped(Recorder(members, awaited), changes)
 
 
-def test_a_crowds_changes_are_judged_together() -> None:
+def test_changes_of_a_large_gang_are_processed_together() -> None:
     at_once, steps = asyncio.run(_run(CROWD, awaited=0, changes=3))
     assert at_once == 1
     assert [type(step) for step in steps] == [Started, Changed]
 
 
-def test_they_are_judged_at_once_when_all_may_have_spoken() -> None:
+def test_changes_are_processed_at_once_when_all_awaited_members_reported() -> None:
     at_once, steps = asyncio.run(_run(CROWD, awaited=3, changes=3))
     assert at_once == 2
     assert [type(step) for step in steps] == [Started, Changed]
 
 
-def test_a_few_members_are_judged_one_by_one() -> None:
+def test_changes_of_a_small_gang_are_processed_one_by_one() -> None:
     at_once, steps = asyncio.run(_run(CROWD - 1, awaited=0, changes=3))
     assert (at_once, len(steps)) == (4, 4)
 
@@ -96,7 +96,7 @@ class Requesting(Recorder):
         return [Watch(1, (Range("/k"),), 0), Grant(5)] if isinstance(event, Started) else []
 
 
-def test_a_refused_watch_is_no_answer_to_the_request_under_way() -> None:
+def test_refused_watch_does_not_answer_the_pending_request() -> None:
     """The refusal once counted as the answer: the real answer then ended the member."""
 
     async def main() -> list[Event]:

@@ -64,7 +64,7 @@ class Round:
         return self
 
 
-def test_a_healthy_round_goes_on() -> None:
+def test_healthy_round_continues() -> None:
     round = Round()
     assert round.look_after(3600) == FinalLook()
     assert round.timers.wake is None
@@ -73,7 +73,7 @@ def test_a_healthy_round_goes_on() -> None:
 # -- success --------------------------------------------------------------------------
 
 
-def test_success_is_the_whole_roster_done() -> None:
+def test_success_requires_the_whole_roster_done() -> None:
     round = Round("ab")
     round.job.done("a")
     assert round.look_after(1) == FinalLook()
@@ -89,7 +89,7 @@ def test_done_members_may_vanish_fail_or_leave() -> None:
     assert round.look_after(0).succeeded
 
 
-def test_dones_of_another_round_do_not_count() -> None:
+def test_done_records_of_another_round_do_not_count() -> None:
     round = Round("ab")
     round.job.done("a", "b", round=2)
     assert not round.look_after(1).succeeded
@@ -98,7 +98,7 @@ def test_dones_of_another_round_do_not_count() -> None:
 # -- failures and losses --------------------------------------------------------------
 
 
-def test_a_failure_opens_the_next_round_at_once() -> None:
+def test_failure_opens_the_next_round_at_once() -> None:
     round = Round()
     round.job.failure("b", message="boom")
     look = round.look_after(0.5)
@@ -109,33 +109,33 @@ def test_a_failure_opens_the_next_round_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [FailureClass.USER_ERROR, FailureClass.PEER_ABORT])
-def test_a_failure_of_who_has_no_seat_ends_no_round(kind: FailureClass) -> None:
+def test_failure_of_member_without_rank_assignment_ends_no_round(kind: FailureClass) -> None:
     """A loss of etcd's data has this effect: the failure is of another round of the same number."""
     round = Round("ab")
     round.job.member("c", round=1, known=1).failure("c", kind=kind)
     assert round.seen() == (CauseKind.JOIN, ("c",)), "it is a newcomer like any other"
 
 
-def test_who_was_done_without_a_seat_keeps_no_newcomer_out() -> None:
+def test_done_member_without_rank_assignment_does_not_block_newcomers() -> None:
     round = Round("ab")
     round.job.member("c", state=MemberState.DONE, round=1).done("c").member("d")
     assert round.seen() == (CauseKind.JOIN, ("d",))
 
 
-def test_a_failure_after_somebody_was_done_counts() -> None:
+def test_failure_after_a_member_is_done_counts() -> None:
     round = Round("ab")
     round.job.done("a").failure("b")
     assert round.seen() == (CauseKind.FAILURE, ("b",))
 
 
-def test_a_port_that_was_taken_is_its_own_cause() -> None:
+def test_taken_port_is_its_own_cause() -> None:
     round = Round()
     round.job.failure("a", kind=FailureClass.MASTER_PORT)
     round.abort("b")
     assert round.seen() == (CauseKind.MASTER_PORT, ("a",))
 
 
-def test_a_member_whose_key_is_gone_is_lost() -> None:
+def test_member_without_key_is_lost() -> None:
     round = Round()
     round.job.gone("b")
     assert round.seen() == (CauseKind.LOSS, ("b",))
@@ -147,19 +147,19 @@ def test_several_losses_share_a_round() -> None:
     assert round.seen() == (CauseKind.LOSS, ("b", "c"))
 
 
-def test_a_loss_explains_its_peers_aborted_collectives() -> None:
+def test_loss_explains_aborted_collectives_of_peers() -> None:
     round = Round()
     round.abort("a").job.gone("b")
     assert round.seen() == (CauseKind.LOSS, ("b",))
 
 
-def test_a_loss_explains_no_error_of_somebody_else() -> None:
+def test_loss_does_not_explain_error_of_another_member() -> None:
     round = Round()
     round.job.failure("a").gone("b")
     assert round.seen() == (CauseKind.FAILURE, ("a",))
 
 
-def test_a_loss_is_dated_from_its_first_symptom() -> None:
+def test_loss_is_dated_from_its_first_symptom() -> None:
     round = Round()
     lose_link(round.peers, identity("b"), round.job.now - 4.0)
     round.job.gone("b")
@@ -168,7 +168,7 @@ def test_a_loss_is_dated_from_its_first_symptom() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["failure", "loss"])
-def test_the_trouble_of_each_round_has_its_own_first_symptom(trouble: str) -> None:
+def test_each_round_has_its_own_first_symptom(trouble: str) -> None:
     round = Round()
     for number in (1, 2):
         round.job.later(60)
@@ -186,7 +186,7 @@ def test_the_trouble_of_each_round_has_its_own_first_symptom(trouble: str) -> No
         assert round.look_after(5).symptom == look.symptom
 
 
-def test_an_aborted_collective_is_told_with_who_was_done_by_then() -> None:
+def test_aborted_collective_names_members_done_by_then() -> None:
     round = Round("ab")
     round.job.done("a")
     cause = round.abort("b").look_after(0).cause
@@ -195,14 +195,14 @@ def test_an_aborted_collective_is_told_with_who_was_done_by_then() -> None:
     assert "a had ended" in cause.detail
 
 
-def test_who_stopped_its_workers_itself_is_lost_too() -> None:
+def test_member_that_stopped_its_workers_itself_is_lost() -> None:
     """The member was cut off for longer than its lease, and came back."""
     round = Round()
     round.job.change("b", state=MemberState.WAITING, round=1)
     assert round.seen() == (CauseKind.LOSS, ("b",))
 
 
-def test_who_has_not_started_yet_is_not() -> None:
+def test_member_that_has_not_started_is_not_lost() -> None:
     round = Round()
     round.job.change("b", state=MemberState.WAITING, round=0)
     assert round.seen(60) is None
@@ -211,7 +211,7 @@ def test_who_has_not_started_yet_is_not() -> None:
 # -- delayed losses -------------------------------------------------------------------
 
 
-def test_after_taking_over_the_roster_has_a_leases_time_to_register_again() -> None:
+def test_after_takeover_the_roster_has_a_lease_time_to_register_again() -> None:
     round = Round()
     round.job.gone("b", "c")
     round.timers.clear()
@@ -222,7 +222,7 @@ def test_after_taking_over_the_roster_has_a_leases_time_to_register_again() -> N
     assert round.seen(0.1) == (CauseKind.LOSS, ("c",))
 
 
-def test_nothing_planned_begins_while_somebody_may_register_again() -> None:
+def test_planned_round_waits_while_a_member_may_register_again() -> None:
     round = Round("ab", expected=3)
     round.job.gone("b").member("c")
     round.timers.clear()
@@ -231,7 +231,7 @@ def test_nothing_planned_begins_while_somebody_may_register_again() -> None:
     assert round.seen(LEASE) == (CauseKind.LOSS, ("b",))
 
 
-def test_who_registered_again_and_went_has_no_such_time_twice() -> None:
+def test_member_that_registered_again_and_vanished_gets_no_second_wait() -> None:
     round = Round()
     round.job.gone("b")
     round.timers.clear()
@@ -243,13 +243,13 @@ def test_who_registered_again_and_went_has_no_such_time_twice() -> None:
     assert round.seen(1) == (CauseKind.LOSS, ("b",))
 
 
-def test_who_goes_later_has_no_such_time() -> None:
+def test_member_that_vanishes_later_gets_no_wait() -> None:
     round = Round()
     round.job.gone("b")
     assert round.seen(1) == (CauseKind.LOSS, ("b",))
 
 
-def test_proof_ends_the_patience() -> None:
+def test_proof_of_end_ends_the_wait() -> None:
     round = Round()
     view = round.job.view()
     round.peers.probed(Probed(identity("b"), "s1", Verdict.GONE), view, round.job.now, 30)
@@ -259,7 +259,7 @@ def test_proof_ends_the_patience() -> None:
     assert round.seen() == (CauseKind.LOSS, ("b",))
 
 
-def test_who_is_still_linked_may_register_again() -> None:
+def test_linked_member_may_register_again() -> None:
     """An etcd outage may have cost the member its lease: a healthy gang continues."""
     round = Round()
     round.peers.up(PeerUp(identity("b"), "s1"), round.job.now)
@@ -276,7 +276,7 @@ def test_who_is_still_linked_may_register_again() -> None:
 # -- leaving --------------------------------------------------------------------------
 
 
-def test_leaves_that_are_close_share_a_round() -> None:
+def test_leaves_close_in_time_share_a_round() -> None:
     round = Round()
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
@@ -290,7 +290,7 @@ def test_leaves_that_are_close_share_a_round() -> None:
     assert look.symptom == pytest.approx(round.job.now - 2 * LEAVE_QUIET_SECONDS + 0.01)
 
 
-def test_leaves_one_after_the_other_are_not_waited_for_without_end() -> None:
+def test_wait_for_successive_leaves_is_bounded() -> None:
     round = Round("abcdef")
     for name in "abcd":
         round.job.change(name, state=LEAVING, reason="drained")
@@ -299,7 +299,7 @@ def test_leaves_one_after_the_other_are_not_waited_for_without_end() -> None:
     assert round.seen(LEAVE_QUIET_SECONDS - 0.005) == (CauseKind.LEAVE, tuple("abcde"))
 
 
-def test_a_leave_that_the_operator_told_of_is_waited_for() -> None:
+def test_leave_with_a_drain_request_is_waited_for() -> None:
     round = Round(marks=(Mark(identity("a"), "scaled down"), Mark(identity("b"), "scaled down")))
     round.job.change("b", state=LEAVING, reason="scaled down")
     assert round.seen() is None
@@ -311,7 +311,7 @@ def test_a_leave_that_the_operator_told_of_is_waited_for() -> None:
     assert look.cause.members == ("a", "b")
 
 
-def test_a_leave_that_does_not_follow_its_mark_is_not_waited_for_without_end() -> None:
+def test_wait_for_leave_after_drain_request_is_bounded() -> None:
     round = Round(marks=(Mark(identity("a"), "scaled down"),))
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
@@ -321,7 +321,7 @@ def test_a_leave_that_does_not_follow_its_mark_is_not_waited_for_without_end() -
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
+def test_leaves_of_a_later_round_are_waited_for_again(marked: bool) -> None:
     marks = (Mark(identity("a"), "scaled down"),) if marked else ()
     seconds = LEAVE_COALESCE_SECONDS if marked else LEAVE_QUIET_SECONDS
     round = Round(marks=marks)
@@ -346,7 +346,7 @@ def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
     ],
     ids=["by its key, which stands", "by its key, which went", "by a link alone"],
 )
-def test_a_leave_that_only_a_link_told_is_urgent(
+def test_leave_known_only_from_a_leave_notice_is_urgent(
     said: MemberState, gone: bool, urgent: bool
 ) -> None:
     """Its peers may be stuck in collectives for a while."""
@@ -361,7 +361,7 @@ def test_a_leave_that_only_a_link_told_is_urgent(
     assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=urgent)
 
 
-def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
+def test_withdrawn_leave_is_not_urgent() -> None:
     """Its key stands, so it told its peers in time."""
     round = Round()
     round.job.change("b", state=LEAVING, reason="drained")
@@ -371,7 +371,7 @@ def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
     assert cause == because(CauseKind.LEAVE, ("b",), ["drained"])
 
 
-def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> None:
+def test_leave_with_unread_last_record_is_urgent() -> None:
     round = Round()
     round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
     round.job.gone("b").view().departed.clear()
@@ -380,7 +380,7 @@ def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> N
     assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
 
 
-def test_who_said_that_it_leaves_is_never_lost() -> None:
+def test_member_that_reported_leaving_is_never_lost() -> None:
     round = Round()
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
@@ -390,7 +390,7 @@ def test_who_said_that_it_leaves_is_never_lost() -> None:
     assert (look.cause.kind, look.cause.detail) == (CauseKind.LEAVE, "drained")
 
 
-def test_aborted_peers_of_a_leaver_are_its_consequences_and_stop_at_once() -> None:
+def test_aborted_peers_of_leaving_member_are_consequences_and_stop_at_once() -> None:
     round = Round().abort("c")
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
@@ -407,7 +407,7 @@ def test_aborted_peers_of_a_leaver_are_its_consequences_and_stop_at_once() -> No
         (None, CauseKind.LEAVE, "its pod is to end"),
     ],
 )
-def test_a_leave_is_a_preemption_by_the_operators_word(
+def test_drain_request_makes_a_leave_a_preemption(
     preempted: bool | None, kind: CauseKind, detail: str
 ) -> None:
     marks = () if preempted is None else (Mark(identity("b"), detail, preempted),)
@@ -419,19 +419,19 @@ def test_a_leave_is_a_preemption_by_the_operators_word(
     assert not cause.kills
 
 
-def test_an_error_goes_before_a_leave() -> None:
+def test_error_precedes_a_leave() -> None:
     round = Round()
     round.job.change("b", state=LEAVING).failure("c")
     assert round.seen() == (CauseKind.FAILURE, ("c",))
 
 
-def test_a_done_member_that_leaves_moves_nobody() -> None:
+def test_leaving_done_member_opens_no_round() -> None:
     round = Round()
     round.job.done("b").change("b", state=LEAVING)
     assert round.seen(60) is None
 
 
-def test_a_mark_alone_moves_nobody() -> None:
+def test_drain_request_alone_opens_no_round() -> None:
     """The marked member itself reports its leave."""
     round = Round(marks=(Mark(identity("b"), "scaled down"),))
     assert round.seen(60) is None
@@ -440,7 +440,7 @@ def test_a_mark_alone_moves_nobody() -> None:
 # -- newcomers ------------------------------------------------------------------------
 
 
-def test_newcomers_settle_before_they_are_taken_in() -> None:
+def test_newcomers_settle_before_they_are_included() -> None:
     round = Round("ab", expected=6)
     round.job.member("c")
     assert round.seen() is None
@@ -450,7 +450,7 @@ def test_newcomers_settle_before_they_are_taken_in() -> None:
     assert round.seen(1) == (CauseKind.JOIN, ("c", "d"))
 
 
-def test_where_nobody_knows_how_many_will_come_a_quiet_moment_is_enough() -> None:
+def test_unknown_number_of_newcomers_settles_after_a_quiet_period() -> None:
     round = Round("ab", expected=None)
     round.job.member("c")
     assert round.seen() is None
@@ -460,7 +460,7 @@ def test_where_nobody_knows_how_many_will_come_a_quiet_moment_is_enough() -> Non
     assert round.seen(0.1) == (CauseKind.JOIN, ("c", "d"))
 
 
-def test_settling_ends_when_everybody_wanted_is_there() -> None:
+def test_settling_ends_when_all_expected_members_are_present() -> None:
     round = Round("ab", expected=4)
     round.job.member("c")
     assert round.seen() is None
@@ -468,7 +468,7 @@ def test_settling_ends_when_everybody_wanted_is_there() -> None:
     assert round.seen() == (CauseKind.JOIN, ("c", "d"))
 
 
-def test_a_newcomer_that_went_again_starts_no_round() -> None:
+def test_newcomer_that_vanished_opens_no_round() -> None:
     round = Round("ab", expected=6)
     round.job.member("c")
     assert round.seen() is None
@@ -491,14 +491,14 @@ def test_a_newcomer_that_went_again_starts_no_round() -> None:
     ],
     ids=["at the maximum", "off the grid", "not waiting", "leaving", "marked", "other sizes"],
 )
-def test_who_is_no_reason_for_a_round(newcomer: dict[str, Any], bounds: dict[str, Any]) -> None:
+def test_newcomers_that_open_no_round(newcomer: dict[str, Any], bounds: dict[str, Any]) -> None:
     round = Round("ab", **bounds)
     round.job.member("z", **newcomer)
     assert round.seen() is None
     assert round.seen(3600) is None
 
 
-def test_a_newcomer_that_failed_to_confirm_is_no_reason_for_a_round() -> None:
+def test_newcomer_that_failed_to_confirm_opens_no_round() -> None:
     round = Round("ab", expected=3)
     round.job.member("z")
     round.silent = {identity("z")}
@@ -507,7 +507,7 @@ def test_a_newcomer_that_failed_to_confirm_is_no_reason_for_a_round() -> None:
     assert round.seen() == (CauseKind.JOIN, ("z",))
 
 
-def test_newcomers_wait_for_a_checkpoint_that_lands_after_they_came() -> None:
+def test_newcomers_wait_for_a_checkpoint_after_their_arrival() -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=600, settle_seconds=0)
     round.job.change("a", checkpoint_step=10)
     round.job.later(5).member("c")
@@ -519,7 +519,7 @@ def test_newcomers_wait_for_a_checkpoint_that_lands_after_they_came() -> None:
     assert round.seen(1) == (CauseKind.JOIN, ("c",))
 
 
-def test_newcomers_wait_no_longer_than_they_must() -> None:
+def test_wait_of_newcomers_is_bounded() -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=600)
     round.job.member("c")
     assert round.seen() is None
@@ -529,7 +529,7 @@ def test_newcomers_wait_no_longer_than_they_must() -> None:
 
 
 @pytest.mark.parametrize("most", [0.5, 1.0])
-def test_newcomers_wait_for_a_checkpoint_even_where_that_takes_no_longer_than_a_second(
+def test_newcomers_wait_for_a_checkpoint_even_within_a_second(
     most: float,
 ) -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=most, settle_seconds=0)
@@ -540,7 +540,7 @@ def test_newcomers_wait_for_a_checkpoint_even_where_that_takes_no_longer_than_a_
 
 
 @pytest.mark.parametrize("before", ["elsewhere", "nobody is there"])
-def test_that_workers_begin_to_run_is_no_checkpoint(before: str) -> None:
+def test_start_of_workers_is_no_checkpoint(before: str) -> None:
     """Until then none of the round's members had anything to tell."""
     job = Job("a", "b", "c").sealed("a", "b")
     for name in "ab":
@@ -560,7 +560,7 @@ def test_that_workers_begin_to_run_is_no_checkpoint(before: str) -> None:
     assert not must_wait(job.view(), roster, bounds, timers, since)
 
 
-def test_a_checkpoint_of_a_step_that_an_earlier_round_reached_too_lets_newcomers_in() -> None:
+def test_checkpoint_at_a_step_of_an_earlier_round_includes_newcomers() -> None:
     """The later round began from an older checkpoint and came past the same step again."""
     job = Job("a", "b", "c").sealed("a", "b").change("a", checkpoint_step=100)
     bounds, timers = Bounds(1, 8, scale_up_wait_seconds=600.0), Timers()
@@ -575,7 +575,7 @@ def test_a_checkpoint_of_a_step_that_an_earlier_round_reached_too_lets_newcomers
     assert not must_wait(job.view(), job.roster(2), bounds, timers, since)
 
 
-def test_a_checkpoint_of_another_round_lets_nobody_in() -> None:
+def test_checkpoint_of_another_round_includes_no_newcomers() -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=600, settle_seconds=0)
     round.job.member("c")
     assert round.seen() is None
@@ -583,7 +583,7 @@ def test_a_checkpoint_of_another_round_lets_nobody_in() -> None:
     assert round.seen(1) is None
 
 
-def test_while_newcomers_wait_a_loss_opens_a_round_at_once() -> None:
+def test_loss_opens_a_round_at_once_while_newcomers_wait() -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=600)
     round.job.member("c")
     assert round.seen() is None
@@ -602,12 +602,12 @@ def test_while_newcomers_wait_a_loss_opens_a_round_at_once() -> None:
         ({"increment": 2, "min_nodes": 2}, 1, "does not grow by 1"),
     ],
 )
-def test_who_waits_can_read_why(bounds: dict[str, Any], waiting: int, said: str) -> None:
+def test_wait_reason_of_newcomers(bounds: dict[str, Any], waiting: int, said: str) -> None:
     reason = waiting_reason(Bounds(**{"min_nodes": 1, "max_nodes": 8, **bounds}), 2, waiting)
     assert (said in reason) if said else reason == ""
 
 
-def test_from_the_first_done_on_newcomers_wait_for_ever() -> None:
+def test_newcomers_are_excluded_after_the_first_done() -> None:
     round = Round("ab", expected=3)
     round.job.done("a").member("z")
     assert round.seen(3600) is None
@@ -616,13 +616,13 @@ def test_from_the_first_done_on_newcomers_wait_for_ever() -> None:
 # -- scaling down ---------------------------------------------------------------------
 
 
-def test_a_smaller_wanted_size_alone_starts_no_round() -> None:
+def test_smaller_wanted_size_alone_opens_no_round() -> None:
     round = Round("abc")
     round.job.bounds(max_nodes=8, expected=2)
     assert round.seen(3600) is None
 
 
-def test_a_gang_over_its_maximum_has_a_grace_to_shrink() -> None:
+def test_gang_over_its_maximum_has_a_grace_to_shrink() -> None:
     round = Round("abc")
     round.job.bounds(max_nodes=2, stop_grace_seconds=10)
     assert round.seen() is None
@@ -630,7 +630,7 @@ def test_a_gang_over_its_maximum_has_a_grace_to_shrink() -> None:
     assert round.seen(0.1) == (CauseKind.SCALE_DOWN, ())
 
 
-def test_a_maximum_that_was_raised_again_is_forgotten() -> None:
+def test_raised_maximum_resets_the_grace() -> None:
     round = Round("abc")
     round.job.bounds(max_nodes=2)
     assert round.seen(9) is None
@@ -640,7 +640,7 @@ def test_a_maximum_that_was_raised_again_is_forgotten() -> None:
     assert round.seen(9) is None
 
 
-def test_a_gang_that_is_over_its_maximum_once_more_has_the_whole_grace_again() -> None:
+def test_gang_over_its_maximum_again_has_the_whole_grace() -> None:
     round = Round("abc")
     for most in (2, 3, 2):
         round.job.bounds(max_nodes=most, stop_grace_seconds=10)
@@ -654,7 +654,7 @@ def test_a_gang_that_is_over_its_maximum_once_more_has_the_whole_grace_again() -
 
 
 @pytest.mark.parametrize(("expected", "seconds"), [(6, 3.0), (None, 0.5)])
-def test_newcomers_settle_anew_in_each_round(expected: int | None, seconds: float) -> None:
+def test_newcomers_settle_again_in_each_round(expected: int | None, seconds: float) -> None:
     round = Round("ab", expected=expected)
     round.job.member("c")
     for number in (1, 2):

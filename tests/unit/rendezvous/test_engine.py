@@ -93,14 +93,14 @@ def key_of(node: Node) -> str:
 # -- the beginning --------------------------------------------------------------------
 
 
-def test_a_lone_member_goes_from_nothing_to_a_final_round() -> None:
+def test_single_member_reaches_a_final_round() -> None:
     node = alone()
     assert isinstance(node.directive, Run)
     assert node.directive.roster.number == 1
     assert node.directive.roster.world_size == 1
 
 
-def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
+def test_watch_is_opened_before_any_read_or_write() -> None:
     node = Node(SimEtcd(), "a")
     node.held = True
     effects = node.engine.step(Started(), Clock(node.now, 0)) + node.engine.step(
@@ -118,7 +118,7 @@ def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
     assert [type(effect) for effect in effects if isinstance(effect, Read | Write)] == [Write]
 
 
-def test_nobody_registers_before_it_can_start_workers() -> None:
+def test_member_registers_only_when_it_can_start_workers() -> None:
     """The earlier steps, the lease and the watch, are complete by then."""
     node = Node(SimEtcd(), "a").start(replace(READY, ready=False)).later(PATIENCE)
     assert not node.made(Write)
@@ -128,7 +128,7 @@ def test_nobody_registers_before_it_can_start_workers() -> None:
     assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
 
 
-def test_requests_go_one_at_a_time() -> None:
+def test_requests_are_sent_one_at_a_time() -> None:
     node = Node(SimEtcd(), "a").start()  # `Node` fails on a second one
     node.held = True
     node.hear(LocalChanged(replace(READY, master_port=1)))
@@ -144,14 +144,14 @@ def test_requests_go_one_at_a_time() -> None:
 # -- etcd fails -----------------------------------------------------------------------
 
 
-def test_before_the_first_answer_a_hopeless_error_is_the_end() -> None:
+def test_terminal_error_before_the_first_answer_refuses_the_member() -> None:
     node = Node(SimEtcd(), "a")
     node.held = True
     node.start().fail(RequestFailed("permission denied", terminal=True))
     assert node.directive == Refused("permission denied")
 
 
-def test_before_the_first_answer_a_watch_refused_for_good_is_the_end() -> None:
+def test_watch_refused_for_good_before_the_first_answer_refuses_the_member() -> None:
     node = Node(SimEtcd(), "a")
     node.held = True
     node.start()
@@ -159,7 +159,7 @@ def test_before_the_first_answer_a_watch_refused_for_good_is_the_end() -> None:
     assert node.directive == Refused("permission denied")
 
 
-def test_before_the_first_answer_patience_is_limited() -> None:
+def test_wait_for_the_first_answer_is_bounded() -> None:
     node = Node(SimEtcd(), "a", connect_seconds=10.0)
     node.held = True
     node.start()
@@ -185,7 +185,7 @@ def wait(node: Node) -> float:
     raise AssertionError("it never asks again")
 
 
-def test_after_the_first_answer_nothing_is_hopeless() -> None:
+def test_no_error_is_terminal_after_the_first_answer() -> None:
     node = alone()
     node.held = True
     node.hear(LocalChanged(replace(READY, master_port=5)))
@@ -193,7 +193,7 @@ def test_after_the_first_answer_nothing_is_hopeless() -> None:
     assert not isinstance(node.directive, Refused)
 
 
-def test_it_backs_off_more_and_more_and_calms_down() -> None:
+def test_back_off_grows_and_resets() -> None:
     node = alone()
     node.held = True
     node.hear(LocalChanged(replace(READY, master_port=5)))
@@ -212,7 +212,7 @@ def test_it_backs_off_more_and_more_and_calms_down() -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_an_ambiguous_write_is_resolved_by_reading(applied: bool) -> None:
+def test_ambiguous_write_is_resolved_by_reading(applied: bool) -> None:
     node = alone()
     node.held = True
     node.hear(LocalChanged(replace(READY, master_port=5)))
@@ -233,7 +233,7 @@ def test_an_ambiguous_write_is_resolved_by_reading(applied: bool) -> None:
     assert member.record.master_port == 5
 
 
-def test_a_broken_watch_is_opened_again_and_everything_read_anew() -> None:
+def test_broken_watch_is_reopened_and_everything_read_again() -> None:
     node = alone()
     generation = node.made(Watch)[-1].generation
     node.hear(WatchBroken(generation, "compacted"))
@@ -246,7 +246,7 @@ def test_a_broken_watch_is_opened_again_and_everything_read_anew() -> None:
     assert node.engine.view.bounds.record.max_nodes == 9
 
 
-def test_a_watch_refused_while_a_request_is_under_way_leaves_the_request_alone() -> None:
+def test_refused_watch_keeps_the_pending_request() -> None:
     node = alone()
     node.held = True
     node.hear(LocalChanged(replace(READY, master_port=5)))
@@ -264,7 +264,7 @@ def test_a_watch_refused_while_a_request_is_under_way_leaves_the_request_alone()
 # -- the lease ------------------------------------------------------------------------
 
 
-def test_an_idle_member_asks_etcd_for_little_more_than_its_lease() -> None:
+def test_idle_member_sends_little_more_than_lease_renewals() -> None:
     node = running(alone())
     before = len(node.requests)
     node.later(60.0)
@@ -272,7 +272,7 @@ def test_an_idle_member_asks_etcd_for_little_more_than_its_lease() -> None:
     assert 30 <= len(node.made(KeepAlive)) <= 42
 
 
-def test_a_lost_lease_is_a_new_session_on_a_new_lease() -> None:
+def test_lost_lease_gives_a_new_session_on_a_new_lease() -> None:
     node = running(alone())
     session, lease = node.engine.session, node.engine.lease.id
     node.etcd.revoke(lease)
@@ -283,7 +283,7 @@ def test_a_lost_lease_is_a_new_session_on_a_new_lease() -> None:
     assert isinstance(node.directive, Run)
 
 
-def test_a_session_that_was_fenced_does_not_write_again() -> None:
+def test_fenced_session_does_not_write_again() -> None:
     node = alone()
     fenced = key_of(node)
     node.etcd.txn(Txn((), (Delete(fenced),)))
@@ -293,7 +293,7 @@ def test_a_session_that_was_fenced_does_not_write_again() -> None:
     assert keys == [key_of(node)]
 
 
-def test_past_its_lease_a_member_starts_nothing() -> None:
+def test_member_with_expired_lease_starts_nothing() -> None:
     node = alone()
     assert isinstance(node.directive, Run)
     node.held = True
@@ -301,7 +301,7 @@ def test_past_its_lease_a_member_starts_nothing() -> None:
     assert not isinstance(node.directive, Run)
 
 
-def test_past_its_lease_a_lone_member_kills_its_workers() -> None:
+def test_single_member_with_expired_lease_kills_its_workers() -> None:
     node = running(alone())
     node.held = True
     node.later(LEASE - 1)
@@ -312,9 +312,7 @@ def test_past_its_lease_a_lone_member_kills_its_workers() -> None:
 
 
 @pytest.mark.parametrize(("passed", "runs"), [(1.9, True), (2.1, False)])
-def test_a_new_lease_vouches_for_nothing_before_a_key_hangs_on_it(
-    passed: float, runs: bool
-) -> None:
+def test_new_lease_is_no_evidence_before_a_key_is_attached(passed: float, runs: bool) -> None:
     """The lease is still renewed, but the coordinator sees no key and its wait is limited."""
     a, _ = pair()
     a.held = True
@@ -330,7 +328,7 @@ def test_a_new_lease_vouches_for_nothing_before_a_key_hangs_on_it(
         assert a.made(Serve)[-1] == Serve(2)
 
 
-def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
+def test_etcd_outage_for_all_stops_no_workers() -> None:
     node = running(alone())
     node.held = True
     for _ in range(20):
@@ -339,7 +337,7 @@ def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
 
 
 @pytest.mark.parametrize("lease_seconds", [2.0, 5.0, 30.0, 120.0])
-def test_an_etcd_that_is_down_stops_nobody_however_long_the_lease_is(lease_seconds: float) -> None:
+def test_etcd_outage_stops_no_workers_for_any_lease_duration(lease_seconds: float) -> None:
     """Each attempt to renew the lease shows that etcd is down."""
     bounds = Bounds(1, 1, keep_alive_seconds=lease_seconds)
     node = Node(SimEtcd(), "a", bounds=bounds, keep_alive_seconds=lease_seconds).start()
@@ -354,7 +352,7 @@ def test_an_etcd_that_is_down_stops_nobody_however_long_the_lease_is(lease_secon
 
 
 @pytest.mark.parametrize("renewed", [True, False])
-def test_who_outlived_etcd_alone_has_a_moment_to_renew_its_lease(renewed: bool) -> None:
+def test_single_member_has_time_to_renew_its_lease_after_an_outage(renewed: bool) -> None:
     """The first answer may be that to another request: it does not prove the others gone."""
     node = running(alone())
     node.held = True
@@ -401,13 +399,13 @@ def test_two_members_form_a_round() -> None:
     assert (a.engine.coordinator.active, b.engine.coordinator.active) == (True, False)
 
 
-def test_the_roster_comes_with_the_news_that_the_round_is_final() -> None:
+def test_roster_of_a_final_round_needs_no_separate_read() -> None:
     _, b = pair()
     asked = [target.key for read in b.made(Read) for target in read.ranges]
     assert KEYS.roster(1) not in asked
 
 
-def test_the_coordinators_key_is_watched_a_little_later() -> None:
+def test_coordinator_key_is_watched_after_a_delay() -> None:
     """A large job's members must not all open this watch at the moment the round forms."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
@@ -421,7 +419,7 @@ def test_the_coordinators_key_is_watched_a_little_later() -> None:
     assert b.made(Link)
 
 
-def test_once_the_round_is_final_the_coordinator_is_attended_soon() -> None:
+def test_coordinator_key_is_watched_soon_after_the_round_is_final() -> None:
     a, b = pair()
     assert b.made(Link)
     leader = (Range(key_of(a)),)
@@ -430,7 +428,7 @@ def test_once_the_round_is_final_the_coordinator_is_attended_soon() -> None:
     assert leader in [watch.ranges for watch in b.made(Watch)]
 
 
-def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None:
+def test_member_with_expired_lease_continues_while_its_link_is_evidence() -> None:
     _, b = pair()
     b.held = True
     session = b.engine.leadership.link
@@ -443,7 +441,7 @@ def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None
     assert b.directive.kill
 
 
-def test_who_lives_by_its_link_gets_no_more_time_because_etcd_forgot_it() -> None:
+def test_etcd_without_the_lease_gives_no_more_time_beyond_the_link() -> None:
     """The coordinator counts from the member's last message, and does not see the lost lease."""
     _, b = pair()
     b.held = True
@@ -458,7 +456,7 @@ def test_who_lives_by_its_link_gets_no_more_time_because_etcd_forgot_it() -> Non
     assert b.directive.kill
 
 
-def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
+def test_single_coordinator_with_expired_lease_gives_no_evidence() -> None:
     a, _ = pair()
     assert a.made(Serve)[-1] == Serve(1)
     a.held = True
@@ -480,7 +478,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return looks
 
 
-def test_heartbeats_of_members_make_the_coordinator_judge_nobody(
+def test_heartbeats_trigger_no_coordinator_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, b = pair()
@@ -495,7 +493,7 @@ def test_heartbeats_of_members_make_the_coordinator_judge_nobody(
 
 
 @pytest.mark.parametrize("doubt", ["unlinked", "silent", "link lost", "stray"])
-def test_a_word_that_ends_a_doubt_is_judged_at_once(
+def test_heartbeat_that_resolves_a_suspicion_triggers_a_decision(
     monkeypatch: pytest.MonkeyPatch, doubt: str
 ) -> None:
     a, b = pair()
@@ -514,7 +512,7 @@ def test_a_word_that_ends_a_doubt_is_judged_at_once(
     assert not peers.silent(member)
 
 
-def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
+def test_member_without_workers_and_session_closes_its_link() -> None:
     """A former coordinator could otherwise consider its gang complete forever."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab")
@@ -525,7 +523,7 @@ def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
     assert isinstance(b.made(Link | Unlink)[-1], Unlink)
 
 
-def test_who_runs_workers_keeps_its_link_without_a_session() -> None:
+def test_member_with_workers_keeps_its_link_without_a_session() -> None:
     _, b = pair()
     b.held = True
     b.hear(LeaseGone(b.engine.lease.id))
@@ -533,7 +531,7 @@ def test_who_runs_workers_keeps_its_link_without_a_session() -> None:
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GONE, Verdict.WORKERS_ALIVE])
-def test_a_coordinator_whose_agent_died_is_replaced_on_proof(verdict: Verdict) -> None:
+def test_coordinator_with_dead_agent_is_replaced_on_proof(verdict: Verdict) -> None:
     a, b = pair()
     dead = (identity("a"), a.engine.session)
     lease = a.engine.lease.id
@@ -558,14 +556,14 @@ def test_a_coordinator_whose_agent_died_is_replaced_on_proof(verdict: Verdict) -
     assert b.made(Probe)[-1].session == a.engine.session + "~"
 
 
-def test_when_the_coordinator_goes_the_other_takes_over() -> None:
+def test_other_member_takes_over_when_the_coordinator_goes() -> None:
     a, b = pair()
     a.etcd.txn(Txn((), (Delete(key_of(a)),)))
     b.hear(Tick()).later(1)
     assert b.engine.coordinator.active
 
 
-def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> None:
+def test_successor_probes_silent_coordinator_before_taking_over() -> None:
     """The successor has probed since beats were missing, and does not outwait the lease."""
     a, b = pair()
     silent = (identity("a"), a.engine.session)
@@ -584,7 +582,7 @@ def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> N
     assert b.engine.view.round.record.cause.kind is CauseKind.LOSS
 
 
-def test_a_word_of_the_coordinator_ends_the_suspicion() -> None:
+def test_heartbeat_of_the_coordinator_ends_the_suspicion() -> None:
     a, b = pair()
     alive = (identity("a"), a.engine.session)
     b.hear(LinkUp(*alive)).hear(LinkQuiet(*alive))
@@ -616,7 +614,7 @@ def followers() -> tuple[Node, Node]:
     return nodes[0], nodes[1]
 
 
-def test_an_order_that_nobody_took_is_forgotten() -> None:
+def test_start_that_was_not_executed_is_forgotten() -> None:
     _, b = followers()
     assert isinstance(b.directive, Run)
     reopened(b.etcd)
@@ -625,7 +623,7 @@ def test_an_order_that_nobody_took_is_forgotten() -> None:
     assert said_to_have_run(b) == 1
 
 
-def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() -> None:
+def test_ordered_workers_count_as_running_until_the_agent_answers() -> None:
     """The next round could otherwise start beside workers that are just being started."""
     _, b = followers()
     assert isinstance(b.engine.hand_over(), Run)
@@ -641,7 +639,7 @@ def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() ->
     assert not isinstance(b.directive, Stop)
 
 
-def test_workers_that_ignore_the_end_of_their_round_are_killed_after_the_grace() -> None:
+def test_workers_that_outlast_their_round_are_killed_after_the_grace() -> None:
     _, b = pair()
     reopened(b.etcd)
     b.hear(Tick())
@@ -655,7 +653,7 @@ def test_workers_that_ignore_the_end_of_their_round_are_killed_after_the_grace()
     assert b.directive.kill
 
 
-def test_workers_found_running_after_their_round_was_over_are_killed_at_once() -> None:
+def test_workers_found_running_after_their_round_are_killed_at_once() -> None:
     """The workers' agent was away; the other members have waited long enough."""
     a, _ = pair()
     reopened(a.etcd)
@@ -668,7 +666,7 @@ def test_workers_found_running_after_their_round_was_over_are_killed_at_once() -
 # -- leaving and closing --------------------------------------------------------------
 
 
-def test_an_idle_member_that_leaves_deletes_its_key_and_is_gone() -> None:
+def test_idle_leaving_member_deletes_its_key_and_ends() -> None:
     node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
     node.hear(LocalChanged(replace(READY, leaving="drained")))
     assert node.directive == Left()
@@ -680,7 +678,7 @@ LEAVES = replace(BUSY, leaving="drained")
 STOPPED = replace(LEAVES, workers=Workers.NONE)
 
 
-def test_a_member_that_leaves_says_so_first_and_lets_its_workers_end() -> None:
+def test_leaving_member_reports_it_first_and_stops_its_workers_with_grace() -> None:
     _, b = pair()
     b.hear(LocalChanged(LEAVES))
     order = b.directive
@@ -691,7 +689,7 @@ def test_a_member_that_leaves_says_so_first_and_lets_its_workers_end() -> None:
     assert (member.record.state, member.record.reason) == (MemberState.LEAVING, "drained")
 
 
-def test_who_left_keeps_its_word_in_etcd_until_the_round_moved_on() -> None:
+def test_stopped_leaving_member_keeps_its_key_until_the_next_round() -> None:
     """The coordinator of that time can then read the reason."""
     a, b = pair()
     b.hear(LocalChanged(LEAVES)).hear(LocalChanged(STOPPED))
@@ -708,7 +706,7 @@ def test_who_left_keeps_its_word_in_etcd_until_the_round_moved_on() -> None:
     assert a.engine.view.round.record.cause.kind is CauseKind.LEAVE
 
 
-def test_it_does_so_for_a_limited_time() -> None:
+def test_key_of_stopped_leaving_member_is_kept_for_a_bounded_time() -> None:
     _, b = pair()
     b.hear(LocalChanged(LEAVES)).later(1.5).hear(LocalChanged(STOPPED))
     b.later(0.4)
@@ -718,13 +716,13 @@ def test_it_does_so_for_a_limited_time() -> None:
     assert len(sessions(b)) == 1
 
 
-def test_who_took_longer_than_that_to_stop_goes_at_once() -> None:
+def test_leaving_member_slower_than_the_bound_ends_at_once() -> None:
     _, b = pair()
     b.hear(LocalChanged(LEAVES)).later(2.1).hear(LocalChanged(STOPPED))
     assert b.directive == Left()
 
 
-def test_who_was_done_or_alone_has_nobody_to_tell() -> None:
+def test_done_or_single_leaving_member_ends_at_once() -> None:
     _, b = pair()
     b.hear(LocalChanged(LEAVES)).hear(LocalChanged(replace(STOPPED, done=True)))
     assert b.directive == Left()
@@ -734,7 +732,7 @@ def test_who_was_done_or_alone_has_nobody_to_tell() -> None:
     assert sessions(node) == []
 
 
-def test_a_coordinator_with_nobody_else_does_not_resign() -> None:
+def test_single_coordinator_does_not_resign() -> None:
     node = running(alone())
     session = node.engine.session
     node.hear(LocalChanged(LEAVES))
@@ -749,7 +747,7 @@ def sessions(node: Node) -> list[str]:
     return [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
 
 
-def test_a_coordinator_that_leaves_resigns_first() -> None:
+def test_leaving_coordinator_resigns_first() -> None:
     a, b = pair()
     session = a.engine.session
     a.hear(LocalChanged(replace(READY, workers=Workers.RUNNING, round=1, leaving="drained")))
@@ -759,7 +757,7 @@ def test_a_coordinator_that_leaves_resigns_first() -> None:
     assert b.engine.coordinator.active
 
 
-def test_the_operators_mark_is_a_leave() -> None:
+def test_drain_request_makes_the_member_leave() -> None:
     node = Node(SimEtcd(), "a", bounds=None)
     bounds = Bounds(2, 2)
     node.etcd.txn(Txn((), (Put(KEYS.bounds, encode(bounds)),)))
@@ -770,7 +768,7 @@ def test_the_operators_mark_is_a_leave() -> None:
     assert node.directive == Left()
 
 
-def test_who_leaves_while_etcd_is_silent_waits_only_so_long() -> None:
+def test_wait_of_leaving_member_for_silent_etcd_is_bounded() -> None:
     node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
     node.held = True
     node.hear(LocalChanged(replace(READY, leaving="drained")))
@@ -780,7 +778,7 @@ def test_who_leaves_while_etcd_is_silent_waits_only_so_long() -> None:
     assert node.directive == Left()
 
 
-def test_closing_ends_it_for_everybody() -> None:
+def test_close_ends_all_members() -> None:
     a, b = pair()
     outcome = Outcome(OutcomeKind.STOPPED, "by hand")
     b.hear(Close(outcome))
@@ -792,7 +790,7 @@ def test_closing_ends_it_for_everybody() -> None:
     assert a.etcd.range(Range(KEYS.members, True)).kvs == ()
 
 
-def test_a_member_with_other_sizes_is_refused_and_leaves_nothing_behind() -> None:
+def test_member_with_other_sizes_is_refused_and_leaves_no_key() -> None:
     a = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
     stranger = Node(a.etcd, "b", bounds=Bounds(2, 3)).start()
     settle(a, stranger)
@@ -804,7 +802,7 @@ def test_a_member_with_other_sizes_is_refused_and_leaves_nothing_behind() -> Non
 # -- data loss ------------------------------------------------------------------------
 
 
-def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> None:
+def test_round_is_restored_without_stop_after_etcd_lost_its_data() -> None:
     node = running(alone())
     old = node.made(Watch)
     node.etcd.wipe()
@@ -822,7 +820,7 @@ def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> No
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("of", ["request", "watch"])
-def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -> None:
+def test_no_error_is_terminal_after_etcd_lost_its_data(of: str, terminal: bool) -> None:
     """The new etcd lacks the job's user, for example, until the operator has made it again."""
     node = running(alone(connect_seconds=10.0)).later(60.0)
     node.held = True
@@ -845,7 +843,7 @@ def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -
     assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
 
 
-def test_data_lost_before_anything_was_read_is_noticed_by_the_watch() -> None:
+def test_data_loss_before_the_first_read_is_detected_by_the_watch() -> None:
     """The watch waits for a revision of the lost past and would be silent forever."""
     etcd = SimEtcd()
     for _ in range(50):
@@ -864,7 +862,7 @@ def test_data_lost_before_anything_was_read_is_noticed_by_the_watch() -> None:
     assert isinstance(node.directive, Run)
 
 
-def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
+def test_event_of_a_replaced_watch_is_ignored() -> None:
     node = alone()
     generation = node.made(Watch)[-1].generation
     stale: Event = Changed(
@@ -875,11 +873,11 @@ def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
     assert node.engine.view.round.record.number == 1
 
 
-def test_orphans_are_waited_for_as_long_as_this_jobs_launchers_keep_them() -> None:
+def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
     assert alone(orphan_seconds=120.0).engine.coordinator.peers.orphan_seconds == 120.0
 
 
-def test_who_waits_while_etcd_cannot_be_used_says_so_and_workers_run_on() -> None:
+def test_member_waiting_for_unavailable_etcd_reports_it_and_workers_continue() -> None:
     full = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
     working = running(alone())
     assert isinstance(working.hear(StoreChanged(full)).directive, Run)

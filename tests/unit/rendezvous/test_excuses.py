@@ -22,30 +22,30 @@ def found(job: Job, **bounds: Any) -> Cause | None:
     return excuse(view, view.rosters.get(1), Bounds(1, 3, **bounds))
 
 
-def test_a_whole_gang_has_no_excuse() -> None:
+def test_complete_gang_has_no_uncharged_cause() -> None:
     assert found(gang()) is None
 
 
-def test_an_unknown_roster_has_no_excuse() -> None:
+def test_unknown_roster_has_no_uncharged_cause() -> None:
     assert excuse(gang().view(), None, Bounds(1, 3)) is None
 
 
-def test_a_lost_member_behind_a_done_one_excuses_the_round() -> None:
+def test_lost_member_after_a_done_one_prevents_the_charge() -> None:
     job = gang().done("a").gone("c")
     assert found(job) == because(CauseKind.LOSS, ("c",), [ABORTED])
 
 
-def test_a_lost_member_that_was_done_excuses_nothing() -> None:
+def test_lost_done_member_does_not_prevent_the_charge() -> None:
     assert found(gang().done("c").gone("c")) is None
 
 
-def test_a_member_with_a_new_session_was_lost() -> None:
+def test_member_with_a_new_session_was_lost() -> None:
     job = gang()
     job.delete(job.stored("b").key).member("b", session="s2")
     assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
 
 
-def test_a_seat_without_a_session_is_not_compared() -> None:
+def test_rank_assignment_without_a_session_is_not_compared() -> None:
     """Rosters of an earlier release name no session."""
     job = Job("a", "b", max_nodes=3)
     for name in "ab":
@@ -57,18 +57,18 @@ def test_a_seat_without_a_session_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("reason", ["drained", ""])
-def test_a_leave_is_told_before_a_returned_member(reason: str) -> None:
+def test_leave_precedes_returned_member(reason: str) -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason=reason)
     job.delete(job.stored("b").key).member("b", session="s2")
     assert found(job) == because(CauseKind.LEAVE, ("c",), [reason, ABORTED], urgent=True)
 
 
-def test_a_lost_member_is_told_before_a_leave() -> None:
+def test_lost_member_precedes_a_leave() -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason="drained").gone("b")
     assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
 
 
-def test_a_marked_member_leaves_for_the_reason_of_its_mark() -> None:
+def test_member_with_drain_request_leaves_for_its_reason() -> None:
     marks = (Mark(identity("b"), "SurplusStraggler"),)
     wanted = because(CauseKind.LEAVE, ("b",), ["SurplusStraggler", ABORTED], urgent=True)
     assert found(gang(), marks=marks) == wanted

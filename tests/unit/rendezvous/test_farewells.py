@@ -43,7 +43,7 @@ def pair() -> tuple[Node, Node]:
 # -- sending ---------------------------------------------------------------------------
 
 
-def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
+def test_leaving_member_sends_a_leave_notice_on_its_links(pair: tuple[Node, Node]) -> None:
     _, b = pair
     b.held = True
     local = replace(READY, workers=Workers.RUNNING, round=1)
@@ -51,7 +51,7 @@ def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
     assert b.made(Tell) == [Tell(BY_B)], "once"
 
 
-def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
+def test_coordinator_forwards_leave_notices(pair: tuple[Node, Node]) -> None:
     """The coordinator's successor may have no other source. No other state changes."""
     a, _ = pair
     before = len(a.made(Read | Write))
@@ -60,7 +60,7 @@ def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
     assert len(a.made(Read | Write)) == before
 
 
-def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> None:
+def test_other_members_do_not_forward_leave_notices(pair: tuple[Node, Node]) -> None:
     _, b = pair
     b.hear(LeavesTold((Farewell(A, "n-a", "drained"),)))
     assert not b.made(Tell)
@@ -72,14 +72,16 @@ def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> N
     [(True, -1, True), (True, 1, True), (False, 1, True), (False, -1, False)],
     ids=["it coordinates", "for long", "it did until now", "it never did"],
 )
-def test_all_who_were_linked_to_hear_who_leaves(active: bool, served: int, passed_on: bool) -> None:
+def test_former_coordinator_forwards_leave_notices_while_links_last(
+    active: bool, served: int, passed_on: bool
+) -> None:
     """Links to a former coordinator stand for a moment, and nobody else may have heard of it."""
     our = Membership(Config("/prefix/", Identity(A, "a", "host-a", 7000), "n-a"))
     our.coordinator.active, our.served = active, served
     assert farewells.hear(our, LeavesTold(BY_B)) == ([Tell(BY_B)] if passed_on else [])
 
 
-def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> None:
+def test_next_round_drops_leave_notices_of_other_members(pair: tuple[Node, Node]) -> None:
     _, b = pair
     b.hear(LeavesTold((Farewell(C, "n-c", "x"), Farewell(A, "n-a", "x"), Farewell(B, "old", "x"))))
     b.engine._our.rounds.last = None  # as if the round became final only now
@@ -90,7 +92,7 @@ def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> Non
 # -- retention -------------------------------------------------------------------------
 
 
-def test_a_farewell_counts_once_the_key_says_no_more() -> None:
+def test_leave_notice_counts_once_the_key_is_gone() -> None:
     job = Job("a", "b")
     view = job.view()
     view.told_leaving(DRAINED)
@@ -100,7 +102,7 @@ def test_a_farewell_counts_once_the_key_says_no_more() -> None:
     assert view.leaves(A) is None
 
 
-def test_what_the_key_said_goes_before() -> None:
+def test_member_key_precedes_leave_notice() -> None:
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
     job.change("b", state=MemberState.LEAVING, reason="scaled down").gone("b")
@@ -110,7 +112,7 @@ def test_what_the_key_said_goes_before() -> None:
 @pytest.mark.parametrize(
     ("state", "reason"), [(MemberState.WAITING, None), (MemberState.LEAVING, "drained")]
 )
-def test_who_registers_anew_and_stays_is_another(state: MemberState, reason: str | None) -> None:
+def test_new_registration_replaces_leave_notice(state: MemberState, reason: str | None) -> None:
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
     job.gone("b").member("b", session="m-b-1", state=state, reason=reason or "").view()
@@ -118,14 +120,14 @@ def test_who_registers_anew_and_stays_is_another(state: MemberState, reason: str
     assert job.view().leaves(B) == reason
 
 
-def test_a_word_of_an_earlier_agent_counts_for_nothing() -> None:
+def test_leave_notice_of_an_earlier_agent_is_ignored() -> None:
     """A link may repeat it after another agent of the member has registered."""
     job = Job("a", "b")
     job.view().told_leaving((Farewell(B, "earlier", "drained"),))
     assert not job.view().farewells
 
 
-def test_a_late_write_of_who_leaves_changes_nothing() -> None:
+def test_late_write_of_leaving_member_keeps_leave_notice() -> None:
     """The write was under way before the member decided to leave."""
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
@@ -137,7 +139,7 @@ def test_a_late_write_of_who_leaves_changes_nothing() -> None:
 # -- purpose ---------------------------------------------------------------------------
 
 
-def test_who_left_without_a_write_is_not_lost() -> None:
+def test_member_with_leave_notice_is_not_lost() -> None:
     """The leaver's peers may be stuck in collectives by now: they are stopped without grace."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
@@ -147,7 +149,7 @@ def test_who_left_without_a_write_is_not_lost() -> None:
     assert round.look_after(0.1).cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
 
 
-def test_who_stopped_because_others_left_is_not_lost() -> None:
+def test_member_that_stopped_because_others_left_is_not_lost() -> None:
     """A gang that is not complete cannot outlive etcd."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
@@ -156,14 +158,14 @@ def test_who_stopped_because_others_left_is_not_lost() -> None:
     assert round.seen(0.1) == (CauseKind.LEAVE, ("b",))
 
 
-def test_a_loss_beside_a_leave_is_told() -> None:
+def test_loss_beside_a_leave_is_reported() -> None:
     round = Round()
     round.job.view().told_leaving(DRAINED)
     round.job.gone("b", "c")
     assert round.seen() == (CauseKind.LOSS, ("c",))
 
 
-def test_a_leave_that_was_only_told_excuses_its_peers() -> None:
+def test_leave_notice_prevents_charge_of_peers() -> None:
     job = aborted()
     job.view().told_leaving((Farewell(C, "", "drained"),))
     current = job.gone("c").act()
@@ -171,14 +173,14 @@ def test_a_leave_that_was_only_told_excuses_its_peers() -> None:
     assert (current.cause.kind, current.cause.members) == (CauseKind.LEAVE, ("c",))
 
 
-def test_who_came_back_after_others_left_was_not_lost() -> None:
+def test_member_that_returned_after_others_left_was_not_lost() -> None:
     job = aborted()
     job.view().told_leaving((Farewell(C, "", "drained"),))
     job.gone("b", "c").member("b", session="s2", round=1)
     assert job.act().cause.members == ("c",)
 
 
-def test_it_says_nothing_of_the_leavers_workers() -> None:
+def test_leave_notice_does_not_prove_stopped_workers() -> None:
     """The leaver's workers are probed before the next round begins."""
     job = Job("a", "b").sealed("a", "b")
     job.view().told_leaving(DRAINED)
@@ -188,7 +190,7 @@ def test_it_says_nothing_of_the_leavers_workers() -> None:
     assert job.view().departed[B].state is MemberState.RUNNING
 
 
-def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
+def test_recorded_leave_with_removed_key_gives_grace() -> None:
     """The leaver's peers were notified in time: they may save."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
@@ -201,7 +203,7 @@ def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
 # -- on the wire -----------------------------------------------------------------------
 
 
-def test_a_line_has_room_for_only_so_many() -> None:
+def test_line_of_leave_notices_is_bounded() -> None:
     many = tuple(Farewell(f"{number:032d}", "n", "\u20ac" * 1000) for number in range(1000))
     message = wire.leaving_line(many)
     assert 2 < len(message["leaving"]) < 20
@@ -210,7 +212,7 @@ def test_a_line_has_room_for_only_so_many() -> None:
     assert wire.leaving_told(message)[0] == replace(many[0], reason="\u20ac" * 100)
 
 
-def test_our_own_word_has_room_before_all_others(pair: tuple[Node, Node]) -> None:
+def test_own_leave_notice_precedes_all_others(pair: tuple[Node, Node]) -> None:
     """No other member can pass it on."""
     a, _ = pair
     a.hear(LeavesTold(tuple(Farewell(f"{number:036d}", "n", "why") for number in range(100))))
@@ -221,6 +223,6 @@ def test_our_own_word_has_room_before_all_others(pair: tuple[Node, Node]) -> Non
 
 
 @pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": ["n"]}, {"b": ["n", None]}])
-def test_what_is_no_word_of_a_leave_counts_for_nothing(told: object) -> None:
+def test_malformed_leave_notice_is_ignored(told: object) -> None:
     assert wire.leaving_told({"leaving": told}) == ()
     assert wire.leaving_told({}) == ()

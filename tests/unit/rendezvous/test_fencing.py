@@ -23,7 +23,7 @@ def session(job: Job, name: str, session: str = "s1") -> Versioned[Member]:
     [("n-1", "n-2", "n-2"), ("n-1", "m-1", "n-1"), ("s1", "s2", "s1")],
     ids=["of our own agent", "of another agent", "of sessions that name no agent"],
 )
-def test_a_later_session_replaces_ours_unless_our_own_agent_began_it(
+def test_later_session_fences_earlier_one_unless_begun_by_the_same_agent(
     own: str, later: str, fenced: str
 ) -> None:
     """Such a key is a request of ours that was given up for lost and came true after all."""
@@ -44,7 +44,7 @@ def fence(job: Job, kind: str, *names: str) -> Act:
 
 
 @pytest.mark.parametrize("kind", ["late", "over"])
-def test_the_log_names_all_who_are_fenced(kind: str) -> None:
+def test_log_names_all_fenced_members(kind: str) -> None:
     job = Job("a", "pod-2", "pod-3").round(2)
     act = fence(job, kind, "pod-2", "pod-3")
     assert "fenced pod-2, pod-3: " in act.note
@@ -53,7 +53,7 @@ def test_the_log_names_all_who_are_fenced(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["late", "over"])
-def test_a_refused_fence_tells_what_those_say_now_whom_it_was_for(kind: str) -> None:
+def test_refused_fence_updates_the_records_of_its_targets(kind: str) -> None:
     job = Job("a", "b", "c").round(2)
     act, view, before = fence(job, kind, "b", "c"), job.view(), session(job, "b")
     job.put(before.key, replace(before.record, step=7)).delete(session_key("c"))
@@ -67,7 +67,7 @@ def test_a_refused_fence_tells_what_those_say_now_whom_it_was_for(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["late", "over"])
-def test_a_fence_refused_to_a_deposed_coordinator_tells_it_of_its_own_keys(kind: str) -> None:
+def test_refused_fence_updates_own_keys_of_deposed_coordinator(kind: str) -> None:
     job = Job("a", "b").round(2)
     act, view = fence(job, kind, "b"), job.view()
     job.delete(session_key("a")).member("a", session="s1~")

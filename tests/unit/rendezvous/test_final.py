@@ -44,7 +44,7 @@ def answered(job: Job, places: int = 7) -> Job:
     return job
 
 
-def test_the_gang_is_asked_to_save_in_the_round_itself() -> None:
+def test_save_request_is_written_into_the_round() -> None:
     before = leaver().current()
     current = leaver().act()
     assert current.save is not None
@@ -52,7 +52,7 @@ def test_the_gang_is_asked_to_save_in_the_round_itself() -> None:
     assert (current.number, current.state, current.nodes) == (1, RoundState.FINAL, before.nodes)
 
 
-def test_once_all_have_answered_the_gang_is_told_the_place() -> None:
+def test_save_step_is_written_once_all_have_answered() -> None:
     job = leaver()
     job.act()
     save = answered(job).act().save
@@ -60,13 +60,13 @@ def test_once_all_have_answered_the_gang_is_told_the_place() -> None:
     assert (save.seconds, save.point) == (25, 8)
 
 
-def test_the_note_of_a_request_to_save_names_the_cause_and_the_time() -> None:
+def test_log_of_save_request_names_cause_and_time() -> None:
     said = note(leaver())
     assert "leave" in said
     assert "25" in said
 
 
-def test_the_note_of_a_place_to_save_names_the_place() -> None:
+def test_log_of_save_step_names_the_step() -> None:
     job = leaver()
     job.act()
     said = note(answered(job))
@@ -78,7 +78,7 @@ def test_the_note_of_a_place_to_save_names_the_place() -> None:
 # -- the next round -------------------------------------------------------------------
 
 
-def test_the_detection_of_an_end_is_measured_in_milliseconds() -> None:
+def test_detection_time_is_in_milliseconds() -> None:
     job = Job("a", "b", expected=2).sealed("a", "b").idle().later(60)
     lose_link(job.coordinator.peers, identity("b"), job.now - 4.0)
     assert job.gone("b", proven=True).act().number == 2
@@ -86,29 +86,29 @@ def test_the_detection_of_an_end_is_measured_in_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(("step", "row"), [(-1, 3), (0, 0), (1, 0)])
-def test_a_first_step_of_any_member_ends_a_row_of_failures(step: int, row: int) -> None:
+def test_first_step_of_any_member_ends_a_row_of_failures(step: int, row: int) -> None:
     job = Job("a", "b").sealed("a", "b", streak=Streak(2)).change("a", step=step).idle()
     current = job.failure("b", ran_ms=1000).act()
     assert current.streak.row == row
 
 
-def test_a_step_of_an_older_round_ends_no_row_of_failures() -> None:
+def test_step_of_an_older_round_ends_no_row_of_failures() -> None:
     job = Job("a", "b").sealed("a", "b", streak=Streak(2)).member("c", round=0, step=7)
     assert job.failure("b", ran_ms=1000).act().streak.row == 3
 
 
-def test_a_job_that_a_failure_closes_keeps_the_row_that_it_ended() -> None:
+def test_failure_that_closes_the_job_counts_in_the_row() -> None:
     job = Job("a", "b", max_restarts=0).sealed("a", "b", streak=Streak(2)).idle()
     closed = job.failure("b", ran_ms=1000).act()
     assert (closed.state, closed.charged, closed.streak.row) == (RoundState.CLOSED, (1,), 3)
 
 
-def test_a_job_whose_whole_roster_is_done_succeeded() -> None:
+def test_job_with_whole_roster_done_succeeded() -> None:
     closed = Job("a", "b").sealed("a", "b").done("a", "b").act()
     assert (closed.state, closed.outcome) == (RoundState.CLOSED, Outcome(OutcomeKind.SUCCEEDED))
 
 
-def test_the_note_of_a_new_round_names_three_of_those_behind_it() -> None:
+def test_log_of_new_round_names_first_three_members_of_its_cause() -> None:
     job = Job(*"abcde", max_nodes=5, expected=5).sealed(*"abcde").idle().later(60)
     said = note(job.gone(*"bcde", proven=True))
     assert "2" in said
@@ -117,7 +117,7 @@ def test_the_note_of_a_new_round_names_three_of_those_behind_it() -> None:
     assert ", e" not in said
 
 
-def test_the_note_of_a_new_round_without_anybody_behind_it_ends_with_its_kind() -> None:
+def test_log_of_new_round_without_members_ends_with_its_kind() -> None:
     job = Job(*"abc", expected=3).sealed(*"abc").bounds(max_nodes=2, stop_grace_seconds=0)
     act = job.look()
     assert act is not None

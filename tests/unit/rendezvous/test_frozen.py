@@ -17,19 +17,19 @@ def unconfirmed() -> Job:
     return job.change("a", confirmed=stored.modified).idle().later(5)
 
 
-def test_a_round_opened_anew_says_who_was_silent() -> None:
+def test_reopened_round_names_silent_members() -> None:
     cause = unconfirmed().act().cause
     assert (cause.kind, cause.members) == (CauseKind.UNCONFIRMED, ("b", "c"))
     assert cause.detail.startswith("too few")
 
 
-def test_the_note_of_a_round_opened_anew_names_its_number() -> None:
+def test_log_of_reopened_round_names_its_number() -> None:
     act = unconfirmed().look()
     assert act is not None
     assert "2" in act.note
 
 
-def test_a_roster_is_sealed_where_there_is_none_of_its_number() -> None:
+def test_seal_requires_that_no_roster_of_its_number_exists() -> None:
     job = Job("a", max_nodes=1).round(1)
     job.act()
     stored = job.view().round

@@ -18,26 +18,26 @@ from elasticjob_rendezvous.peers import wire
 from tests.unit.rendezvous.builders import a_failure
 
 
-def test_a_number_too_large_is_malformed() -> None:
+def test_too_large_number_is_malformed() -> None:
     stored = b'{"minNodes":1,"maxNodes":2,"settleSeconds":' + b"9" * 400 + b"}"
     with pytest.raises(MalformedRecord, match="too large"):
         decode(Bounds, "/job/state/bounds", stored)
 
 
 @pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00"])
-def test_half_a_character_is_malformed(half: bytes) -> None:
+def test_unpaired_surrogate_is_malformed(half: bytes) -> None:
     """A lone surrogate could be read, but no record that repeats it could be written."""
     stored = b'{"id":"a","session":"s","name":"%s","address":"10.0.0.1","agentPort":1}' % half
     with pytest.raises(MalformedRecord, match="surrogates"):
         decode(Member, "/job/members/a/s", stored)
 
 
-def test_a_character_in_two_halves_is_whole() -> None:
+def test_surrogate_pair_is_valid() -> None:
     stored = b'{"id":"a","session":"s","name":"\\ud83d\\ude00","address":"x","agentPort":1}'
     assert decode(Member, "/job/members/a/s", stored).name == "\U0001f600"
 
 
-def test_a_failure_without_an_exit_is_described_all_the_same() -> None:
+def test_failure_without_exit_is_described() -> None:
     kind = FailureClass.LAUNCH_ERROR
     failure = a_failure("a", kind=kind, exit_code=None, message="no such file: train.py")
     assert "None" not in describe(failure)
@@ -51,11 +51,11 @@ def test_any_name_can_be_ordered(names: list[str]) -> None:
     assert sorted(ordered, key=natural_order) == ordered
 
 
-def test_a_strangers_signature_is_no_crash() -> None:
+def test_foreign_signature_does_not_crash() -> None:
     assert not wire.verified(b"key", "question", {"hmac": "é"})
 
 
-def test_a_deeply_nested_line_is_a_bad_peer() -> None:
+def test_deeply_nested_line_is_a_bad_peer() -> None:
     async def scenario() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(b"[" * 3000 + b"\n")

@@ -38,7 +38,7 @@ def asked(node: Node) -> list[str]:
 # -- the beginning --------------------------------------------------------------------
 
 
-def test_workers_of_an_earlier_agent_get_a_leases_time() -> None:
+def test_workers_of_an_earlier_agent_get_a_lease_time() -> None:
     node = Node(SimEtcd(), "a", bounds=None, keep_alive_seconds=6.0)
     node.held = True
     node.start(BUSY).later(5.9)
@@ -48,13 +48,13 @@ def test_workers_of_an_earlier_agent_get_a_leases_time() -> None:
     assert node.directive.kill
 
 
-def test_what_is_no_event_is_refused() -> None:
+def test_object_that_is_no_event_is_refused() -> None:
     nothing: Any = object()
     with pytest.raises(TypeError, match="event"):
         Node(SimEtcd(), "a").hear(nothing)
 
 
-def test_a_broken_watch_of_the_coordinators_key_makes_a_member_look_again() -> None:
+def test_broken_watch_of_coordinator_key_triggers_a_read() -> None:
     """The key may have gone since."""
     a, b = pair()
     b.later(0.3)
@@ -70,7 +70,7 @@ def test_a_broken_watch_of_the_coordinators_key_makes_a_member_look_again() -> N
 # -- our link to the coordinator ------------------------------------------------------
 
 
-def test_a_word_on_our_link_tells_when_the_coordinator_was_heard() -> None:
+def test_heartbeat_on_coordinator_link_is_recorded() -> None:
     a, b = pair()
     peers, link = b.engine.coordinator.peers, (A, a.engine.session)
     assert peers.heard_at(A) is None
@@ -82,7 +82,7 @@ def test_a_word_on_our_link_tells_when_the_coordinator_was_heard() -> None:
 
 
 @pytest.mark.parametrize(("round", "reads"), [(0, 0), (1, 0), (2, 1)])
-def test_a_newer_number_on_our_link_is_read_about(round: int, reads: int) -> None:
+def test_newer_number_on_coordinator_link_triggers_a_read(round: int, reads: int) -> None:
     """A waiting member reads where things stand; nothing else is asked for on a link's word."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
@@ -94,7 +94,7 @@ def test_a_newer_number_on_our_link_is_read_about(round: int, reads: int) -> Non
     assert len(b.made(Read | Write)) - before == reads
 
 
-def test_a_coordinator_whose_link_closed_is_asked_after_at_once_and_then_again() -> None:
+def test_coordinator_with_closed_link_is_probed_at_once_and_again() -> None:
     a, b = pair()
     link = (A, a.engine.session)
     b.hear(LinkUp(*link)).hear(LinkDown(*link, refused=False))
@@ -105,7 +105,7 @@ def test_a_coordinator_whose_link_closed_is_asked_after_at_once_and_then_again()
     assert asked(b) == [A, A]
 
 
-def test_an_answer_that_a_follower_gets_ends_its_inquiry() -> None:
+def test_answer_received_by_a_follower_ends_its_probes() -> None:
     a, b = pair()
     link = (A, a.engine.session)
     b.hear(LinkUp(*link)).hear(LinkQuiet(*link))
@@ -117,7 +117,7 @@ def test_an_answer_that_a_follower_gets_ends_its_inquiry() -> None:
 # -- links to us ----------------------------------------------------------------------
 
 
-def test_a_coordinator_asks_after_a_member_that_misses_beats_until_it_answers() -> None:
+def test_coordinator_probes_member_with_missed_heartbeats_until_it_answers() -> None:
     a, b = pair()
     link = (B, b.engine.session)
     a.hear(PeerUp(*link))
@@ -130,7 +130,7 @@ def test_a_coordinator_asks_after_a_member_that_misses_beats_until_it_answers() 
     assert asked(a) == [B, B]
 
 
-def test_a_coordinator_asks_after_a_member_whose_link_closed() -> None:
+def test_coordinator_probes_member_with_closed_link() -> None:
     a, b = pair()
     link = (B, b.engine.session)
     a.hear(PeerUp(*link)).hear(PeerDown(*link))
@@ -139,7 +139,7 @@ def test_a_coordinator_asks_after_a_member_whose_link_closed() -> None:
     assert (peers.state(B).linked, peers.symptom([B])) == (False, a.now)
 
 
-def test_who_does_not_coordinate_asks_after_nobody_that_linked_to_it() -> None:
+def test_other_members_probe_no_member_linked_to_them() -> None:
     a, b = pair()
     link = (A, a.engine.session)
     b.hear(PeerUp(*link)).hear(PeerQuiet(*link)).hear(PeerDown(*link))
@@ -150,13 +150,13 @@ def test_who_does_not_coordinate_asks_after_nobody_that_linked_to_it() -> None:
 # -- answers to probes ----------------------------------------------------------------
 
 
-def test_a_member_that_is_proven_gone_loses_its_key() -> None:
+def test_member_proven_gone_loses_its_key() -> None:
     a, b = pair()
     a.hear(Probed(B, b.engine.session, Verdict.GONE))
     assert sessions(a) == [key_of(a)]
 
 
-def test_a_member_that_does_not_answer_keeps_its_key() -> None:
+def test_member_without_answer_keeps_its_key() -> None:
     a, b = pair()
     a.now += 0.5
     a.hear(Probed(B, b.engine.session, Verdict.UNKNOWN))
@@ -164,7 +164,7 @@ def test_a_member_that_does_not_answer_keeps_its_key() -> None:
     assert a.engine.coordinator.peers.silent(B)
 
 
-def test_workers_without_an_agent_are_kept_for_as_long_as_this_jobs_launchers_keep_them() -> None:
+def test_leases_of_orphans_are_kept_as_long_as_launchers_keep_them() -> None:
     etcd, bounds = SimEtcd(), Bounds(2, 2)
     a, b = (Node(etcd, name, bounds=bounds, orphan_seconds=9.0).start() for name in "ab")
     settle(a, b)

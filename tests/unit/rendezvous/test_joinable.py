@@ -38,14 +38,14 @@ def stopping(round: int, **bounds: Any) -> Job:
 # -- fences ---------------------------------------------------------------------------
 
 
-def test_the_patience_with_old_workers_begins_anew_in_each_round() -> None:
+def test_wait_for_old_workers_restarts_in_each_round() -> None:
     job = stopping(1).idle().later(14.5).idle()
     job.change("b", round=2).round(3, cause=LOSS, previous=2).idle().later(14.5).idle()
     job.later(0.5).act()
     assert job.names() == {"a"}
 
 
-def test_the_patience_with_old_workers_counts_from_the_rounds_opening() -> None:
+def test_wait_for_old_workers_counts_from_the_opening_of_the_round() -> None:
     """A correction of its cause in between gives them no more time."""
     job = stopping(1).bounds(
         stop_grace_seconds=10, confirm_seconds=5, marks=(Mark(identity("b"), "evicted", True),)
@@ -57,7 +57,7 @@ def test_the_patience_with_old_workers_counts_from_the_rounds_opening() -> None:
     assert job.names() == {"a"}
 
 
-def test_the_time_to_obey_a_new_round_begins_with_that_round() -> None:
+def test_time_to_obey_a_new_round_begins_with_that_round() -> None:
     """An agent that answers may register again, and has a second from when it is told."""
     job = Job("a", "b", "c", keep_alive_seconds=0.0, expected=3).sealed("a", "b", "c")
     job.change("a", state=WAITING).gone("b").round(2, cause=LOSS, previous=1)
@@ -71,7 +71,7 @@ def test_the_time_to_obey_a_new_round_begins_with_that_round() -> None:
 # -- the last call --------------------------------------------------------------------
 
 
-def test_the_last_call_begins_anew_in_each_round() -> None:
+def test_last_call_restarts_in_each_round() -> None:
     job = Job("a", "b", min_nodes=2, last_call_seconds=30).round(1).idle().later(30)
     assert job.act().state is FROZEN
     confirm(job, "a").idle().later(5)
@@ -80,13 +80,13 @@ def test_the_last_call_begins_anew_in_each_round() -> None:
     assert job.later(0.1).act().ids == ids("ab")
 
 
-def test_one_member_is_enough_for_a_last_call_where_the_job_may_have_one() -> None:
+def test_single_member_suffices_for_last_call_if_allowed() -> None:
     job = Job("a", min_nodes=1, last_call_seconds=30).round(1).idle().later(29.9).idle()
     assert job.later(0.1).act().ids == ids("a")
 
 
 @pytest.mark.parametrize(("expected", "awaited"), [(1, 0), (2, 1), (4, 3)])
-def test_no_member_is_awaited_that_cannot_come(expected: int, awaited: int) -> None:
+def test_member_that_cannot_come_is_not_awaited(expected: int, awaited: int) -> None:
     job = Job("a", min_nodes=2, expected=expected).round(1).idle()
     assert job.coordinator.awaited == awaited
 
@@ -94,7 +94,7 @@ def test_no_member_is_awaited_that_cannot_come(expected: int, awaited: int) -> N
 # -- members that did not confirm -----------------------------------------------------
 
 
-def test_a_silent_member_is_not_asked_where_the_others_are_enough() -> None:
+def test_silent_member_is_not_included_if_others_suffice() -> None:
     job = Job("a", "b", expected=2).round(1)
     assert job.act().ids == ids("ab")
     confirm(job, "a").idle().later(5)
@@ -103,7 +103,7 @@ def test_a_silent_member_is_not_asked_where_the_others_are_enough() -> None:
     assert job.act().ids == ids("a")
 
 
-def test_a_recovering_gang_that_needs_its_silent_member_waits_out_no_last_call() -> None:
+def test_recovering_gang_that_needs_its_silent_member_skips_last_call() -> None:
     job = Job("a", "b", min_nodes=2, expected=4, last_call_seconds=30).sealed("a", "b")
     job.change("a", state=WAITING).change("b", state=WAITING).round(2, cause=LOSS, previous=1)
     assert job.act().state is FROZEN
@@ -115,7 +115,7 @@ def test_a_recovering_gang_that_needs_its_silent_member_waits_out_no_last_call()
 # -- pauses and the join timeout ------------------------------------------------------
 
 
-def test_each_recovery_has_a_pause_of_its_own() -> None:
+def test_each_recovery_has_its_own_back_off() -> None:
     job = Job("a", "b", max_nodes=2).sealed("a", "b", number=1)
     for name in "ab":
         job.change(name, state=WAITING)
@@ -130,7 +130,7 @@ def test_each_recovery_has_a_pause_of_its_own() -> None:
     assert job.later(0.1).act().state is FROZEN
 
 
-def test_the_join_timeout_begins_anew_once_members_can_come_again() -> None:
+def test_join_timeout_restarts_once_members_can_come_again() -> None:
     def can_come(expected: int) -> None:
         job.bounds(min_nodes=2, expected=expected, join_timeout_seconds=600).idle()
 
@@ -142,7 +142,7 @@ def test_the_join_timeout_begins_anew_once_members_can_come_again() -> None:
     assert job.later(1).act().state is CLOSED
 
 
-def test_the_join_timeout_of_a_later_round_begins_with_it() -> None:
+def test_join_timeout_of_a_later_round_begins_with_it() -> None:
     job = Job("a", "b", min_nodes=2, join_timeout_seconds=600, last_call_seconds=900).round(1)
     job.idle().later(500).idle().member("c").member("d")
     assert job.act().state is FROZEN

@@ -29,7 +29,7 @@ def many(count: int, **bounds: Any) -> Job:
     return job
 
 
-def test_of_a_rounds_failures_sixteen_are_kept_with_the_culprit() -> None:
+def test_sixteen_failures_of_a_round_are_kept_including_the_first_failure() -> None:
     """The number of operations in a transaction is limited: the rest goes with the next one."""
     job = many(100)
     act = job.look()
@@ -42,7 +42,7 @@ def test_of_a_rounds_failures_sixteen_are_kept_with_the_culprit() -> None:
     job.idle()
 
 
-def test_who_coordinates_no_more_clears_nothing_away() -> None:
+def test_deposed_coordinator_deletes_no_failures() -> None:
     job = many(20)
     act = job.look()
     assert act is not None
@@ -51,7 +51,7 @@ def test_who_coordinates_no_more_clears_nothing_away() -> None:
     assert len(told(job)) == 21
 
 
-def test_what_is_too_much_goes_with_the_end_of_the_job_too() -> None:
+def test_surplus_failures_are_deleted_at_the_end_of_the_job() -> None:
     job = Job("a", "b", max_restarts=0).sealed("a", "b")
     for index in range(30):
         job.failure(f"m{index}", kind=FailureClass.PEER_ABORT)
@@ -69,7 +69,7 @@ def seats_of(job: Job, count: int) -> tuple[Seat, ...]:
     return (*seats, *(seats[0]._replace(id=identity(name), name=name) for name in more))
 
 
-def test_a_member_keeps_to_itself_what_adds_nothing() -> None:
+def test_redundant_failure_is_not_recorded() -> None:
     job = Job("a", "b").sealed("a", "b")
     for index in range(verdicts.KEPT_FAILURES):
         job.failure(f"m{index}", kind=FailureClass.PEER_ABORT)

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.core.kv import Range
 KEYS = Keys("/elasticjob/team/uid/3/")
 
 
-def test_the_prefix_names_namespace_job_and_incarnation() -> None:
+def test_prefix_names_namespace_job_and_incarnation() -> None:
     assert job_prefix("team", "uid", 3) == KEYS.prefix
 
 
@@ -29,11 +29,11 @@ def test_the_prefix_names_namespace_job_and_incarnation() -> None:
         ("/elasticjob/team/other/3/state/round", ()),
     ],
 )
-def test_what_is_built_is_read_back(key: str, parts: tuple[str, ...]) -> None:
+def test_built_key_is_parsed_back(key: str, parts: tuple[str, ...]) -> None:
     assert KEYS.parts(key) == parts
 
 
-def test_folders_hold_their_keys_and_no_others() -> None:
+def test_prefixes_cover_their_keys_only() -> None:
     assert Range(KEYS.sessions("m"), prefix=True).covers(KEYS.session("m", "s"))
     assert not Range(KEYS.sessions("m"), prefix=True).covers(KEYS.session("m2", "s"))
     assert Range(KEYS.failures(1), prefix=True).covers(KEYS.failure(1, "m"))
@@ -42,12 +42,12 @@ def test_folders_hold_their_keys_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("key", [KEYS.bounds, KEYS.round, KEYS.seats])
-def test_what_every_member_follows_lies_in_one_folder(key: str) -> None:
+def test_keys_followed_by_every_member_share_one_prefix(key: str) -> None:
     assert Range(KEYS.state, prefix=True).covers(key)
     assert not Range(KEYS.members, prefix=True).covers(key)
     assert not Range(KEYS.state, prefix=True).covers(KEYS.roster(1))
 
 
-def test_a_prefix_without_a_slash_would_catch_other_jobs() -> None:
+def test_prefix_without_slash_is_refused() -> None:
     with pytest.raises(ValueError, match="must end with '/'"):
         Keys("/elasticjob/team/uid/3")

@@ -39,7 +39,7 @@ def without_a(job: Job) -> View:
     return job.gone("a").view()
 
 
-def test_only_a_read_for_the_lowest_session_says_who_coordinates() -> None:
+def test_only_a_read_for_the_lowest_session_determines_the_coordinator() -> None:
     job = Job("a", "b")
     leadership = Leadership(B, 0.0)
     everything = Range(KEYS.members, prefix=True)
@@ -50,13 +50,13 @@ def test_only_a_read_for_the_lowest_session_says_who_coordinates() -> None:
     assert leadership.seen_at == job.etcd.revision
 
 
-def test_nobody_registered_nobody_coordinates() -> None:
+def test_without_members_there_is_no_coordinator() -> None:
     leadership = Leadership(B, 0.0)
     assert leadership.found(5, ((LOWEST, ()),))
     assert leadership.key == ""
 
 
-def test_records_that_nobody_can_read_are_passed_over_and_more_are_asked_for() -> None:
+def test_malformed_records_are_skipped_and_more_are_requested() -> None:
     job = Job("a", "b")
     found = job.etcd.range(LOWEST)
     leadership = Leadership(B, 0.0)
@@ -80,7 +80,7 @@ def test_one_link_to_one_coordinator() -> None:
     assert leadership.unlink(50.0) == []
 
 
-def test_a_coordinator_that_came_back_in_a_new_session_is_linked_anew() -> None:
+def test_coordinator_with_a_new_session_is_linked_again() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     job.gone("a").member("a", session="s2")
@@ -95,7 +95,7 @@ def test_a_coordinator_that_came_back_in_a_new_session_is_linked_anew() -> None:
     ("successor", "jitter", "delay"),
     [("b", 0.5, 0.0), ("c", 0.0, SUCCESSION_SECONDS), ("c", 0.5, SUCCESSION_SECONDS * 1.5)],
 )
-def test_the_named_successor_looks_at_once_and_others_later(
+def test_named_successor_reads_at_once_and_others_later(
     successor: str, jitter: float, delay: float
 ) -> None:
     job = Job("a", "b", "c").round(1, successor=identity(successor))
@@ -113,14 +113,14 @@ def test_the_named_successor_looks_at_once_and_others_later(
     assert not leadership.look_due(99.0, alarm)
 
 
-def test_a_key_that_is_merely_not_read_yet_is_not_gone() -> None:
+def test_key_not_yet_read_is_not_gone() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     assert leadership.tend(without_a(job), 50.0, in_doubt=True) == []
     assert leadership.key
 
 
-def test_a_coordinator_that_is_gone_is_unknown_from_then_on() -> None:
+def test_vanished_coordinator_is_unknown() -> None:
     """Looking again later puts nothing off."""
     job = Job("a", "b", "c").round(1, successor=identity("c"))
     leadership = follower(job)
@@ -138,7 +138,7 @@ def down(member: str = A, session: str = "s1", refused: bool = False) -> LinkDow
     return LinkDown(member, session, refused)
 
 
-def test_a_broken_link_asks_the_launcher_once() -> None:
+def test_broken_link_probes_the_launcher_once() -> None:
     job = Job("a", "b").round(4)
     leadership = follower(job)
     assert leadership.link_down(down(), job.view()) == [
@@ -147,7 +147,7 @@ def test_a_broken_link_asks_the_launcher_once() -> None:
     assert leadership.link_down(down(), job.view()) == []
 
 
-def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
+def test_probe_before_the_first_round_carries_round_zero() -> None:
     job = Job("a", "b")
     assert follower(job).link_down(down(), job.view()) == [
         Probe(A, "s1", "host-a", 7000, 7001, round=0)
@@ -155,7 +155,7 @@ def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
 
 
 @pytest.mark.parametrize("news", [LinkUp(A, "s1"), Probed(A, "s1", Verdict.UNKNOWN)])
-def test_after_an_answer_or_a_new_link_it_is_asked_again(news: LinkUp | Probed) -> None:
+def test_answer_or_new_link_allows_another_probe(news: LinkUp | Probed) -> None:
     job = Job("a", "b")
     leadership = follower(job)
     leadership.link_down(down(), job.view())
@@ -168,7 +168,7 @@ def test_after_an_answer_or_a_new_link_it_is_asked_again(news: LinkUp | Probed) 
 
 @pytest.mark.parametrize("news", [LinkQuiet(A, "s1"), LinkDown(A, "s1", refused=False)])
 @pytest.mark.parametrize("successor", [B, identity("c")])
-def test_the_successor_alone_asks_after_a_coordinator_of_whom_nothing_is_heard(
+def test_only_the_successor_probes_a_silent_coordinator(
     news: LinkQuiet | LinkDown, successor: str
 ) -> None:
     job = Job("a", "b", "c").round(4, successor=successor)
@@ -176,14 +176,14 @@ def test_the_successor_alone_asks_after_a_coordinator_of_whom_nothing_is_heard(
     assert (found is not None and found.id == A) is (successor == B)
 
 
-def test_another_link_or_a_coordinator_without_a_key_is_not_suspected() -> None:
+def test_other_link_or_coordinator_without_key_is_not_suspected() -> None:
     job = Job("a", "b").round(4, successor=B)
     leadership = follower(job)
     assert leadership.suspected(LinkQuiet(A, "s0"), job.view()) is None
     assert leadership.suspected(LinkQuiet(A, "s1"), without_a(job)) is None
 
 
-def test_other_links_and_a_coordinator_that_is_gone_are_not_asked_about() -> None:
+def test_other_links_and_vanished_coordinators_are_not_probed() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     assert leadership.link_down(down(session="s0"), job.view()) == []
@@ -194,7 +194,7 @@ def test_other_links_and_a_coordinator_that_is_gone_are_not_asked_about() -> Non
 # -- deposing -------------------------------------------------------------------------
 
 
-def test_only_proof_deposes() -> None:
+def test_only_proof_deposes_the_coordinator() -> None:
     job = Job("a", "b").round(1, successor=B)
     leadership = follower(job)
     view = job.view()
@@ -205,7 +205,7 @@ def test_only_proof_deposes() -> None:
     assert leadership.to_depose(view, 50.0, Alarm()) == view.member(A)
 
 
-def test_a_coordinator_without_its_agent_is_replaced_though_its_workers_live() -> None:
+def test_coordinator_without_agent_is_replaced_while_its_workers_live() -> None:
     job = Job("a", "b").round(1, successor=B)
     leadership = follower(job)
     leadership.probed(Probed(A, "s1", Verdict.WORKERS_ALIVE), 50.0)
@@ -217,7 +217,7 @@ def test_a_coordinator_without_its_agent_is_replaced_though_its_workers_live() -
 
 
 @pytest.mark.parametrize("news", [LinkUp(A, "s1"), Probed(A, "s1", Verdict.GONE)])
-def test_workers_without_an_agent_are_forgotten_once_it_is_back_or_they_are_gone_too(
+def test_orphan_is_forgotten_once_its_agent_returned_or_its_workers_ended(
     news: LinkUp | Probed,
 ) -> None:
     """Whoever succeeds this coordinator would keep their lease."""
@@ -233,7 +233,7 @@ def test_workers_without_an_agent_are_forgotten_once_it_is_back_or_they_are_gone
     assert deposed is isinstance(news, Probed)
 
 
-def test_who_is_not_the_successor_deposes_later() -> None:
+def test_other_members_depose_later_than_the_successor() -> None:
     job = Job("a", "b", "c").round(1, successor=identity("c"))
     leadership = follower(job)
     leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
@@ -243,7 +243,7 @@ def test_who_is_not_the_successor_deposes_later() -> None:
     assert leadership.to_depose(job.view(), alarm.at, alarm) is not None
 
 
-def test_a_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
+def test_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
     job = Job("a", "b").round(1, successor=B)
     leadership = follower(job)
     leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
@@ -258,7 +258,7 @@ def test_a_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
 # -- evidence from the link -----------------------------------------------------------
 
 
-def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
+def test_link_is_evidence_for_the_reported_round_and_newer() -> None:
     leadership = follower(Job("a", "b"))
     assert leadership.vouched_until(3) <= 50.0
     leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
@@ -268,13 +268,13 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     assert not leadership.tells_newer(3)
 
 
-def test_a_link_vouches_for_the_first_round_too() -> None:
+def test_link_is_evidence_for_the_first_round() -> None:
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 1, sent=50.0), 50.0)
     assert leadership.vouched_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
-def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
+def test_link_evidence_lasts_from_last_exchange_in_both_directions() -> None:
     """A side that receives nothing counts the link as silent, and continues without the other."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
@@ -285,7 +285,7 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
 @pytest.mark.parametrize(
     ("vouched", "seconds"), [(1.2, 1.2), (0.0, 0.0), (60.0, TRUST_SECONDS), (None, TRUST_SECONDS)]
 )
-def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
+def test_link_evidence_ends_with_the_evidence_of_the_coordinator(
     vouched: float | None, seconds: float
 ) -> None:
     """The coordinator may hang before that and then stays silent. Older ones do not report it."""
@@ -296,7 +296,7 @@ def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
     assert leadership.vouched_until(3) == pytest.approx(max(49.0 + seconds, 49.6))
 
 
-def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
+def test_link_evidence_outlasts_replacement_of_the_link() -> None:
     """Another member coordinates after an outage of etcd, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")
     leadership = follower(job)
@@ -308,7 +308,7 @@ def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
 
 
 @pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
-def test_what_a_link_proved_holds_on_when_its_coordinator_goes(session: str | None) -> None:
+def test_link_evidence_outlasts_the_session_of_the_coordinator(session: str | None) -> None:
     job = Job("a", "b", "c")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
@@ -321,14 +321,14 @@ def test_what_a_link_proved_holds_on_when_its_coordinator_goes(session: str | No
     assert leadership.vouched_until(3) == pytest.approx(51.0 + HANDOVER_SECONDS)
 
 
-def test_nor_longer_than_it_would_have_by_itself() -> None:
+def test_kept_link_evidence_does_not_exceed_its_original_end() -> None:
     leadership = follower(Job("a", "b", "c"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
     leadership.unlink(49.9 + TRUST_SECONDS)
     assert leadership.vouched_until(3) <= 50.0 + TRUST_SECONDS
 
 
-def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
+def test_link_without_a_round_number_is_no_evidence() -> None:
     leadership = follower(Job("a", "b"))
     leadership.link_up(LinkUp(A, "s1"), 50.0)
     assert leadership.vouched_until(3) <= 50.0
@@ -336,7 +336,7 @@ def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
     assert leadership.vouched_until(3) <= 50.0
 
 
-def test_that_a_link_came_up_proves_as_much_as_a_word_on_it() -> None:
+def test_opened_link_is_as_good_as_a_heartbeat() -> None:
     """Both sides spoke to make it, so it carried both ways half a second ago."""
     leadership = follower(Job("a", "b"))
     leadership.link_up(LinkUp(A, "s1"), 50.0)
@@ -344,14 +344,14 @@ def test_that_a_link_came_up_proves_as_much_as_a_word_on_it() -> None:
     assert leadership.vouched_until(3) == pytest.approx(50.0 + LINK_SILENCE_SECONDS)
 
 
-def test_another_link_that_comes_up_changes_nothing_of_what_ours_proves() -> None:
+def test_other_opened_link_does_not_change_the_evidence() -> None:
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
     leadership.link_up(LinkUp(A, "s0"), 50.5)
     assert leadership.vouched_until(3) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
-def test_a_silent_a_broken_or_a_foreign_link_vouches_for_nothing() -> None:
+def test_silent_broken_or_foreign_link_is_no_evidence() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)

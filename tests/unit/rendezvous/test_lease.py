@@ -13,17 +13,17 @@ def granted(deadline: float = 106.0, now: float = 100.0) -> Lease:
     return lease
 
 
-def test_no_lease_holds_nothing() -> None:
+def test_without_lease_there_is_no_deadline() -> None:
     assert not Lease(deadline=200.0).holds(100.0)
     assert not Lease().due(1e9)
 
 
-def test_a_lease_holds_until_its_deadline_and_not_at_it() -> None:
+def test_lease_is_valid_before_its_deadline_only() -> None:
     assert granted().holds(105.999)
     assert not granted().holds(106.0)
 
 
-def test_a_lease_is_renewed_every_third_of_it() -> None:
+def test_lease_is_renewed_every_third_of_its_duration() -> None:
     lease, times = granted(), []
     for at in range(100, 107):
         if lease.due(at):
@@ -32,20 +32,20 @@ def test_a_lease_is_renewed_every_third_of_it() -> None:
     assert times == [102, 104, 106]
 
 
-def test_an_unanswered_renewal_is_repeated_sooner() -> None:
+def test_unanswered_renewal_is_repeated_sooner() -> None:
     lease = granted()
     times = [at / 10 for at in range(1000, 1061) if lease.due(at / 10)]
     assert times == [102.0, 104.0, 105.0, 106.0]
 
 
-def test_an_answer_overtaken_by_a_newer_one_shortens_nothing() -> None:
+def test_late_answer_of_older_renewal_does_not_shorten_the_lease() -> None:
     lease = granted()
     lease.keep(110.0)
     lease.keep(108.0)
     assert lease.holds(109.9)
 
 
-def test_a_forgotten_lease_says_until_when_it_was_safe() -> None:
+def test_forgotten_lease_keeps_its_deadline() -> None:
     lease = granted()
     lease.forget()
     assert not lease.holds(101.0)
@@ -53,7 +53,7 @@ def test_a_forgotten_lease_says_until_when_it_was_safe() -> None:
     assert lease.deadline == 106.0
 
 
-def test_an_alarm_is_the_earliest_of_what_was_asked_for() -> None:
+def test_alarm_is_the_earliest_requested_time() -> None:
     alarm = Alarm()
     alarm.set(None)
     assert alarm.at is None
@@ -65,7 +65,7 @@ def test_an_alarm_is_the_earliest_of_what_was_asked_for() -> None:
     assert alarm.at == 7.0
 
 
-def test_a_stop_watch_starts_at_the_first_sight_and_can_be_forgotten() -> None:
+def test_timer_starts_at_the_first_query_and_can_be_forgotten() -> None:
     timers = Timers()
     timers.begin_step(10.0)
     assert not timers.over("x", 5.0)

@@ -51,26 +51,26 @@ def leaves(node: Node, *steps: LocalChanged | Tick) -> list[str]:
     return told(node, before)
 
 
-def test_a_member_that_never_ran_goes_without_a_word() -> None:
+def test_member_that_never_ran_leaves_without_a_record() -> None:
     node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
     assert leaves(node, LocalChanged(replace(READY, leaving="drained"))) == ["gone"]
 
 
-def test_a_member_goes_before_there_is_any_round() -> None:
+def test_member_leaves_before_the_first_round() -> None:
     node = Node(SimEtcd(), "a", bounds=None).start()
     assert node.engine.view.round is None
     assert leaves(node, LocalChanged(replace(READY, leaving="drained"))) == ["gone"]
     assert node.directive == Left()
 
 
-def test_a_member_that_is_done_goes_without_a_word() -> None:
+def test_done_member_leaves_without_a_record() -> None:
     _, b = pair()
     done = replace(BUSY, workers=Workers.NONE, done=True)
     b.hear(LocalChanged(done))
     assert leaves(b, LocalChanged(replace(done, leaving="drained"))) == ["gone"]
 
 
-def test_a_leaver_says_that_its_workers_ended_though_its_round_is_over() -> None:
+def test_leaving_member_records_stopped_workers_after_its_round_ended() -> None:
     """Else it would be asked for them."""
     _, b = pair()
     assert leaves(b, LocalChanged(LEAVES)) == ["leaving"]
@@ -78,14 +78,14 @@ def test_a_leaver_says_that_its_workers_ended_though_its_round_is_over() -> None
     assert leaves(b, Tick(), LocalChanged(STOPPED)) == ["leaving and stopped", "gone"]
 
 
-def test_a_coordinator_that_leaves_resigns_before_it_says_so() -> None:
+def test_leaving_coordinator_resigns_before_it_records_the_leave() -> None:
     a, b = pair()
     before = key_of(a)
     assert leaves(a, LocalChanged(LEAVES)) == ["gone", "leaving"]
     assert set(sessions(b)) == {key_of(a), key_of(b)} - {before}
 
 
-def test_a_leaver_that_coordinates_again_does_not_resign_again() -> None:
+def test_leaving_member_that_coordinates_again_does_not_resign_again() -> None:
     a, b = pair()
     a.hear(LocalChanged(LEAVES))
     session = a.engine.session
@@ -125,7 +125,7 @@ def asked_to_save(node: Node) -> Node:
     [(False, 30.0, 2.0), (False, 6.0, 1.0), (True, 9.0, 4.0), (True, 7.5, 2.5)],
     ids=["to be asked", "to be asked in a hurry", "to save", "to save in a hurry"],
 )
-def test_workers_of_a_leaver_run_on_to_save(
+def test_workers_of_leaving_member_run_until_saved(
     asked: bool, leave_seconds: float, seconds: float
 ) -> None:
     b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(SAVES))
@@ -139,12 +139,12 @@ def test_workers_of_a_leaver_run_on_to_save(
     assert not b.directive.kill
 
 
-def test_workers_of_a_leaver_without_time_to_save_are_stopped_at_once() -> None:
+def test_workers_of_leaving_member_without_time_to_save_stop_at_once() -> None:
     b = saving_pair(leave_seconds=5.0).hear(LocalChanged(SAVES))
     assert isinstance(b.directive, Stop)
 
 
-def test_workers_of_a_leaver_that_cannot_save_are_stopped_at_once() -> None:
+def test_workers_of_leaving_member_that_cannot_save_stop_at_once() -> None:
     b = saving_pair().hear(LocalChanged(LEAVES))
     assert isinstance(b.directive, Stop)
 
@@ -152,7 +152,7 @@ def test_workers_of_a_leaver_that_cannot_save_are_stopped_at_once() -> None:
 @pytest.mark.parametrize(
     ("number", "state"), [(1, RoundState.FROZEN), (1, RoundState.JOINABLE), (2, RoundState.FINAL)]
 )
-def test_workers_of_a_leaver_are_stopped_once_their_round_is_over(
+def test_workers_of_leaving_member_stop_once_their_round_ended(
     number: int, state: RoundState
 ) -> None:
     b = saving_pair().hear(LocalChanged(SAVES))
@@ -160,7 +160,7 @@ def test_workers_of_a_leaver_are_stopped_once_their_round_is_over(
     assert isinstance(b.hear(Tick()).directive, Stop)
 
 
-def test_workers_of_a_leaver_have_the_usual_time_where_nobody_knows_the_bounds() -> None:
+def test_workers_of_leaving_member_have_the_default_grace_without_parameters() -> None:
     """The record of the bounds was damaged, and this member brought none."""
     etcd = SimEtcd()
     etcd.txn(Txn((), (Put(KEYS.bounds, encode(Bounds(1, 1))),)))

@@ -39,14 +39,14 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the heartbeat and redial intervals."""
     monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(dial, "FIRST_REDIAL_SECONDS", 0.02)
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce the silence limits to a sixth."""
     monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(wire, "QUIET_SECONDS", 0.25)
@@ -134,7 +134,7 @@ def free_port() -> int:
 # -- links ----------------------------------------------------------------------------
 
 
-def test_both_ends_know_of_a_link_and_hear_each_other() -> None:
+def test_both_sides_of_a_link_receive_heartbeats() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (server, port), link_to(port, there):
@@ -149,7 +149,7 @@ def test_both_ends_know_of_a_link_and_hear_each_other() -> None:
     run(scenario())
 
 
-def test_a_link_tells_how_long_the_coordinators_own_evidence_lasts() -> None:
+def test_link_reports_the_duration_of_the_coordinator_evidence() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         loop = asyncio.get_running_loop()
@@ -167,7 +167,7 @@ def test_a_link_tells_how_long_the_coordinators_own_evidence_lasts() -> None:
 
 
 @pytest.mark.parametrize(("workers", "told"), [(1, True), (0, False)])
-def test_an_agent_that_is_asked_tells_the_deadline_of_its_workers(workers: int, told: bool) -> None:
+def test_probed_agent_reports_the_deadline_of_its_workers(workers: int, told: bool) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + 20.0
@@ -183,7 +183,7 @@ def test_an_agent_that_is_asked_tells_the_deadline_of_its_workers(workers: int, 
     run(scenario())
 
 
-def test_a_new_link_is_told_the_round_at_once() -> None:
+def test_new_link_reports_the_round_at_once() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (server, port):
@@ -195,7 +195,7 @@ def test_a_new_link_is_told_the_round_at_once() -> None:
     run(scenario())
 
 
-def test_both_sides_of_a_link_hear_it_once() -> None:
+def test_leave_notice_is_delivered_once_to_each_side_of_a_link() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         leaves = (Farewell("id-b", "n", "drained"),)
@@ -213,7 +213,7 @@ def test_both_sides_of_a_link_hear_it_once() -> None:
     run(scenario())
 
 
-def test_each_side_knows_since_when_it_is_heard() -> None:
+def test_each_side_knows_when_it_was_last_received() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         began = time.monotonic()
@@ -231,7 +231,7 @@ def test_each_side_knows_since_when_it_is_heard() -> None:
     run(scenario())
 
 
-def test_words_that_only_one_side_hears_prove_nothing_more() -> None:
+def test_messages_received_by_one_side_only_prove_nothing_more() -> None:
     """The other side still reports the last message that it received, which does not advance."""
     count = wire.Count(linked_at=10.0)
     assert count.line(11.0) == {"count": 1, "heard": 0}
@@ -244,19 +244,19 @@ def test_words_that_only_one_side_hears_prove_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("heard", [None, "7", [1]])
-def test_an_agent_that_does_not_say_what_it_heard_is_an_older_one(heard: object) -> None:
+def test_agent_without_receipts_is_an_older_one(heard: object) -> None:
     count = wire.Count(linked_at=10.0)
     assert count.proven({"round": 7, "heard": heard}) is None
 
 
-def test_what_was_never_sent_is_not_believed_to_be_heard() -> None:
+def test_receipt_of_a_message_never_sent_is_ignored() -> None:
     count = wire.Count(linked_at=10.0)
     count.line(11.0)
     assert count.proven({"heard": 1_000_000}) == 11.0
     assert count.proven({"heard": -5}) == 11.0
 
 
-def test_the_coordinator_learns_at_once_that_a_member_died() -> None:
+def test_coordinator_detects_a_dead_member_at_once() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (_, port):
@@ -267,7 +267,7 @@ def test_the_coordinator_learns_at_once_that_a_member_died() -> None:
     run(scenario())
 
 
-def test_a_member_learns_that_its_coordinator_died_and_dials_again() -> None:
+def test_member_detects_a_dead_coordinator_and_dials_again() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with contextlib.AsyncExitStack() as stack:
@@ -287,8 +287,8 @@ def test_a_member_learns_that_its_coordinator_died_and_dials_again() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_silent_member_is_taken_for_gone() -> None:
+@pytest.mark.usefixtures("_short_silence")
+def test_silent_member_is_reported_as_gone() -> None:
     async def scenario() -> None:
         here = Heard()
         async with coordinator(here) as (_, port):
@@ -305,8 +305,8 @@ def test_a_silent_member_is_taken_for_gone() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_silent_coordinator_is_taken_for_gone() -> None:
+@pytest.mark.usefixtures("_short_silence")
+def test_silent_coordinator_is_reported_as_gone() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         question = await wire.read(reader, PATIENCE_SECONDS)
         body: wire.Message = {"member": "id-a", "session": "s1", "nonce": wire.nonce()}
@@ -324,7 +324,7 @@ def test_a_silent_coordinator_is_taken_for_gone() -> None:
     run(scenario())
 
 
-def test_a_word_after_missing_beats_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_after_missed_heartbeats_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of it is lost, and the next silence counts from there."""
     monkeypatch.setattr(wire, "QUIET_SECONDS", 0.1)
     monkeypatch.setattr(wire, "SILENCE_SECONDS", PATIENCE_SECONDS)
@@ -343,7 +343,7 @@ def test_a_word_after_missing_beats_is_heard(monkeypatch: pytest.MonkeyPatch) ->
     run(scenario())
 
 
-def test_the_newer_of_two_links_of_a_session_counts() -> None:
+def test_newer_of_two_links_of_a_session_counts() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (_, port):
@@ -375,7 +375,7 @@ async def introduced(
 # -- strangers ------------------------------------------------------------------------
 
 
-def test_who_does_not_hold_the_key_is_not_linked(caplog: pytest.LogCaptureFixture) -> None:
+def test_peer_without_the_job_key_is_not_linked(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         here = Heard()
         async with coordinator(here) as (_, port):
@@ -389,7 +389,7 @@ def test_who_does_not_hold_the_key_is_not_linked(caplog: pytest.LogCaptureFixtur
     assert "does not hold this job's key" in caplog.text
 
 
-def test_a_member_does_not_link_to_another_jobs_agent() -> None:
+def test_member_does_not_link_to_agent_of_another_job() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here, b"another job's key") as (_, port), link_to(port, there):
@@ -400,7 +400,7 @@ def test_a_member_does_not_link_to_another_jobs_agent() -> None:
     run(scenario())
 
 
-def test_a_member_does_not_link_to_another_member() -> None:
+def test_member_does_not_link_to_another_member() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (_, port), link_to(port, there, member="id-z"):
@@ -410,7 +410,7 @@ def test_a_member_does_not_link_to_another_member() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize(
     "line",
     [
@@ -424,7 +424,7 @@ def test_a_member_does_not_link_to_another_member() -> None:
     ],
     ids=["http", "short nonce", "no text", "half characters", "empty", "long", "nothing"],
 )
-def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
+def test_unauthenticated_connection_is_closed_without_effect_on_others(line: bytes) -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (_, port), link_to(port, there):
@@ -459,7 +459,9 @@ class Crammed:
         raise OSError(errno.EMFILE, "Too many open files")
 
 
-def test_without_descriptors_peers_wait_and_nobody_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_descriptors_the_server_pauses_accepting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     listeners: list[Crammed] = []
     real = socket.create_server
 
@@ -493,7 +495,7 @@ NOWHERE = [("node..x", 1), ("n" * 64, 1), ("a\0b", 1), (HOST, 70_000), (HOST, -1
 
 
 @pytest.mark.parametrize(("address", "port"), NOWHERE)
-def test_a_link_to_nowhere_is_down_and_dialled_again(address: str, port: int) -> None:
+def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, port: int) -> None:
     async def scenario() -> None:
         heard = Heard()
         link = Link("id-a", "s1", address, port)
@@ -513,7 +515,7 @@ def test_a_link_to_nowhere_is_down_and_dialled_again(address: str, port: int) ->
 
 
 @pytest.mark.parametrize(("address", "port"), NOWHERE)
-def test_a_probe_of_nowhere_proves_nothing(address: str, port: int) -> None:
+def test_probe_of_unreachable_address_proves_nothing(address: str, port: int) -> None:
     async def scenario() -> None:
         probed = await dial.ask(Probe("id-a", "s1", address, port, port), KEY)
         assert probed.verdict is Verdict.UNKNOWN
@@ -563,7 +565,7 @@ def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
         "nonsense",
     ],
 )
-def test_what_a_launcher_says(body: dict[str, Any], expected: Verdict) -> None:
+def test_probe_result_for_each_launcher_answer(body: dict[str, Any], expected: Verdict) -> None:
     async def scenario() -> None:
         async with listening(launcher(**body)) as port:
             assert await verdict(port) is expected
@@ -571,7 +573,7 @@ def test_what_a_launcher_says(body: dict[str, Any], expected: Verdict) -> None:
     run(scenario())
 
 
-def test_a_refused_connection_is_proof() -> None:
+def test_refused_connection_is_proof() -> None:
     async def scenario() -> None:
         assert await verdict(free_port()) is Verdict.GONE
 
@@ -579,7 +581,7 @@ def test_a_refused_connection_is_proof() -> None:
 
 
 @pytest.mark.parametrize("job_key", [b"another job's key", b""])
-def test_an_unsigned_answer_proves_nothing(job_key: bytes) -> None:
+def test_unsigned_answer_proves_nothing(job_key: bytes) -> None:
     async def scenario() -> None:
         async with listening(launcher(job_key, workers=0)) as port:
             assert await verdict(port) is Verdict.UNKNOWN
@@ -587,9 +589,9 @@ def test_an_unsigned_answer_proves_nothing(job_key: bytes) -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize("said", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[]\n"])
-def test_silence_and_nonsense_prove_nothing(said: bytes | None) -> None:
+def test_silent_or_malformed_answer_proves_nothing(said: bytes | None) -> None:
     async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if said is not None:
             writer.write(said)
@@ -602,7 +604,7 @@ def test_silence_and_nonsense_prove_nothing(said: bytes | None) -> None:
     run(scenario())
 
 
-def test_a_dying_process_is_asked_until_it_is_gone() -> None:
+def test_exiting_process_is_probed_until_it_is_gone() -> None:
     """A dying process may accept a connection and drop it; the next one is refused."""
 
     async def scenario() -> None:
@@ -622,7 +624,7 @@ def test_a_dying_process_is_asked_until_it_is_gone() -> None:
     run(scenario())
 
 
-def test_without_a_launcher_the_agent_itself_is_asked() -> None:
+def test_agent_itself_is_probed_without_a_launcher() -> None:
     async def scenario() -> None:
         async with coordinator(Heard()) as (_, port):
             assert await verdict(0, agent_port=port) is Verdict.AGENT_ALIVE

@@ -55,17 +55,17 @@ def record(job: Job, name: str = "a") -> Member:
         (busy(), "drained", LEAVING),
     ],
 )
-def test_the_state(local: Local, leaving: str, state: MemberState) -> None:
+def test_member_state_from_local_state(local: Local, leaving: str, state: MemberState) -> None:
     job = Job("a").sealed("a", number=1)
     assert job.own("a", local=local, leaving=leaving).state() is state
 
 
-def test_who_was_done_waits_again_when_the_round_moved_on() -> None:
+def test_done_member_waits_again_when_the_round_moved_on() -> None:
     job = Job("a").sealed("a", number=1).round(2)
     assert job.own("a", local=busy(workers=Workers.NONE, done=True)).state() is WAITING
 
 
-def test_the_record_says_who_and_where() -> None:
+def test_record_has_identity_and_addresses() -> None:
     said = Job("a").own("a", lease=9, known=4, local=busy(3, start_ms=250)).record()
     assert (said.id, said.session, said.name, said.address) == (A, "s1", "a", "host-a")
     assert (said.agent_port, said.launcher_port, said.master_port) == (7000, 7001, 20000)
@@ -78,7 +78,7 @@ def test_the_record_says_who_and_where() -> None:
 
 
 @pytest.mark.parametrize("workers", list(Workers))
-def test_the_record_says_all_that_is_known_of_the_workers(workers: Workers) -> None:
+def test_record_has_the_state_of_the_workers(workers: Workers) -> None:
     """The start is reported only while workers run; it is unknown for others."""
     told: dict[str, Any] = {
         "step": 7, "checkpoint_step": 5, "master_served": True, "busy_ms": 40, "saves": True,
@@ -94,7 +94,7 @@ def test_the_record_says_all_that_is_known_of_the_workers(workers: Workers) -> N
     assert (said.confirmed, said.known, said.reason) == (8, 6, "")
 
 
-def test_the_record_says_what_its_node_is_for() -> None:
+def test_record_has_slots_role_and_machine() -> None:
     own = Job("a").own("a", leaving="drained")
     me = replace(own.config.identity, slots=8, role="learner", node="node-7")
     said = replace(own, config=replace(own.config, identity=me)).record()
@@ -155,7 +155,7 @@ WRITES: dict[str, tuple[Callable[[Own], Txn | None], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("write", "own"), WRITES.values(), ids=WRITES.keys())
-def test_a_fenced_session_writes_nothing(
+def test_fenced_session_writes_nothing(
     write: Callable[[Own], Txn | None], own: dict[str, Any]
 ) -> None:
     """Fenced between its read and its write: etcd refuses the whole transaction."""
@@ -169,7 +169,7 @@ def test_a_fenced_session_writes_nothing(
 
 
 @pytest.mark.parametrize(("write", "own"), WRITES.values(), ids=WRITES.keys())
-def test_a_living_session_does(write: Callable[[Own], Txn | None], own: dict[str, Any]) -> None:
+def test_live_session_can_write(write: Callable[[Own], Txn | None], own: dict[str, Any]) -> None:
     job = Job("b", "a").round(1)
     txn = write(job.own("a", **own))
     assert txn is not None
@@ -177,7 +177,7 @@ def test_a_living_session_does(write: Callable[[Own], Txn | None], own: dict[str
 
 
 @pytest.mark.parametrize("name", ["update", "drop", "say leaving", "resign"])
-def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
+def test_key_changed_in_the_meantime_is_not_overwritten(name: str) -> None:
     write, own = WRITES[name]
     job = Job("b", "a").round(1)
     txn = write(job.own("a", **own))
@@ -188,7 +188,7 @@ def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["update", "say leaving", "resign"])
-def test_a_written_key_hangs_on_the_lease(name: str) -> None:
+def test_written_key_is_attached_to_the_lease(name: str) -> None:
     write, own = WRITES[name]
     job = Job("b", "a").round(1)
     lease = job.etcd.grant(30, 0.0).id
@@ -213,7 +213,7 @@ def test_a_written_key_hangs_on_the_lease(name: str) -> None:
         ("set aside", {KEYS.round, KEYS.bounds, KEYS.session(B, "s1")}),
     ],
 )
-def test_a_refused_write_reads_what_it_was_refused_for(name: str, keys: set[str]) -> None:
+def test_refused_write_reads_the_keys_that_refused_it(name: str, keys: set[str]) -> None:
     write, own = WRITES[name]
     job = Job("b", "a").round(1)
     txn = write(job.own("a", **own))
@@ -227,7 +227,7 @@ def test_a_refused_write_reads_what_it_was_refused_for(name: str, keys: set[str]
 
 
 @pytest.mark.parametrize("name", ["close", "depose", "set aside"])
-def test_what_concerns_all_is_written_on_the_session_and_not_on_its_last_word(name: str) -> None:
+def test_shared_keys_are_written_on_the_session_not_on_its_last_record(name: str) -> None:
     """A key of ours that merely changed does not stop it."""
     write, own = WRITES[name]
     job = Job("b", "a").round(1)
@@ -242,7 +242,7 @@ def test_what_concerns_all_is_written_on_the_session_and_not_on_its_last_word(na
 # -- adoption of a member -------------------------------------------------------------
 
 
-def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
+def test_first_session_is_created_and_reads_the_current_state() -> None:
     job = Job("a").round(3)
     lease = job.etcd.grant(30, 0.0).id
     own = job.own("b", session="x-1", lease=lease)
@@ -255,7 +255,7 @@ def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
     assert {KEYS.round, KEYS.bounds, job.stored("a").key, own.key} <= found
 
 
-def test_a_session_is_never_created_twice() -> None:
+def test_session_is_never_created_twice() -> None:
     job = Job("a")
     txn = own_key.take_up(job.own("a"), carries=False)
     assert txn.compares == (Compare(job.stored("a").key, Target.CREATE, 0),)
@@ -265,7 +265,7 @@ def test_a_session_is_never_created_twice() -> None:
     assert found == {KEYS.round, KEYS.bounds, job.stored("a").key}, "it reads where things stand"
 
 
-def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
+def test_returning_agent_replaces_its_old_session_in_one_transaction() -> None:
     job = Job("a", "b").sealed("a", "b", number=2)
     txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
     assert job.commit(txn).succeeded
@@ -275,7 +275,9 @@ def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_past_counts_where_nothing_stands_until_a_round_is_opened(opened: bool) -> None:
+def test_registration_with_a_past_round_succeeds_only_before_a_round_is_opened(
+    opened: bool,
+) -> None:
     """etcd lost its data: neither the round nor a key of this member is there."""
     job = Job("b")
     txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
@@ -285,7 +287,7 @@ def test_a_past_counts_where_nothing_stands_until_a_round_is_opened(opened: bool
 
 
 @pytest.mark.parametrize("change", ["round", "old session", "old session gone"])
-def test_a_past_counts_only_on_the_round_and_session_that_were_read(change: str) -> None:
+def test_registration_with_a_past_round_requires_the_round_and_session_read(change: str) -> None:
     job = Job("a", "b").sealed("a", "b", number=2)
     txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
     match change:
@@ -299,7 +301,7 @@ def test_a_past_counts_only_on_the_round_and_session_that_were_read(change: str)
     assert job.etcd.get(KEYS.session(A, "x-1")) is None
 
 
-def test_to_resign_is_to_become_the_youngest() -> None:
+def test_resigning_recreates_the_key_as_the_youngest() -> None:
     job = Job("a", "b")
     stored = job.stored("a")
     txn = own_key.move(job.own("a", session="s2"), stored)
@@ -322,7 +324,7 @@ def test_to_resign_is_to_become_the_youngest() -> None:
         (RoundState.JOINABLE, busy(2, workers=Workers.STOPPING), 2),
     ],
 )
-def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
+def test_member_that_reads_a_newer_round_records_the_older_one_as_past(
     state: RoundState, local: Local, ran: int
 ) -> None:
     """The coordinator would otherwise wait for workers that do not exist."""
@@ -330,7 +332,7 @@ def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
     assert job.own("a", local=local).record().round == ran
 
 
-def test_who_had_no_seat_in_the_last_round_has_not_run_it() -> None:
+def test_member_without_rank_assignment_in_the_last_round_has_not_run_it() -> None:
     job = Job("a", "b").sealed("b", number=3).round(4, previous=3)
     assert job.own("a").record().round == 0
     assert job.own("b", local=busy(1, workers=Workers.NONE)).record().round == 3
@@ -350,23 +352,23 @@ def updated(job: Job, **own: Any) -> Member:
     return record(job)
 
 
-def test_before_any_round_there_is_nothing_to_confirm() -> None:
+def test_before_the_first_round_there_is_no_confirmation() -> None:
     assert update(Job("a")) is None
 
 
-def test_nothing_new_is_not_written() -> None:
+def test_unchanged_record_is_not_written() -> None:
     job = Job("a").round(1)
     assert update(job) is None
     assert update(job, known=5) is None  # worth remembering, not worth a request
 
 
 @pytest.mark.parametrize("workers", [Workers.STARTING, Workers.STOPPING])
-def test_what_is_about_to_change_again_is_not_written(workers: Workers) -> None:
+def test_transient_state_is_not_written(workers: Workers) -> None:
     job = Job("a").sealed("a", number=1).change("a", state=WAITING, round=0)
     assert update(job, local=busy(workers=workers)) is None
 
 
-def test_running_is_written() -> None:
+def test_running_state_is_written() -> None:
     job = Job("a").sealed("a", number=1).change("a", state=WAITING, round=0)
     said = updated(job, local=busy(1, start_ms=120))
     assert (said.state, said.round, said.start_ms) == (RUNNING, 1, 120)
@@ -376,7 +378,7 @@ def frozen(*ids: str) -> Job:
     return Job("a", "b").round(1, RoundState.FROZEN, ids=ids)
 
 
-def test_a_frozen_round_is_confirmed_by_its_revision() -> None:
+def test_frozen_round_is_confirmed_by_its_revision() -> None:
     job = frozen(A, B)
     asked = job.view().round
     assert asked is not None
@@ -389,11 +391,11 @@ def test_a_frozen_round_is_confirmed_by_its_revision() -> None:
     [((B,), {}), ((A,), {"lease_holds": False}), ((A,), {"local": Local(master_port=20000)})],
     ids=["not asked", "lease over", "not ready"],
 )
-def test_what_is_not_confirmed(ids: tuple[str, ...], own: dict[str, Any]) -> None:
+def test_conditions_that_prevent_a_confirmation(ids: tuple[str, ...], own: dict[str, Any]) -> None:
     assert update(frozen(*ids), **own) is None
 
 
-def test_a_confirmation_that_comes_late_names_the_question_that_it_answers() -> None:
+def test_late_confirmation_names_the_revision_it_answers() -> None:
     """The coordinator compares it with the current question: it counts for no other one."""
     job = frozen(A, B)
     asked = job.view().round
@@ -407,7 +409,7 @@ def test_a_confirmation_that_comes_late_names_the_question_that_it_answers() -> 
     assert record(job).confirmed == asked.modified != stands.modified
 
 
-def test_a_failure_goes_with_the_state_in_one_step() -> None:
+def test_failure_and_state_are_written_in_one_transaction() -> None:
     job = Job("a").sealed("a", number=1)
     failure = a_failure("a")
     said = updated(job, local=busy(workers=Workers.STOPPING, failure=failure))
@@ -416,7 +418,7 @@ def test_a_failure_goes_with_the_state_in_one_step() -> None:
     assert update(job, local=busy(workers=Workers.STOPPING, failure=failure)) is None
 
 
-def test_a_failure_of_a_round_before_etcd_lost_its_data_is_no_news() -> None:
+def test_failure_of_a_round_before_etcd_lost_its_data_is_not_written() -> None:
     """a failed in a round 1; b, which knew of none, sealed another one in the empty store."""
     lost = busy(workers=Workers.NONE, failure=a_failure("a"))
     unsealed = Job("a", "b")
@@ -436,7 +438,7 @@ def test_a_failure_of_a_round_before_etcd_lost_its_data_is_no_news() -> None:
         (3, FailureClass.USER_ERROR, False),
     ],
 )
-def test_an_old_consequence_is_no_news(number: int, kind: FailureClass, told: bool) -> None:
+def test_old_consequence_is_not_written(number: int, kind: FailureClass, told: bool) -> None:
     job = Job("a").sealed("a", number=1)
     if number > 1:
         job.round(number)
@@ -445,7 +447,7 @@ def test_an_old_consequence_is_no_news(number: int, kind: FailureClass, told: bo
     assert (txn is not None) is told
 
 
-def test_success_is_written_with_done_and_once() -> None:
+def test_success_is_written_once_with_the_done_state() -> None:
     job = Job("a").sealed("a", number=1)
     local = busy(workers=Workers.NONE, done=True)
     assert updated(job, local=local).state is DONE
@@ -472,7 +474,7 @@ def test_success_is_written_again_by_a_session_that_began_with_it() -> None:
 # -- leaving, closing, deposing, bounds -----------------------------------------------
 
 
-def test_leaving_is_said_once_and_with_its_reason() -> None:
+def test_leave_is_written_once_with_its_reason() -> None:
     job = Job("a").sealed("a", number=1)
     own = job.own("a", local=busy(), leaving="drained")
     txn = own_key.say_leaving(own, job.stored("a"))
@@ -484,7 +486,7 @@ def test_leaving_is_said_once_and_with_its_reason() -> None:
     assert own_key.say_leaving(again, job.stored("a")) is None
 
 
-def test_a_leaver_says_once_more_that_its_workers_have_ended() -> None:
+def test_leaving_member_writes_again_when_its_workers_ended() -> None:
     job = Job("a").sealed("a", number=1).change("a", state=LEAVING, reason="drained")
     txn = own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a"))
     assert txn is not None
@@ -495,13 +497,13 @@ def test_a_leaver_says_once_more_that_its_workers_have_ended() -> None:
 
 @pytest.mark.parametrize("workers", list(Workers))
 @pytest.mark.parametrize("leaving", ["", "drained"])
-def test_only_who_leaves_and_runs_nothing_has_stopped(workers: Workers, leaving: str) -> None:
+def test_only_a_leaving_member_without_workers_has_stopped(workers: Workers, leaving: str) -> None:
     """A waiting member reports the same by its state."""
     own = Job("a").own("a", local=busy(workers=workers), leaving=leaving)
     assert own.record().stopped is (bool(leaving) and workers is Workers.NONE)
 
 
-def test_closing_ends_the_round_once() -> None:
+def test_close_ends_the_round_once() -> None:
     job = Job("a").round(4, RoundState.FROZEN, ids=(A,))
     txn = close(job.own("a"))
     assert txn is not None
@@ -512,7 +514,7 @@ def test_closing_ends_the_round_once() -> None:
     assert close(job.own("a")) is None
 
 
-def test_nobody_closes_what_has_not_begun_or_moved_on() -> None:
+def test_round_that_has_not_begun_or_moved_on_is_not_closed() -> None:
     assert close(Job("a").own("a")) is None
     job = Job("a").round(1)
     txn = close(job.own("a"))
@@ -522,7 +524,7 @@ def test_nobody_closes_what_has_not_begun_or_moved_on() -> None:
 
 
 @pytest.mark.parametrize("remove", [depose, set_aside])
-def test_a_coordinator_that_still_writes_is_not_removed(
+def test_coordinator_that_still_writes_is_not_removed(
     remove: Callable[[Own], Txn | None],
 ) -> None:
     job = Job("b", "a")
@@ -533,7 +535,7 @@ def test_a_coordinator_that_still_writes_is_not_removed(
     assert job.names() == {"a", "b"}
 
 
-def test_a_coordinator_that_is_set_aside_keeps_everything_but_its_seniority() -> None:
+def test_replaced_coordinator_keeps_everything_but_its_seniority() -> None:
     job = Job()
     lease = job.etcd.grant(30, 0.0).id
     job.member("b", lease=lease, state=RUNNING, round=3).member("a")
@@ -563,13 +565,13 @@ def test_a_coordinator_that_is_set_aside_keeps_everything_but_its_seniority() ->
         (Bounds(1, 4, 3), "increment=3, but the job has 1"),
     ],
 )
-def test_members_must_be_given_the_same_sizes(mine: Bounds, differs: str) -> None:
+def test_members_must_have_equal_sizes(mine: Bounds, differs: str) -> None:
     said = own_key.disagreement(Job("a").own("a", bounds=mine))
     assert differs in said
     assert bool(said) is bool(differs)
     assert ("same sizes" in said) is bool(differs)
 
 
-def test_without_sizes_of_its_own_a_member_agrees() -> None:
+def test_member_without_sizes_agrees() -> None:
     assert own_key.disagreement(Job("a").own("a")) == ""
     assert own_key.disagreement(Job("a").delete(KEYS.bounds).own("a", bounds=Bounds(9, 9))) == ""

@@ -32,7 +32,7 @@ def settings(**config: Any) -> MemberSettings:
         {"scale_up_wait": "60", "leave_grace": "5"},
     ],
 )
-def test_handler_and_agent_with_the_same_options_meet(conf: dict[str, str]) -> None:
+def test_handler_and_agent_with_equal_options_share_a_rendezvous(conf: dict[str, str]) -> None:
     agent = plain_agent(
         Options(
             nnodes="2:4",
@@ -60,13 +60,13 @@ def test_handler_and_agent_with_the_same_options_meet(conf: dict[str, str]) -> N
     assert handler.tls == agent.etcd.tls
 
 
-def test_a_join_timeout_wins_over_the_timeout_that_torchrun_always_gives() -> None:
+def test_join_timeout_precedes_default_timeout_of_torchrun() -> None:
     assert timeout_seconds(parameters(timeout=900, join_timeout="30")) == 30
     assert timeout_seconds(parameters(timeout=900)) == 900
     assert timeout_seconds(parameters()) == 600
 
 
-def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
+def test_password_is_read_from_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("secret\n")
     given = settings(user="u", password_file=str(file))
@@ -82,13 +82,13 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
         ("is_host", "'is_host'; known are cacert, cert, confirm, "),
     ],
 )
-def test_an_unknown_setting_is_refused_with_the_nearest_one(unknown: str, said: str) -> None:
+def test_unknown_setting_is_refused_with_the_nearest_name(unknown: str, said: str) -> None:
     with pytest.raises(ValueError, match="no rendezvous setting") as refused:
         settings(**{"slots": "2", unknown: "1"})
     assert said in str(refused.value)
 
 
-def test_what_torchrun_adds_of_itself_is_no_unknown_setting() -> None:
+def test_settings_added_by_torchrun_are_known() -> None:
     """torchrun adds it in every launch: `timeout`, 900 by default."""
     assert timeout_seconds(parameters(timeout=900)) == 900
     settings(timeout=900)
@@ -107,6 +107,6 @@ def test_what_torchrun_adds_of_itself_is_no_unknown_setting() -> None:
         ({"endpoint": ""}, "endpoint must name etcd"),
     ],
 )
-def test_a_bad_setting_is_named(config: dict[str, Any], words: str) -> None:
+def test_invalid_setting_is_named(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settings(**config)

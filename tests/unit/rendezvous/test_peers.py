@@ -61,7 +61,7 @@ def without_notes(effects: list[Effect]) -> list[Effect]:
 # -- reasons for probes ---------------------------------------------------------------
 
 
-def test_a_closed_link_is_a_question() -> None:
+def test_closed_link_triggers_a_probe() -> None:
     peers = linked(B)
     assert peers.down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
     assert peers.symptom([B, C]) == 5.0
@@ -69,34 +69,34 @@ def test_a_closed_link_is_a_question() -> None:
 
 
 @pytest.mark.parametrize("state", [MemberState.LEAVING, MemberState.DONE])
-def test_who_said_that_it_goes_is_not_probed(state: MemberState) -> None:
+def test_member_that_reported_leaving_is_not_probed(state: MemberState) -> None:
     job = gang().change("b", state=state)
     assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == []
 
 
-def test_after_the_end_nobody_is_probed() -> None:
+def test_closed_job_probes_nobody() -> None:
     job = gang().round(1, RoundState.CLOSED)
     assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == []
 
 
-def test_who_linked_anew_or_has_no_key_is_not_probed() -> None:
+def test_relinked_member_or_member_without_key_is_not_probed() -> None:
     peers = linked(B)
     peers.up(PeerUp(B, "s2"), 4.0)
     assert peers.down(PeerDown(B, "s1"), gang().view(), 5.0) == []
     assert linked(B).down(PeerDown(B, "s1"), gang().gone("b").view(), 5.0) == []
 
 
-def test_the_end_of_a_link_that_we_never_knew_is_a_question_too() -> None:
+def test_closed_unknown_link_triggers_a_probe() -> None:
     """It was given up for another of that session, or made under the coordinator before us."""
     assert linked().down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
 
 
-def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
+def test_probe_before_the_first_round_carries_round_zero() -> None:
     job = Job("a", "b")
     assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == [replace(PROBE_B, round=0)]
 
 
-def test_after_a_closed_link_its_member_is_asked_again_a_little_later() -> None:
+def test_member_with_closed_link_is_probed_again_later() -> None:
     job, peers = gang(), linked(B)
     peers.down(PeerDown(B, "s1"), job.view(), 5.0)
     assert tended(peers, job, 5.0) == []
@@ -104,7 +104,7 @@ def test_after_a_closed_link_its_member_is_asked_again_a_little_later() -> None:
     assert tended(peers, job, 5.0 + INQUIRY_SECONDS) == [PROBE_B]
 
 
-def test_a_new_link_ends_the_trouble_with_its_member() -> None:
+def test_new_link_clears_the_suspicion_of_its_member() -> None:
     """The next trouble is counted from its own first sign."""
     job, peers = gang(), linked(B)
     peers.down(PeerDown(B, "s1"), job.view(), 5.0)
@@ -117,7 +117,7 @@ def test_a_new_link_ends_the_trouble_with_its_member() -> None:
 # -- evidence of answers --------------------------------------------------------------
 
 
-def test_gone_is_proof_for_that_session_alone() -> None:
+def test_gone_is_proof_for_its_session_only() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.GONE)
     assert [gone.record.name for gone in gone_keys(peers, job.view().members())] == ["b"]
@@ -126,7 +126,7 @@ def test_gone_is_proof_for_that_session_alone() -> None:
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.GONE])
-def test_nothing_else_is_proof(verdict: Verdict) -> None:
+def test_other_probe_results_are_no_proof(verdict: Verdict) -> None:
     job, peers = gang(), linked()
     probed(peers, job, verdict)
     assert gone_keys(peers, job.view().members()) == []
@@ -136,7 +136,7 @@ def test_nothing_else_is_proof(verdict: Verdict) -> None:
     ("verdict", "warning"),
     [(Verdict.GONE, False), (Verdict.WORKERS_ALIVE, True), (Verdict.UNKNOWN, True)],
 )
-def test_the_log_names_whom_an_answer_is_about(verdict: Verdict, warning: bool) -> None:
+def test_log_names_the_probed_member(verdict: Verdict, warning: bool) -> None:
     job = Job("pod-1", "pod-2").sealed("pod-1", "pod-2")
     answer = Probed(identity("pod-2"), "s1", verdict)
     effects = linked().probed(answer, job.view(), 1.0, ORPHAN_SECONDS)
@@ -145,7 +145,7 @@ def test_the_log_names_whom_an_answer_is_about(verdict: Verdict, warning: bool) 
     assert note.warning is warning
 
 
-def test_an_answer_about_a_replaced_session_is_ignored() -> None:
+def test_answer_about_a_replaced_session_is_ignored() -> None:
     job, peers = gang(), linked()
     job.gone("b").member("b", session="s2")
     for verdict in Verdict:
@@ -166,7 +166,7 @@ def wake(peers: Peers, job: Job, now: float, every: float = 1.7) -> float | None
     return peers.tend(job.view(), A, now, every)[1]
 
 
-def test_an_orphans_lease_is_kept_at_once_and_once_a_second() -> None:
+def test_lease_of_an_orphan_is_renewed_at_once_and_every_second() -> None:
     job, peers = gang(), linked()
     assert without_notes(probed(peers, job, Verdict.WORKERS_ALIVE)) == [KeepAlive(77)]
     assert tended(peers, job, 1.5) == []
@@ -175,13 +175,13 @@ def test_an_orphans_lease_is_kept_at_once_and_once_a_second() -> None:
     assert wake(peers, job, 2.0) == 3.0
 
 
-def test_a_short_lease_is_kept_more_often() -> None:
+def test_short_lease_is_renewed_more_often() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     assert wake(peers, job, 2.0, every=0.5) == 2.5
 
 
-def test_an_orphan_is_kept_for_a_limited_time() -> None:
+def test_orphan_is_kept_for_a_bounded_time() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
     probed(peers, job, Verdict.WORKERS_ALIVE, now=20.0)  # it lives on, and gains no time
@@ -192,7 +192,7 @@ def test_an_orphan_is_kept_for_a_limited_time() -> None:
     assert [member.record.name for member in over] == ["b"], "its member is lost then"
 
 
-def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
+def test_launcher_of_an_orphan_is_notified_of_a_newer_round_at_once() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     job.round(2)
@@ -200,7 +200,7 @@ def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
     assert tended(peers, job, 1.2) == []
 
 
-def test_an_orphan_that_lost_its_key_too_is_still_asked() -> None:
+def test_orphan_without_a_key_is_still_probed() -> None:
     """The orphan's workers may live on: a key deleted by etcd does not end them."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
@@ -208,14 +208,14 @@ def test_an_orphan_that_lost_its_key_too_is_still_asked() -> None:
     assert tended(peers, job, 2.0) == [PROBE_B]
 
 
-def test_an_orphan_whose_agent_linked_again_is_no_orphan() -> None:
+def test_orphan_whose_agent_linked_again_is_no_orphan() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.up(PeerUp(B, "s1"), 2.0)
     assert not peers.orphaned
 
 
-def test_an_orphan_whose_agent_took_it_up_is_no_orphan() -> None:
+def test_orphan_adopted_by_a_new_agent_is_no_orphan() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     job.gone("b").member("b", session="s2")
@@ -224,7 +224,7 @@ def test_an_orphan_whose_agent_took_it_up_is_no_orphan() -> None:
 
 
 @pytest.mark.parametrize(("verdict", "proof"), [(Verdict.GONE, True), (Verdict.UNKNOWN, False)])
-def test_an_orphan_that_does_not_answer_is_no_orphan(verdict: Verdict, proof: bool) -> None:
+def test_orphan_that_does_not_answer_is_no_orphan(verdict: Verdict, proof: bool) -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     probed(peers, job, verdict)
@@ -232,13 +232,13 @@ def test_an_orphan_that_does_not_answer_is_no_orphan(verdict: Verdict, proof: bo
     assert not peers.orphaned
 
 
-def test_workers_of_a_linked_member_make_no_orphan() -> None:
+def test_workers_of_a_linked_member_are_no_orphan() -> None:
     peers = linked(B)
     assert probed(peers, gang(), Verdict.WORKERS_ALIVE) == []
 
 
 @pytest.mark.parametrize("verdict", [Verdict.AGENT_ALIVE, Verdict.BOTH_ALIVE])
-def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) -> None:
+def test_agent_that_answered_without_a_link_is_probed_again(verdict: Verdict) -> None:
     """The agent may have been about to die."""
     job, peers = gang(), linked()
     probed(peers, job, verdict, now=1.0)
@@ -252,7 +252,7 @@ def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) 
     assert tended(peers, job, 9.0) == []
 
 
-def test_an_agent_that_answers_without_a_link_is_asked_ever_more_seldom_until_it_links() -> None:
+def test_agent_that_answers_without_a_link_is_probed_with_back_off() -> None:
     """At first it may be about to die; a link shows that it is not, and the next trouble is new."""
     job, peers = gang(), linked()
     now, pauses = 1.0, []
@@ -270,7 +270,7 @@ def test_an_agent_that_answers_without_a_link_is_asked_ever_more_seldom_until_it
 
 
 @pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
-def test_an_agent_that_answered_without_a_link_and_went_is_not_asked_again(
+def test_agent_that_answered_without_a_link_and_left_is_not_probed_again(
     session: str | None,
 ) -> None:
     job, peers = gang(), linked()
@@ -282,7 +282,7 @@ def test_an_agent_that_answered_without_a_link_and_went_is_not_asked_again(
     assert peers.session(B, "s1").link is LinkState.UNLINKED
 
 
-def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
+def test_after_takeover_running_members_without_a_link_are_probed_once() -> None:
     """An orphan's link never closes, because it had none to this coordinator."""
     job, peers = gang(), Peers()
     job.change("a", state=MemberState.RUNNING)
@@ -298,7 +298,7 @@ def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() 
 @pytest.mark.parametrize(
     "state", [state for state in MemberState if state is not MemberState.RUNNING]
 )
-def test_who_runs_nothing_is_left_out_of_the_roll_call(state: MemberState) -> None:
+def test_after_takeover_members_without_workers_are_not_probed(state: MemberState) -> None:
     job, peers = gang(), Peers()
     job.change("a", state=MemberState.WAITING).change("b", state=state)
     job.change("c", state=MemberState.WAITING)
@@ -320,7 +320,7 @@ def asked(peers: Peers, job: Job, now: float) -> Verdict | None:
     return peers.inquire(seat, now)
 
 
-def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
+def test_absent_member_is_probed_at_once_and_every_half_second() -> None:
     """The probe goes to the address in the member's seat, with the newest round's number."""
     job, peers = absent(), linked()
     assert asked(peers, job, 5.0) is None
@@ -334,7 +334,7 @@ def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
     assert tended(peers, job, 5.6) == []
 
 
-def test_who_is_asked_now_is_asked_again_half_a_second_later_without_any_news() -> None:
+def test_probe_is_repeated_after_half_a_second_without_events() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     effects, again = peers.tend(job.view(), A, 5.0, 1.7)
@@ -342,7 +342,7 @@ def test_who_is_asked_now_is_asked_again_half_a_second_later_without_any_news() 
     assert again == 5.0 + INQUIRY_SECONDS
 
 
-def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
+def test_probe_is_due_until_it_was_sent() -> None:
     job, peers = absent(), linked()
     assert peers.first_probe_at(B) is None, "nobody wants to know"
     asked(peers, job, 5.0)
@@ -355,7 +355,7 @@ def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_what_it_answered_is_known(verdict: Verdict) -> None:
+def test_answer_is_remembered(verdict: Verdict) -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     probed(peers, job, verdict)
@@ -365,7 +365,7 @@ def test_what_it_answered_is_known(verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("state", [RoundState.FROZEN, RoundState.FINAL, RoundState.CLOSED])
-def test_nobody_is_asked_but_while_a_round_is_joinable(state: RoundState) -> None:
+def test_members_are_probed_only_while_a_round_is_joinable(state: RoundState) -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     job.round(2, state, previous=1)
@@ -373,7 +373,7 @@ def test_nobody_is_asked_but_while_a_round_is_joinable(state: RoundState) -> Non
     assert not inquiries(peers)
 
 
-def test_who_has_a_key_again_is_not_asked() -> None:
+def test_member_with_a_key_again_is_not_probed() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     job.member("b", session="s2")
@@ -390,7 +390,7 @@ def test_answers_are_not_inherited() -> None:
     assert asked(peers, job, 6.0) is None
 
 
-def test_silence_before_an_answer_was_not_after_it() -> None:
+def test_unanswered_probe_sent_before_an_answer_does_not_replace_it() -> None:
     """Probes overlap: an unanswered one may have been sent before an answered one."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
@@ -401,7 +401,7 @@ def test_silence_before_an_answer_was_not_after_it() -> None:
     assert asked(peers, job, 11.0) is Verdict.UNKNOWN
 
 
-def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
+def test_member_that_answered_in_an_older_round_is_probed_again() -> None:
     """The launcher may have ended its workers since: the probe tells it of the newer round."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
@@ -412,7 +412,7 @@ def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
     assert asked(peers, job, 5.2) is None
 
 
-def test_workers_that_answered_are_asked_again_while_a_round_waits_for_them() -> None:
+def test_workers_that_answered_are_probed_again_while_a_round_waits() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     tended(peers, job, 5.0)
@@ -422,7 +422,7 @@ def test_workers_that_answered_are_asked_again_while_a_round_waits_for_them() ->
 
 
 @pytest.mark.parametrize("first", ["it came back", "it answered"])
-def test_that_one_need_not_be_asked_spares_no_other(first: str) -> None:
+def test_answer_of_one_member_does_not_end_probes_of_another(first: str) -> None:
     """While its round stands one answer is enough."""
     job, peers = gang().gone("b", "c"), linked()
     for id in (B, C):
@@ -438,7 +438,7 @@ def test_that_one_need_not_be_asked_spares_no_other(first: str) -> None:
     assert effect.member == C
 
 
-def test_without_a_round_nobody_is_asked() -> None:
+def test_without_a_round_no_member_is_probed() -> None:
     """Etcd lost it: who ran in it is asked for once more if need be."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
@@ -447,7 +447,7 @@ def test_without_a_round_nobody_is_asked() -> None:
     assert not inquiries(peers)
 
 
-def test_of_whom_nobody_asked_no_deadline_is_known() -> None:
+def test_deadline_of_an_unprobed_member_is_unknown() -> None:
     assert linked().live_until(B) is None
 
 
@@ -468,7 +468,7 @@ def asked_meanwhile(peers: Peers, job: Job, now: float, seconds: float = 4.0) ->
     ("heard_ago", "pause"),
     [(None, INQUIRY_SECONDS), (0.9, INQUIRY_SECONDS), (MISSED_SECONDS, 0.0), (9.0, 0.0)],
 )
-def test_who_missed_beats_is_asked_at_once_and_others_when_they_had_time_to_register(
+def test_recently_heard_member_is_probed_at_once_and_others_after_a_delay(
     heard_ago: float | None, pause: float
 ) -> None:
     job, peers = absent_from_its_round(), linked()
@@ -478,7 +478,7 @@ def test_who_missed_beats_is_asked_at_once_and_others_when_they_had_time_to_regi
     assert peers.first_probe_at(B) == 20.0 + pause
 
 
-def test_while_its_round_stands_an_absent_member_is_asked_for_as_long_as_it_has() -> None:
+def test_during_its_round_absent_member_is_probed_until_its_time_ends() -> None:
     job, peers = absent_from_its_round(), linked()
     asked_meanwhile(peers, job, 20.0, seconds=4.0)
     assert tended(peers, job, 20.5) == [PROBE_B]
@@ -487,7 +487,7 @@ def test_while_its_round_stands_an_absent_member_is_asked_for_as_long_as_it_has(
     assert not inquiries(peers)
 
 
-def test_while_its_round_stands_one_answer_of_an_absent_member_is_enough() -> None:
+def test_during_its_round_one_answer_of_an_absent_member_suffices() -> None:
     job, peers = absent_from_its_round(), linked()
     asked_meanwhile(peers, job, 20.0)
     assert tended(peers, job, 20.5) == [PROBE_B]
@@ -506,7 +506,7 @@ def suspected(job: Job, now: float = 5.0) -> Peers:
     return peers
 
 
-def test_who_falls_quiet_is_asked_until_it_is_known_whether_anybody_answers() -> None:
+def test_quiet_member_is_probed_until_an_answer_is_known() -> None:
     job = gang()
     peers = suspected(job)
     assert tended(peers, job, 5.0) == [PROBE_B]
@@ -517,7 +517,7 @@ def test_who_falls_quiet_is_asked_until_it_is_known_whether_anybody_answers() ->
 
 
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict != "unknown"])
-def test_an_answer_ends_the_suspicion(verdict: Verdict) -> None:
+def test_answer_ends_the_suspicion(verdict: Verdict) -> None:
     job = gang()
     peers = suspected(job)
     probed(peers, job, verdict, 5.1)
@@ -525,20 +525,20 @@ def test_an_answer_ends_the_suspicion(verdict: Verdict) -> None:
     assert not inquiries(peers)
 
 
-def test_a_word_of_its_agent_ends_the_suspicion() -> None:
+def test_message_of_the_agent_ends_the_suspicion() -> None:
     peers = suspected(gang())
     peers.up(PeerHeard(B, "s1"), 5.1)
     assert not inquiries(peers)
 
 
-def test_silence_is_no_sign_while_the_link_stands() -> None:
+def test_unanswered_probe_is_ignored_while_the_link_is_open() -> None:
     job = gang()
     peers = suspected(job)
     assert probed(peers, job, Verdict.UNKNOWN, 5.5) == []
     assert not peers.silent(B)
 
 
-def test_who_does_not_answer_is_named_once() -> None:
+def test_member_without_answer_is_logged_once() -> None:
     job = gang()
     peers = suspected(job)
     peers.down(PeerDown(B, "s1"), job.view(), 6.5)
@@ -546,7 +546,7 @@ def test_who_does_not_answer_is_named_once() -> None:
     assert probed(peers, job, Verdict.UNKNOWN, 7.5) == []
 
 
-def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
+def test_other_session_than_the_quiet_one_is_not_suspected() -> None:
     peers = linked(B)
     peers.quiet(PeerQuiet(B, "s0"), gang().view(), 5.0)
     assert not inquiries(peers)
@@ -555,7 +555,7 @@ def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
 @pytest.mark.parametrize(
     ("session", "effects"), [("s1", []), ("s2", [replace(PROBE_B, session="s2")])]
 )
-def test_a_second_suspicion_asks_at_once_only_after_another_session(
+def test_second_suspicion_probes_at_once_only_for_another_session(
     session: str, effects: list[Effect]
 ) -> None:
     job = gang()
@@ -567,7 +567,7 @@ def test_a_second_suspicion_asks_at_once_only_after_another_session(
     assert tended(peers, job, 5.2) == effects
 
 
-def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
+def test_probes_of_a_member_that_keeps_its_key_are_bounded() -> None:
     """The member reaches etcd, but not the coordinator."""
     job = gang()
     peers = suspected(job)
@@ -577,7 +577,7 @@ def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
     assert not inquiries(peers)
 
 
-def test_what_is_known_when_its_key_goes_needs_no_further_question() -> None:
+def test_answer_known_when_the_key_goes_needs_no_further_probe() -> None:
     job = gang()
     peers = suspected(job)
     tended(peers, job, 5.0)
@@ -606,7 +606,7 @@ def test_what_is_known_when_its_key_goes_needs_no_further_question() -> None:
         ((B,), (B, C, D), False),
     ],
 )
-def test_more_than_half_silent_means_that_we_are_cut_off(
+def test_more_than_half_of_the_peers_silent_means_cut_off(
     silent: tuple[str, ...], others: tuple[str, ...], cut_off: bool
 ) -> None:
     job, peers = Job("a", "b", "c", "d"), linked()
@@ -615,7 +615,7 @@ def test_more_than_half_silent_means_that_we_are_cut_off(
     assert peers.cut_off(others) is cut_off
 
 
-def test_who_links_again_is_not_silent() -> None:
+def test_member_that_links_again_is_not_silent() -> None:
     job, peers = gang(), linked()
     for member in (B, C):
         peers.probed(Probed(member, "s1", Verdict.UNKNOWN), job.view(), 1.0, ORPHAN_SECONDS)
@@ -626,7 +626,7 @@ def test_who_links_again_is_not_silent() -> None:
 # -- liveness -------------------------------------------------------------------------
 
 
-def test_a_link_lives_while_it_is_heard() -> None:
+def test_link_is_alive_while_messages_arrive() -> None:
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
     assert peers.alive(B, 12.0)
@@ -640,7 +640,7 @@ def test_a_link_lives_while_it_is_heard() -> None:
     ("others", "evidence"),
     [((B,), 9.5), ((C,), 11.5), ((B, C), 9.5), ((B, D), None), ((D,), None)],
 )
-def test_evidence_is_as_old_as_the_one_heard_longest_ago(
+def test_evidence_is_as_old_as_the_oldest_heartbeat(
     others: tuple[str, ...], evidence: float | None
 ) -> None:
     """Agents that do not report their receipts add up to half a second of age."""
@@ -650,7 +650,7 @@ def test_evidence_is_as_old_as_the_one_heard_longest_ago(
     assert peers.evidence(others) == evidence
 
 
-def test_evidence_is_no_newer_than_what_the_other_heard_of_us() -> None:
+def test_evidence_is_no_newer_than_the_last_receipt_of_the_peer() -> None:
     peers = Peers()
     peers.up(PeerUp(B, "s1", sent=9.0), 10.0)
     assert peers.evidence([B]) == 9.0
@@ -661,7 +661,7 @@ def test_evidence_is_no_newer_than_what_the_other_heard_of_us() -> None:
     assert peers.heard_at(B) == 12.0, "it may trust us since then"
 
 
-def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -> None:
+def test_new_coordinator_keeps_links_and_proofs_and_drops_suspicions() -> None:
     job, peers = gang(), linked(C)
     probed(peers, job, Verdict.UNKNOWN)
     probed(peers, job, Verdict.GONE)
@@ -675,14 +675,14 @@ def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -
     assert peers.evidence([D]) == 0.5
 
 
-def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:
+def test_proof_of_end_outlives_a_key_not_seen_yet() -> None:
     job, peers = gang(), linked()
     job.gone("b")
     probed(peers, job, Verdict.GONE)
     assert peers.is_gone(B, "s1")
 
 
-def test_workers_without_an_agent_may_live_as_long_as_their_members_lease() -> None:
+def test_orphan_workers_may_live_as_long_as_the_lease_of_their_member() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
     assert peers.kept(78, 9.0, job.view(), 1.0) == [], "somebody else's lease"
@@ -709,14 +709,14 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     assert granted(peers) == {C: 9.0}
 
 
-def test_a_lease_that_ends_now_permits_nothing() -> None:
+def test_expired_lease_grants_no_time() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     assert peers.kept(77, 5.0, job.view(), 5.0) == [PROBE_B]
     assert not granted(peers)
 
 
-def test_a_shorter_permission_takes_no_longer_one_back() -> None:
+def test_shorter_grant_does_not_shorten_an_earlier_one() -> None:
     """Its agent came back and died again: its launcher may still hold the first deadline."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)

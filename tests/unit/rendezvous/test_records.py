@@ -40,7 +40,7 @@ def test_every_pair_of_states_is_allowed_or_refused(before: RoundState, after: R
     assert (after in NEXT_STATES[before]) is ((before, after) in ALLOWED)
 
 
-def test_the_whole_life_of_a_round_takes_only_legal_steps() -> None:
+def test_round_life_cycle_has_only_legal_transitions() -> None:
     job = Job("a", min_nodes=2, max_nodes=2)
     seen = [job.act().state]
     seen.append(job.member("b").act().state)
@@ -57,13 +57,13 @@ def test_the_whole_life_of_a_round_takes_only_legal_steps() -> None:
 @pytest.mark.parametrize(
     ("maximum", "expected", "wanted"), [(4, None, 4), (4, 3, 3), (4, 9, 4), (4, 0, 0)]
 )
-def test_wanted_is_what_can_come_up_to_the_maximum(
+def test_wanted_size_is_expected_size_up_to_the_maximum(
     maximum: int, expected: int | None, wanted: int
 ) -> None:
     assert Bounds(1, maximum, expected=expected).wanted == wanted
 
 
-def test_workers_are_killed_only_where_their_collectives_cannot_end() -> None:
+def test_workers_are_killed_only_for_causes_that_block_collectives() -> None:
     patient = {CauseKind.START, CauseKind.JOIN, CauseKind.LEAVE, CauseKind.SCALE_DOWN}
     assert URGENT & patient == set()
     assert {CauseKind.LOSS, CauseKind.FAILURE} <= URGENT

@@ -50,7 +50,7 @@ BOUNDS_TEXT = "this member was started with max_nodes=2, but the job has 3"
         (Idle("waiting"), RendezvousStateError, "unexpected directive Idle(reason='waiting')"),
     ],
 )
-def test_a_directive_without_a_place_becomes_an_error_by_its_kind(
+def test_directive_without_rank_assignment_becomes_an_error_by_its_kind(
     directive: Directive, error: type[Exception], message: str
 ) -> None:
     found = refusal("digits", directive)

@@ -7,12 +7,12 @@ from elasticjob_rendezvous.core.kv import Deleted, Txn, TxnResult, WatchEvent
 from elasticjob_rendezvous.etcd import rehearsal as edge
 
 
-def test_both_members_come_to_a_round() -> None:
+def test_rehearsal_forms_a_round_of_two_members() -> None:
     assert core.rehearse()
     assert edge.rehearse()
 
 
-def test_what_is_rehearsed_is_a_whole_round() -> None:
+def test_rehearsal_writes_a_complete_round() -> None:
     txns: list[Txn] = []
 
     def answered(txn: Txn, result: TxnResult) -> TxnResult:
@@ -24,14 +24,14 @@ def test_what_is_rehearsed_is_a_whole_round() -> None:
     assert {"/rehearsal/state/round", "/rehearsal/state/roster", "/rehearsal/roster/1"} <= written
 
 
-def test_a_play_that_is_told_lies_ends_without_a_round() -> None:
+def test_rehearsal_with_wrong_answers_ends_without_a_round() -> None:
     def refused(txn: Txn, result: TxnResult) -> TxnResult:
         return TxnResult(False, result.revision, result.cluster_id)
 
     assert not core.rehearse(refused)
 
 
-def test_answers_pass_through_etcds_form_unchanged() -> None:
+def test_answers_survive_the_etcd_encoding() -> None:
     passed: list[tuple[TxnResult, TxnResult]] = []
 
     def both(txn: Txn, result: TxnResult) -> TxnResult:
@@ -44,7 +44,7 @@ def test_answers_pass_through_etcds_form_unchanged() -> None:
         assert after == result
 
 
-def test_events_pass_through_etcds_form_unchanged() -> None:
+def test_events_survive_the_etcd_encoding() -> None:
     seen: list[tuple[WatchEvent, ...]] = [(Deleted("/rehearsal/members/a/b", 7),)]
 
     def kept(events: tuple[WatchEvent, ...]) -> tuple[WatchEvent, ...]:

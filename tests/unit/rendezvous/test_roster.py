@@ -37,7 +37,7 @@ def test_legal_sizes(minimum: int, maximum: int, increment: int, available: int,
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(1, 20), st.integers(0, 120))
-def test_a_legal_size_is_the_largest_on_the_grid(
+def test_legal_size_is_the_largest_on_the_grid(
     minimum: int, more: int, increment: int, available: int
 ) -> None:
     bounds = Bounds(minimum, minimum + more, increment)
@@ -85,7 +85,7 @@ members = st.lists(
 
 
 @given(members, st.randoms())
-def test_ranks_are_a_bijection_and_know_no_arrival(gang: list[Member], random: Any) -> None:
+def test_ranks_are_a_bijection_independent_of_arrival(gang: list[Member], random: Any) -> None:
     roster = seal(7, gang, restarts=2)
     assert (roster.number, roster.restarts) == (7, 2)
     assert roster.world_size == sum(member.slots for member in gang)
@@ -108,7 +108,7 @@ def test_role_ranks_are_a_bijection_within_each_role(gang: list[Member]) -> None
         assert {seat.role_world_size for seat in seats} == {size}
 
 
-def test_the_first_in_order_is_the_master() -> None:
+def test_first_member_in_order_is_the_master() -> None:
     gang = [a_member("w-10", master_port=1), a_member("w-9", address="10.0.0.9", master_port=2)]
     roster = seal(1, gang, restarts=0)
     assert (roster.master_address, roster.master_port) == ("10.0.0.9", 2)
@@ -127,7 +127,7 @@ def test_heterogeneous_slots_and_roles() -> None:
     assert (roster.world_size, roster.seats[0].node) == (7, "n1")
 
 
-def test_a_seat_tells_where_to_ask_after_its_member() -> None:
+def test_rank_assignment_has_the_probe_addresses_of_its_member() -> None:
     """A later coordinator may have to probe it after its key is gone."""
     member = a_member("a", session="s7", agent_port=7100, launcher_port=7200)
     (seat,) = seal(3, [member], 0).seats

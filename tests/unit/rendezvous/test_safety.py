@@ -48,37 +48,37 @@ class Cut:
         return at < until
 
 
-def test_without_evidence_nothing_runs() -> None:
+def test_without_evidence_workers_stop() -> None:
     assert not Cut("a", "b").runs()
     assert not Cut().runs()
 
 
 @pytest.mark.parametrize(("number", "runs"), [(ROUND, True), (ROUND - 1, True), (ROUND + 1, False)])
-def test_a_member_runs_on_while_its_coordinator_knows_no_newer_round(
+def test_member_continues_while_its_coordinator_knows_no_newer_round(
     number: int, runs: bool
 ) -> None:
     assert Cut("a", "b").told(number).runs() is runs
 
 
-def test_one_silence_ends_what_a_link_proved() -> None:
+def test_link_evidence_ends_after_one_silence_interval() -> None:
     cut = Cut("a", "b").told(ROUND)
     assert cut.runs(NOW + HEARD)
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
-def test_a_coordinator_runs_on_only_with_the_whole_gang_linked() -> None:
+def test_coordinator_continues_only_with_the_whole_gang_linked() -> None:
     assert Cut("a", "b", "c").heard(B, C).runs()
     assert not Cut("a", "b", "c").heard(B).runs()
 
 
 @pytest.mark.parametrize("ago", [0.0, 1.0, 2.9])
-def test_its_proof_is_as_old_as_the_member_heard_longest_ago(ago: float) -> None:
+def test_coordinator_evidence_is_as_old_as_the_oldest_heartbeat(ago: float) -> None:
     cut = Cut("a", "b", "c").heard(B, at=NOW - ago).heard(C)
     assert cut.runs(NOW - ago + HEARD)
     assert not cut.runs(NOW - ago + LINK_SILENCE_SECONDS)
 
 
-def test_looking_at_a_proof_does_not_renew_it() -> None:
+def test_reading_the_evidence_does_not_renew_it() -> None:
     """Each look once began another two seconds: an isolated gang ran for too long."""
     cut = Cut("a", "b").heard(B)
     for tenth in range(29):
@@ -86,7 +86,7 @@ def test_looking_at_a_proof_does_not_renew_it() -> None:
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
-def test_a_link_that_broke_proves_for_as_long_as_one_that_fell_silent() -> None:
+def test_broken_link_is_evidence_as_long_as_a_silent_one() -> None:
     cut = Cut("a", "b").heard(B)
     cut.peers.down(PeerDown(B, "s1"), View(KEYS), NOW)
     assert not cut.peers.alive(B, NOW)
@@ -94,11 +94,11 @@ def test_a_link_that_broke_proves_for_as_long_as_one_that_fell_silent() -> None:
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
-def test_a_member_that_is_done_need_not_be_linked() -> None:
+def test_done_member_need_not_be_linked() -> None:
     assert Cut("a", "b", "c").heard(B).runs(done=frozenset({C}))
 
 
-def test_the_last_one_that_works_is_judged_like_a_gang_of_one() -> None:
+def test_last_working_member_is_treated_as_a_gang_of_one() -> None:
     cut = Cut("a", "b", "c")
     done = frozenset({B, C})
     assert not cut.runs(done=done)
@@ -107,7 +107,7 @@ def test_the_last_one_that_works_is_judged_like_a_gang_of_one() -> None:
     assert not cut.runs(done=frozenset({B}))
 
 
-def test_alone_only_an_etcd_that_refuses_proves_anything() -> None:
+def test_refusing_etcd_is_evidence_for_a_single_member() -> None:
     cut = Cut("a")
     assert not cut.runs()
     cut.safety.store_refused_at = NOW
@@ -115,39 +115,39 @@ def test_alone_only_an_etcd_that_refuses_proves_anything() -> None:
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
-def test_an_etcd_that_refuses_proves_nothing_for_one_of_several() -> None:
+def test_refusing_etcd_is_no_evidence_for_one_of_several_members() -> None:
     cut = Cut("a", "b")
     cut.safety.store_refused_at = NOW
     assert not cut.runs()
 
 
-def test_whom_etcd_forgot_has_a_moment_to_register_again() -> None:
+def test_member_forgotten_by_etcd_has_time_to_register_again() -> None:
     cut = Cut("a", "b")
     cut.safety.forgotten_at = NOW
     assert cut.runs(NOW + REGISTER_AGAIN_SECONDS - 0.1)
     assert not cut.runs(NOW + REGISTER_AGAIN_SECONDS)
 
 
-def test_that_moment_ends_before_anybody_takes_the_silent_for_stopped() -> None:
+def test_time_to_register_again_ends_before_silent_members_count_as_stopped() -> None:
     shortest = patience_seconds(Bounds(1, 4, keep_alive_seconds=2.0))
     assert shortest > REGISTER_AGAIN_SECONDS
     assert shortest >= TRUST_SECONDS + KILL_SECONDS
 
 
-def test_a_newer_round_ends_it_at_once() -> None:
+def test_newer_round_ends_the_evidence_at_once() -> None:
     cut = Cut("a", "b").told(ROUND)
     cut.safety.forgotten_at = NOW
     assert cut.runs()
     assert not cut.told(ROUND + 1).runs()
 
 
-def test_a_lease_vouches_until_it_ends_and_not_at_that_moment() -> None:
+def test_lease_is_evidence_until_its_end() -> None:
     safety = Safety(backed_until=NOW)
     assert safety.backed(NOW - 0.1)
     assert not safety.backed(NOW)
 
 
-def test_a_lease_that_is_lost_vouches_no_more() -> None:
+def test_lost_lease_is_no_evidence() -> None:
     """Not even on a machine that has only just started, whose clock has hardly begun."""
     safety = Safety(backed_until=0.9)
     safety.lost_its_lease(0.5)
@@ -159,7 +159,7 @@ def test_a_lease_that_is_lost_vouches_no_more() -> None:
     ("refused_ago", "moment"),
     [(None, False), (0.0, True), (HEARD, True), (LINK_SILENCE_SECONDS, False)],
 )
-def test_who_ran_on_because_etcd_was_down_has_a_moment_once_it_answers(
+def test_member_that_outlasted_an_outage_has_time_to_renew_its_lease(
     refused_ago: float | None, moment: bool
 ) -> None:
     """To renew its lease: that etcd answers ends the evidence that there is nobody else."""

@@ -55,7 +55,7 @@ class Gang:
         return self
 
 
-def test_all_are_asked_then_told_a_place_ahead_of_them_then_stopped() -> None:
+def test_gang_gets_save_request_then_save_step_then_stop() -> None:
     gang = Gang()
     assert gang.due() == Save(LEAVE, 25.0)
     assert gang.due() is None
@@ -70,7 +70,7 @@ def test_all_are_asked_then_told_a_place_ahead_of_them_then_stopped() -> None:
     assert gang.due() == LEAVING
 
 
-def test_one_word_that_the_checkpoint_is_complete_is_enough() -> None:
+def test_one_completed_checkpoint_suffices() -> None:
     gang = Gang()
     gang.due()
     gang.answered(0, 0, 0).due()
@@ -78,7 +78,7 @@ def test_one_word_that_the_checkpoint_is_complete_is_enough() -> None:
     assert gang.due() == LEAVING
 
 
-def test_a_checkpoint_is_waited_for_no_longer_than_the_leaver_has() -> None:
+def test_wait_for_a_checkpoint_is_bounded_by_the_grace_of_the_leaving_member() -> None:
     gang = Gang()
     gang.due()
     assert gang.due(after=24.9) is None
@@ -97,18 +97,20 @@ def test_a_checkpoint_is_waited_for_no_longer_than_the_leaver_has() -> None:
     ],
     ids=["no time", "does not save", "not started", "stopped", "being stopped"],
 )
-def test_who_cannot_all_save_is_not_asked(bounds: dict[str, Any], change: dict[str, Any]) -> None:
+def test_gang_that_cannot_save_gets_no_save_request(
+    bounds: dict[str, Any], change: dict[str, Any]
+) -> None:
     gang = Gang(**bounds)
     gang.job.change("c", **change)
     assert gang.due() == LEAVING
 
 
 @pytest.mark.parametrize(("leave_seconds", "seconds"), [(5.5, 0.5), (6.0, 1.0)])
-def test_the_least_time_is_enough_to_be_asked(leave_seconds: float, seconds: float) -> None:
+def test_minimum_grace_suffices_for_a_save_request(leave_seconds: float, seconds: float) -> None:
     assert Gang(leave_seconds=leave_seconds).due() == Save(LEAVE, seconds)
 
 
-def test_a_gang_that_misses_one_is_not_asked() -> None:
+def test_incomplete_gang_gets_no_save_request() -> None:
     gang = Gang()
     gang.job.gone("b")
     assert gang.due() == LEAVING
@@ -123,7 +125,7 @@ def test_a_gang_that_misses_one_is_not_asked() -> None:
     ],
     ids=["loss", "failure", "leave with broken collectives"],
 )
-def test_what_broke_the_gang_waits_for_nothing(cause: Cause) -> None:
+def test_urgent_cause_is_not_delayed_for_a_checkpoint(cause: Cause) -> None:
     gang = Gang()
     assert gang.due(FinalLook(cause=cause)) == FinalLook(cause=cause)
     assert gang.save is None
@@ -131,20 +133,20 @@ def test_what_broke_the_gang_waits_for_nothing(cause: Cause) -> None:
     assert gang.due(FinalLook(cause=cause)) == FinalLook(cause=cause)
 
 
-def test_a_member_that_goes_meanwhile_ends_the_wait() -> None:
+def test_member_that_vanishes_ends_the_wait() -> None:
     gang = Gang()
     gang.due()
     gang.job.gone("b")
     assert gang.due() == LEAVING
 
 
-def test_where_nobody_must_go_there_is_more_time() -> None:
+def test_planned_round_without_leave_has_more_time_to_save() -> None:
     gang = Gang()
     gang.job.change("b", state=MemberState.RUNNING)
     assert gang.due(JOINING) == Save(JOINING.cause or LEAVE, UNHURRIED_SECONDS)
 
 
-def test_who_was_asked_is_stopped_though_the_reason_went() -> None:
+def test_gang_with_save_request_is_stopped_though_the_cause_vanished() -> None:
     gang = Gang()
     gang.due()
     asked_at = gang.job.now
@@ -153,7 +155,7 @@ def test_who_was_asked_is_stopped_though_the_reason_went() -> None:
     assert gang.due(NOTHING, after=3) == FinalLook(cause=LEAVE, symptom=asked_at)
 
 
-def test_a_script_that_is_through_meanwhile_is_let_go_on() -> None:
+def test_script_that_ends_during_the_save_is_not_stopped() -> None:
     gang = Gang()
     gang.due(JOINING)
     gang.job.done("a")
@@ -162,5 +164,5 @@ def test_a_script_that_is_through_meanwhile_is_let_go_on() -> None:
     assert gang.due(NOTHING, after=100) is None
 
 
-def test_nothing_is_due_in_a_healthy_round() -> None:
+def test_healthy_round_needs_no_save() -> None:
     assert Gang().due(NOTHING) is None

@@ -62,7 +62,7 @@ def together(*answers: Served, present: tuple[str, ...] | None = None):
     return records(PREFIX, merged(PREFIX, answers, present))
 
 
-def test_an_answer_survives_the_way():
+def test_agent_report_survives_a_round_trip():
     told = answer("a", final(3), state="final")
     assert read(json.dumps(written(told)).encode()) == replace(
         told, records={key: json.dumps(json.loads(v)).encode() for key, v in told.records.items()}
@@ -70,7 +70,7 @@ def test_an_answer_survives_the_way():
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"backend": "c10d"}', b'{"records": [{}]}', b"1"])
-def test_what_is_no_answer_is_named(body: bytes):
+def test_malformed_agent_report_is_named(body: bytes):
     with pytest.raises(MalformedRecord):
         read(body)
 
@@ -82,21 +82,21 @@ class TestProof:
             pairs = dict(zip(pairs, (str(at_ms), told), strict=True))
         return {name.lower(): value for name, value in pairs.items()}
 
-    def test_who_has_the_key_may_read(self):
+    def test_holder_of_the_key_may_read(self):
         assert proven(KEY, self.given(1_000_000), 1_000_500)
 
-    def test_the_form_of_the_proof(self):
+    def test_proof_format(self):
         assert headers(b"k", 7) == {
             "X-ElasticJob-Time": "7",
             "X-ElasticJob-Proof": proof(b"k", 7),
         }
         assert len(proof(b"k", 7)) == 64
 
-    def test_a_job_without_a_key_is_open(self):
+    def test_job_without_a_key_is_open(self):
         assert proven(b"", {}, 5)
         assert headers(b"", 5) == {}
 
-    def test_others_may_not(self):
+    def test_invalid_proof_is_refused(self):
         now = 10_000_000
         late = now - FRESH_SECONDS * 1000 - 1
         assert not proven(KEY, {}, now)
@@ -108,20 +108,20 @@ class TestProof:
 
 
 class TestMerged:
-    def test_the_newest_round_wins(self):
+    def test_newest_round_wins(self):
         found = together(answer("a", final(4)), answer("b", final(5)), answer("c", final(2)))
         assert found.round is not None
         assert found.round.number == 5
         assert [member.id for member in found.members] == ["a", "b", "c"]
 
-    def test_own_words_stand(self):
+    def test_own_record_of_an_agent_takes_precedence(self):
         other = Member("a", "s", "job-a", "10.0.0.1", 0, state=MemberState.RUNNING)
         told = answer("b", (KEYS.session("a", "s"), other))
         for answers in ((told, answer("a")), (answer("a"), told)):
             found = together(*answers)
             assert {m.id: m.state for m in found.members}["a"] is MemberState.WAITING
 
-    def test_who_is_gone_is_no_member_but_what_it_saw_stands(self):
+    def test_gone_agent_is_no_member_but_its_observations_stay(self):
         failure = Failure(3, "a", "job-a", 0, 0, FailureClass.USER_ERROR, 1, 1)
         gone = answer("a", final(3), (KEYS.failure(3, "a"), failure))
         found = together(gone, answer("b", final(2)), present=("b",))
@@ -130,7 +130,7 @@ class TestMerged:
         assert found.round is not None
         assert found.round.number == 3
 
-    def test_seats_are_put_together(self):
+    def test_rank_assignments_are_merged(self):
         def told(member: str, rank: int) -> Served:
             seats = tuple(seat(m, r, m == member) for r, m in enumerate("ab"))
             return answer(
@@ -142,7 +142,7 @@ class TestMerged:
         assert found.round is not None
         assert found.round.master_name == "job-0"
 
-    def test_who_knows_why_is_believed(self):
+    def test_history_with_a_cause_takes_precedence(self):
         one = History(3, Cause(CauseKind.START), 2, final_ms=10)
         other = History(3, Cause(CauseKind.FAILURE, ("job-b",)), 2, final_ms=12, start_ms=4)
         found = together(
@@ -153,7 +153,7 @@ class TestMerged:
         assert found.round is not None
         assert found.round.cause.kind is CauseKind.FAILURE
 
-    def test_each_agent_tells_how_its_own_workers_started(self):
+    def test_cold_starts_of_all_agents_are_merged(self):
         def told(member: str, cold: int | None, reason: str = "") -> Served:
             history = History(
                 3, Cause(CauseKind.START), 3, start_ms=9, cold_nodes=cold, cold_reason=reason
@@ -166,7 +166,7 @@ class TestMerged:
 
     @pytest.mark.parametrize("order", ["abc", "cba", "bca"])
     @pytest.mark.parametrize(("of_b", "first_step"), [(1500, 1400), (None, None)])
-    def test_the_first_step_is_the_slowest_nodes_and_adds_up(
+    def test_first_step_of_slowest_node_is_used(
         self, order: str, of_b: int | None, first_step: int | None
     ):
         took = {"a": (300, 900), "b": (200, of_b), "c": (100, 400)}
@@ -179,7 +179,7 @@ class TestMerged:
         found = together(*(told(member) for member in order)).histories[3]
         assert (found.start_ms, found.first_step_ms) == (300, first_step)
 
-    def test_a_failure_is_the_jobs_end_whatever_the_others_saw(self):
+    def test_failure_is_the_outcome_whatever_other_agents_saw(self):
         def closed(number: int, kind: OutcomeKind) -> tuple[str, Round]:
             return final(number, state=RoundState.CLOSED, outcome=Outcome(kind, str(kind)))
 
@@ -192,13 +192,13 @@ class TestMerged:
             assert found.round is not None
             assert found.round.outcome == Outcome(OutcomeKind.FAILED, "failed")
 
-    def test_one_closed_answer_does_not_end_a_newer_round(self):
+    def test_single_closed_report_does_not_end_a_newer_round(self):
         end = final(3, state=RoundState.CLOSED, outcome=Outcome(OutcomeKind.SUCCEEDED))
         found = together(answer("a", end), answer("b", final(4)))
         assert found.round is not None
         assert found.round.state is RoundState.FINAL
 
-    def test_nonsense_of_one_agent_hides_no_other(self):
+    def test_malformed_report_of_one_agent_does_not_hide_others(self):
         bad = Served("c10d", "z", {"state/round": b'{"number": "x"}', "roster/3": b"[]"})
         found = together(answer("a", final(3)), bad)
         assert found.round is not None
@@ -216,7 +216,9 @@ class TestMerged:
         (("setup", "joinable"), False),
     ],
 )
-def test_it_is_set_up_until_somebody_has_found_it(words: tuple[str, ...], expected: bool) -> None:
+def test_rendezvous_is_setting_up_until_an_agent_reached_it(
+    words: tuple[str, ...], expected: bool
+) -> None:
     answers = [answer(str(at), state=word) for at, word in enumerate(words)]
     assert setting_up(answers) is expected
 
@@ -229,6 +231,6 @@ def test_it_is_set_up_until_somebody_has_found_it(words: tuple[str, ...], expect
         (RoundState.FINAL, "setup", "final"),
     ],
 )
-def test_the_state_that_is_shown(state: RoundState, word: str, shown: str) -> None:
+def test_shown_rendezvous_state(state: RoundState, word: str, shown: str) -> None:
     said = answer("a", (KEYS.round, Round(1, state, Cause(CauseKind.START))), state=word)
     assert rendezvous_view(records_of_agents(PREFIX, [said], ["a"])).state == shown

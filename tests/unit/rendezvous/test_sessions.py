@@ -37,7 +37,7 @@ def notes(our: Membership) -> list[Note]:
     return [effect for effect in our.effects if isinstance(effect, Note)]
 
 
-def test_each_session_has_a_name_that_its_agent_has_not_used() -> None:
+def test_each_session_has_a_name_unused_by_its_agent() -> None:
     our = member()
     names = []
     for _ in range(3):
@@ -48,7 +48,7 @@ def test_each_session_has_a_name_that_its_agent_has_not_used() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in RoundState if state != "closed"])
-def test_the_log_warns_whose_session_ended_and_why(state: RoundState) -> None:
+def test_log_warns_of_ended_session_with_its_cause(state: RoundState) -> None:
     our = member(state)
     sessions.lose(our, "its lease ran out")
     [note] = notes(our)
@@ -62,14 +62,14 @@ def test_the_log_warns_whose_session_ended_and_why(state: RoundState) -> None:
     [{"leaving": "drained"}, {"refused": "other sizes"}, {"state": RoundState.CLOSED}],
     ids=["it leaves", "it was refused", "the job is closed"],
 )
-def test_a_session_that_was_to_end_ends_without_a_warning(over: dict[str, Any]) -> None:
+def test_expected_end_of_a_session_is_no_warning(over: dict[str, Any]) -> None:
     our = member(**over)
     sessions.lose(our, "its key is gone")
     assert not notes(our)
     assert our.session == ""
 
 
-def test_the_log_warns_that_etcd_lost_its_data() -> None:
+def test_log_warns_that_etcd_lost_its_data() -> None:
     our = member()
     sessions.begin_anew(our)
     [note] = notes(our)
@@ -79,7 +79,7 @@ def test_the_log_warns_that_etcd_lost_its_data() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "begun anew"])
-def test_who_has_no_session_knows_no_coordinator_and_is_none(how: str) -> None:
+def test_member_without_session_has_no_coordinator_role(how: str) -> None:
     our = member()
     if how == "lost":
         sessions.lose(our, "its key is gone")

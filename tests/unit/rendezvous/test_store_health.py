@@ -41,14 +41,14 @@ def fail(one: StoreHealth, failure: Failed, sent: float, now: float) -> list[tup
     return [(note.warning, note.text) for note in one.failed(failure, at(sent), at(now))]
 
 
-def test_a_trouble_that_passes_at_once_is_not_reported() -> None:
+def test_short_store_trouble_is_not_reported() -> None:
     one = health()
     assert fail(one, GONE, 1.0, 1.0 + TOLERATED_SECONDS - 0.1) == []
     assert one.trouble is None
     assert one.succeeded(at(3.0)) == []
 
 
-def test_a_trouble_is_reported_once_and_its_end_with_its_duration() -> None:
+def test_store_trouble_is_reported_once_and_its_end_with_the_duration() -> None:
     one = health()
     assert fail(one, FULL, 1.0, 1.1) == []
     [(warning, text)] = fail(one, FULL, 2.0, 2.4)
@@ -64,7 +64,7 @@ def test_a_trouble_is_reported_once_and_its_end_with_its_duration() -> None:
     assert one.succeeded(at(14.0)) == []
 
 
-def test_another_reason_is_reported_each_only_once() -> None:
+def test_each_other_reason_is_reported_once() -> None:
     one = health()
     fail(one, GONE, 0.0, 2.0)
     assert fail(one, Failed(UNREACHABLE, "Connection reset"), 2.0, 2.1) == []
@@ -75,13 +75,13 @@ def test_another_reason_is_reported_each_only_once() -> None:
     assert len(fail(one, Failed(REFUSING, "etcdserver: no leader"), 6.0, 6.1)) == 1
 
 
-def test_a_store_that_invents_reasons_is_cut_off() -> None:
+def test_number_of_reported_reasons_is_bounded() -> None:
     one = health()
     said = [fail(one, Failed(REFUSING, f"reason {n}"), 0.0, 2.0 + n) for n in range(100)]
     assert sum(map(len, said)) < 20
 
 
-def test_the_next_trouble_is_reported_again() -> None:
+def test_next_store_trouble_is_reported_again() -> None:
     one = health()
     fail(one, FULL, 0.0, 2.0)
     one.succeeded(at(3.0))
@@ -109,7 +109,7 @@ def test_the_next_trouble_is_reported_again() -> None:
         (NotEtcd("txn", "e", "UNIMPLEMENTED: "), Failed(UNREACHABLE, "UNIMPLEMENTED: ")),
     ],
 )  # fmt: skip
-def test_what_etcd_itself_says_is_a_refusal(error: EtcdError, expected: Failed) -> None:
+def test_error_answer_of_etcd_is_a_refusal(error: EtcdError, expected: Failed) -> None:
     assert failure_of(error) == expected
 
 
@@ -119,7 +119,7 @@ def test_foreign_texts_are_one_bounded_line() -> None:
     assert len(endpoints_text(tuple(f"https://etcd-{n}:2379" for n in range(100)))) <= 120
 
 
-def test_a_trouble_survives_json_and_anything_else_is_none() -> None:
+def test_store_trouble_survives_json_and_invalid_values_are_none() -> None:
     trouble = StoreTrouble("etcd", REFUSING, "etcd:2379", FULL.text, 1000)
     assert read_trouble(trouble.document()) == trouble
     long = {**trouble.document(), "text": "x" * 10_000, "sinceMs": 10**30}

@@ -55,7 +55,7 @@ def said_of(node: Node, name: str, since: int) -> list[str]:
     return [note.text for note in notes if name in note.text]
 
 
-def test_the_log_names_a_coordinator_that_resigns(pods: tuple[Node, Node]) -> None:
+def test_log_names_a_coordinator_that_resigns(pods: tuple[Node, Node]) -> None:
     first, _ = pods
     since = len(first.said)
     first.hear(LocalChanged(replace(RUNS, leaving="drained")))
@@ -64,9 +64,7 @@ def test_the_log_names_a_coordinator_that_resigns(pods: tuple[Node, Node]) -> No
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GONE, Verdict.WORKERS_ALIVE])
-def test_the_log_names_a_coordinator_that_is_replaced(
-    pods: tuple[Node, Node], verdict: Verdict
-) -> None:
+def test_log_names_a_replaced_coordinator(pods: tuple[Node, Node], verdict: Verdict) -> None:
     first, second = pods
     dead = (identity("pod-1"), first.engine.session)
     second.hear(LinkDown(*dead, refused=True))
@@ -82,7 +80,7 @@ def test_the_log_names_a_coordinator_that_is_replaced(
 @pytest.mark.parametrize(
     ("size", "silent", "resigns"), [(3, 2, True), (3, 1, False), (2, 1, False), (5, 3, True)]
 )
-def test_a_coordinator_that_is_cut_off_resigns(size: int, silent: int, resigns: bool) -> None:
+def test_coordinator_that_is_cut_off_resigns(size: int, silent: int, resigns: bool) -> None:
     """More than half of its gang answer nobody; of a single other that says nothing."""
     first, *others = gang_of(size)
     session = first.engine.session
@@ -95,7 +93,7 @@ def test_a_coordinator_that_is_cut_off_resigns(size: int, silent: int, resigns: 
     assert (first.etcd.get(KEYS.session(identity("pod-1"), session)) is None) is resigns
 
 
-def test_a_coordinator_wakes_for_what_it_waits_for() -> None:
+def test_coordinator_wakes_at_its_next_deadline() -> None:
     """Nothing else happens before its last call ends."""
     node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 2, last_call_seconds=0.7)).start()
     assert node.engine.wake_at == START + 0.7
@@ -103,7 +101,7 @@ def test_a_coordinator_wakes_for_what_it_waits_for() -> None:
     assert isinstance(node.later(0.7).directive, Run)
 
 
-def test_the_log_tells_what_a_coordinator_wrote() -> None:
+def test_log_names_writes_of_the_coordinator() -> None:
     node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 1)).start()
     assert any("round 1" in note.text for note in node.made(Note))
 
@@ -133,7 +131,7 @@ def succeed(job: Job) -> Membership:
     [("s1", True), ("s1~", True), ("s2", False), (None, False)],
     ids=["in office", "set aside", "its agent is back", "its key is gone"],
 )
-def test_whose_workers_have_no_agent_is_looked_after_by_its_successor(
+def test_orphan_of_the_previous_coordinator_is_kept_by_its_successor(
     session: str | None, kept: bool
 ) -> None:
     job = Job("pod-2").round(3)
@@ -143,7 +141,7 @@ def test_whose_workers_have_no_agent_is_looked_after_by_its_successor(
     assert (KeepAlive(lease) in succeed(job).effects) is kept
 
 
-def test_workers_without_an_agent_are_told_of_the_first_round_as_soon_as_it_opens() -> None:
+def test_orphan_launcher_is_notified_of_the_first_round_as_soon_as_it_opens() -> None:
     """Etcd lost its data: there is no round yet when they are found."""
     job = Job("pod-2")
     job.member("old", lease=job.etcd.grant(5, job.now).id)
@@ -154,7 +152,7 @@ def test_workers_without_an_agent_are_told_of_the_first_round_as_soon_as_it_open
     assert [effect.round for effect in effects if isinstance(effect, Probe)] == [1]
 
 
-def test_what_the_link_to_its_predecessor_proved_holds_on_for_a_successor() -> None:
+def test_evidence_of_the_link_to_the_predecessor_lasts_for_its_successor() -> None:
     our = successor(Job("pod-2").round(3))
     our.leadership.link = (OLD, "s1")
     our.leadership.link_heard(LinkHeard(OLD, "s1", 3, sent=10.0), 10.0)

@@ -20,13 +20,13 @@ def answers(*members: Member, own: int = 0) -> Answers:
     return Answers(roster, roster.seats[own])
 
 
-def test_ranks_are_the_rosters_within_all_and_within_a_role() -> None:
+def test_ranks_match_the_roster_in_total_and_within_a_role() -> None:
     asked = answers(member("n-0", 2), member("n-1", 1, "reader"), member("n-2", 4))
     places = [json.loads(asked.get(f"torchelastic/assigned_ranks/{g}") or b"") for g in range(3)]
     assert places == [[0, 7, 0, 6], [2, 7, 0, 1], [3, 7, 2, 6]]
 
 
-def test_a_nodes_role_and_workers_are_told_as_torch_writes_them() -> None:
+def test_role_info_has_torch_format() -> None:
     told = answers(member("n-0", 2)).get("torchelastic/role_info/0")
     assert told == b'{"role": "trainer", "rank": 0, "local_world_size": 2}'
 
@@ -41,7 +41,7 @@ def test_other_keys_have_no_answer_and_may_not_be_set(key: str) -> None:
     assert not asked.check(key, b"")
 
 
-def test_what_the_roster_says_may_be_said_again() -> None:
+def test_equal_value_may_be_set_again() -> None:
     asked = answers(member("n-0", 2), member("n-1", 1))
     for key in ("torchelastic/role_info/0", "torchelastic/assigned_ranks/1"):
         assert asked.check(key, asked.get(key) or b"")
@@ -49,13 +49,13 @@ def test_what_the_roster_says_may_be_said_again() -> None:
 
 
 @pytest.mark.parametrize(("slots", "role"), [(3, "trainer"), (2, "other")])
-def test_an_agent_with_other_workers_is_told_the_setting_to_give(slots: int, role: str) -> None:
+def test_agent_with_other_workers_gets_the_setting_to_use(slots: int, role: str) -> None:
     said = json.dumps({"role": role, "rank": 0, "local_world_size": slots}).encode()
     with pytest.raises(Disagreement, match=f"slots={slots},role={role}"):
         answers(member("n-0", 2)).check("torchelastic/role_info/0", said)
 
 
-def test_identical_workers_are_checked_because_torch_then_asks_nobody() -> None:
+def test_identical_workers_are_checked_because_torch_skips_the_exchange() -> None:
     answers(member("n-0", 2), member("n-1", 2)).check_identical()
     with pytest.raises(Disagreement, match=r"2 workers of role 'trainer' and n-1 1 worker of"):
         answers(member("n-0", 2), member("n-1", 1)).check_identical()

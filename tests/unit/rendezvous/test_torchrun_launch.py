@@ -21,13 +21,13 @@ def config(**options: str) -> LaunchConfig:
     )
 
 
-def test_workers_role_and_budget_are_those_of_the_launch() -> None:
+def test_workers_role_and_budget_come_from_the_launch() -> None:
     found = launch(config(), "r")
     assert found == Launch(3, "reader", 5)
     assert found.settings() == {"slots": 3, "role": "reader", "max_restarts": 5}
 
 
-def test_another_runs_launch_and_none_say_nothing() -> None:
+def test_launch_of_another_run_is_ignored() -> None:
     assert launch(config(), "another") is None
     assert launch_of("r") is None
 

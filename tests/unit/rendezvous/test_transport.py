@@ -41,7 +41,7 @@ class OneLink:
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_a_refused_write_is_not_sent_again_when_its_time_is_nearly_over(repeatable: bool) -> None:
+def test_refused_write_is_not_repeated_near_its_timeout(repeatable: bool) -> None:
     async def main() -> None:
         begin = asyncio.get_running_loop().time()
         sent_at: list[float] = []
@@ -63,7 +63,7 @@ def test_a_refused_write_is_not_sent_again_when_its_time_is_nearly_over(repeatab
     asyncio.run(main())
 
 
-def test_a_request_that_changes_of_users_overtake_is_sent_until_its_time_is_over() -> None:
+def test_request_overtaken_by_user_changes_is_repeated_until_its_timeout() -> None:
     async def main() -> None:
         overtaken_times = 4
 
@@ -113,7 +113,7 @@ class Guarded(OneLink):
     ],
 )
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_a_token_that_got_no_answer_is_not_used_again(
+def test_token_without_an_answer_is_not_used_again(
     code: grpc.StatusCode, detail: str, again: str, repeatable: bool
 ) -> None:
     """etcd delays requests whose token names a log position that it has not reached."""

@@ -8,12 +8,12 @@ from elasticjob_rendezvous.core.typed import LONGEST_ECHO, LONGEST_LINE, bounded
 
 
 @pytest.mark.parametrize("value", ["", "a word", "it's", 7, None, ["one", "two"], "x" * 198])
-def test_a_short_value_is_repeated_as_it_is(value: object) -> None:
+def test_short_value_is_echoed_unchanged(value: object) -> None:
     assert echoed(value) == repr(value)
 
 
 @pytest.mark.parametrize("value", ["x" * 199, "x" * 10_000_000, ["word"] * 1000, b"\n" * 999])
-def test_of_a_long_one_the_ends_and_how_long_it_is(value: object) -> None:
+def test_long_value_is_echoed_by_its_ends_and_length(value: object) -> None:
     text = echoed(value)
     assert len(text) <= LONGEST_ECHO + len("… (10000002 characters)")
     assert text.startswith(repr(value)[:10])
@@ -37,5 +37,5 @@ def test_every_line_of_a_message_ends() -> None:
         ("x" * 10_000_000, "known are confirm, settle"),
     ],
 )
-def test_the_nearest_word(typed: str, said: str) -> None:
+def test_nearest_known_name_is_suggested(typed: str, said: str) -> None:
     assert hint(typed, {"settle", "confirm"}) == said

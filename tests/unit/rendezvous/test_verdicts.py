@@ -64,7 +64,7 @@ def test_causes_and_consequences(
     assert port_taken(failures(*kinds)) is taken
 
 
-def test_the_culprit_is_a_cause_before_the_earliest() -> None:
+def test_earliest_cause_precedes_earlier_consequences_as_first_failure() -> None:
     early = a_failure("a", kind=ABORT, at_ms=10)
     cause = a_failure("b", kind=USER, at_ms=30)
     later = a_failure("c", kind=OOM, at_ms=40)
@@ -73,7 +73,7 @@ def test_the_culprit_is_a_cause_before_the_earliest() -> None:
     assert culprit([]) is None
 
 
-def test_of_consequences_the_one_nearest_to_the_cause_is_shown() -> None:
+def test_among_consequences_the_nearest_to_the_cause_is_the_first_failure() -> None:
     aborted = a_failure("a", kind=ABORT, at_ms=10)
     late = a_failure("b", kind=LATE, at_ms=20)
     port = a_failure("c", kind=PORT, at_ms=30)
@@ -81,7 +81,7 @@ def test_of_consequences_the_one_nearest_to_the_cause_is_shown() -> None:
     assert culprit([aborted, late, port]) is port
 
 
-def test_what_a_jobs_end_was_put_down_to_stays_when_others_tell_of_theirs() -> None:
+def test_first_failure_of_the_outcome_stays_despite_later_reports() -> None:
     first, earlier = a_failure("a", at_ms=20), a_failure("b", at_ms=10)
     assert blamed([first, earlier], "id-a") is first
     assert blamed([first, earlier], "") is earlier
@@ -89,13 +89,13 @@ def test_what_a_jobs_end_was_put_down_to_stays_when_others_tell_of_theirs() -> N
     assert blamed([], "id-a") is None
 
 
-def test_a_port_that_is_taken_is_farther_from_the_cause_than_an_error() -> None:
+def test_taken_port_is_further_from_the_cause_than_an_error() -> None:
     port, error = a_failure("a", kind=PORT, at_ms=1), a_failure("b", at_ms=2)
     assert culprit([port, error]) == error
     assert culprit([error, port]) == error
 
 
-def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
+def test_among_simultaneous_failures_the_lowest_rank_is_first() -> None:
     twins = [a_failure("a", rank=3, at_ms=10), a_failure("b", rank=2, at_ms=10)]
     assert culprit(twins) is twins[1]
 
@@ -137,7 +137,7 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
         ),
     ],
 )
-def test_describe(failure: Failure, line: str) -> None:
+def test_describe_a_failure(failure: Failure, line: str) -> None:
     assert describe(failure) == line
 
 
@@ -150,16 +150,14 @@ def test_describe(failure: Failure, line: str) -> None:
         (("m10", "m9", "m2"), "; by then m2 and 2 more had ended with success"),
     ],
 )
-def test_an_aborted_collective_is_told_with_the_members_that_were_done(
-    ended: tuple[str, ...], said: str
-) -> None:
+def test_aborted_collective_names_the_done_members(ended: tuple[str, ...], said: str) -> None:
     done = [Done(1, identity(name), name) for name in ended]
     abort, error = a_failure("a", kind=ABORT), a_failure("b")
     assert told([abort], done) == f"rank 0 on a ended with exit code 1{said}"
     assert told([abort, error], done) == "rank 0 on b ended with exit code 1"
 
 
-def test_a_round_without_failure_records_is_told_as_a_failed_worker() -> None:
+def test_round_without_failure_records_is_described_as_failed_worker() -> None:
     assert told([]) == "a worker failed"
 
 
@@ -167,18 +165,18 @@ def test_a_round_without_failure_records_is_told_as_a_failed_worker() -> None:
     ("charged", "most", "over"), [((), 0, False), ((1,), 0, True), ((1, 2, 5), 3, False),
                                   ((1, 2, 5, 6), 3, True)],
 )  # fmt: skip
-def test_the_budget(charged: tuple[int, ...], most: int, over: bool) -> None:
+def test_restart_budget(charged: tuple[int, ...], most: int, over: bool) -> None:
     assert spent(charged, Bounds(1, 1, max_restarts=most)) is over
 
 
-def test_a_verdict_outwaits_a_lease() -> None:
+def test_charging_window_exceeds_the_lease() -> None:
     assert window_seconds(Bounds(1, 1, keep_alive_seconds=7)) == 8.0
 
 
 # -- retention ------------------------------------------------------------------------
 
 
-def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:
+def test_sixteen_failures_nearest_to_the_cause_are_kept() -> None:
     told = failures(*[ABORT] * 30, LATE, USER, *[ABORT] * 5)
     by_member = {failure.member: failure for failure in told}
     gone = surplus(by_member)
@@ -202,7 +200,7 @@ def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:
         (FailureClass.MASTER_PORT, [USER] * KEPT_FAILURES, True),
     ],
 )
-def test_one_more_of_the_same_adds_nothing(
+def test_redundant_failure_adds_nothing(
     mine: FailureClass, known: list[FailureClass], nothing: bool
 ) -> None:
     assert adds_nothing(a_failure("me", kind=mine), failures(*known)) is nothing

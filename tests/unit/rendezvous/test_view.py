@@ -63,23 +63,23 @@ def session(name: str, session: str, revision: int, **fields: Any) -> KeyValue:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_the_newest_news_wins_in_whatever_order_it_comes(order: tuple[int, ...]) -> None:
+def test_newest_event_wins_in_any_order(order: tuple[int, ...]) -> None:
     news: list[WatchEvent] = [at(1, 5), at(2, 6), Deleted(KEYS.round, 7), at(3, 9)]
     assert number(view_of(*(news[index] for index in order))) == 3
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_a_deletion_is_not_undone_by_older_news(order: tuple[int, ...]) -> None:
+def test_deletion_is_not_undone_by_an_older_event(order: tuple[int, ...]) -> None:
     news: list[WatchEvent] = [at(1, 5), at(2, 6), Deleted(KEYS.round, 7)]
     assert view_of(*(news[index] for index in order)).round is None
 
 
-def test_a_deletion_of_a_key_never_seen_is_remembered() -> None:
+def test_deletion_of_an_unseen_key_is_remembered() -> None:
     assert view_of(Deleted(KEYS.round, 7), at(1, 5)).round is None
     assert number(view_of(Deleted(KEYS.round, 7), at(4, 8))) == 4
 
 
-def test_repeated_news_changes_nothing() -> None:
+def test_repeated_event_changes_nothing() -> None:
     assert number(view_of(at(2, 6), at(2, 6), at(1, 5))) == 2
 
 
@@ -96,7 +96,7 @@ KEYS_OF_RECORDS = (
 
 
 @pytest.mark.parametrize("key", KEYS_OF_RECORDS)
-def test_news_of_a_key_that_was_never_read_as_a_record_leaves_nothing(key: str) -> None:
+def test_deletion_of_an_unparsed_key_leaves_nothing(key: str) -> None:
     """It is gone already, or what it says cannot be read."""
     for view in (view_of(Deleted(key, 7)), view_of(KeyValue(key, b"[]", 7, 7), Deleted(key, 8))):
         assert (view.round, view.bounds, view.malformed) == (None, None, {})
@@ -106,19 +106,19 @@ def test_news_of_a_key_that_was_never_read_as_a_record_leaves_nothing(key: str) 
         assert not any(view.dones.values())
 
 
-def test_repeated_news_of_a_deletion_does_not_take_what_came_after_it() -> None:
+def test_repeated_deletion_does_not_remove_later_data() -> None:
     """The copy of a roster outlives the roster's own key."""
     copy = kv(KEYS.seats, roster(3), 8)
     view = view_of(Deleted(KEYS.roster(3), 7), copy, Deleted(KEYS.roster(3), 7))
     assert view.rosters == {3: roster(3)}
 
 
-def test_a_member_without_a_session_is_not_kept() -> None:
+def test_member_without_a_session_is_not_kept() -> None:
     key = KEYS.session(identity("a"), "s1")
     assert view_of(session("a", "s1", 5), Deleted(key, 6)).sessions == {}
 
 
-def test_the_revision_only_grows() -> None:
+def test_revision_only_grows() -> None:
     view = view_of(at(1, 5))
     view.apply(3, ())
     view.absorb(4, ())
@@ -128,33 +128,33 @@ def test_the_revision_only_grows() -> None:
 # -- reads ----------------------------------------------------------------------------
 
 
-def test_a_key_that_a_read_did_not_find_is_gone() -> None:
+def test_key_missing_in_a_read_is_gone() -> None:
     view = view_of(session("a", "s1", 5), session("b", "s1", 6))
     view.absorb(8, ((MEMBERS, (session("b", "s1", 6),)),))
     assert set(view.members()) == {identity("b")}
 
 
-def test_a_read_says_nothing_about_keys_that_it_did_not_cover() -> None:
+def test_read_does_not_affect_keys_outside_its_ranges() -> None:
     view = view_of(at(3, 4), session("a", "s1", 5))
     view.absorb(8, ((MEMBERS, ()),))
     assert number(view) == 3
     assert view.members() == {}
 
 
-def test_an_old_read_deletes_nothing_newer() -> None:
+def test_old_read_deletes_nothing_newer() -> None:
     view = view_of(session("a", "s1", 9))
     view.absorb(8, ((MEMBERS, ()),))
     assert set(view.members()) == {identity("a")}
 
 
-def test_a_limited_read_proves_no_absence() -> None:
+def test_limited_read_proves_no_absence() -> None:
     view = view_of(session("a", "s1", 5), session("b", "s1", 6))
     first = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
     view.absorb(8, ((first, (session("a", "s1", 5),)),))
     assert set(view.members()) == {identity("a"), identity("b")}
 
 
-def test_what_is_read_beside_a_limited_range_counts_in_full() -> None:
+def test_full_range_beside_a_limited_one_counts() -> None:
     view = view_of(at(1, 4), session("a", "s1", 5))
     first = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
     view.absorb(8, ((first, (session("a", "s1", 5),)), (Range(KEYS.round), ())))
@@ -163,7 +163,7 @@ def test_what_is_read_beside_a_limited_range_counts_in_full() -> None:
     assert number(view) == 2
 
 
-def test_a_read_that_found_nothing_keeps_older_news_away() -> None:
+def test_empty_read_rejects_older_events() -> None:
     view = view_of(at(1, 5))
     view.absorb(8, ((Range(KEYS.round), ()),))
     view.apply(6, (at(2, 6),))
@@ -173,7 +173,7 @@ def test_a_read_that_found_nothing_keeps_older_news_away() -> None:
 # -- own writes -----------------------------------------------------------------------
 
 
-def test_own_writes_are_seen_at_once() -> None:
+def test_own_writes_are_visible_at_once() -> None:
     job = Job("a")
     view = job.view()
     txn = Txn((), (Put(KEYS.round, encode(a_round(1))), Delete(job.stored("a").key)))
@@ -184,7 +184,7 @@ def test_own_writes_are_seen_at_once() -> None:
     assert view.revision == job.etcd.revision
 
 
-def test_overwriting_keeps_the_revision_of_creation() -> None:
+def test_overwriting_keeps_the_creation_revision() -> None:
     job = Job("a", "b")
     created = job.stored("a").created
     view = job.view()
@@ -198,7 +198,7 @@ def test_overwriting_keeps_the_revision_of_creation() -> None:
     assert view.lowest() == mine
 
 
-def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
+def test_own_write_recreates_a_deleted_key() -> None:
     job = Job("a")
     key = job.stored("a").key
     view = job.gone("a").view()
@@ -210,7 +210,7 @@ def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
 
 
 @pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(2)), (KEYS.bounds, Bounds(1, 1))])
-def test_an_own_write_over_a_record_of_the_job_keeps_its_creation(key: str, record: object) -> None:
+def test_own_write_keeps_the_creation_of_a_shared_record(key: str, record: object) -> None:
     job = Job("a").round(1)
     stored = job.etcd.get(key)
     view = job.view()
@@ -223,7 +223,7 @@ def test_an_own_write_over_a_record_of_the_job_keeps_its_creation(key: str, reco
 
 
 @pytest.mark.parametrize(("key", "record"), [(KEYS.round, a_round(1)), (KEYS.bounds, Bounds(1, 1))])
-def test_an_own_write_heals_a_malformed_record(key: str, record: object) -> None:
+def test_own_write_replaces_a_malformed_record(key: str, record: object) -> None:
     job = Job("a").put(key, [])
     view = job.view()
     assert key in view.malformed
@@ -235,7 +235,7 @@ def test_an_own_write_heals_a_malformed_record(key: str, record: object) -> None
     assert not view.malformed
 
 
-def test_a_deleted_folder_is_empty() -> None:
+def test_deleted_prefix_is_empty() -> None:
     job = Job("a", "b").failure("a").failure("b").failure("b", round=10)
     view = job.view()
     txn = Txn((), (Delete(KEYS.failures(1), prefix=True),))
@@ -244,7 +244,7 @@ def test_a_deleted_folder_is_empty() -> None:
     assert set(view.failures[10]) == {identity("b")}
 
 
-def test_a_refused_write_leaves_what_its_reads_found() -> None:
+def test_refused_write_keeps_the_result_of_its_reads() -> None:
     job = Job("a").round(5)
     view = View(KEYS)
     mistaken = Compare(KEYS.round, Target.MOD, 1)
@@ -253,7 +253,7 @@ def test_a_refused_write_leaves_what_its_reads_found() -> None:
     assert number(view) == 5
 
 
-def test_the_watchs_echo_of_an_own_write_changes_nothing() -> None:
+def test_watch_event_of_own_write_changes_nothing() -> None:
     job = Job("a")
     view = job.view()
     txn = Txn((), (Put(KEYS.round, encode(a_round(1))),))
@@ -266,7 +266,7 @@ def test_the_watchs_echo_of_an_own_write_changes_nothing() -> None:
 
 
 @given(st.lists(st.sampled_from(["put", "delete"]), min_size=1, max_size=8), st.randoms())
-def test_shuffled_news_agrees_with_a_read(steps: list[str], random: Any) -> None:
+def test_shuffled_events_agree_with_a_read(steps: list[str], random: Any) -> None:
     """Watch events in any order, delivered twice, give the result of a read."""
     job = Job()
     news: list[WatchEvent] = []
@@ -309,38 +309,38 @@ STATE = Range(KEYS.state, prefix=True)
         "gone back at once", "no round at once",
     ],
 )  # fmt: skip
-def test_a_store_that_was_set_up_anew_contradicts_what_is_known(
+def test_recreated_store_contradicts_the_replica(
     target: Range, revision: int, found: tuple[KeyValue, ...], contradicted: bool
 ) -> None:
     assert view_of(at(2, 6)).contradicted_by(revision, ((target, found),)) is contradicted
 
 
-def test_a_read_of_other_keys_contradicts_no_round() -> None:
+def test_read_of_other_keys_does_not_contradict_the_round() -> None:
     limited = Range(KEYS.state, prefix=True, limit=1)
     view = view_of(at(2, 6))
     assert not view.contradicted_by(9, ((MEMBERS, ()), (limited, ()), (Range(KEYS.bounds), ())))
 
 
-def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
+def test_empty_replica_is_never_contradicted() -> None:
     assert not view_of().contradicted_by(9, ((ROUND, (at(1, 5),)), (MEMBERS, ())))
     assert not view_of(session("a", "s1", 5)).contradicted_by(9, ((ROUND, ()), (MEMBERS, ())))
 
 
-def test_a_view_that_heard_of_no_etcd_has_neither_revision_nor_cluster() -> None:
+def test_replica_without_an_answer_has_neither_revision_nor_cluster() -> None:
     assert (View(KEYS).revision, View(KEYS).cluster_id) == (0, 0)
 
 
 # -- sessions -------------------------------------------------------------------------
 
 
-def test_of_two_sessions_of_a_member_the_later_is_valid() -> None:
+def test_later_of_two_sessions_of_a_member_is_valid() -> None:
     view = view_of(session("a", "new", 9), session("a", "old", 5))
     assert view.member(identity("a")) == view.members()[identity("a")]
     assert view.members()[identity("a")].record.session == "new"
     assert [s.record.session for s in [view.lowest()] if s] == ["old"]
 
 
-def test_when_the_later_session_goes_the_earlier_is_valid_again() -> None:
+def test_earlier_session_is_valid_again_when_the_later_one_goes() -> None:
     view = view_of(session("a", "old", 5), session("a", "new", 9))
     view.apply(10, (Deleted(KEYS.session(identity("a"), "new"), 10),))
     assert view.members()[identity("a")].record.session == "old"
@@ -349,7 +349,7 @@ def test_when_the_later_session_goes_the_earlier_is_valid_again() -> None:
     assert view.lowest() is None
 
 
-def test_what_a_member_said_last_is_remembered_until_it_comes_back() -> None:
+def test_last_record_of_a_member_is_remembered_until_it_returns() -> None:
     said = MemberState.LEAVING
     key = KEYS.session(identity("a"), "old")
     view = view_of(session("a", "old", 5, state=said))
@@ -360,7 +360,7 @@ def test_what_a_member_said_last_is_remembered_until_it_comes_back() -> None:
     assert view.departed == {}
 
 
-def test_who_has_another_session_has_not_departed() -> None:
+def test_member_with_another_session_has_not_departed() -> None:
     view = view_of(session("a", "old", 5), session("a", "new", 9))
     view.apply(10, (Deleted(KEYS.session(identity("a"), "old"), 10),))
     assert view.departed == {}
@@ -373,7 +373,7 @@ def farewell(agent: str) -> Farewell:
     return Farewell(identity("a"), agent, "drained")
 
 
-def test_a_farewell_is_kept_until_its_member_is_heard_of() -> None:
+def test_leave_notice_is_kept_until_its_member_writes() -> None:
     view = view_of()
     view.told_leaving((farewell("x"),))
     assert view.farewells == {identity("a"): farewell("x")}
@@ -381,7 +381,7 @@ def test_a_farewell_is_kept_until_its_member_is_heard_of() -> None:
 
 
 @pytest.mark.parametrize(("agent", "kept"), [("x", True), ("y", False)])
-def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
+def test_leave_notice_of_an_agent_other_than_the_registered_one_is_dropped(
     agent: str, kept: bool
 ) -> None:
     view = view_of(session("a", "x-1", 5))
@@ -389,7 +389,7 @@ def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
     assert (identity("a") in view.farewells) is kept
 
 
-def test_the_echo_of_what_was_known_before_a_farewell_does_not_refute_it() -> None:
+def test_event_from_before_a_leave_notice_does_not_refute_it() -> None:
     known = session("a", "x-1", 5)
     view = view_of(known)
     view.told_leaving((farewell("x"),))
@@ -411,7 +411,7 @@ def test_the_echo_of_what_was_known_before_a_farewell_does_not_refute_it() -> No
         (MemberState.RUNNING, True, True, "drained"),
     ],
 )
-def test_why_a_member_leaves_is_said_by_its_key_and_else_by_a_link(
+def test_leave_reason_comes_from_the_key_or_else_a_leave_notice(
     said: MemberState, gone: bool, told: bool, leaves: str | None
 ) -> None:
     other = session("b", "x-1", 3, state=MemberState.LEAVING, reason="of another")
@@ -424,19 +424,19 @@ def test_why_a_member_leaves_is_said_by_its_key_and_else_by_a_link(
     assert (last.state, view.leaves(identity("a"))) == (said, leaves)
 
 
-def test_a_round_of_which_nobody_told_has_neither_failures_nor_successes() -> None:
+def test_unknown_round_has_neither_failures_nor_successes() -> None:
     for view in (view_of(), view_of(kv(KEYS.seats, roster(5), 5))):
         assert (view.failures_of(5), view.dones_of(5), view.undone(5)) == ({}, {}, [])
 
 
-def test_the_highest_number_that_any_member_knows_is_known() -> None:
+def test_highest_number_known_to_any_member_is_known() -> None:
     members = [
         session(name, "s1", 5, known=known) for name, known in (("a", 3), ("b", 7), ("c", 0))
     ]
     assert view_of(*members).known() == 7
 
 
-def test_who_was_never_heard_of_said_nothing() -> None:
+def test_unknown_member_has_no_last_record() -> None:
     view = view_of(session("b", "x-1", 3, state=MemberState.LEAVING, reason="drained"))
     assert view.last_word(identity("a")) is None
     assert view.leaves(identity("a")) is None
@@ -445,7 +445,7 @@ def test_who_was_never_heard_of_said_nothing() -> None:
 # -- record storage -------------------------------------------------------------------
 
 
-def test_every_kind_of_record_finds_its_place() -> None:
+def test_every_kind_of_record_is_stored() -> None:
     job = Job("a", "b").sealed("a", "b", number=3)
     job.failure("a", round=3).done("b", round=3)
     history = History(3, job.current().cause, 2)
@@ -470,7 +470,7 @@ def test_every_kind_of_record_finds_its_place() -> None:
     assert not any(view.dones.values())
 
 
-def test_of_a_round_only_those_are_believed_that_had_a_seat_in_it() -> None:
+def test_failures_and_successes_count_only_with_a_rank_assignment() -> None:
     job = Job("a", "b", "c").sealed("a", "b", number=3)
     job.failure("a", round=3).failure("c", round=3).done("b", "c", round=3)
     job.failure("c", round=4).done("c", round=4)
@@ -487,21 +487,21 @@ def roster(number: int) -> Roster:
     return Roster(number, 1, "host-a", 20000 + number, ())
 
 
-def test_the_copy_of_the_roster_that_comes_with_the_round_is_as_good() -> None:
+def test_roster_copy_in_the_round_write_is_equivalent() -> None:
     view = view_of(kv(KEYS.seats, roster(1), 5), kv(KEYS.seats, roster(2), 6))
     assert view.rosters == {1: roster(1), 2: roster(2)}
     view.apply(7, (Deleted(KEYS.seats, 7),))
     assert view.rosters == {1: roster(1), 2: roster(2)}
 
 
-def test_who_only_watches_does_not_gather_rosters_for_ever() -> None:
+def test_number_of_kept_rosters_is_bounded() -> None:
     many = 3 * KEPT_ROSTERS
     view = view_of(*(kv(KEYS.seats, roster(number), 4 + number) for number in range(1, many + 1)))
     assert set(view.rosters) == set(range(many - KEPT_ROSTERS + 1, many + 1))
     assert KEPT_ROSTERS > KEPT_ROUNDS
 
 
-def test_keys_of_others_are_ignored() -> None:
+def test_foreign_keys_are_ignored() -> None:
     view = view_of(
         kv("/elasticjob/team/other/0/state/round", a_round(9), 5),
         kv(KEYS.prefix + "roster/latest", a_round(9), 6),
@@ -515,24 +515,24 @@ def test_keys_of_others_are_ignored() -> None:
 # -- malformed records ----------------------------------------------------------------
 
 
-def test_a_malformed_record_replaces_the_good_one_and_is_named() -> None:
+def test_malformed_record_replaces_the_valid_one_and_is_named() -> None:
     view = view_of(at(3, 5), KeyValue(KEYS.round, b"{}", 1, 6))
     assert view.round is None
     assert KEYS.round in str(view.malformed[KEYS.round])
 
 
 @pytest.mark.parametrize("key", KEYS_OF_RECORDS)
-def test_a_malformed_record_is_named_with_its_key(key: str) -> None:
+def test_malformed_record_is_named_with_its_key(key: str) -> None:
     assert key in str(view_of(KeyValue(key, b"[]", 1, 6)).malformed[key])
 
 
-def test_a_good_record_heals_a_malformed_one() -> None:
+def test_valid_record_replaces_a_malformed_one() -> None:
     view = view_of(KeyValue(KEYS.round, b"{}", 1, 5), at(3, 6))
     assert number(view) == 3
     assert view.malformed == {}
 
 
-def test_a_deletion_heals_a_malformed_one() -> None:
+def test_deletion_removes_a_malformed_record() -> None:
     view = view_of(KeyValue(KEYS.round, b"{}", 1, 5), Deleted(KEYS.round, 6))
     assert view.malformed == {}
 

@@ -75,7 +75,7 @@ def leads(our: Membership, *heard: str, sent: float = NOW) -> Membership:
         "a part of the gang proves nothing",
     ],
 )
-def test_workers_may_live_by_the_evidence_that_lasts_longest(our: Membership, until: float) -> None:
+def test_worker_deadline_is_the_latest_end_of_evidence(our: Membership, until: float) -> None:
     assert live_until(our) == pytest.approx(until)
 
 
@@ -84,7 +84,7 @@ def test_workers_may_live_by_the_evidence_that_lasts_longest(our: Membership, un
     [(0, NOW + 60, NEVER), (0, None, LEASE_ENDS), (1, NOW + 60, LEASE_ENDS)],
     ids=["not registered yet", "their launcher holds none", "registered"],
 )
-def test_workers_found_with_a_deadline_get_none_of_ours_before_we_are_registered(
+def test_found_deadline_is_kept_before_registration(
     sessions: int, found: float | None, until: float
 ) -> None:
     """No other member knows of evidence from before the first key."""
@@ -93,7 +93,7 @@ def test_workers_found_with_a_deadline_get_none_of_ours_before_we_are_registered
     assert live_until(our) == until
 
 
-def test_workers_found_with_a_deadline_live_by_links_before_we_are_registered() -> None:
+def test_found_workers_live_by_links_before_registration() -> None:
     our = follows(member(live_until=NOW + 60), ROUND)
     our.sessions = 0
     assert live_until(our) == pytest.approx(NOW + TRUST_SECONDS)
@@ -106,15 +106,13 @@ def test_workers_found_with_a_deadline_live_by_links_before_we_are_registered() 
     ("state", "ends"),
     [(RoundState.CLOSED, False), (RoundState.FINAL, True), (RoundState.JOINABLE, True)],
 )
-def test_after_a_job_has_closed_no_newer_round_can_end_its_workers(
-    state: RoundState, ends: bool
-) -> None:
+def test_closed_job_has_no_newer_round_to_stop_its_workers(state: RoundState, ends: bool) -> None:
     our = member()
     our.view = Job("a", "b", "c").round(ROUND, state).view()
     assert math.isfinite(live_until(our)) is ends
 
 
-def test_workers_live_by_the_links_of_those_that_are_not_done() -> None:
+def test_worker_deadline_uses_links_of_members_that_are_not_done() -> None:
     our = leads(member(), B)
     our.view = Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("c", round=ROUND).view()
     assert live_until(our) == pytest.approx(NOW + TRUST_SECONDS)
@@ -130,7 +128,7 @@ def test_workers_live_by_the_links_of_those_that_are_not_done() -> None:
     ],
     ids=["by their lease", "by a link", "an older round's", "by the whole gang"],
 )
-def test_workers_go_on_until_their_evidence_ends(our: Membership, until: float) -> None:
+def test_workers_continue_until_their_evidence_ends(our: Membership, until: float) -> None:
     our.clock, our.alarm = Clock(until - 0.1, 0), Alarm()
     assert may_go_on(our)
     assert our.alarm.at == pytest.approx(until), "they are looked at again then"
@@ -148,7 +146,7 @@ def test_workers_go_on_until_their_evidence_ends(our: Membership, until: float) 
     ],
     ids=["nothing runs", "workers run", "their launcher holds a deadline", "we are registered"],
 )
-def test_without_evidence_only_those_go_on_that_nobody_need_end(
+def test_without_evidence_only_harmless_workers_continue(
     workers: Workers, found: float | None, sessions: int, goes_on: bool
 ) -> None:
     our = member(live_until=found)
@@ -184,11 +182,11 @@ def test_without_evidence_only_those_go_on_that_nobody_need_end(
         "on the whole gang, whatever runs here",
     ],
 )
-def test_others_may_rely_on_what_lasts_longest(our: Membership, until: float) -> None:
+def test_relayed_evidence_is_the_longest_lasting_one(our: Membership, until: float) -> None:
     assert vouched_until(our) == pytest.approx(until)
 
 
-def test_a_member_that_is_done_need_not_be_heard() -> None:
+def test_done_member_need_not_be_heard() -> None:
     our = leads(member(), B)
     our.view = Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("c", round=ROUND).view()
     assert vouched_until(our) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
@@ -196,7 +194,7 @@ def test_a_member_that_is_done_need_not_be_heard() -> None:
     assert vouched_until(our) == LEASE_ENDS, "it was done in an older round"
 
 
-def test_where_etcd_refuses_others_may_rely_on_one_that_works_alone() -> None:
+def test_last_working_member_relays_evidence_of_a_refusing_etcd() -> None:
     our = member()
     our.view = (
         Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("b", "c", round=ROUND).view()
@@ -207,14 +205,14 @@ def test_where_etcd_refuses_others_may_rely_on_one_that_works_alone() -> None:
 
 
 @pytest.mark.parametrize("number", [None, ROUND + 1], ids=["no round", "a newer round"])
-def test_a_gang_proves_nothing_for_a_round_that_is_not_its_own(number: int | None) -> None:
+def test_gang_is_no_evidence_for_a_round_of_others(number: int | None) -> None:
     job = Job("a", "b", "c")
     our = leads(member(), B, C)
     our.view = (job if number is None else job.round(number)).view()
     assert vouched_until(our) == LEASE_ENDS
 
 
-def test_a_first_gang_proves_nothing_while_nobody_knows_of_its_round() -> None:
+def test_first_gang_is_no_evidence_while_its_round_is_unknown() -> None:
     """Etcd lost its data: what number comes next is yet to be read."""
     our = leads(member(), B, C)
     our.view = Job("a", "b", "c").sealed("a", "b", "c", number=1).view()
@@ -235,7 +233,7 @@ def told(our: Membership, now: float = NOW) -> list[int]:
     return [effect.round for effect in our.effects if isinstance(effect, Serve)]
 
 
-def test_a_coordinator_tells_its_round_once_and_a_higher_number_past_its_evidence() -> None:
+def test_coordinator_sends_its_round_once_and_a_higher_number_after_its_evidence() -> None:
     our = member()
     our.coordinator.active = True
     assert told(our) == [ROUND]
@@ -252,7 +250,7 @@ def test_a_coordinator_tells_its_round_once_and_a_higher_number_past_its_evidenc
     [(follows(member(), ROUND), NOW + TRUST_SECONDS), (leads(member(), B, C), NOW + TRUST_SECONDS)],
     ids=["by its own coordinator's link", "by the links of its gang"],
 )
-def test_a_coordinator_past_its_lease_tells_its_round_while_links_prove_it(
+def test_coordinator_with_expired_lease_sends_its_round_while_links_are_evidence(
     our: Membership, until: float
 ) -> None:
     our.coordinator.active = True
@@ -261,7 +259,7 @@ def test_a_coordinator_past_its_lease_tells_its_round_while_links_prove_it(
     assert told(our, until + 0.001) == [ROUND + 1]
 
 
-def test_a_former_coordinator_that_can_no_longer_vouch_says_so_too() -> None:
+def test_former_coordinator_without_evidence_sends_a_higher_number() -> None:
     our = member()
     our.coordinator.active = True
     assert told(our) == [ROUND]
@@ -270,7 +268,7 @@ def test_a_former_coordinator_that_can_no_longer_vouch_says_so_too() -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["it never coordinated", "nor a round"])
-def test_who_never_coordinated_tells_no_number(knows: bool) -> None:
+def test_member_that_never_coordinated_sends_no_number(knows: bool) -> None:
     our = member()
     if not knows:
         our.view = Job("a", "b", "c").view()
@@ -278,7 +276,7 @@ def test_who_never_coordinated_tells_no_number(knows: bool) -> None:
     assert told(our, LEASE_ENDS) == []
 
 
-def test_a_coordinator_that_knows_of_no_round_tells_no_number() -> None:
+def test_coordinator_without_a_known_round_sends_no_number() -> None:
     our = member()
     our.view = Job("a", "b", "c").view()
     our.coordinator.active = True

@@ -14,13 +14,13 @@ WIDE = (Range("/job/", prefix=True),)
 CLUSTER = 1
 
 
-def test_the_main_watch_is_opened_from_now_and_once() -> None:
+def test_main_watch_is_opened_once_from_the_present() -> None:
     watches = Watches()
     assert watches.keep_main(NARROW, 0.0, Alarm()) == [Watch(1, NARROW, 0)]
     assert watches.keep_main(NARROW, 9.0, Alarm()) == []
 
 
-def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
+def test_reads_do_not_count_before_the_watch_is_open() -> None:
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     assert (watches.ready, watches.reading_under) == (False, 0)
@@ -30,7 +30,7 @@ def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
     assert watches.kept(1)
 
 
-def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
+def test_read_sent_under_an_older_watch_does_not_count() -> None:
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     watches.opened(1, 5, CLUSTER)
@@ -42,7 +42,7 @@ def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
     assert watches.kept(2)
 
 
-def test_what_was_opened_for_less_is_replaced_at_once_though_another_watch_just_broke() -> None:
+def test_narrower_watch_is_replaced_at_once_even_after_another_broke() -> None:
     """A new coordinator must not decide on its knowledge as a plain member."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
@@ -55,9 +55,7 @@ def test_what_was_opened_for_less_is_replaced_at_once_though_another_watch_just_
 
 
 @pytest.mark.parametrize(("revision", "ahead"), [(4, True), (5, False), (6, False)])
-def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
-    revision: int, ahead: bool
-) -> None:
+def test_read_under_a_watch_is_not_older_than_the_watch(revision: int, ahead: bool) -> None:
     """A read from before the watch began comes from a store with another past."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
@@ -66,7 +64,7 @@ def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
     assert watches.has_another_past(1, revision, CLUSTER) is ahead
 
 
-def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
+def test_watch_is_not_compared_with_a_read_under_another() -> None:
     watches = Watches()
     assert not watches.has_another_past(0, 4, CLUSTER)
     watches.keep_main(NARROW, 0.0, Alarm())
@@ -80,7 +78,7 @@ def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
     assert not watches.has_another_past(2, 7, CLUSTER)
 
 
-def test_a_watch_on_an_etcd_that_was_set_up_anew_has_another_past() -> None:
+def test_watch_on_a_recreated_etcd_has_another_past() -> None:
     """The watch would be silent forever, at any revision."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
@@ -98,7 +96,7 @@ def watched(effects: list[Effect]) -> list[tuple[int, str, int]]:
     ]
 
 
-def test_the_coordinators_key_is_watched_from_right_after_it_was_seen() -> None:
+def test_coordinator_key_is_watched_from_the_revision_after_the_last_seen() -> None:
     watches = Watches()
     assert watched(watches.keep_leader("/job/a", 41, 0.0, Alarm())) == [(1, "/job/a", 42)]
     assert watches.keep_leader("/job/a", 60, 0.0, Alarm()) == []
@@ -109,7 +107,7 @@ def test_the_coordinators_key_is_watched_from_right_after_it_was_seen() -> None:
     assert watches.keep_leader("", 0, 0.0, Alarm()) == []
 
 
-def test_a_broken_watch_is_opened_anew_after_a_pause() -> None:
+def test_broken_watch_is_reopened_after_a_pause() -> None:
     watches, alarm = Watches(), Alarm()
     watches.keep_main(NARROW, 0.0, alarm)
     watches.opened(1, 5, CLUSTER)
@@ -120,7 +118,7 @@ def test_a_broken_watch_is_opened_anew_after_a_pause() -> None:
     assert watches.keep_main(NARROW, 2.0, alarm) == [Watch(2, NARROW, 0)]
 
 
-def test_news_of_a_watch_that_is_no_longer_ours_is_not_heard() -> None:
+def test_event_of_a_closed_watch_is_ignored() -> None:
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     watches.keep_leader("/job/a", 1, 0.0, Alarm())

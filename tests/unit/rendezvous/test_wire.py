@@ -27,7 +27,7 @@ def signed(**changes: Any) -> dict[str, Any]:
 
 
 @given(plain, st.text(max_size=8))
-def test_what_is_signed_is_verified(body: dict[str, Any], question: str) -> None:
+def test_signed_answer_is_verified(body: dict[str, Any], question: str) -> None:
     body["hmac"] = wire.sign(KEY, question, body)
     assert wire.verified(KEY, question, body)
     assert wire.verified(KEY, question, dict(reversed(body.items())))
@@ -49,17 +49,17 @@ def test_what_is_signed_is_verified(body: dict[str, Any], question: str) -> None
     ],
     ids=["none", "changed", "more", "less", "empty", "null", "number", "upper case"],
 )
-def test_a_forged_answer_is_not_verified(forged: dict[str, Any]) -> None:
+def test_forged_answer_is_not_verified(forged: dict[str, Any]) -> None:
     assert wire.verified(KEY, "question", signed())
     assert not wire.verified(KEY, "question", forged)
 
 
 @given(plain, st.text("0123456789abcdef", min_size=16, max_size=32))
-def test_launcher_and_agent_sign_alike(body: dict[str, Any], nonce: str) -> None:
+def test_launcher_and_agent_signatures_are_equal(body: dict[str, Any], nonce: str) -> None:
     assert wire.sign(KEY, nonce, body) == signature(KEY, nonce, body)
 
 
-def test_nonces_are_fresh_and_good_for_a_launcher() -> None:
+def test_nonces_are_unique_and_valid_for_a_launcher() -> None:
     nonces = {wire.nonce() for _ in range(50)}
     assert len(nonces) == 50
     assert all(len(nonce) == 32 and int(nonce, 16) >= 0 for nonce in nonces)
@@ -77,7 +77,7 @@ def read(*chunks: bytes, end: bool = False, seconds: float = 5) -> Any:
     return asyncio.run(scenario())
 
 
-def test_a_message_may_come_in_pieces() -> None:
+def test_message_may_arrive_in_pieces() -> None:
     assert read(b'{"round"', b': 7}\n{"next": 1}\n') == {"round": 7}
     assert read(wire.line({"a": "ä"})) == {"a": "ä"}
 
@@ -87,12 +87,12 @@ def test_a_message_may_come_in_pieces() -> None:
     [b"\n", b"7\n", b"[]\n", b"GET / HTTP/1.1\r\n", b"\xff\xfe\n", b"x" * 9000 + b"\n"],
     ids=["empty", "number", "list", "http", "bytes", "long"],
 )
-def test_a_line_that_is_no_object_is_a_bad_peer(raw: bytes) -> None:
+def test_line_that_is_no_object_is_a_bad_peer(raw: bytes) -> None:
     with pytest.raises(wire.BadPeer):
         read(raw)
 
 
-def test_the_end_and_silence_are_told_apart() -> None:
+def test_end_of_stream_and_silence_are_distinguished() -> None:
     with pytest.raises(EOFError):
         read(b'{"half":', end=True)
     with pytest.raises(TimeoutError):

@@ -52,42 +52,42 @@ def backend(store: Store) -> C10dRendezvousBackend:
     return C10dRendezvousBackend(store, "run")
 
 
-def test_begins_with_the_references_key_and_sentinel(store: Store) -> None:
+def test_begins_with_key_and_sentinel_of_torch(store: Store) -> None:
     backend = C10dRendezvousBackend(store, "run")
     assert store.values == {KEY: b"Y2FuaW1hZGFt"}
     assert backend.name == "c10d"
     assert backend.get_state() is None
 
 
-def test_an_existing_state_is_left_as_it_is(store: Store) -> None:
+def test_existing_state_is_kept(store: Store) -> None:
     store.values[KEY] = base64.b64encode(b"state")
     assert C10dRendezvousBackend(store, "run").get_state() == (b"state", store.values[KEY])
 
 
-def test_an_empty_run_id_is_refused(store: Store) -> None:
+def test_empty_run_id_is_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="run id"):
         C10dRendezvousBackend(store, "")
 
 
-def test_sets_without_a_token_only_where_there_is_nothing(backend: C10dRendezvousBackend) -> None:
+def test_set_without_a_token_creates_only(backend: C10dRendezvousBackend) -> None:
     assert backend.set_state(b"one") == (b"one", b"b25l", True)
     assert backend.set_state(b"two") == (b"one", b"b25l", False)
 
 
-def test_sets_with_the_right_token(backend: C10dRendezvousBackend) -> None:
+def test_set_with_the_current_token_replaces(backend: C10dRendezvousBackend) -> None:
     assert backend.set_state(b"one") is not None
     assert backend.set_state(b"two", b"b25l") == (b"two", b"dHdv", True)
     assert backend.set_state(b"three", b"b25l") == (b"two", b"dHdv", False)
     assert backend.get_state() == (b"two", b"dHdv")
 
 
-def test_a_token_that_is_none_of_ours_sets_nothing(backend: C10dRendezvousBackend) -> None:
+def test_set_with_a_foreign_token_changes_nothing(backend: C10dRendezvousBackend) -> None:
     assert backend.set_state(b"one", 7) is None
     backend.set_state(b"one")
     assert backend.set_state(b"two", 7) == (b"one", b"b25l", False)
 
 
-def test_a_state_that_vanished_is_not_taken_for_there(
+def test_vanished_state_is_not_assumed_to_exist(
     store: Store, backend: C10dRendezvousBackend
 ) -> None:
     backend.set_state(b"one")
@@ -96,13 +96,13 @@ def test_a_state_that_vanished_is_not_taken_for_there(
     assert backend.set_state(b"two") == (b"two", b"dHdv", True)
 
 
-def test_writing_what_is_there_succeeds(backend: C10dRendezvousBackend) -> None:
+def test_set_of_the_current_value_succeeds(backend: C10dRendezvousBackend) -> None:
     backend.set_state(b"one")
     assert backend.set_state(b"one", b"b25l") == (b"one", b"b25l", True)
 
 
 @pytest.mark.parametrize("value", [b"non-base64", b"abc", b"\xff"])
-def test_a_state_that_is_not_base64_is_corrupt(
+def test_state_that_is_not_base64_is_corrupt(
     store: Store, backend: C10dRendezvousBackend, value: bytes
 ) -> None:
     store.values[KEY] = value
@@ -111,7 +111,7 @@ def test_a_state_that_is_not_base64_is_corrupt(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("gone"), ValueError("gone"), TimeoutError("gone")])
-def test_a_failing_store_is_a_connection_error(
+def test_failing_store_is_a_connection_error(
     store: Store, backend: C10dRendezvousBackend, error: Exception
 ) -> None:
     store.error = error
@@ -146,13 +146,13 @@ def test_endpoints(endpoint: str | None, parsed: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["host:", "host:x", "host:65536", "host:-1", "[::1]:x"])
-def test_a_bad_port_is_named(endpoint: str) -> None:
+def test_invalid_port_is_named(endpoint: str) -> None:
     with pytest.raises(ValueError, match="port of the rendezvous endpoint"):
         parse_endpoint(endpoint, 29400)
 
 
 @pytest.mark.parametrize("endpoint", ["~", "a b", ":123", "[]:123", "[]", "ho$t:123", "a/b"])
-def test_a_bad_host_is_named(endpoint: str) -> None:
+def test_invalid_host_is_named(endpoint: str) -> None:
     with pytest.raises(ValueError, match="host of the rendezvous endpoint"):
         parse_endpoint(endpoint, 29400)
 
@@ -162,7 +162,7 @@ def test_names_of_this_machine(host: str) -> None:
     assert is_this_machine(host)
 
 
-def test_our_host_name_is_this_machine() -> None:
+def test_own_host_name_is_this_machine() -> None:
     assert is_this_machine(socket.gethostname())
 
 
@@ -182,13 +182,13 @@ def test_names_of_other_machines(host: str) -> None:
         ({"endpoint": "host:x"}, "endpoint"),
     ],
 )
-def test_a_bad_setting_is_named(settings: dict, named: str) -> None:
+def test_invalid_setting_is_named(settings: dict, named: str) -> None:
     chosen = {"endpoint": "localhost:0", **settings}
     with pytest.raises(ValueError, match=named):
         create_backend(RendezvousParameters("c10d", run_id="r", min_nodes=1, max_nodes=1, **chosen))
 
 
-def test_nothing_here_imports_torch_by_itself() -> None:
+def test_import_does_not_load_torch() -> None:
     code = (
         "import sys, elasticjob_rendezvous.c10d, elasticjob_rendezvous.dynamic; "
         "sys.exit('torch' in sys.modules)"

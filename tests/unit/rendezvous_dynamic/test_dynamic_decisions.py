@@ -67,7 +67,7 @@ FULL = state("bcd", complete=True)
         (situation(State(closed=True), leaving=True), Action.ERROR_CLOSED),
     ],
 )
-def test_join(s: Situation, action: Action) -> None:
+def test_join_actions(s: Situation, action: Action) -> None:
     assert join(s) is action
 
 
@@ -89,7 +89,7 @@ def test_join(s: Situation, action: Action) -> None:
         (keep_alive, situation(state("b"), beat_due=True), Action.FINISH),  # given up as dead
     ],
 )
-def test_leave_close_and_keep_alive(
+def test_leave_close_and_keep_alive_actions(
     decide: Callable[[Situation], Action], s: Situation, action: Action
 ) -> None:
     assert decide(s) is action
@@ -108,7 +108,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("action", Action)
-def test_every_action_writes_what_it_says_or_nothing(action: Action) -> None:
+def test_every_action_has_its_write_or_none(action: Action) -> None:
     s = situation(state("b"))
     if action in WRITES:
         assert WRITES[action](applied(action, s))
@@ -126,7 +126,7 @@ def test_every_action_writes_what_it_says_or_nothing(action: Action) -> None:
         ("abc", 1, Action.SYNC),
     ],
 )
-def test_the_first_round_waits_for_those_that_are_expected(
+def test_first_round_waits_for_expected_nodes(
     participants: str, number: int, action: Action
 ) -> None:
     expects = replace(settings(max_nodes=8), expected_nodes=3)
@@ -144,23 +144,23 @@ class TestRecovery:
     def decided(self, of: State, **facts: Any) -> Action:
         return join(situation(of, settings=self.SETTINGS, **facts))
 
-    def test_all_are_back(self) -> None:
+    def test_round_completes_when_all_nodes_are_back(self) -> None:
         assert self.decided(self.open()) is Action.MARK_COMPLETE
         assert join(situation(self.open())) is Action.SYNC, "without it, as the reference"
 
-    def test_some_are_on_their_way(self) -> None:
+    def test_round_waits_for_returning_nodes(self) -> None:
         assert self.decided(self.open(waits="c")) is Action.SYNC
         assert self.decided(self.open(spare="c")) is Action.SYNC
         assert self.decided(self.open(waits="c"), last_call_over=True) is Action.MARK_COMPLETE
 
-    def test_too_few_are_back(self) -> None:
+    def test_too_few_returned_nodes_wait(self) -> None:
         assert self.decided(self.open(participants="a")) is Action.SYNC
 
-    def test_nothing_is_known_of_who_was_there_before(self) -> None:
+    def test_unknown_previous_members_are_not_waited_for(self) -> None:
         assert self.decided(state("ab")) is Action.SYNC
         assert self.decided(self.open(after=0)) is Action.SYNC
 
-    def test_the_last_call_is_another_after_the_first_round(self) -> None:
+    def test_last_call_after_the_first_round_is_shorter(self) -> None:
         for number, seconds in ((0, 30), (1, 3)):
             s = situation(state("b", round=number), settings=self.SETTINGS)
             deadline = applied(Action.ADD_TO_PARTICIPANTS, s).deadline
@@ -168,7 +168,7 @@ class TestRecovery:
             assert round((deadline - UTC_NOW).total_seconds()) == seconds
 
 
-def test_a_node_that_knows_of_later_rounds_goes_on_with_them() -> None:
+def test_node_with_later_round_number_continues_from_it() -> None:
     """The store was lost, and a newcomer recreated it."""
     fresh = state("b", round=0, deadline=UTC_NOW)
     after = applied(Action.ADD_TO_PARTICIPANTS, situation(fresh, least_round=6))

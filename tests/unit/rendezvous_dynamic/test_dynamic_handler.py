@@ -102,7 +102,7 @@ def test_ranks_store_and_master_of_a_round(gang) -> None:
     assert g.store.values["torch.rendezvous.run.0/key"] == b"value"
 
 
-def test_every_round_has_a_master_of_its_own(gang) -> None:
+def test_every_round_has_its_own_master_port(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     first, second = g.joined(*two), g.joined(*two)
@@ -112,7 +112,7 @@ def test_every_round_has_a_master_of_its_own(gang) -> None:
     assert g.store.values["torch.rendezvous.run.1/MASTER_ADDR"] == b"node-0"
 
 
-def test_a_newcomer_waits_and_the_others_see_it(gang) -> None:
+def test_newcomer_waits_and_is_seen_by_the_others(gang) -> None:
     g = gang(max_nodes=3)
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -123,7 +123,7 @@ def test_a_newcomer_waits_and_the_others_see_it(gang) -> None:
     assert [info.world_size for info in [*infos, waiting.result(20)]] == [3, 3, 3]
 
 
-def test_who_is_too_many_stands_by_and_steps_in(gang) -> None:
+def test_surplus_node_stands_by_and_replaces_a_lost_one(gang) -> None:
     g = gang(join_timeout=1)
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -140,7 +140,7 @@ def test_who_is_too_many_stands_by_and_steps_in(gang) -> None:
     assert {info.rank, standing_by.result(20).rank} == {0, 1}
 
 
-def test_a_spare_node_ends_gracefully_when_the_rendezvous_closes(gang) -> None:
+def test_spare_node_ends_gracefully_when_the_rendezvous_closes(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -151,7 +151,7 @@ def test_a_spare_node_ends_gracefully_when_the_rendezvous_closes(gang) -> None:
         standing_by.result(20)
 
 
-def test_closed_is_closed_for_all(gang) -> None:
+def test_close_applies_to_all_nodes(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -163,7 +163,7 @@ def test_closed_is_closed_for_all(gang) -> None:
             handler.next_rendezvous()
 
 
-def test_shutdown_closes_nothing_where_that_was_not_wanted(gang) -> None:
+def test_shutdown_without_close_on_shutdown_closes_nothing(gang) -> None:
     g = gang(close_on_shutdown="false")
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -172,7 +172,7 @@ def test_shutdown_closes_nothing_where_that_was_not_wanted(gang) -> None:
     until(lambda: two[1].num_nodes_waiting() == 1, "the loss to be seen")
 
 
-def test_too_few_nodes_time_out_and_leave_nothing_behind(gang) -> None:
+def test_too_few_nodes_time_out_and_are_removed(gang) -> None:
     g = gang(join_timeout=1)
     with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes"):
         g.handler().next_rendezvous()
@@ -180,7 +180,7 @@ def test_too_few_nodes_time_out_and_leave_nothing_behind(gang) -> None:
     assert g.state.last_heartbeats == {}
 
 
-def test_shutdown_breaks_a_join_off_and_closes_nothing(gang) -> None:
+def test_shutdown_cancels_a_join_and_closes_nothing(gang) -> None:
     g = gang()
     handler = g.handler()
     (joining,) = g.join(handler)
@@ -194,7 +194,7 @@ def test_shutdown_breaks_a_join_off_and_closes_nothing(gang) -> None:
         handler.next_rendezvous()
 
 
-def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
+def test_shutdown_in_the_joining_thread_does_not_block(gang) -> None:
     """A signal handler calls it in this way."""
     g = gang()
     handler = g.handler()
@@ -211,7 +211,7 @@ def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
     assert not g.state.knows(handler._node)
 
 
-def test_shutdown_while_the_backend_is_away_breaks_the_join_off(gang) -> None:
+def test_shutdown_while_the_backend_is_unreachable_cancels_the_join(gang) -> None:
     g = gang()
     g.backend.reconnects = True
     handler = g.handler()
@@ -225,7 +225,7 @@ def test_shutdown_while_the_backend_is_away_breaks_the_join_off(gang) -> None:
     assert shutting.result(20)
 
 
-def test_an_exception_of_a_signal_takes_the_node_out(gang) -> None:
+def test_exception_of_a_signal_handler_removes_the_node(gang) -> None:
     g = gang()
     handler = g.handler()
     (joining,) = g.join(handler)
@@ -236,7 +236,7 @@ def test_an_exception_of_a_signal_takes_the_node_out(gang) -> None:
     assert g.state.participants == {}
 
 
-def test_a_local_failure_leaves_the_rendezvous_open(gang) -> None:
+def test_local_failure_leaves_the_rendezvous_open(gang) -> None:
     g = gang(min_nodes=1, max_nodes=2)
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -246,7 +246,7 @@ def test_a_local_failure_leaves_the_rendezvous_open(gang) -> None:
     assert (info.world_size, info.round) == (1, 1)
 
 
-def test_a_node_that_was_given_up_sees_that_it_must_rejoin(gang) -> None:
+def test_removed_node_detects_that_it_must_rejoin(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -260,7 +260,7 @@ def test_a_node_that_was_given_up_sees_that_it_must_rejoin(gang) -> None:
     assert {info.round for info in g.joined(*two)} == {1}
 
 
-def test_nobody_starts_on_a_round_that_lost_a_node_meanwhile(gang) -> None:
+def test_round_that_lost_a_node_is_not_started(gang) -> None:
     g = gang(min_nodes=1, max_nodes=3)
     handler = g.handler("node-1")
     (joining,) = g.join(handler)
@@ -272,7 +272,7 @@ def test_nobody_starts_on_a_round_that_lost_a_node_meanwhile(gang) -> None:
     assert (info.rank, info.world_size, info.round) == (0, 1, 1)
 
 
-def test_a_master_that_dies_before_it_says_where_is_not_waited_for(gang) -> None:
+def test_master_that_dies_before_publishing_is_not_waited_for(gang) -> None:
     g = gang(min_nodes=1, max_nodes=2, keep_alive_interval=1)
     dead = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={dead: 0}, last_heartbeats={dead: UTC_NOW})
@@ -280,7 +280,7 @@ def test_a_master_that_dies_before_it_says_where_is_not_waited_for(gang) -> None
     assert (info.rank, info.world_size, info.round) == (0, 1, 1)
 
 
-def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> None:
+def test_live_master_that_publishes_nothing_is_named(gang, monkeypatch) -> None:
     monkeypatch.setattr(handler_module, "PUBLISH_SECONDS", 0.3)
     g = gang(min_nodes=2, max_nodes=2)
     silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
@@ -292,7 +292,7 @@ def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> N
     assert not g.state.closed  # it never had a round
 
 
-def test_what_a_master_published_must_be_an_address(gang) -> None:
+def test_invalid_master_address_is_refused(gang) -> None:
     g = gang()
     silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
@@ -302,7 +302,7 @@ def test_what_a_master_published_must_be_an_address(gang) -> None:
         g.handler("node-1").next_rendezvous()
 
 
-def test_heartbeats_go_on_between_rounds_whatever_happens(gang) -> None:
+def test_heartbeats_continue_between_rounds(gang) -> None:
     g = gang(min_nodes=1, max_nodes=1, keep_alive_interval=1)
     g.handler().next_rendezvous()
     first = g.state.last_heartbeats
@@ -313,7 +313,7 @@ def test_heartbeats_go_on_between_rounds_whatever_happens(gang) -> None:
     until(lambda: g.state.last_heartbeats != second, "a heartbeat after the failed ones")
 
 
-def test_a_handler_that_is_dropped_falls_silent(gang) -> None:
+def test_dropped_handler_stops_its_heartbeats(gang) -> None:
     g = gang(min_nodes=1, max_nodes=1, keep_alive_interval=1)
     handler = g.handler()
     handler.next_rendezvous()
@@ -326,9 +326,7 @@ def test_a_handler_that_is_dropped_falls_silent(gang) -> None:
 
 
 @pytest.mark.parametrize("reconnects", [True, False])
-def test_a_backend_that_is_away_is_tried_again_only_if_it_can_return(
-    gang, reconnects: bool
-) -> None:
+def test_unreachable_backend_is_retried_only_if_it_can_return(gang, reconnects: bool) -> None:
     g = gang(min_nodes=1, max_nodes=1)
     g.backend.reconnects = reconnects
     handler = g.handler()
@@ -340,7 +338,7 @@ def test_a_backend_that_is_away_is_tried_again_only_if_it_can_return(
             handler.next_rendezvous()
 
 
-def test_a_corrupt_state_is_an_error(gang) -> None:
+def test_corrupt_state_is_an_error(gang) -> None:
     g = gang()
     g.backend.stored = (b"garbage", 1)
     handler = g.handler()
@@ -350,7 +348,7 @@ def test_a_corrupt_state_is_an_error(gang) -> None:
     assert not handler.shutdown()
 
 
-def test_rounds_are_counted_on_when_the_store_lost_its_data(gang) -> None:
+def test_round_numbers_continue_when_the_store_lost_its_data(gang) -> None:
     g = gang()
     two = [g.handler(), g.handler()]
     g.joined(*two)
@@ -359,7 +357,7 @@ def test_rounds_are_counted_on_when_the_store_lost_its_data(gang) -> None:
     assert {info.round for info in g.joined(*two)} == {1}
 
 
-def test_many_at_once_agree(gang) -> None:
+def test_many_concurrent_nodes_agree(gang) -> None:
     g = gang(min_nodes=12, max_nodes=12)
     infos = g.joined(*(g.handler() for _ in range(12)))
     assert [info.rank for info in infos] == list(range(12))
@@ -378,14 +376,14 @@ def test_many_at_once_agree(gang) -> None:
         ({"local_addr": "x", "run_id": ""}, "run id"),
     ],
 )
-def test_a_bad_setting_is_named(settings: dict, named: str) -> None:
+def test_invalid_setting_is_named(settings: dict, named: str) -> None:
     chosen = {"run_id": "run", **settings}
     parameters = RendezvousParameters("c10d", "", min_nodes=1, max_nodes=1, **chosen)
     with pytest.raises(ValueError, match=named):
         create_handler(MemoryStore(), MemoryBackend(), parameters)
 
 
-def test_defaults_are_the_references() -> None:
+def test_defaults_match_torch() -> None:
     parameters = RendezvousParameters("c10d", "", "run", 1, 4)
     settings = create_handler(MemoryStore(), MemoryBackend(), parameters).settings
     assert settings.timeout.join == timedelta(seconds=600)

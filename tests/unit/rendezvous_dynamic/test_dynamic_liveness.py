@@ -31,13 +31,13 @@ def watched(until: float, start: float = 0.0, memory: Memory | None = None) -> M
     return memory
 
 
-def test_a_node_is_dead_after_three_silent_intervals_and_not_before() -> None:
+def test_node_is_dead_after_three_silent_intervals_only() -> None:
     assert dead(watched(15), SETTINGS) == frozenset()
     assert dead(watched(16), SETTINGS) == {node("b")}
 
 
 @pytest.mark.parametrize("skew_seconds", [-86400, 86400])
-def test_clocks_that_disagree_kill_nobody(skew_seconds: float) -> None:
+def test_clock_skew_makes_no_node_dead(skew_seconds: float) -> None:
     memory, seen = Memory(), state("ab")
     for now in range(60):
         if now % 5 == 0:
@@ -47,13 +47,13 @@ def test_clocks_that_disagree_kill_nobody(skew_seconds: float) -> None:
         assert dead(memory, SETTINGS) == frozenset()
 
 
-def test_what_was_old_when_first_seen_gets_its_time() -> None:
+def test_old_heartbeat_gets_full_time_when_first_seen() -> None:
     long_ago = dict.fromkeys(state("ab").last_heartbeats, UTC_NOW - timedelta(days=1))
     memory = look(Memory(), replace(state("ab"), last_heartbeats=long_ago), 0)
     assert dead(memory, SETTINGS) == frozenset()
 
 
-def test_after_a_gap_every_silence_counts_anew() -> None:
+def test_after_a_gap_every_silence_restarts() -> None:
     memory = watched(10)
     memory = look(memory, state("ab"), 60)  # no node could write meanwhile
     assert dead(memory, SETTINGS) == frozenset()
@@ -61,14 +61,14 @@ def test_after_a_gap_every_silence_counts_anew() -> None:
     assert dead(watched(77, start=61, memory=memory), SETTINGS) == {node("b")}
 
 
-def test_a_last_call_ends_at_its_deadline_where_the_clocks_agree() -> None:
+def test_last_call_ends_at_its_deadline_with_equal_clocks() -> None:
     memory = look(Memory(), state("ab", deadline=UTC_NOW + timedelta(seconds=20)), 5)
     assert memory.last_call is not None
     assert memory.last_call.ends == 20
 
 
 @pytest.mark.parametrize("off_seconds", [-3600, -1, 31, 3600])
-def test_a_last_call_of_a_wrong_clock_lasts_as_long_as_any(off_seconds: float) -> None:
+def test_last_call_with_clock_skew_has_the_full_duration(off_seconds: float) -> None:
     calling = state("ab", deadline=UTC_NOW + timedelta(seconds=off_seconds))
     memory = look(Memory(), calling, 0)
     assert memory.last_call is not None
@@ -77,13 +77,13 @@ def test_a_last_call_of_a_wrong_clock_lasts_as_long_as_any(off_seconds: float) -
     assert again.last_call == memory.last_call
 
 
-def test_a_last_call_without_a_deadline_ends_all_the_same() -> None:
+def test_last_call_without_a_deadline_ends() -> None:
     memory = look(Memory(), state("ab"), 3)
     assert memory.last_call is not None
     assert memory.last_call.ends == 33
 
 
 @pytest.mark.parametrize("without", [state("a"), state("ab", complete=True), State()])
-def test_no_last_call_below_min_or_in_a_complete_round(without: State) -> None:
+def test_no_last_call_below_minimum_or_in_a_complete_round(without: State) -> None:
     memory = look(look(Memory(), state("ab"), 0), without, 1)
     assert memory.last_call is None

@@ -53,11 +53,11 @@ A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
         "not a name",
     ],
 )
-def test_who_gets_rank_0(participants: list[NodeDesc], last: object, expected: Any) -> None:
+def test_rank_0_selection(participants: list[NodeDesc], last: object, expected: Any) -> None:
     assert in_rank_order(participants, last) == expected
 
 
-def test_who_was_master_is_remembered_only_in_mixed_gangs() -> None:
+def test_master_is_recorded_only_in_mixed_gangs() -> None:
     mixed = completed(State(participants={B: 0, C: 0}))
     assert mixed.participants == {C: 0, B: 1}
     assert mixed.extra[MASTER] == name_of(C)
@@ -112,14 +112,14 @@ HOST = torchs("127.0.0.1")
 """Torch's node, with an address at which a test can listen."""
 
 
-def test_without_torchs_nodes_every_round_has_a_port_of_its_own(rounds: Rounds) -> None:
+def test_without_torch_nodes_every_round_has_its_own_port(rounds: Rounds) -> None:
     masters = rounds.masters(A)
     ports = {masters.publish(seat(number, A, A, C)).master_port for number in range(2)}
     assert len(ports) == 2
     masters.close()
 
 
-def test_with_torchs_nodes_our_port_stays(rounds: Rounds) -> None:
+def test_with_torch_nodes_the_own_port_stays(rounds: Rounds) -> None:
     masters = rounds.masters(A)
     ports = {masters.publish(seat(number, A, A, B)).master_port for number in range(3)}
     assert len(ports) == 1
@@ -128,9 +128,7 @@ def test_with_torchs_nodes_our_port_stays(rounds: Rounds) -> None:
     masters.close()
 
 
-def test_rank_0_of_ours_goes_on_with_the_store_of_torchs_agent(
-    rounds: Rounds, agents_store: int
-) -> None:
+def test_own_rank_0_reuses_the_store_of_the_torch_agent(rounds: Rounds, agents_store: int) -> None:
     master.publish(rounds.store(2), HOST.addr, agents_store)
     masters = rounds.masters(A)
     held = seat(5, A, A, HOST)
@@ -143,7 +141,7 @@ def test_rank_0_of_ours_goes_on_with_the_store_of_torchs_agent(
     masters.close()
 
 
-def test_a_store_that_nobody_hosts_any_more_is_not_used(rounds: Rounds) -> None:
+def test_store_without_a_host_is_not_used(rounds: Rounds) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     master.publish(rounds.store(0), HOST.addr, port)
@@ -153,7 +151,7 @@ def test_a_store_that_nobody_hosts_any_more_is_not_used(rounds: Rounds) -> None:
     masters.close()
 
 
-def test_the_store_of_a_torch_node_that_missed_the_round_is_kept(
+def test_store_of_a_torch_node_that_missed_the_round_is_kept(
     rounds: Rounds, agents_store: int
 ) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
@@ -161,7 +159,7 @@ def test_the_store_of_a_torch_node_that_missed_the_round_is_kept(
     assert masters.publish(seat(1, A, A, B)).master_port == agents_store, "it will be back"
 
 
-def test_a_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:
+def test_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
     rounds.fails = True
     masters = rounds.masters(A)
@@ -170,7 +168,7 @@ def test_a_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store
     masters.close()
 
 
-def test_what_a_silent_torch_node_of_rank_0_hosts_is_found_again(
+def test_store_hosted_by_a_silent_torch_rank_0_is_found_again(
     rounds: Rounds, agents_store: int
 ) -> None:
     masters = rounds.masters(A)
@@ -184,7 +182,7 @@ def test_what_a_silent_torch_node_of_rank_0_hosts_is_found_again(
     assert rounds.published(1) == found, "torch's new nodes look there"
 
 
-def test_who_is_new_waits_before_it_takes_torchs_rank_0_for_silent(
+def test_new_node_waits_before_assuming_a_silent_torch_rank_0(
     rounds: Rounds, agents_store: int
 ) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
@@ -194,7 +192,7 @@ def test_who_is_new_waits_before_it_takes_torchs_rank_0_for_silent(
     assert masters.look(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
 
 
-def test_the_backends_own_store_serves_all_rounds(rounds: Rounds) -> None:
+def test_backend_store_serves_all_rounds(rounds: Rounds) -> None:
     lasting = RendezvousStoreInfo("host", 29400)
     for number, node in enumerate((A, C, A)):
         masters = rounds.masters(node, lasting)
@@ -207,7 +205,7 @@ def test_the_backends_own_store_serves_all_rounds(rounds: Rounds) -> None:
     alone.close()
 
 
-def test_a_store_of_torchs_agent_goes_before_the_backends_own(
+def test_store_of_the_torch_agent_precedes_the_backend_store(
     rounds: Rounds, agents_store: int
 ) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
@@ -215,14 +213,14 @@ def test_a_store_of_torchs_agent_goes_before_the_backends_own(
     assert masters.publish(seat(1, A, A, HOST)).master_port == agents_store
 
 
-def test_without_torch_our_own_port_serves(rounds: Rounds, agents_store: int) -> None:
+def test_without_torch_nodes_the_own_port_is_used(rounds: Rounds, agents_store: int) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
     masters = Masters(A, rounds.store, None)
     assert masters.publish(seat(1, A, A, HOST)).master_port != agents_store
     masters.close()
 
 
-def test_ours_of_rank_0_is_never_taken_for_silent(rounds: Rounds, agents_store: int) -> None:
+def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
     assert masters.look(seat(1, A, C, A, HOST), 60.0) is None

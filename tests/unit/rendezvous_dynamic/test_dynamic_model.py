@@ -151,7 +151,7 @@ steps = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(skews, steps)
-def test_one_membership_a_round_and_an_end(skews: list[int], steps: list) -> None:
+def test_members_agree_on_each_round_and_reach_the_end(skews: list[int], steps: list) -> None:
     w = world(skews)
     for index, what, seconds in steps:
         w.now += seconds

@@ -32,7 +32,7 @@ from tests.unit.rendezvous_dynamic.builders import UTC_NOW, node, nodes, setting
 SECOND = timedelta(seconds=1)
 
 
-def test_ranks_are_in_natural_order_of_names_then_pid_then_handler() -> None:
+def test_ranks_are_ordered_by_natural_name_then_pid_then_handler() -> None:
     ordered = [
         NodeDesc("10.0.0.2", 1, 0),
         NodeDesc("10.0.0.10", 1, 0),
@@ -48,7 +48,7 @@ def test_ranks_are_in_natural_order_of_names_then_pid_then_handler() -> None:
     assert sorted(shuffled, key=rank_order) == [*ordered[:2], *moved, *ordered[6:]]
 
 
-def test_the_first_joins_and_the_min_th_sets_the_last_call() -> None:
+def test_first_node_joins_and_minimum_node_sets_the_last_call() -> None:
     one = joined(State(), node("a"), settings(), UTC_NOW)
     assert (one.participants, one.deadline) == ({node("a"): 0}, None)
     two = joined(one, node("b"), settings(), UTC_NOW)
@@ -57,13 +57,13 @@ def test_the_first_joins_and_the_min_th_sets_the_last_call() -> None:
     assert not two.complete
 
 
-def test_a_further_join_leaves_the_last_call_as_it_is() -> None:
+def test_further_join_keeps_the_last_call() -> None:
     before = state("ab", deadline=UTC_NOW + SECOND)
     after = joined(before, node("c"), settings(max_nodes=4), UTC_NOW)
     assert after.deadline == before.deadline
 
 
-def test_the_max_th_join_completes_the_round() -> None:
+def test_maximum_node_completes_the_round() -> None:
     done = joined(state("cb", waits="a", deadline=UTC_NOW), node("a"), settings(), UTC_NOW)
     assert done.complete
     assert done.deadline is None
@@ -72,14 +72,14 @@ def test_the_max_th_join_completes_the_round() -> None:
     assert done.extra == {WORLD: (0, 3)}
 
 
-def test_waiting_and_standing_by_exclude_each_other() -> None:
+def test_waiting_and_standby_lists_exclude_each_other() -> None:
     spare = redundant(state("bc", waits="a", complete=True), node("a"), UTC_NOW)
     assert (spare.wait_list, spare.redundancy_list) == (frozenset(), frozenset(nodes("a")))
     again = waiting(spare, node("a"), UTC_NOW)
     assert (again.wait_list, again.redundancy_list) == (frozenset(nodes("a")), frozenset())
 
 
-def test_the_last_to_leave_a_complete_round_opens_the_next() -> None:
+def test_last_node_leaving_a_complete_round_opens_the_next() -> None:
     left = without(state("ab", complete=True, round=4), [node("a")], settings())
     assert (left.complete, left.round) == (True, 4)
     assert node("a") not in left.last_heartbeats
@@ -87,7 +87,7 @@ def test_the_last_to_leave_a_complete_round_opens_the_next() -> None:
     assert (gone.complete, gone.round) == (False, 5)
 
 
-def test_to_rejoin_is_to_wait_and_for_the_last_one_to_open_the_next_round() -> None:
+def test_rejoin_waits_and_the_last_one_opens_the_next_round() -> None:
     one = rejoined(state("ab", complete=True, round=4), node("a"), settings(), UTC_NOW)
     assert set(one.participants) == {node("b")}
     assert one.wait_list == {node("a")}
@@ -96,13 +96,13 @@ def test_to_rejoin_is_to_wait_and_for_the_last_one_to_open_the_next_round() -> N
     assert two.wait_list == {node("a")}
 
 
-def test_too_few_left_take_the_last_call_back() -> None:
+def test_too_few_remaining_nodes_cancel_the_last_call() -> None:
     before = state("abc", deadline=UTC_NOW)
     assert without(before, nodes("a"), settings()).deadline == UTC_NOW
     assert without(before, nodes("ab"), settings()).deadline is None
 
 
-def test_removing_a_waiter_changes_no_round() -> None:
+def test_removal_of_a_waiting_node_changes_no_round() -> None:
     before = state("", waits="a", spare="b", complete=True, round=2)
     after = without(before, nodes("ab"), settings())
     assert (after.round, after.complete) == (2, True)
@@ -111,7 +111,7 @@ def test_removing_a_waiter_changes_no_round() -> None:
 
 
 @pytest.mark.parametrize("skew_seconds", [-3600, 0, 3600])
-def test_a_heartbeat_is_later_than_all_others_and_always_a_change(skew_seconds: int) -> None:
+def test_heartbeat_is_later_than_all_others_and_always_a_change(skew_seconds: int) -> None:
     ours = UTC_NOW + skew_seconds * SECOND
     before = state("ab")
     after = alive(before, node("a"), ours)
@@ -121,14 +121,14 @@ def test_a_heartbeat_is_later_than_all_others_and_always_a_change(skew_seconds: 
     assert again.last_heartbeats[node("a")] > after.last_heartbeats[node("a")]
 
 
-def test_gang_time_without_anybody_is_our_own() -> None:
+def test_gang_time_of_an_empty_state_is_local_time() -> None:
     assert gang_time(State(), UTC_NOW) == UTC_NOW + timedelta(microseconds=1)
 
 
 # -- places ------------------------------------------------------------------------------
 
 
-def test_a_seat_names_rank_roster_and_master() -> None:
+def test_rank_assignment_has_rank_roster_and_master() -> None:
     done = completed(state("ba", round=3))
     assert seat(done, node("b")) == Seat(3, 1, {node("a"): 0, node("b"): 1})
     assert Seat(3, 1, done.participants).master == node("a")
@@ -144,12 +144,12 @@ def test_a_seat_names_rank_roster_and_master() -> None:
         (replace(completed(state("ab")), participants={node("a"): 0, node("b"): 0}), "ranks"),
     ],
 )
-def test_no_seat_in_a_round_that_is_not_whole(broken: State, why: str) -> None:
+def test_incomplete_round_has_no_rank_assignment(broken: State, why: str) -> None:
     assert seat(broken, node("a")) is None, why
 
 
 @pytest.mark.parametrize("world", [(1, 9), "nonsense", (), [2, 1]])
-def test_another_rounds_world_size_does_not_matter(world: object) -> None:
+def test_world_size_of_another_round_is_ignored(world: object) -> None:
     done = state("ab", complete=True, round=2, extra={WORLD: world})
     assert seat(done, node("a")) is not None
 
@@ -224,7 +224,7 @@ HELD_ABC = Seat(3, 0, {each: rank for rank, each in enumerate(nodes("abc"))})
         "closed",
     ],
 )
-def test_whether_others_moved_on(now: State, expected: bool) -> None:
+def test_other_nodes_moved_on(now: State, expected: bool) -> None:
     assert moved_on(now, HELD_ABC, node("a")) is expected
 
 
@@ -244,7 +244,9 @@ def our(name: str) -> NodeDesc:
         ("ab", "", {"round": 4}, set()),
     ],
 )
-def test_who_is_gone(there: str, waits: str, fields: dict[str, Any], ranks: set[int]) -> None:
+def test_gone_nodes_of_a_round(
+    there: str, waits: str, fields: dict[str, Any], ranks: set[int]
+) -> None:
     held = Seat(3, 0, {our(name): rank for rank, name in enumerate("abc")})
     now = State(
         **{"round": 3, "complete": True, **fields},
@@ -254,7 +256,7 @@ def test_who_is_gone(there: str, waits: str, fields: dict[str, Any], ranks: set[
     assert gone(now, held, our("a")) == ranks
 
 
-def test_beside_a_torch_node_nobody_is_missed() -> None:
+def test_beside_a_torch_node_no_node_is_missed() -> None:
     """The torch node may be done, and then delays the others until its exit barrier ends."""
     held = Seat(3, 0, {our("a"): 0, node("b"): 1, our("c"): 2})
     now = State(round=3, complete=True, participants={our("a"): 0, node("b"): 1})
@@ -264,7 +266,7 @@ def test_beside_a_torch_node_nobody_is_missed() -> None:
 # -- settings ----------------------------------------------------------------------------
 
 
-def test_the_references_defaults() -> None:
+def test_defaults_match_torch() -> None:
     limits = RendezvousTimeout()
     assert (limits.join, limits.last_call) == (600 * SECOND, 30 * SECOND)
     assert (limits.close, limits.heartbeat) == (30 * SECOND, 5 * SECOND)
@@ -273,7 +275,7 @@ def test_the_references_defaults() -> None:
 
 @pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat"])
 @pytest.mark.parametrize("limit", [timedelta(0), -SECOND])
-def test_a_limit_that_is_not_positive_is_refused(name: str, limit: timedelta) -> None:
+def test_limit_that_is_not_positive_is_refused(name: str, limit: timedelta) -> None:
     with pytest.raises(ValueError, match=f"{name} timeout must be positive"):
         RendezvousTimeout(**{name: limit})
 

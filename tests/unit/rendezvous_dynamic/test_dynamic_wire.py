@@ -73,11 +73,11 @@ states = st.builds(
 )
 
 
-def test_reads_what_torch_writes() -> None:
+def test_reads_state_written_by_torch() -> None:
     assert wire.decode(OF_TORCH) == SAME
 
 
-def test_names_torchs_classes_and_datetimes_and_no_others() -> None:
+def test_encoded_state_names_only_torch_classes_and_datetimes() -> None:
     words: list[object] = []
     named = set()
     for opcode, argument, _ in pickletools.genops(wire.encode(SAME)):
@@ -97,7 +97,7 @@ def test_names_torchs_classes_and_datetimes_and_no_others() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(states)
-def test_what_is_written_is_read_again_and_always_the_same(state: State) -> None:
+def test_encoding_is_deterministic_and_round_trips(state: State) -> None:
     data = wire.encode(state)
     assert wire.decode(data) == state
     assert wire.encode(wire.decode(data)) == data
@@ -147,18 +147,18 @@ def sized(text: str) -> bytes:
         (altered(sized("deadline") + b"N", sized("deadline") + b"\x88"), "deadline is a bool"),
     ],
 )
-def test_what_is_no_state_is_refused(data: bytes, why: str) -> None:
+def test_value_that_is_no_state_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(RendezvousStateError, match=why):
         wire.decode(data)
 
 
-def test_a_heartbeat_without_a_time_zone_is_refused() -> None:
+def test_heartbeat_without_a_time_zone_is_refused() -> None:
     naive = State(last_heartbeats={A: TIME.replace(tzinfo=None)})
     with pytest.raises(RendezvousStateError, match="no time zone"):
         wire.decode(wire.encode(naive))
 
 
-def test_an_endless_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "LONGEST_STATE_BYTES", 100)
     with pytest.raises(RendezvousStateError, match="more than 100"):
         wire.decode(OF_TORCH)
@@ -167,13 +167,13 @@ def test_an_endless_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # pickletools'
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(OF_TORCH) - 1), st.binary(min_size=1, max_size=4))
-def test_damage_never_raises_anything_else(place: int, noise: bytes) -> None:
+def test_damaged_state_raises_only_state_errors(place: int, noise: bytes) -> None:
     data = OF_TORCH[:place] + noise + OF_TORCH[place + len(noise) :]
     with contextlib.suppress(RendezvousStateError):
         assert isinstance(wire.decode(data), State)
 
 
-def test_a_field_that_cannot_be_written_is_an_error_of_ours() -> None:
+def test_unencodable_field_is_a_state_error() -> None:
     with pytest.raises(RendezvousStateError, match="cannot hold a object"):
         wire.encode(State(extra={"field": object()}))
 
@@ -189,9 +189,7 @@ class StandIn:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1001])
-def test_reads_any_number_of_nodes_as_pickle_writes_them(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_any_number_of_nodes_as_pickled(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's pickler writes one item, several, and batches of 1000 in different ways."""
     module = types.ModuleType(wire.TORCH_MODULE)
     state_class = type("_RendezvousState", (StandIn,), {"__module__": wire.TORCH_MODULE})

@@ -34,7 +34,7 @@ def test_malformed_endpoints_are_named(text: str) -> None:
         parse_endpoints(text)
 
 
-def test_the_url_form() -> None:
+def test_url_form() -> None:
     parameters = parameters_from_url(
         "etcd://etcd:2379/job-7?min_workers=1&max_workers=3&timeout=60&last_call_timeout=5"
         "&etcd_prefix=/mine&protocol=https&cacert=/ca&cert=/c&key=/k&local_addr=10.0.0.1"
@@ -58,7 +58,7 @@ def test_the_url_form() -> None:
     }
 
 
-def test_max_workers_is_min_workers_if_not_given() -> None:
+def test_max_workers_defaults_to_min_workers() -> None:
     assert parameters_from_url("etcd://localhost/1234?min_workers=2").max_nodes == 2
 
 
@@ -74,7 +74,7 @@ def test_max_workers_is_min_workers_if_not_given() -> None:
         ("etcd://a:1/r?min_workers=2&max_workers=1", "max_nodes must be at least"),
     ],
 )
-def test_malformed_urls_say_what_is_wrong(url: str, said: str) -> None:
+def test_malformed_urls_name_the_fault(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parameters_from_url(url)
 
@@ -95,7 +95,7 @@ def test_malformed_settings_are_named(settings: dict[str, Any], said: str) -> No
         create_rdzv_handler(RendezvousParameters("etcd", "localhost:1", "r", 1, 1, **settings))
 
 
-def test_where_nothing_listens_there_is_no_connection() -> None:
+def test_unreachable_endpoint_is_a_connection_error() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"

@@ -7,7 +7,7 @@ import pytest
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive, rank_of
 
 
-def test_paths_are_torchs() -> None:
+def test_paths_match_torch() -> None:
     paths = Paths.of("/torchelastic/p2p", "job-1")
     run = "/torchelastic/p2p/run_job-1"
     assert paths.run == f"{run}/"
@@ -25,19 +25,19 @@ def test_paths_are_torchs() -> None:
     ("prefix", "expected"),
     [("/a/b", "/a/b/"), ("/a/b/", "/a/b/"), ("a", "/a/"), ("/", "/"), ("", "/")],
 )
-def test_a_prefix_has_its_slashes(prefix: str, expected: str) -> None:
+def test_prefix_has_its_slashes(prefix: str, expected: str) -> None:
     assert Paths.of(prefix, "r").prefix == expected
 
 
 @pytest.mark.parametrize(
     ("prefix", "run_id"), [("/p", ""), ("/p", "a?b"), ("/p", "a\tb"), ("/p", "50%"), ("/p#", "r")]
 )
-def test_names_that_a_url_would_lose_are_refused(prefix: str, run_id: str) -> None:
+def test_names_changed_by_url_encoding_are_refused(prefix: str, run_id: str) -> None:
     with pytest.raises(ValueError, match=r"the (run id|etcd prefix) must not"):
         Paths.of(prefix, run_id)
 
 
-def test_members_keys_are_told_from_others() -> None:
+def test_keep_alive_keys_are_distinguished_from_others() -> None:
     paths = Paths.of("/p", "r")
     assert is_keep_alive(paths.keep_alive("1", 0))
     assert not is_keep_alive(paths.extra_data("1"))

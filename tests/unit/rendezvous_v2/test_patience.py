@@ -36,7 +36,7 @@ def final(waiting: int = 0, version: str = "1", keys: list[str] = KEYS) -> State
 JOINABLE = read('{"status": "joinable", "version": "2", "participants": [0, 1]}')
 
 
-def test_a_crowd_spreads_and_a_pair_does_not() -> None:
+def test_large_gang_spreads_its_retries_and_a_pair_does_not() -> None:
     longest = [after_conflict(conflicts, 64, 1.0) for conflicts in range(1, 12)]
     assert longest == sorted(longest)
     assert longest[-1] == after_conflict(10_000, 64, 1.0) < 0.5
@@ -44,7 +44,7 @@ def test_a_crowd_spreads_and_a_pair_does_not() -> None:
     assert after_conflict(9, 64, 0.0) == 0.0
 
 
-def test_failures_are_answered_ever_more_slowly_up_to_a_limit() -> None:
+def test_back_off_after_failures_grows_up_to_a_maximum() -> None:
     waits = [after_failure(failures, 1.0) for failures in range(1, 30)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.1)
@@ -52,7 +52,7 @@ def test_failures_are_answered_ever_more_slowly_up_to_a_limit() -> None:
     assert after_failure(1, 0.0) == pytest.approx(0.05)
 
 
-def test_the_lowest_rank_confirms_at_once() -> None:
+def test_lowest_rank_confirms_at_once() -> None:
     assert before_confirming(0) == 0.0
     assert before_confirming(1) < before_confirming(2)
 
@@ -73,7 +73,7 @@ def test_the_lowest_rank_confirms_at_once() -> None:
         (1, KEYS, "/p/run_r/rdzv/v_1/rank_9", 9.0, Stay()),
     ],
 )
-def test_what_a_waiting_member_does(
+def test_action_of_a_waiting_member(
     waiting: int, alive: list[str], own: str | None, announced_seconds: float, expected: Stay | Free
 ) -> None:
     verdict = verdict_on_final(final(waiting), alive, own, announced_seconds, NOTICE)
@@ -84,7 +84,7 @@ def test_what_a_waiting_member_does(
         assert verdict == expected
 
 
-def test_keys_are_compared_as_etcd_names_them() -> None:
+def test_keys_are_compared_in_the_form_of_etcd() -> None:
     """torch writes a prefix without its slash as it was given."""
     state = final(1, keys=[key.lstrip("/") for key in KEYS])
     assert verdict_on_final(state, KEYS, None, 9.0, NOTICE) == Stay()
@@ -109,7 +109,7 @@ def test_keys_are_compared_as_etcd_names_them() -> None:
         (final(0), "1", KEYS[1:], 1),  # a member is gone, and none waits yet
     ],
 )
-def test_how_many_wait(
+def test_number_of_waiting_nodes(
     state: State | None, ours: str | None, alive: list[str] | None, expected: int
 ) -> None:
     assert nodes_waiting(state, ours, alive) == expected
@@ -129,20 +129,18 @@ def test_how_many_wait(
         (final(1), KEYS[1:], True),
     ],
 )
-def test_whether_others_moved_on(
-    state: State | None, alive: list[str] | None, expected: bool
-) -> None:
+def test_other_nodes_moved_on(state: State | None, alive: list[str] | None, expected: bool) -> None:
     assert moved_on(state, "1", alive) is expected
 
 
-def test_whose_keys_are_missed() -> None:
+def test_missing_keep_alive_keys() -> None:
     assert gone(final(1), None) == frozenset(), "nobody looked"
     assert gone(final(1), KEYS) == frozenset()
     assert gone(final(1, keys=[key.lstrip("/") for key in KEYS]), KEYS[1:]) == {0}
     assert gone(final(1), []) == {0, 1, 2}
 
 
-def test_a_participant_is_missed_once_its_key_has_run_out() -> None:
+def test_participant_is_missed_once_its_key_expired() -> None:
     assert missing_members(JOINABLE, frozenset(), FOLDER) == []
     assert missing_members(JOINABLE, frozenset({KEYS[1], KEYS[2]}), FOLDER) == [KEYS[1]]
 
@@ -164,7 +162,7 @@ def test_only_a_participant_can_be_missed() -> None:
         (4, 1, 0, True, 0),  # there is a place for it
     ],
 )
-def test_who_waits_for_a_full_version_in_vain(
+def test_spare_nodes_waiting_for_a_full_version(
     greatest: int, waiting: int, before: int, young: bool, spare: int
 ) -> None:
     state = final(waiting)

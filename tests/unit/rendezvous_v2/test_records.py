@@ -21,13 +21,13 @@ TORCHS = [
 
 
 @pytest.mark.parametrize("text", TORCHS)
-def test_a_state_prints_as_it_was_read(text: str) -> None:
+def test_state_prints_as_read(text: str) -> None:
     state = read(text)
     assert state.text == text
     assert printed(state.fields).text == text
 
 
-def test_fields_of_others_are_read_past_and_kept() -> None:
+def test_unknown_fields_are_kept() -> None:
     text = '{"mine": 1, "status": "joinable", "version": "7", "participants": [0], "more": [2]}'
     state = read(text)
     assert state.has(Status.JOINABLE, "7")
@@ -53,18 +53,18 @@ def test_fields_of_others_are_read_past_and_kept() -> None:
         ' "num_workers_waiting": -1}',
     ],
 )
-def test_what_no_member_writes_is_refused(text: str | None) -> None:
+def test_invalid_state_is_refused(text: str | None) -> None:
     with pytest.raises(MalformedState, match="active_version"):
         read(text)
 
 
-def test_a_run_may_be_closed_before_its_first_version() -> None:
+def test_run_may_be_closed_before_its_first_version() -> None:
     state = read('{"status": "closed"}')
     assert state.version is None
     assert (state.participants, state.keep_alives, state.waiting) == ([], [], 0)
 
 
-def test_times_to_live_are_those_of_the_reference() -> None:
+def test_times_to_live_match_torch() -> None:
     assert (
         records.SETUP_TTL_SECONDS,
         records.JOINABLE_TTL_SECONDS,

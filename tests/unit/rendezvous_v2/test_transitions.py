@@ -43,7 +43,7 @@ def final(size: int = 2, waiting: int = 0) -> State:
     return printed({**state.fields, "num_workers_waiting": waiting})
 
 
-def test_a_new_version() -> None:
+def test_new_version() -> None:
     assert set_up() == Write(read('{"status": "setup"}'), 5)
     assert opened("3") == Write(
         read('{"status": "joinable", "version": "3", "participants": []}'), None
@@ -62,17 +62,17 @@ def test_a_new_version() -> None:
         ),
     ],
 )
-def test_joining_with_min_2_and_max_3(before: int, ttl: int | None, text: str) -> None:
+def test_join_with_min_2_and_max_3(before: int, ttl: int | None, text: str) -> None:
     step = joined(joinable(before), 2, 3)
     assert (step.rank, step.write.ttl_seconds, step.write.state.text) == (before, ttl, text)
 
 
-def test_a_full_version_that_is_joinable_is_a_contradiction() -> None:
+def test_full_joinable_version_is_refused() -> None:
     with pytest.raises(NoSpace, match=r"every member must be given the same min and max"):
         joined(joinable(3), 1, 3)
 
 
-def test_the_last_call_holds_and_then_freezes() -> None:
+def test_last_call_waits_and_then_freezes() -> None:
     state = joinable(2)
     assert held(state) == Write(state, 10)
     write = frozen(state)
@@ -82,7 +82,7 @@ def test_the_last_call_holds_and_then_freezes() -> None:
     )
 
 
-def test_the_last_confirmation_makes_it_final() -> None:
+def test_last_confirmation_makes_the_version_final() -> None:
     first = confirmed(frozen(joinable(2)).state, key(1))
     assert first is not None
     assert (first.state.status, first.ttl_seconds) == (Status.FROZEN, 10)
@@ -95,14 +95,14 @@ def test_the_last_confirmation_makes_it_final() -> None:
     )
 
 
-def test_who_has_confirmed_does_not_again() -> None:
+def test_second_confirmation_of_a_member_is_ignored() -> None:
     """A confirmation whose answer was lost: torch's member would count itself twice."""
     first = confirmed(frozen(joinable(2)).state, key(1))
     assert first is not None
     assert confirmed(first.state, key(1)) is None
 
 
-def test_waiting_is_counted_up_and_down() -> None:
+def test_waiting_count_goes_up_and_down() -> None:
     one = announced(final())
     assert (one.state.waiting, one.ttl_seconds) == (1, None)
     back = retracted(one.state)
@@ -111,7 +111,7 @@ def test_waiting_is_counted_up_and_down() -> None:
     assert retracted(back.state) is None
 
 
-def test_closing_keeps_the_other_fields() -> None:
+def test_close_keeps_the_other_fields() -> None:
     write = closed(final())
     assert write is not None
     assert write.state.text == final().text.replace('"final"', '"closed"')
@@ -119,7 +119,7 @@ def test_closing_keeps_the_other_fields() -> None:
     assert closed(write.state) is None
 
 
-def test_closing_before_the_first_version() -> None:
+def test_close_before_the_first_version() -> None:
     assert closed(None) == Write(read('{"status": "closed"}'))
 
 
@@ -136,7 +136,7 @@ def test_closing_before_the_first_version() -> None:
         (set_up().state, 0, None),
     ],
 )
-def test_leaving_before_the_end(state: State, rank: int, expected: Write | Destroy | None) -> None:
+def test_leave_before_the_end(state: State, rank: int, expected: Write | Destroy | None) -> None:
     assert withdrawn(state, "1", rank, 2) == expected
 
 

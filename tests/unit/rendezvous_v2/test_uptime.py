@@ -21,18 +21,18 @@ from elasticjob_rendezvous.etcd_v2.uptime import duration_seconds, leader_second
         ("0s", 0.0),
     ],
 )
-def test_durations_as_go_prints_them(text: str, seconds: float) -> None:
+def test_duration_in_go_format(text: str, seconds: float) -> None:
     assert duration_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5", "1m 2s", "-1s", "1x2s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"like 1m2\.5s"):
         duration_seconds(text)
 
 
 @pytest.mark.parametrize("answer", [b"{}", b'{"leaderInfo": {}}', b"404 page not found", b"[]"])
-def test_a_server_that_does_not_say_has_had_no_outage(answer: bytes) -> None:
+def test_server_without_uptime_has_had_no_outage(answer: bytes) -> None:
     http = SimpleNamespace(request=lambda *_, **__: SimpleNamespace(data=answer))
     client = SimpleNamespace(base_uri="http://etcd:2379", http=http, read_timeout=1)
     assert leader_seconds(client) == math.inf

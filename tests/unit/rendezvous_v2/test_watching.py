@@ -28,7 +28,7 @@ class Deaf:
         raise etcd.EtcdWatchTimedOut("silence")
 
 
-def test_a_silent_watch_is_not_believed_until_the_timeout() -> None:
+def test_silent_watch_is_not_trusted_until_the_timeout() -> None:
     client = Deaf()
     assert EtcdStore(client, "/store", timedelta(seconds=300)).get("key") == b"v"
     assert client.asked == [30.0]

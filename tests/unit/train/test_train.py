@@ -51,11 +51,11 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_nothing_is_told_before_the_first_step(desk: Desk) -> None:
+def test_no_progress_before_the_first_step(desk: Desk) -> None:
     assert desk.read == WorkerProgress()
 
 
-def test_steps_metrics_and_checkpoints_are_read_as_they_were_told(desk: Desk) -> None:
+def test_steps_metrics_and_checkpoints_are_read_as_reported(desk: Desk) -> None:
     desk.link.progress(7, {"loss": 0.5, "accuracy": 0.875})
     first = desk.read
     desk.link.checkpointed(8)
@@ -67,20 +67,20 @@ def test_steps_metrics_and_checkpoints_are_read_as_they_were_told(desk: Desk) ->
     assert not found.saves
 
 
-def test_more_metrics_than_there_is_room_for_are_left_out(desk: Desk) -> None:
+def test_surplus_metrics_are_dropped(desk: Desk) -> None:
     desk.link.progress(1, {f"m{n}" + "x" * 40: float(n) for n in range(20)})
     assert list(desk.read.metrics.values()) == [float(n) for n in range(layout.MAX_METRICS)]
     assert all(len(name) <= layout.NAME_BYTES for name in desk.read.metrics)
 
 
-def test_metrics_that_change_their_names_are_told_by_their_new_ones(desk: Desk) -> None:
+def test_renamed_metrics_are_reported_under_their_new_names(desk: Desk) -> None:
     desk.link.progress(1, {"loss": 1.0, "speed": 2.0})
     desk.link.progress(2, {"accuracy": 3.0})
     assert desk.read.metrics == {"accuracy": 3.0}
 
 
 @pytest.mark.parametrize("step", [0, 2**63 - 1, True, 7.9, "7"])
-def test_a_step_is_anything_that_is_a_whole_number(desk: Desk, step: Any) -> None:
+def test_step_is_any_whole_number(desk: Desk, step: Any) -> None:
     desk.link.progress(step, {})
     desk.link.checkpointed(step)
     assert (desk.read.step, desk.read.checkpoint_step) == (int(step), int(step))
@@ -90,7 +90,7 @@ def test_a_step_is_anything_that_is_a_whole_number(desk: Desk, step: Any) -> Non
     "step", [2**63, 2**70, -1, -(2**70), math.nan, math.inf, None, "seven", [1], 1j]
 )
 @pytest.mark.parametrize("told", [True, False], ids=["agent", "alone"])
-def test_a_step_that_is_none_is_refused_everywhere(desk: Desk, step: Any, told: bool) -> None:
+def test_invalid_step_is_refused_everywhere(desk: Desk, step: Any, told: bool) -> None:
     link = desk.link if told else Link({})
     link.progress(3, {})
     for call in (link.checkpointed, lambda wrong: link.progress(wrong, {})):
@@ -99,7 +99,7 @@ def test_a_step_that_is_none_is_refused_everywhere(desk: Desk, step: Any, told: 
     assert (desk.read.step, desk.read.checkpoint_step) == (3 if told else -1, -1)
 
 
-def test_numbers_that_training_may_come_to_are_metrics(desk: Desk) -> None:
+def test_non_finite_numbers_are_metrics(desk: Desk) -> None:
     """A diverging loss must not end the training that reports it."""
     large = 10**400
     desk.link.progress(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": large, "e": -large})
@@ -111,7 +111,7 @@ def test_numbers_that_training_may_come_to_are_metrics(desk: Desk) -> None:
 
 @pytest.mark.parametrize("value", [None, "low", [1.0], 1j])
 @pytest.mark.parametrize("told", [True, False], ids=["agent", "alone"])
-def test_a_metric_that_is_no_number_is_refused_by_name(desk: Desk, value: Any, told: bool) -> None:
+def test_metric_that_is_no_number_is_refused_by_name(desk: Desk, value: Any, told: bool) -> None:
     link = desk.link if told else Link({})
     link.progress(1, {"loss": 1.0})
     with pytest.raises(ValueError, match=r"^metric speed must be a number, got "):
@@ -121,14 +121,14 @@ def test_a_metric_that_is_no_number_is_refused_by_name(desk: Desk, value: Any, t
         assert (desk.read.step, desk.read.metrics) == (3, {"loss": 0.25})
 
 
-def test_what_cannot_be_called_is_no_callback(desk: Desk) -> None:
+def test_callback_that_is_not_callable_is_refused(desk: Desk) -> None:
     """The usual mistake: the function's result instead of the function."""
     with pytest.raises(ValueError, match=r"on_leave must be given a function to call, got None"):
         desk.link.on_leave(None)  # type: ignore[arg-type]
     assert not desk.read.saves
 
 
-def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
+def test_record_with_invalid_values_is_ignored(desk: Desk) -> None:
     """The file is the user's: a negative step is invalid."""
     names = layout.pack_names(("loss",))
     values = [0.5] + [0.0] * 7
@@ -137,7 +137,7 @@ def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
     assert (desk.read.step, desk.read.checkpoint_step) == (-1, -1)
 
 
-def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
+def test_every_record_read_is_complete(desk: Desk) -> None:
     """Another thread writes as fast as it can."""
     over = threading.Event()
 
@@ -162,7 +162,7 @@ def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "environ", [{}, {layout.PROGRESS_FILE: "/nowhere/progress", layout.REQUEST_FILE: "/nowhere/r"}]
 )
-def test_without_an_agent_nothing_happens(environ: dict[str, str]) -> None:
+def test_without_an_agent_calls_have_no_effect(environ: dict[str, str]) -> None:
     link = Link(environ)
     called: list[int] = []
     link.on_leave(lambda: called.append(1))
@@ -172,7 +172,7 @@ def test_without_an_agent_nothing_happens(environ: dict[str, str]) -> None:
     assert called == []
 
 
-def test_a_link_where_a_foreign_file_was_replaces_it(desk: Desk) -> None:
+def test_foreign_progress_file_is_replaced(desk: Desk) -> None:
     path = desk.files.file(1, 0)
     path.unlink()
     path.write_text("a file that is shorter than a record: a store beyond it would be fatal")
@@ -183,19 +183,19 @@ def test_a_link_where_a_foreign_file_was_replaces_it(desk: Desk) -> None:
 # -- saving together ----------------------------------------------------------------
 
 
-def test_who_looks_for_a_request_has_asked_to_save(desk: Desk) -> None:
+def test_query_for_a_save_request_enables_saving(desk: Desk) -> None:
     assert not desk.link.should_checkpoint()
     assert desk.read.saves
     assert desk.read.points == 1
 
 
-def test_all_save_at_the_place_that_was_agreed_on(desk: Desk) -> None:
+def test_all_workers_save_at_the_agreed_step(desk: Desk) -> None:
     assert not desk.link.should_checkpoint()
     desk.ask(point=3)
     assert [desk.link.should_checkpoint() for _ in range(2)] == [False, True]
 
 
-def test_a_worker_waits_until_the_place_is_agreed_on(desk: Desk) -> None:
+def test_worker_waits_until_the_step_is_agreed(desk: Desk) -> None:
     desk.ask()
     answers: list[bool] = []
     worker = threading.Thread(target=lambda: answers.append(desk.link.should_checkpoint()))
@@ -208,7 +208,7 @@ def test_a_worker_waits_until_the_place_is_agreed_on(desk: Desk) -> None:
     assert answers == [True]
 
 
-def test_who_saved_waits_for_the_stop_but_not_for_ever(desk: Desk) -> None:
+def test_worker_waits_for_the_stop_after_saving_for_a_bounded_time(desk: Desk) -> None:
     desk.ask(point=1, seconds=0.3)
     assert desk.link.should_checkpoint()
     began = time.monotonic()
@@ -219,7 +219,7 @@ def test_who_saved_waits_for_the_stop_but_not_for_ever(desk: Desk) -> None:
     assert desk.read.points > 1
 
 
-def test_who_does_not_tell_its_checkpoint_waits_at_the_next_place(desk: Desk) -> None:
+def test_worker_without_checkpoint_report_waits_at_the_next_query(desk: Desk) -> None:
     desk.ask(point=1, seconds=0.3)
     assert desk.link.should_checkpoint()
     began = time.monotonic()
@@ -228,14 +228,14 @@ def test_who_does_not_tell_its_checkpoint_waits_at_the_next_place(desk: Desk) ->
     assert desk.read.points == 2
 
 
-def test_a_checkpoint_of_the_scripts_own_waits_for_nothing(desk: Desk) -> None:
+def test_own_checkpoint_of_the_script_does_not_wait(desk: Desk) -> None:
     desk.ask(point=5, seconds=60)
     assert not desk.link.should_checkpoint()
     desk.link.checkpointed(4)
     assert desk.read.checkpoint_step == 4
 
 
-def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
+def test_script_that_ends_on_sigterm_takes_no_step_before_the_signal(desk: Desk) -> None:
     """The launcher sends SIGTERM, perhaps after the agent has withdrawn the request."""
     desk.ask(point=1, seconds=0.5)
     assert desk.link.should_checkpoint()
@@ -248,7 +248,7 @@ def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
     assert not desk.link.should_checkpoint()
 
 
-def test_a_stop_that_is_under_way_lets_go(desk: Desk, request: pytest.FixtureRequest) -> None:
+def test_stop_in_progress_ends_the_wait(desk: Desk, request: pytest.FixtureRequest) -> None:
     """A script that handles SIGTERM itself continues to its own end."""
     own = signal.signal(signal.SIGTERM, lambda *_: None)
     request.addfinalizer(lambda: signal.signal(signal.SIGTERM, own))
@@ -263,7 +263,7 @@ def test_a_stop_that_is_under_way_lets_go(desk: Desk, request: pytest.FixtureReq
     assert not worker.is_alive()
 
 
-def test_a_callback_is_called_by_progress_at_the_agreed_place(desk: Desk) -> None:
+def test_progress_calls_the_callback_at_the_agreed_step(desk: Desk) -> None:
     called: list[int] = []
     step = 0
     desk.link.on_leave(lambda: called.append(step))
@@ -275,7 +275,7 @@ def test_a_callback_is_called_by_progress_at_the_agreed_place(desk: Desk) -> Non
     assert desk.read.points >= 3, "it came past the place"
 
 
-def test_a_script_that_asks_itself_gets_no_callback_beside(desk: Desk) -> None:
+def test_script_that_queries_itself_gets_no_callback(desk: Desk) -> None:
     called: list[int] = []
     desk.link.on_leave(lambda: called.append(1))
     assert not desk.link.should_checkpoint()
@@ -285,7 +285,7 @@ def test_a_script_that_asks_itself_gets_no_callback_beside(desk: Desk) -> None:
     assert called == []
 
 
-def test_a_request_is_text_with_its_fields_in_place() -> None:
+def test_request_is_text_with_fixed_fields() -> None:
     hold = layout.pack_request(layout.Request(0, 25.0))
     at = layout.pack_request(layout.Request(12, 25.0))
     assert hold.split() == [b"checkpoint", b"hold", b"0" * 20, b"00025.000"]
@@ -301,7 +301,7 @@ def test_a_request_is_text_with_its_fields_in_place() -> None:
 
 @pytest.mark.parametrize("written", range(1, len(layout.WRITE_ORDER)))
 @pytest.mark.parametrize("before", [None, layout.Request(0, 20.0)], ids=["blank", "hold"])
-def test_a_request_that_is_being_written_is_never_misread(
+def test_partially_written_request_is_never_misread(
     written: int, before: layout.Request | None
 ) -> None:
     """Between two writes the content is the old request, none, or a mere `hold`."""
@@ -341,7 +341,7 @@ def test_ranks_accumulate_up_to_the_global_batch(
         ('{"step": true, "loss": 1e999, "big": ' + "9" * 400 + "}", -1, -1, False, {}),
     ],
 )
-def test_a_script_without_the_library_writes_json(
+def test_script_without_the_library_writes_json(
     text: str, step: int, checkpoint: int, saves: bool, metrics: dict[str, float]
 ) -> None:
     found = worker_progress(text.encode(), written_ms=99)
@@ -354,12 +354,12 @@ def test_a_script_without_the_library_writes_json(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[1]", b"{" * 100_000, b"EJP1", b"EJP1" + b"\1" * 400, b"\xff\xfe"]
 )
-def test_what_is_no_progress_file_says_nothing(content: bytes) -> None:
+def test_invalid_progress_file_is_ignored(content: bytes) -> None:
     assert worker_progress(content, 0) is None
 
 
 @pytest.mark.timeout(10)
-def test_no_trap_in_the_place_of_a_progress_file_holds_the_agent_up(tmp_path: Path) -> None:
+def test_special_file_in_place_of_a_progress_file_does_not_block_the_agent(tmp_path: Path) -> None:
     pipe, link, huge = tmp_path / "pipe", tmp_path / "link", tmp_path / "huge"
     os.mkfifo(pipe)
     (tmp_path / "true").write_text('{"step": 1}')
@@ -373,7 +373,7 @@ def test_no_trap_in_the_place_of_a_progress_file_holds_the_agent_up(tmp_path: Pa
 # -- usage --------------------------------------------------------------------------
 
 
-def test_a_script_uses_the_module(desk: Desk) -> None:
+def test_script_uses_the_module(desk: Desk) -> None:
     script = (
         "from elasticjob import train\n"
         "train.on_leave(print)\n"
@@ -408,9 +408,7 @@ if __name__ == "__main__":
 """
 
 
-def test_children_that_import_the_script_anew_do_not_tell_in_its_place(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_reimporting_child_processes_do_not_report(desk: Desk, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(CHILDREN)
     env = {
@@ -423,7 +421,7 @@ def test_children_that_import_the_script_anew_do_not_tell_in_its_place(
     assert (desk.read.step, desk.read.saves) == (3, True)
 
 
-def test_the_library_loads_nothing_heavy() -> None:
+def test_library_imports_no_heavy_module() -> None:
     script = (
         "import sys; from elasticjob import train; print(len(sys.modules)); print(*sys.modules)"
     )
