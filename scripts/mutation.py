@@ -74,7 +74,7 @@ def copy(work: Path, modules: list[str]) -> None:
         shutil.copytree(ROOT / "sidecar" / source, work / source, ignore=ignored)
     for folder in ("tests/sim", "tests/unit/rendezvous"):
         shutil.copytree(ROOT / folder, work / folder, ignore=ignored)
-    for test in (work / "tests/unit/rendezvous").glob("test_*.py"):
+    for test in (work / "tests/unit/rendezvous").rglob("test_*.py"):
         if EDGE.search(test.read_text()):
             test.unlink()
     paths = "".join(f"\n    {CORE}/{module}.py" for module in modules)

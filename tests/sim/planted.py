@@ -5,4 +5,7 @@ from __future__ import annotations
 from tests.sim import planted_rules, planted_swaps, planted_writes
 from tests.sim.planting import BUGS, Bug
 
-__all__ = ["BUGS", "Bug", "planted_rules", "planted_swaps", "planted_writes"]
+MODULES = (planted_rules, planted_swaps, planted_writes)
+"""Modules that register their bugs when they are imported."""
+
+__all__ = ["BUGS", "MODULES", "Bug"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 FOLDERS = ("sidecar", "operator", "cli", "scripts", "bench", "examples", "tests")
 CLAUSE = re.compile(r"(what|how|whether|why|who|whom|whose|for|where|when|that|so)\b", re.I)
 """First words of a docstring that announce a clause instead of a noun phrase or a verb."""

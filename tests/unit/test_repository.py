@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 PACKAGES = (
     "operator/elasticjob_operator",
     "sidecar/elasticjob_rendezvous",

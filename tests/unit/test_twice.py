@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts.twice import MOST, worth_a_second_look
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 ONCE = """
 from pathlib import Path
 

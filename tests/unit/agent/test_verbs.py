@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
+
 HEAVY = ("asyncio", "grpc", "google", "dataclasses", "logging", "inspect", "pyetcd", "zipfile")
 
 
@@ -66,7 +68,7 @@ def test_probe_command_imports_no_heavy_module(words: list[str]) -> None:
     """Heavy imports would cost a kubelet's probe its time, and the agent its share of CPU."""
     # -S: modules that this environment loads at start do not count.
     command = [sys.executable, "-S", "-X", "importtime", "-m", "elasticjob_agent", *words]
-    path = str(Path(__file__).parents[3] / "sidecar")
+    path = str(ROOT / "sidecar")
     done = subprocess.run(command, env={"PYTHONPATH": path}, text=True, capture_output=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "elasticjob_agent.control" in loaded

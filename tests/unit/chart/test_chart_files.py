@@ -6,7 +6,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -16,8 +15,8 @@ import yaml
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.crdgen import render
 from scripts.chart import BEGIN, CHART, DEFINITION, END, main, table, values, with_table
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 VALUES_TEXT = (CHART / "values.yaml").read_text()
 VALUES: dict[str, Any] = yaml.safe_load(VALUES_TEXT)
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())

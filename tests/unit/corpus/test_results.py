@@ -12,7 +12,7 @@ from tests.corpus.__main__ import PAGE, measured, version
 from tests.corpus.compare import Difference
 from tests.corpus.manifest import LISTS, Package, packages, pins
 from tests.corpus.results import page, result, trouble_of
-from tests.unit.test_repository import ROOT
+from tests.paths import ROOT
 
 MOST_SMALL = 40
 NAMED = {

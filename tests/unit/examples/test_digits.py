@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 import yaml
 
-DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+from tests.paths import ROOT
+
+DIGITS = ROOT / "examples" / "digits"
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import yaml
 
 from elasticjob_operator.model.crdgen import DEFAULT_FILE, definition, main, render
 from elasticjob_operator.model.rules import IMMUTABLE, RULES
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 Schema = dict[str, Any]
 FORBIDDEN = {
     "$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "const", "title",

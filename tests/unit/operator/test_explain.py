@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +34,7 @@ from elasticjob_operator.model.status import (
 )
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, OutcomeKind
+from tests.paths import ROOT
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -754,7 +754,7 @@ def test_quote_is_one_line_of_bounded_length() -> None:
 
 
 def test_user_documentation_lists_every_term() -> None:
-    table = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
+    table = (ROOT / "docs" / "explain.md").read_text()
     times = [name for name in RoundStatus.model_fields if name.endswith("_ms")]
     words = {str(word) for kind in (FailureClass, CauseKind, PodEnd, Obstacle) for word in kind}
     words |= {name.title().replace("_", "") for name in times}

@@ -8,8 +8,8 @@ import pytest
 
 from elasticjob_operator.model.manifest import InvalidFile, check_file, load_file
 from elasticjob_operator.model.yaml_nodes import MAX_NODES
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 GOOD = """\
 apiVersion: elasticjob.dev/v1alpha1
 kind: ElasticJob

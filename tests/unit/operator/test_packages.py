@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-ROOT = Path(__file__).parents[3]
+from tests.paths import ROOT
 
 
 def test_operator_folder_is_no_package() -> None:
