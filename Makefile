@@ -71,7 +71,7 @@ test: lint types imports generated etcd kubernetes corpus-suite ## run all tests
 
 .PHONY: mutation
 MODULES ?=
-mutation: install ## run mutation tests of the protocol's decisions: all in a night, or MODULES="verdicts counts"
+mutation: install ## run mutation tests of the protocol's decisions: all in a night, or MODULES="coordinator/closing lease"
 	$(PY) -m scripts.mutation $(CACHE) $(MODULES)
 
 .PHONY: e2e

@@ -25,10 +25,10 @@ from bench.rendezvous_case import AFTERMATH_SECONDS, Report, verify
 from bench.results import keep
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, ProgramMissing, etcd_binary, fresh_id
 from elasticjob_rendezvous.api import RendezvousParameters
-from elasticjob_rendezvous.core.directives import Run
-from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.etcd.member import RendezvousMember
 from elasticjob_rendezvous.etcd.parameters import member_settings
+from elasticjob_rendezvous.protocol.directives import Run
+from elasticjob_rendezvous.protocol.worker_group import Local
 
 SIZES = (64, 256, 512, 1024)
 MOST_REQUESTS = 8.0
@@ -130,9 +130,9 @@ async def _seated(member: RendezvousMember) -> tuple[int, int, float]:
     """Return a member's rank and world size, and the time it got them."""
     async for directive in member.directives():
         if isinstance(directive, Run):
-            seat = directive.roster.seat(directive.member)
-            assert seat is not None, "a Run directive seats its member"
-            return seat.group_rank, len(directive.roster.seats), time.monotonic()
+            assignment = directive.roster.assignment(directive.member)
+            assert assignment is not None, "a Run directive seats its member"
+            return assignment.group_rank, len(directive.roster.seats), time.monotonic()
     raise CaseFailed("a member's rendezvous ended without a round")
 
 

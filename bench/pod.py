@@ -15,11 +15,11 @@ from bench import etcd_proc
 from bench.processes import alive, die_with_parent
 from bench.settings import OUR_ETCD_VERSION, child_environment, etcd_binary, fresh_id
 from elasticjob_agent.zipapp_build import build_zipapp
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.kv import Put
 from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.protocol.kv import Put
+from elasticjob_rendezvous.protocol.records.codec import encode
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 END_SECONDS = 10.0
 
@@ -74,7 +74,7 @@ def pod(command: Sequence[str]) -> Iterator[Pod]:
 async def _write_bounds(endpoint: str, prefix: str) -> None:
     """Write the bounds, as the operator does before it creates pods."""
     async with Client((endpoint,)) as client:
-        await client.put(Put(Keys(prefix).bounds, encode(Bounds(1, 1))))
+        await client.put(Put(Keys(prefix).bounds, encode(RendezvousParams(1, 1))))
 
 
 def _environment(folder: Path, endpoint: str, prefix: str) -> dict[str, str]:

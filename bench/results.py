@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from elasticjob_cli.wholefile import replace_file
+from elasticjob_cli.output import replace_file
 
 
 def keep(path: Path, content: dict[str, Any]) -> None:

@@ -36,7 +36,9 @@ def etcd_binary(version: str) -> Path:
 
 def child_environment(**more: str) -> dict[str, str]:
     """Return the environment of an agent under test: this one, with our packages importable."""
-    packages = [str(REPOSITORY / room) for room in ("operator", "sidecar", "cli")]
+    packages = [
+        str(REPOSITORY / room) for room in ("operator", "sdk", "rendezvous", "sidecar", "cli")
+    ]
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*packages, *([inherited] if inherited else [])])
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more

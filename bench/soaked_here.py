@@ -19,10 +19,10 @@ from bench import processes
 from bench.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
 from bench.settings import REPOSITORY, child_environment
 from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
-from elasticjob_agent.core.notes import TOOK_OVER
-from elasticjob_cli.local.control import call
+from elasticjob_agent.core.reports import TOOK_OVER
+from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 from elasticjob_cli.local.logs import AGENT, TRAINER
-from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
 
 DIGITS = REPOSITORY / "examples" / "digits"
 STEP_SECONDS = 0.1
@@ -123,14 +123,14 @@ class SoakedHere(Soaked):
     def apply(self, what: Disturbance) -> None:
         match what.kind:
             case Kind.SCALE:
-                call(self._job, "scale", nodes=what.nodes)
+                send_command(self._job, "scale", nodes=what.nodes)
             case Kind.KILL_ETCD:
                 processes.kill(self._etcd())
             case Kind.STOP_LAUNCHER:
                 processes.kill(self._launcher(what.pod), signal.SIGTERM)
             case _:
                 self._taken_over = self._takeovers(what.pod)
-                call(self._job, "fault", kind=what.kind.value, pod=what.pod)
+                send_command(self._job, "fault", kind=what.kind.value, pod=what.pod)
 
     def back(self, what: Disturbance) -> bool:
         # A worker that ends without an agent counts as a lost node instead of a failure.

@@ -20,9 +20,9 @@ from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
 from tests.cluster import images, lifecycle
 from tests.cluster.borrowing import borrowed, named
 from tests.e2e.console import CommandFailed, Console, Json, until
-from tests.e2e.corner import Corner
 from tests.e2e.dump import dump
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 from tests.e2e.nodes import Nodes
 
@@ -84,7 +84,7 @@ class SoakedPods(Soaked):
         )
         self._cluster, self._nodes = cluster, Nodes(cluster, self._console)
         self._installation = Installation(self._console)
-        self._corner = Corner(self._console, NAMESPACE)
+        self._corner = JobNamespace(self._console, NAMESPACE)
         self._install()
         remove = ("delete", "namespace", NAMESPACE, "--ignore-not-found")
         self._console.kubectl(*remove, seconds=120)

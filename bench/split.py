@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.costs import History
-from elasticjob_rendezvous.core.keys import ROOT
-from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.protocol.kv import Range
+from elasticjob_rendezvous.protocol.records.codec import decode
+from elasticjob_rendezvous.protocol.records.keys import ROOT
+from elasticjob_rendezvous.protocol.records.timings import History
 
 SECONDS = 5.0
 

@@ -22,13 +22,11 @@ import matplotlib as mpl
 from rich.console import Console
 
 from elasticjob_cli.commands.run import execute, prepare
+from elasticjob_cli.commands.tables import history_lines
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.control import call
-from elasticjob_cli.local.ended import Ended
-from elasticjob_cli.local.snapshot import Snapshot
-from elasticjob_cli.local.state import JobFolder
-from elasticjob_cli.local.view import PlainView
-from elasticjob_cli.tables import history_lines
+from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.display import PlainView, Snapshot
+from elasticjob_cli.local.job_store import JobFolder, RunOutcome
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
@@ -138,7 +136,7 @@ class Director:
         assert self._seen.latest is not None
         print(f"----- {text}", flush=True)
         self.acts.append((self._seen.latest.elapsed_seconds, text))
-        await asyncio.to_thread(call, self._folder, verb, **arguments)
+        await asyncio.to_thread(send_command, self._folder, verb, **arguments)
 
     async def _trains(self, what: str, nodes: int, also: Callable[[], bool] = lambda: True) -> None:
         """Wait until that many nodes run one round and training has advanced in it."""
@@ -157,7 +155,7 @@ class Director:
         await self._seen.changed.wait()
 
 
-async def play(recorder: Recorder, director: Director) -> Ended:
+async def play(recorder: Recorder, director: Director) -> RunOutcome:
     """Run the job and the script of faults concurrently; the first error ends both."""
     job, container = prepare(str(MANIFEST), NAME, None, None)
     running = asyncio.create_task(execute(job, container, recorder, str(MANIFEST), False))
@@ -238,7 +236,7 @@ def write(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def report(ended: Ended, recorder: Recorder, acts: list[tuple[float, str]]) -> bool:
+def report(ended: RunOutcome, recorder: Recorder, acts: list[tuple[float, str]]) -> bool:
     """Print and write the results; return True if the job succeeded with enough accuracy."""
     write(OUTPUT / "status.json", ended.job.manifest())
     write(OUTPUT / "rounds.json", ended.rounds)

@@ -32,8 +32,8 @@ BROUGHT = (
     *("pyetcd", "pytest", "pytest_timeout", "rich", "sklearn", "torch", "typer", "xdist", "yaml"),
 )
 PACKAGES = (
-    "elasticjob", "elasticjob_agent", "elasticjob_cli", "elasticjob_operator",
-    "elasticjob_rendezvous",
+    "elasticjob", "elasticjob_agent", "elasticjob_cli", "elasticjob_launcher",
+    "elasticjob_operator", "elasticjob_rendezvous",
 )  # fmt: skip
 
 

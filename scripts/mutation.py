@@ -1,7 +1,7 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/core` at a time
-and runs the table tests that reach it; the simulation tries the mutants that no table test kills.
+mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/protocol` at a
+time and runs the table tests that reach it; the simulation tries the mutants that no table kills.
 mutmut has its own environment in the cache; nothing else needs it. It works on a copy below
 `build/mutation`, so the checkout is never changed, and a stopped run continues. Without modules it
 takes all modules that decide: hours.
@@ -21,21 +21,37 @@ from scripts.environment import ROOT, dependencies, is_complete, key, locked, si
 from scripts.mutation_simulation import ALIVE, PACKAGE, simulated, statuses
 
 MUTMUT = "mutmut==3.8.1"
-CORE = "elasticjob_rendezvous/core"
+PROTOCOL = "elasticjob_rendezvous/protocol"
+SOURCES = (
+    *("rendezvous/elasticjob_rendezvous", "sdk/elasticjob"),
+    *("sidecar/elasticjob_agent", "sidecar/elasticjob_launcher"),
+)
 STAMP = ".complete"
 FIRST_SEEDS, SEEDS = 20, 200
 DECIDE = (
-    "absence", "answers", "attendance", "backoff", "bootstrap", "census", "closing", "counts",
-    "crashes", "crew", "dataloss", "deciding", "departure", "directing", "ending", "engine",
-    "excuses", "farewells", "fencing", "final", "frozen", "inflight", "inquiries", "intake",
-    "joinable", "judging", "leadership", "lease", "leaving", "newcomers", "own", "peer_state",
-    "peers", "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions",
-    "silenced", "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
-)  # fmt: skip
+    *("engine", "state", "clock", "handle_etcd", "handle_event", "lease", "leaving", "member_key"),
+    *("next_directive", "next_request", "replica", "requests", "session", "upkeep", "watches"),
+    *("worker_group", "records/roster"),
+    *(
+        f"coordinator/{name}"
+        for name in (
+            *("bootstrap", "cause_counts", "charging", "checkpoint_gate", "closing", "coordinator"),
+            *("crash_loop", "data_loss", "election", "failure_policy", "fencing", "final"),
+            *("frozen", "joinable", "memory", "quorum", "round_end", "round_writes", "scale_up"),
+        )
+    ),
+    *(
+        f"liveness/{name}"
+        for name in (
+            *("failure_detector", "leader_link", "leave_notices", "member_loss", "peer_state"),
+            *("probes", "self_fencing", "worker_deadlines"),
+        )
+    ),
+)
 """Modules with decisions; the others hold records, keys and texts."""
 EDGE = re.compile(
-    r"(?:import|from) (?:elasticjob_(?:operator|cli|agent)|torch|grpc|tests.integration"
-    r"|elasticjob_rendezvous\.(?!core))|elasticjob_rendezvous import"
+    r"(?:import|from) (?:elasticjob_(?:operator|cli|agent|launcher)|torch|grpc|tests.integration"
+    r"|elasticjob_rendezvous\.(?!protocol))|elasticjob_rendezvous import"
 )
 """Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
 CONFIG = """
@@ -45,6 +61,7 @@ tests_dir=tests/unit/rendezvous
 also_copy=
     elasticjob_rendezvous
     elasticjob_agent
+    elasticjob_launcher
     elasticjob
     tests
 """
@@ -70,14 +87,14 @@ def environment(cache: Path) -> Path:
 def copy(work: Path, modules: list[str]) -> None:
     """Copy the packages and tests into the layout they are imported from."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for source in ("elasticjob", "elasticjob_agent", "elasticjob_rendezvous"):
-        shutil.copytree(ROOT / "sidecar" / source, work / source, ignore=ignored)
+    for source in SOURCES:
+        shutil.copytree(ROOT / source, work / Path(source).name, ignore=ignored)
     for folder in ("tests/sim", "tests/unit/rendezvous"):
         shutil.copytree(ROOT / folder, work / folder, ignore=ignored)
     for test in (work / "tests/unit/rendezvous").rglob("test_*.py"):
         if EDGE.search(test.read_text()):
             test.unlink()
-    paths = "".join(f"\n    {CORE}/{module}.py" for module in modules)
+    paths = "".join(f"\n    {PROTOCOL}/{module}.py" for module in modules)
     (work / "setup.cfg").write_text(CONFIG.format(modules=paths))
     (work / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist -p no:cacheprovider\n")
 
@@ -89,7 +106,7 @@ def main() -> None:
     """
     cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
     mutmut = environment(cache) / "bin" / "mutmut"
-    work = ROOT / "build" / "mutation" / "-".join(modules)[:80]
+    work = ROOT / "build" / "mutation" / "-".join(modules).replace("/", ".")[:80]
     if not work.exists():
         copy(work, modules)
         # Without a mutant of this name mutmut only makes the mutants.
@@ -114,7 +131,7 @@ def report(work: Path) -> None:
     results = simulated(work)
     scores: dict[str, Counter[str]] = {}
     for name, exit_code in statuses(work):
-        module = name.removeprefix(f"{PACKAGE}.").split(".")[0]
+        module = name.removeprefix(f"{PACKAGE}.").rpartition(".")[0].replace(".", "/")
         if exit_code not in ALIVE:
             result = "tables"
         elif results.get(name, {}).get("killed"):

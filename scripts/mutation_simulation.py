@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.sim.run import simulate
 
-PACKAGE = "elasticjob_rendezvous.core"
+PACKAGE = "elasticjob_rendezvous.protocol"
 ALIVE = (None, 0, 33)
 """Exit codes in mutmut's results of mutants that are untried, survived, or have no tests."""
 MUTANT_SECONDS = 120

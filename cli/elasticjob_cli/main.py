@@ -10,10 +10,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elasticjob_agent.launcher.stdstreams import open_missing
 from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
-from elasticjob_rendezvous.core.typed import bounded
+from elasticjob_launcher.standard_streams import open_missing
+from elasticjob_rendezvous.protocol.text import bounded
 
 if TYPE_CHECKING:  # imported in `main`, where Ctrl-C no longer shows a traceback
     import typer
@@ -84,7 +84,7 @@ def plugin() -> typer.Typer:
 
 
 def _add_agent(app: typer.Typer) -> None:
-    from elasticjob_cli import agent
+    from elasticjob_cli.commands import agent
 
     app.command(context_settings=agent.CONTEXT)(agent.agent)
 
@@ -110,7 +110,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")
     try:
-        _loaded(app)(prog_name=name)
+        _load(app)(prog_name=name)
     except CommandError as error:
         print(bounded(f"{name}: {error}"), file=sys.stderr)
         sys.exit(int(error.exit_code))
@@ -120,7 +120,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         sys.stderr.close()
         sys.exit(int(ExitCode.FAILED))
     except OSError as error:
-        print(bounded(f"{name}: {_told(error)}"), file=sys.stderr)
+        print(bounded(f"{name}: {_os_error_text(error)}"), file=sys.stderr)
         if error.filename is None:
             sys.stderr.close()  # else buffered output would be flushed again at exit
         sys.exit(int(ExitCode.FAILED))
@@ -129,7 +129,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C at exit
 
 
-def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
+def _load(app: Callable[[], typer.Typer]) -> typer.Typer:
     """Return the command line; from here on the command itself handles Ctrl-C."""
     entry.heed_ctrl_c()
     command = app()
@@ -138,7 +138,7 @@ def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
     return command
 
 
-def _here() -> bool:
+def _folder_exists() -> bool:
     """Return True if the current folder exists."""
     try:
         Path.cwd()
@@ -147,13 +147,13 @@ def _here() -> bool:
     return True
 
 
-def _told(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     """Return the message for an operating system error."""
     said = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: {said}"
     match error.errno:
-        case errno.ENOENT if not _here():
+        case errno.ENOENT if not _folder_exists():
             return "the current folder was removed: change to another one"
         case errno.ENOSPC:
             return f"the output cannot be written: {said}"

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from elasticjob_agent.scratch import ScratchFolder
+from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli.errors import CommandError
 
 LONGEST_RUN_DIR = 60
@@ -37,7 +37,7 @@ def _home() -> Path:
         ) from None
 
 
-def run_dir() -> ScratchFolder:
+def run_dir() -> TempDir:
     """Return a new folder for one run's sockets and etcd data, which only this user can enter.
 
     Also removes the folders of runs that were killed together with their supervisor.
@@ -49,7 +49,7 @@ def run_dir() -> ScratchFolder:
             f"there is no room for temporary files: {error.strerror}; set TMPDIR to a folder that "
             "this user can write to"
         ) from error
-    return ScratchFolder("run", base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp")
+    return TempDir("run", base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp")
 
 
 def base_environment() -> dict[str, str]:

@@ -19,11 +19,11 @@ def main() -> int:
         case []:
             # Nothing is running yet that needs a graceful shutdown.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-            from elasticjob_operator.process import serve
+            from elasticjob_operator.replica.process import serve
 
             return serve()
         case [verb, *arguments] if verb == CERTS:
-            from elasticjob_operator.certs import main as certs
+            from elasticjob_operator.etcd_tls.certs import main as certs
 
             return certs(arguments)
     print(f"usage: python -m elasticjob_operator [{CERTS} …]", file=sys.stderr)  # noqa: T201

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from elasticjob_operator.core.costs import RECOVERY, parts_ms, recovery_ms
+from elasticjob_operator.domain.status.rounds import RECOVERY, parts_ms, recovery_ms
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
-from elasticjob_operator.wakeups import Retry
+from elasticjob_operator.reconcile.workqueue import Retry
 
 _RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

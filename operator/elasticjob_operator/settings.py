@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from elasticjob_operator.core.leases import LeaseSettings
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_operator.replica.lease import LeaseSettings
 from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.protocol.text import echoed
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
             # PID 1 of a container ignores SIGTERM until a handler is set, and the imports below
             # take a while. Nothing has started yet, so exit at once.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-            from elasticjob_agent.wiring import run_beside_launcher
+            from elasticjob_agent.main import run_beside_launcher
 
             return run_beside_launcher()
         case ["leave", *reason]:

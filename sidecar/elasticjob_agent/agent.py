@@ -1,13 +1,17 @@
 """Imperative shell of the agent: one event queue, one loop that steps the core, and the I/O.
 
-Holds no state of the job: `core.step` decides, the worker runtime (`Hands`) and the rendezvous
-keep the state.
+Holds no state of the job: `core.step` decides, the worker runtime and the rendezvous keep the
+state. For MASTER_PORT the agent reserves ports: a bound socket that does not listen reserves
+each, since with SO_REUSEADDR rank 0's store can bind to the same port, and until then
+connections are refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,33 +19,75 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from elasticjob_agent.core.model import (
-    AskCrew,
     Command,
-    Directed,
+    DirectiveChanged,
     Ending,
     Event,
     Exit,
     ExitCode,
     Facts,
-    HoldPort,
-    LeaveAsked,
-    Note,
-    PortHeld,
-    PrepareCrew,
+    LeaveRequested,
+    LogLine,
+    PortReserved,
+    PrepareGroup,
     Release,
-    StartCrew,
+    ReportLocal,
+    RequestCheckpoint,
+    ReservePort,
+    StartGroup,
     State,
-    StopCrew,
-    Tell,
+    StopGroup,
     Timer,
 )
 from elasticjob_agent.core.step import step, wake_at
-from elasticjob_agent.crews import Crews
-from elasticjob_agent.hands import Hands
-from elasticjob_agent.ports import PortHolder
+from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous
 from elasticjob_agent.signals import Signals
-from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
-from elasticjob_rendezvous.core.store_trouble import StoreTrouble
+from elasticjob_agent.worker_groups import WorkerGroups
+from elasticjob_agent.worker_runtime import WorkerRuntime
+from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
+
+_ATTEMPTS = 20
+
+
+class PortHolder:
+    """Holder of the ports of the current and the next round.
+
+    A port is held from before its round is sealed until the next round gets its own. Holding it
+    costs nothing while rank 0 listens there, and no other process can take it after rank 0 fails.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._held: list[socket.socket] = []
+
+    def hold(self) -> int:
+        """Reserve another port and return it; release all earlier ones except the last."""
+        fresh = self._bound()
+        for old in self._held[:-1]:
+            old.close()
+        self._held = [*self._held[-1:], fresh]
+        return int(fresh.getsockname()[1])
+
+    def close(self) -> None:
+        for held in self._held:
+            held.close()
+        self._held = []
+
+    def _bound(self) -> socket.socket:
+        """Return a socket bound on all addresses of this machine, as the store listens on all."""
+        for _ in range(_ATTEMPTS):
+            held = socket.socket(self._family, socket.SOCK_STREAM)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                held.bind(("", 0))
+            except OSError as error:
+                held.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return held
+        raise OSError(errno.EADDRINUSE, "no free port for MASTER_PORT on this machine")
+
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -59,25 +105,27 @@ class Agent:
 
     Args:
         settings: settings of the node.
-        hands: worker runtime.
+        runtime: worker runtime.
         enter: makes the rendezvous member, given the port at which the launcher answers
             probes; called once, after the worker runtime's first `Hello`.
-        attendant: hooks, see `Attendant`.
+        hooks: see `AgentHooks`.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
-        hands: Hands,
+        runtime: WorkerRuntime,
         enter: Callable[[int], Rendezvous],
-        attendant: Attendant | None = None,
+        hooks: AgentHooks | None = None,
     ) -> None:
         self._settings = settings
-        self._attendant = attendant or Attendant()
+        self._hooks = hooks or AgentHooks()
         self._enter = enter
         self._ports = PortHolder(settings.address)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._crews = Crews(settings, hands, self._events.put_nowait, self._attendant.dressed)
+        self._groups = WorkerGroups(
+            settings, runtime, self._events.put_nowait, self._hooks.adjust_start
+        )
         self._rendezvous: Rendezvous | None = None
         self.signals = Signals(self.leave)
         facts = Facts(
@@ -109,26 +157,26 @@ class Agent:
 
     def leave(self, reason: str, hurry: bool = False) -> None:
         """Ask this node to leave the job. Idempotent; `hurry` skips all grace periods."""
-        self._events.put_nowait(LeaveAsked(reason, hurry))
+        self._events.put_nowait(LeaveRequested(reason, hurry))
 
     async def run(self) -> Ending:
         """Run until the end. An internal error is logged and returned as an ending as well."""
         try:
             # Handled until all is closed: a second SIGTERM must not prevent leaving the rendezvous.
-            with self.signals.heeded():
-                return await self._lived()
+            with self.signals.handling():
+                return await self._run_to_exit()
         except Exception as error:
             log.exception("%s: the agent failed", self._settings.name)
             return Ending(ExitCode.INTERNAL, ExitCode.INTERNAL, _fault(self._settings, error))
 
-    async def _lived(self) -> Ending:
+    async def _run_to_exit(self) -> Ending:
         async with AsyncExitStack() as stack:
             stack.callback(self._ports.close)
-            stack.push_async_callback(self._crews.aclose)
+            stack.push_async_callback(self._groups.aclose)
             async with asyncio.TaskGroup() as tasks:
                 pumps = [
-                    tasks.create_task(self._crews.hear()),
-                    tasks.create_task(self._crews.follow(lambda: self.progress.state)),
+                    tasks.create_task(self._groups.hear()),
+                    tasks.create_task(self._groups.follow(lambda: self.progress.state)),
                 ]
                 try:
                     return await self._steps(stack, tasks, pumps)
@@ -149,11 +197,11 @@ class Agent:
             now = time.monotonic()
             state, commands = step(state, event, now)
             self.progress = Progress(state, now)
-            self._attendant.observed(state, event)
+            self._hooks.observed(state, event)
             if self._rendezvous is None and state.hello is not None:
                 self._rendezvous = self._enter(state.hello.probe_port)
-                self._crews.heed(self._live_until)
-                self._rendezvous.on_evidence(self._crews.renew)
+                self._groups.set_deadline(self._live_until)
+                self._rendezvous.on_evidence(self._groups.renew)
                 await stack.enter_async_context(self._rendezvous)
                 pumps.append(tasks.create_task(self._hear_rendezvous(self._rendezvous)))
             for command in commands:
@@ -175,25 +223,25 @@ class Agent:
 
     async def _do(self, command: Command, state: State) -> None:
         match command:
-            case StartCrew():
+            case StartGroup():
                 assert state.hello is not None
-                await self._crews.start(command, state.hello)
-            case PrepareCrew():
+                await self._groups.start(command, state.hello)
+            case PrepareGroup():
                 assert state.hello is not None
-                await self._crews.prepare(state.hello)
-            case StopCrew(number, grace_seconds, dump):
-                asked = state.crew is not None and state.crew.asked is not None
-                await self._crews.stop(number, grace_seconds, dump, asked)
-            case AskCrew(number, request):
-                await self._crews.ask(number, request, state)
-            case HoldPort():
-                self._events.put_nowait(PortHeld(self._ports.hold()))
-            case Tell(local):
+                await self._groups.prepare(state.hello)
+            case StopGroup(number, grace_seconds, dump):
+                asked = state.group is not None and state.group.asked is not None
+                await self._groups.stop(number, grace_seconds, dump, asked)
+            case RequestCheckpoint(number, request):
+                await self._groups.ask(number, request, state)
+            case ReservePort():
+                self._events.put_nowait(PortReserved(self._ports.hold()))
+            case ReportLocal(local):
                 if self._rendezvous is not None:
                     self._rendezvous.tell(local)
             case Release(exit_code, message):
-                await self._crews.release(int(exit_code), message)
-            case Note(text, warning):
+                await self._groups.release(int(exit_code), message)
+            case LogLine(text, warning):
                 log.log(
                     logging.WARNING if warning else logging.INFO,
                     "%s: %s", self._settings.name, text,
@@ -205,7 +253,7 @@ class Agent:
 
     async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():
-            self._events.put_nowait(Directed(directive))
+            self._events.put_nowait(DirectiveChanged(directive))
 
 
 def _fault(settings: NodeSettings, error: Exception) -> str:

@@ -1,52 +1,90 @@
-"""Reservation of ports for MASTER_PORT.
-
-A bound socket that does not listen reserves each port: with SO_REUSEADDR, rank 0's store can bind
-to the same port, and until then connections are refused.
-"""
+"""Ports of the agent: the settings of its node, its rendezvous, and hooks for an embedder."""
 
 from __future__ import annotations
 
-import errno
-import socket
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Protocol, Self
 
-_ATTEMPTS = 20
+from elasticjob_agent.core.model import Event, State
+from elasticjob_agent.settings import LogSettings, WarmStart
+from elasticjob_agent.worker_runtime import StartWorkers
+from elasticjob_rendezvous.protocol.directives import Directive
+from elasticjob_rendezvous.protocol.worker_group import Local
 
 
-class PortHolder:
-    """Holder of the ports of the current and the next round.
+class NodeSettings(Protocol):
+    """Settings of a node that the agent needs; `settings.AgentSettings` is a superset."""
 
-    A port is held from before its round is sealed until the next round gets its own. Holding it
-    costs nothing while rank 0 listens there, and no other process can take it after rank 0 fails.
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def member(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def logs(self) -> LogSettings: ...
+    @property
+    def stop_grace_seconds(self) -> float: ...
+    @property
+    def hang_seconds(self) -> float: ...
+    @property
+    def announce(self) -> bool: ...
+    @property
+    def warm_start(self) -> WarmStart | None: ...
+
+
+class Rendezvous(Protocol):
+    """Rendezvous port of the agent.
+
+    Implementations: `etcd.member.RendezvousMember` and
+    `polling.handler_rendezvous.HandlerRendezvous`.
     """
 
-    def __init__(self, address: str) -> None:
-        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._held: list[socket.socket] = []
+    async def __aenter__(self) -> Self: ...
 
-    def hold(self) -> int:
-        """Reserve another port and return it; release all earlier ones except the last."""
-        fresh = self._bound()
-        for old in self._held[:-1]:
-            old.close()
-        self._held = [*self._held[-1:], fresh]
-        return int(fresh.getsockname()[1])
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
-    def close(self) -> None:
-        for held in self._held:
-            held.close()
-        self._held = []
+    def tell(self, local: Local) -> None:
+        """Report the full state of this node. Does not block."""
+        ...
 
-    def _bound(self) -> socket.socket:
-        """Return a socket bound on all addresses of this machine, as the store listens on all."""
-        for _ in range(_ATTEMPTS):
-            held = socket.socket(self._family, socket.SOCK_STREAM)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind(("", 0))
-            except OSError as error:
-                held.close()
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                return held
-        raise OSError(errno.EADDRINUSE, "no free port for MASTER_PORT on this machine")
+    def directives(self) -> AsyncIterator[Directive]:
+        """Yield the current directive, then each change."""
+        ...
+
+    @property
+    def live_until(self) -> float | None:
+        """Workers' deadline by current knowledge, on the monotonic clock; None for no deadline."""
+        ...
+
+    def on_evidence(self, renewed: Callable[[], None]) -> None:
+        """Call `renewed` whenever `live_until` may be later although no lease was renewed."""
+        ...
+
+    @property
+    def registered(self) -> bool:
+        """True if this node's key exists in etcd, by current knowledge."""
+        ...
+
+
+class AgentHooks:
+    """Agent hooks: observe each step, and change the order to start workers. Default: no-ops."""
+
+    def adjust_start(self, order: StartWorkers) -> StartWorkers:
+        """Return the order to pass to the worker runtime."""
+        return order
+
+    def observed(self, state: State, event: Event) -> None:
+        """Observe the state after a step, and the event of that step."""

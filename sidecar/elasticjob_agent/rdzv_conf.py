@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from elasticjob_agent.settings import Backend, SettingsError
-from elasticjob_agent.tuning import Tuning
-from elasticjob_rendezvous.core.bounds import (
-    LEAST_CONFIRM_SECONDS,
-    LEAST_JOIN_SECONDS,
-    LEAST_KEEP_ALIVE_SECONDS,
-)
-from elasticjob_rendezvous.core.typed import echoed, hint
+from elasticjob_agent.settings import Backend, BackendOptions, SettingsError
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
 )
+from elasticjob_rendezvous.protocol.records.params import (
+    LEAST_CONFIRM_SECONDS,
+    LEAST_JOIN_SECONDS,
+    LEAST_KEEP_ALIVE_SECONDS,
+)
+from elasticjob_rendezvous.protocol.text import echoed, hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,9 @@ class Conf:
         return float(interval * (KEEP_ALIVE_MAX_ATTEMPT if attempts is None else attempts))
 
     @property
-    def tuning(self) -> Tuning:
+    def backend_options(self) -> BackendOptions:
         """Settings for the backends other than etcd v3."""
-        return Tuning(
+        return BackendOptions(
             connect_seconds=self.connect_timeout,
             read_seconds=self.read_timeout,
             etcd_prefix=self.etcd_prefix or None,

@@ -46,11 +46,38 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
-from elasticjob_agent.tuning import UNTUNED, Tuning
-from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS, Bounds
-from elasticjob_rendezvous.core.codec import MalformedRecord, decode
-from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
+from elasticjob_rendezvous.protocol.records.params import LEAST_KEEP_ALIVE_SECONDS, RendezvousParams
+from elasticjob_rendezvous.protocol.text import echoed
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Backend options; None selects the backend's default.
+
+    Args:
+        connect_seconds: maximum wait for the rendezvous store at the start; None: the join
+            timeout.
+        read_seconds: timeout of one read, of etcd or of a key in the c10d store.
+        etcd_prefix: folder of all runs in etcd.
+        beat_seconds: heartbeat interval of a c10d rendezvous.
+        beats: missed heartbeats after which a node is lost.
+        heartbeat_seconds: timeout of one heartbeat.
+        close_seconds: timeout of leaving or closing a c10d rendezvous.
+    """
+
+    connect_seconds: float | None = None
+    read_seconds: int | None = None
+    etcd_prefix: str | None = None
+    beat_seconds: int | None = None
+    beats: int | None = None
+    heartbeat_seconds: float | None = None
+    close_seconds: float | None = None
+
+
+NO_BACKEND_OPTIONS = BackendOptions()
+
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_LOG_BYTES = 16 * 1024 * 1024
@@ -115,9 +142,9 @@ class AgentSettings:
 
     `bounds` is None if an operator writes them. `announce`: the launcher prints the outcome and
     writes its own termination message. `warm_start` None starts every worker in a new interpreter.
-    `rendezvous_id`, `hosts_store` and `tuning` apply to the backends other than etcd's v3 API, and
-    `etcd` then holds the endpoints of their store. `hosts_store` None: this agent hosts the store
-    if the endpoint is an address of this machine and no other process hosts it.
+    `rendezvous_id`, `hosts_store` and `backend_options` apply to the backends other than etcd's v3
+    API, and `etcd` then holds the endpoints of their store. `hosts_store` None: this agent hosts
+    the store if the endpoint is an address of this machine and no other process hosts it.
     """
 
     prefix: str
@@ -133,7 +160,7 @@ class AgentSettings:
     hosts_store: bool | None = False
     node: str = ""
     role: str = "default"
-    bounds: Bounds | None = None
+    bounds: RendezvousParams | None = None
     socket: str = "/elasticjob/launcher.sock"
     logs: LogSettings = LogSettings()
     stop_grace_seconds: float = 10.0
@@ -146,7 +173,7 @@ class AgentSettings:
     announce: bool = True
     warm_start: WarmStart | None = None
     hang_seconds: float = 0.0
-    tuning: Tuning = UNTUNED
+    backend_options: BackendOptions = NO_BACKEND_OPTIONS
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
@@ -295,10 +322,10 @@ def _backend(environ: Mapping[str, str]) -> Backend:
         ) from error
 
 
-def _bounds(environ: Mapping[str, str]) -> Bounds:
+def _bounds(environ: Mapping[str, str]) -> RendezvousParams:
     name = "ELASTICJOB_BOUNDS"
     try:
-        return decode(Bounds, name, _required(environ, name).encode())
+        return decode(RendezvousParams, name, _required(environ, name).encode())
     except MalformedRecord as error:
         raise SettingsError(f"{name} must be a Bounds record as JSON: {error}") from error
 

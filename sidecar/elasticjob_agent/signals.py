@@ -15,7 +15,9 @@ log = logging.getLogger("elasticjob.agent")
 
 
 @contextlib.contextmanager
-def heeded(heard: Callable[[signal.Signals], None], to_the_end: bool = False) -> Iterator[None]:
+def handle_signals(
+    heard: Callable[[signal.Signals], None], to_the_end: bool = False
+) -> Iterator[None]:
     """Handle termination signals in this thread's event loop while the context is entered.
 
     Args:
@@ -24,7 +26,7 @@ def heeded(heard: Callable[[signal.Signals], None], to_the_end: bool = False) ->
             otherwise restore the earlier handlers.
     """
     loop = asyncio.get_running_loop()
-    taken = [signum for signum in handled(signals_to_handle()) if not _unwanted(signum)]
+    taken = [signum for signum in handleable_signals(signals_to_handle()) if not _unwanted(signum)]
 
     # Not loop.add_signal_handler: on removal it resets the signal to end the process.
     def tell(signum: int, _: object) -> None:
@@ -49,14 +51,14 @@ class Signals:
         """Last signal that asked this agent to end."""
 
     @contextlib.contextmanager
-    def heeded(self, to_the_end: bool = False) -> Iterator[None]:
-        """See `heeded`. Reentrant, for a caller that has more to close than the agent."""
+    def handling(self, to_the_end: bool = False) -> Iterator[None]:
+        """See `handling_signals`. Reentrant, for a caller that has more to close than the agent."""
         if self._heeds or threading.current_thread() is not threading.main_thread():
             yield  # only the main thread handles signals; elsewhere the caller ends the agent
             return
         self._heeds = True
         try:
-            with heeded(self._heard, to_the_end):
+            with handle_signals(self._heard, to_the_end):
                 yield
         finally:
             self._heeds = False
@@ -69,7 +71,7 @@ class Signals:
         self._leave(signum.name, hurry)
 
 
-def handled(names: str) -> list[signal.Signals]:
+def handleable_signals(names: str) -> list[signal.Signals]:
     """Return the signals in a list of names; warn about and skip those that cannot be handled."""
     found = []
     for name in names.split(","):

@@ -15,7 +15,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticjob_agent.launcher import settings
+import elasticjob
+from elasticjob_launcher import settings
 
 PACKAGE = "elasticjob_launcher"
 MAIN = f"""\
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 def install(launcher: Path) -> None:
     """Write the launcher, and the library to the folder the launcher expects. Raises OSError."""
     build_zipapp(launcher)
-    source = Path(__file__).parents[1] / LIBRARY
+    source = Path(elasticjob.__file__).parent
     target = launcher.parent / settings.LIBRARY / LIBRARY
     target.mkdir(parents=True, exist_ok=True)
     for path in source.glob("*.py"):
@@ -85,8 +86,9 @@ def _prose(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[tokenize.TokenInf
 
 def build_zipapp(target: Path) -> Path:
     """Write the launcher to `target` atomically, log its size, and return `target`."""
-    source = Path(__file__).parent / "launcher"
-    files = {f"{PACKAGE}/{path.name}": lean(path.read_bytes()) for path in source.glob("*.py")}
+    source = Path(settings.__file__).parent
+    paths = source.rglob("*.py")
+    files = {f"{PACKAGE}/{path.relative_to(source)}": lean(path.read_bytes()) for path in paths}
     files["__main__.py"] = MAIN.encode()
     target.parent.mkdir(parents=True, exist_ok=True)
     with io.BytesIO(SHEBANG) as packed:

@@ -16,9 +16,9 @@ from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
 from tests.e2e.console import Console
-from tests.e2e.corner import Corner
 from tests.e2e.dump import dump
 from tests.e2e.installation import DENYING, Installation
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
@@ -28,7 +28,7 @@ OPENED: list[str] = []
 """Namespaces that exist now, dumped after a failure."""
 CONSOLES: list[Console] = []
 
-MakeCorner = Callable[..., Corner]
+MakeNamespace = Callable[..., JobNamespace]
 
 __all__ = ["cluster", "images"]
 
@@ -119,35 +119,35 @@ def recorder(console: Console, installation: Installation) -> Iterator[Recorder]
 
 
 @pytest.fixture(scope="session")
-def example_corner(console: Console, installation: Installation) -> Iterator[Corner]:
+def example_namespace(console: Console, installation: Installation) -> Iterator[JobNamespace]:
     """Yield the namespace of the example, whose test is spread over the session."""
-    with _corners(console) as make:
+    with _namespaces(console) as make:
         yield make("e2e-digits")
 
 
 @pytest.fixture(scope="module")
-def make_corner(console: Console, installation: Installation) -> Iterator[MakeCorner]:
+def make_namespace(console: Console, installation: Installation) -> Iterator[MakeNamespace]:
     """Yield a function that makes namespaces; they are deleted with the module, without waiting."""
-    with _corners(console) as make:
+    with _namespaces(console) as make:
         yield make
 
 
 @contextmanager
-def _corners(console: Console) -> Iterator[MakeCorner]:
+def _namespaces(console: Console) -> Iterator[MakeNamespace]:
     with ExitStack() as stack:
 
-        def make(name: str, *labels: str) -> Corner:
+        def make(name: str, *labels: str) -> JobNamespace:
             console.kubectl("create", "namespace", name)
             console.kubectl("label", "namespace", name, "elasticjob-e2e=", *labels)
             OPENED.append(name)
             stack.callback(OPENED.remove, name)
             stack.callback(console.kubectl, "delete", "namespace", name, "--wait=false")
-            return Corner(console, name)
+            return JobNamespace(console, name)
 
         yield make
 
 
 @pytest.fixture(scope="module")
-def corner(request: pytest.FixtureRequest, make_corner: MakeCorner) -> Corner:
+def ns(request: pytest.FixtureRequest, make_namespace: MakeNamespace) -> JobNamespace:
     """Return the module's own namespace, such as `e2e-faults`."""
-    return make_corner(request.path.stem.replace("test_", "e2e-"))
+    return make_namespace(request.path.stem.replace("test_", "e2e-"))

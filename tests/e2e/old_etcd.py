@@ -10,8 +10,8 @@ from tests.cluster.archive import Image, tar_of
 from tests.cluster.cluster import Cluster
 from tests.cluster.places import ARCHIVES, CACHE, CONTROL_PLANE, NODE_ARCHIVES
 from tests.e2e.console import Json
-from tests.e2e.corner import Corner
 from tests.e2e.installation import is_ready
+from tests.e2e.job_namespace import JobNamespace
 
 VERSION = "3.5.35"
 """Last release line with the v2 API."""
@@ -25,12 +25,12 @@ _LABELS = {"app": "etcd-v2"}
 _CONTROL = "node-role.kubernetes.io/control-plane"
 
 
-def start(cluster: Cluster, corner: Corner) -> str:
+def start(cluster: Cluster, ns: JobNamespace) -> str:
     """Start etcd and wait until it is Ready; return its endpoint."""
     if cluster.engine is not None and cluster.engine.ours:
         _give_to_control_plane(cluster)  # no registry has it there
-    corner.apply(_service(), _pod())
-    corner.until(lambda: is_ready(corner.find("pod", "etcd-v2") or {}), "etcd-v2 to be ready", 120)
+    ns.apply(_service(), _pod())
+    ns.until(lambda: is_ready(ns.find("pod", "etcd-v2") or {}), "etcd-v2 to be ready", 120)
     return ENDPOINT
 
 

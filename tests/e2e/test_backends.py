@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.e2e import old_etcd
 from tests.e2e.console import Json
-from tests.e2e.corner import Corner, seconds
+from tests.e2e.job_namespace import JobNamespace, seconds
 from tests.e2e.manifests import digits, job
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
@@ -33,17 +33,17 @@ STATUS_LAG_SECONDS = 2.0 + 1.0
 class Training:
     """Job that is disturbed by faults."""
 
-    corner: Corner
+    ns: JobNamespace
     report: Report
     name: str
 
     @property
     def status(self) -> Json:
-        return self.corner.status(self.name)
+        return self.ns.status(self.name)
 
     def begun(self, rendezvous: Json) -> None:
         options = ("--steps", STEPS, "--checkpoint-every", CHECKPOINT_STEPS)
-        self.corner.apply(
+        self.ns.apply(
             job(
                 self.name,
                 digits(*options),
@@ -52,33 +52,33 @@ class Training:
                 rendezvous={"lastCallSeconds": 5, **rendezvous},
             )
         )
-        self.corner.running(self.name, 2)
-        self.corner.advances(self.name, 2 * CHECKPOINT_STEPS)
+        self.ns.running(self.name, 2)
+        self.ns.advances(self.name, 2 * CHECKPOINT_STEPS)
 
-    def hurt(self, fault: str, act: Callable[[], object]) -> None:
+    def apply_fault(self, fault: str, act: Callable[[], object]) -> None:
         """Apply the fault; both nodes must train on in a later round, from the last checkpoint."""
-        before, reached = self.status["rendezvous"]["round"], self.corner.latest(self.name)
+        before, reached = self.status["rendezvous"]["round"], self.ns.latest(self.name)
         act()
-        found = self.corner.running(self.name, 2, after=before, within=RECOVERY_SECONDS)
-        step = self.corner.advances(self.name, reached, within=RECOVERY_SECONDS)
+        found = self.ns.running(self.name, 2, after=before, within=RECOVERY_SECONDS)
+        step = self.ns.advances(self.name, reached, within=RECOVERY_SECONDS)
         assert step > reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
         self.report.add("backends", job=self.name, fault=fault, rounds=found["rounds"][-2:])
 
     def delete(self, pod: str) -> None:
-        self.corner.kubectl("delete", "pod", pod, "--wait=false")
+        self.ns.kubectl("delete", "pod", pod, "--wait=false")
 
     def others(self) -> list[str]:
         """Return the pods except the first one."""
-        return sorted(set(self.corner.active(self.name)) - {f"{self.name}-0"})
+        return sorted(set(self.ns.active(self.name)) - {f"{self.name}-0"})
 
     def succeeded(self, recorder: Recorder) -> None:
         """Check that the job succeeds, and that its status never lagged."""
-        self.corner.in_phase(self.name, "Succeeded", within=300)
+        self.ns.in_phase(self.name, "Succeeded", within=300)
         status = self.status
         assert status["rendezvous"]["state"] == "closed"
         assert status["restarts"] == 1, "of all that was done to it one thing was a failure"
         assert status["firstFailure"]["signal"] == 9
-        told = "".join(self.corner.log(pod) for pod in self.corner.pods(self.name))
+        told = "".join(self.ns.log(pod) for pod in self.ns.pods(self.name))
         assert f"step {STEPS} " in told
         lags = self._lags(recorder)
         assert len(lags) >= 3, "as many rounds as it was hurt"
@@ -87,7 +87,7 @@ class Training:
 
     def _lags(self, recorder: Recorder) -> list[float]:
         """Return, for each final round, the delay from its agents' report to its first status."""
-        uid = self.corner.job(self.name)["metadata"]["uid"]
+        uid = self.ns.job(self.name)["metadata"]["uid"]
         found: dict[int, float] = {}
         for seen in recorder.statuses:
             if seen.job == uid and seen.what["state"] == "final" and seen.what.get("since"):
@@ -97,41 +97,41 @@ class Training:
 
 
 def test_c10d_job_survives_faults_without_etcd(
-    corner: Corner, recorder: Recorder, report: Report
+    ns: JobNamespace, recorder: Recorder, report: Report
 ) -> None:
-    training = Training(corner, report, "c10d")
+    training = Training(ns, report, "c10d")
     training.begun({"backend": "c10d"})
     assert training.status["rendezvous"]["worldSize"] == 2
-    training.hurt("worker killed", lambda: corner.kill_worker(training.others()[0]))
-    training.hurt("pod deleted", lambda: training.delete(training.others()[0]))
-    keeper = corner.pods("c10d")["c10d-0"]["metadata"]["uid"]
-    training.hurt("store's pod deleted", lambda: training.delete("c10d-0"))
-    assert corner.pods("c10d")["c10d-0"]["metadata"]["uid"] != keeper
+    training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
+    training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
+    keeper = ns.pods("c10d")["c10d-0"]["metadata"]["uid"]
+    training.apply_fault("store's pod deleted", lambda: training.delete("c10d-0"))
+    assert ns.pods("c10d")["c10d-0"]["metadata"]["uid"] != keeper
     training.succeeded(recorder)
 
 
 def test_etcd_v2_job_uses_the_users_etcd(
-    corner: Corner, cluster: Cluster, recorder: Recorder, report: Report
+    ns: JobNamespace, cluster: Cluster, recorder: Recorder, report: Report
 ) -> None:
-    corner.apply(job("nowhere", rendezvous={"backend": "etcd-v2"}))
-    refused = corner.told("nowhere", "PodsReady", "False")
+    ns.apply(job("nowhere", rendezvous={"backend": "etcd-v2"}))
+    refused = ns.told("nowhere", "PodsReady", "False")
     assert refused["reason"] == "BackendUnavailable"
-    corner.delete("nowhere", "--wait=false")
-    training = Training(corner, report, "v2")
-    training.begun({"backend": "etcd-v2", "endpoints": [old_etcd.start(cluster, corner)]})
-    training.hurt("worker killed", lambda: corner.kill_worker(training.others()[0]))
-    training.hurt("pod deleted", lambda: training.delete(training.others()[0]))
-    training.hurt("first pod deleted", lambda: training.delete("v2-0"))
+    ns.delete("nowhere", "--wait=false")
+    training = Training(ns, report, "v2")
+    training.begun({"backend": "etcd-v2", "endpoints": [old_etcd.start(cluster, ns)]})
+    training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
+    training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
+    training.apply_fault("first pod deleted", lambda: training.delete("v2-0"))
     training.succeeded(recorder)
 
 
-def test_suspended_job_resumes_as_new_incarnation(corner: Corner) -> None:
-    corner.apply(job("paused", nodes=2, rendezvous={"backend": "c10d", "lastCallSeconds": 5}))
-    corner.running("paused", 2)
-    corner.patch("paused", {"runPolicy": {"suspend": True}})
-    corner.in_phase("paused", "Suspended")
-    corner.without_pods("paused")
-    corner.patch("paused", {"runPolicy": {"suspend": False}})
-    corner.running("paused", 2)
-    corner.finish("paused")
-    corner.in_phase("paused", "Succeeded")
+def test_suspended_job_resumes_as_new_incarnation(ns: JobNamespace) -> None:
+    ns.apply(job("paused", nodes=2, rendezvous={"backend": "c10d", "lastCallSeconds": 5}))
+    ns.running("paused", 2)
+    ns.patch("paused", {"runPolicy": {"suspend": True}})
+    ns.in_phase("paused", "Suspended")
+    ns.without_pods("paused")
+    ns.patch("paused", {"runPolicy": {"suspend": False}})
+    ns.running("paused", 2)
+    ns.finish("paused")
+    ns.in_phase("paused", "Succeeded")

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from elasticjob_operator.core import names
-from elasticjob_operator.core.access import CA
+from elasticjob_operator.domain.manifests import names
+from elasticjob_operator.domain.manifests.owned_objects import CA
 from tests.e2e.console import Json, until
-from tests.e2e.corner import Corner
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -29,10 +29,10 @@ def data_of(secret: Json | None, key: str) -> bytes:
     return base64.b64decode(((secret or {}).get("data") or {}).get(key, ""))
 
 
-def read_again(installation: Installation, corner: Corner, pods: Iterable[str]) -> None:
+def read_again(installation: Installation, ns: JobNamespace, pods: Iterable[str]) -> None:
     """Make the kubelets read the Secrets of these pods now, instead of within a minute or two."""
     everyone = [(SYSTEM, pod["metadata"]["name"]) for pod in installation.operators()]
-    everyone += [(SYSTEM, ETCD_POD), *((corner.namespace, pod) for pod in pods)]
+    everyone += [(SYSTEM, ETCD_POD), *((ns.namespace, pod) for pod in pods)]
     for namespace, pod in everyone:
         words = ("annotate", "pod", pod, "--overwrite", f"e2e/looked-at={time.monotonic_ns()}")
         installation.console.kubectl("-n", namespace, *words)
@@ -53,12 +53,12 @@ def renew(installation: Installation) -> str:
 
 
 def test_new_authority_is_trusted_beside_the_old_one(
-    corner: Corner, installation: Installation
+    ns: JobNamespace, installation: Installation
 ) -> None:
     console = installation.console
-    corner.apply(job(NAME, counting(), nodes=2))
-    before = corner.running(NAME, 2)
-    workers = {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
+    ns.apply(job(NAME, counting(), nodes=2))
+    before = ns.running(NAME, 2)
+    workers = {step.pod: step.pid for step in ns.steps(NAME, tail=5)}
     old = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
 
     # Without its key the authority cannot sign: the next one must take over at once.
@@ -70,12 +70,12 @@ def test_new_authority_is_trusted_beside_the_old_one(
     assert bundle.count(BEGIN) == old.count(BEGIN) + 1
 
     def everywhere() -> bool:
-        read_again(installation, corner, workers)
-        if data_of(corner.find("secret", f"{NAME}-elasticjob"), CA) != bundle:
+        read_again(installation, ns, workers)
+        if data_of(ns.find("secret", f"{NAME}-elasticjob"), CA) != bundle:
             return False
         script = f"print(open('{names.ACCESS_PATH}/{CA}').read().count('BEGIN'))"
         return all(
-            corner.kubectl("exec", pod, "-c", "elasticjob-agent", "--", "python", "-c", script)
+            ns.kubectl("exec", pod, "-c", "elasticjob-agent", "--", "python", "-c", script)
             == f"{bundle.count(BEGIN)}\n"
             for pod in workers
         )
@@ -83,10 +83,10 @@ def test_new_authority_is_trusted_beside_the_old_one(
     until(everywhere, "the bundle to reach the agents", 150)
     console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD)  # all connections are made anew
     installation.ready()
-    corner.advances(NAME, corner.latest(NAME) + 20)
-    assert {step.pod: step.pid for step in corner.steps(NAME, tail=5)} == workers
-    after = corner.running(NAME, 2)
+    ns.advances(NAME, ns.latest(NAME) + 20)
+    assert {step.pod: step.pid for step in ns.steps(NAME, tail=5)} == workers
+    after = ns.running(NAME, 2)
     assert after["rendezvous"]["round"] == before["rendezvous"]["round"]
-    corner.kill_worker(f"{NAME}-0")
-    corner.running(NAME, 2, after=after["rendezvous"]["round"])
+    ns.kill_worker(f"{NAME}-0")
+    ns.running(NAME, 2, after=after["rendezvous"]["round"])
     assert "nothing is due" in renew(installation)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.corner import Corner
 from tests.e2e.installation import ROOT
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.report import Report
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -20,8 +20,8 @@ MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
 class Watch:
     """Lines of `kubectl get ej … -w`, as a user sees them."""
 
-    def __init__(self, corner: Corner, name: str) -> None:
-        self._process = corner.console.start("-n", corner.namespace, "get", "ej", name, "-w")
+    def __init__(self, ns: JobNamespace, name: str) -> None:
+        self._process = ns.console.start("-n", ns.namespace, "get", "ej", name, "-w")
         self.lines: list[str] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -48,26 +48,26 @@ class Watch:
 
 
 @pytest.fixture(scope="session")
-def watch(example_corner: Corner) -> Iterator[Watch]:
+def watch(example_namespace: JobNamespace) -> Iterator[Watch]:
     """Yield a watch on the example, just applied."""
-    example_corner.kubectl("apply", "-f", MANIFEST)
-    found = Watch(example_corner, "digits")
+    example_namespace.kubectl("apply", "-f", MANIFEST)
+    found = Watch(example_namespace, "digits")
     yield found
     found.end()
 
 
-def test_applied_example_reaches_running(example_corner: Corner, watch: Watch) -> None:
+def test_applied_example_reaches_running(example_namespace: JobNamespace, watch: Watch) -> None:
     wait = ("wait", "--for=condition=Running", "ej/digits", "--timeout=100s")
-    example_corner.kubectl(*wait, seconds=110)
+    example_namespace.kubectl(*wait, seconds=110)
 
 
 def test_applied_example_trains_to_the_end(
-    example_corner: Corner, watch: Watch, report: Report
+    example_namespace: JobNamespace, watch: Watch, report: Report
 ) -> None:
-    corner = example_corner
+    ns = example_namespace
     wait = ("wait", "--for=condition=Finished", "ej/digits", "--timeout=240s")
-    corner.kubectl(*wait, seconds=250)
-    corner.until(lambda: ("Succeeded", "closed") in watch.words(), "the last line", 10)
+    ns.kubectl(*wait, seconds=250)
+    ns.until(lambda: ("Succeeded", "closed") in watch.words(), "the last line", 10)
     header = watch.lines[0].split()
     assert header == ["NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE"]
     words = watch.words()
@@ -75,23 +75,23 @@ def test_applied_example_trains_to_the_end(
     assert [word for word in words if word in stages] == stages, words
     assert {phase for phase, _ in words} == {"Pending", "Running", "Succeeded"}, words
 
-    status = corner.status("digits")
+    status = ns.status("digits")
     assert status["phase"] == "Succeeded"
     assert status["restarts"] == 0
-    corner.kubectl("wait", "--for=condition=Succeeded", "ej/digits", "--timeout=5s")
-    told = re.findall(r"step (\d+) loss \S+ accuracy (\S+) world (\d)", corner.log("digits-0"))
+    ns.kubectl("wait", "--for=condition=Succeeded", "ej/digits", "--timeout=5s")
+    told = re.findall(r"step (\d+) loss \S+ accuracy (\S+) world (\d)", ns.log("digits-0"))
     step, accuracy, world = told[-1]
     assert (step, world) == ("300", "2")
     assert float(accuracy) >= 0.95
     report.add("digits", accuracy=float(accuracy), rounds=status["rounds"])
 
-    wide = corner.kubectl("get", "ej", "digits", "-o", "wide").splitlines()
+    wide = ns.kubectl("get", "ej", "digits", "-o", "wide").splitlines()
     assert wide[0].split()[8:13] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
     assert wide[1].split()[8:12] == ["1", "4", "digits-0", "start"]
-    corner.until(lambda: _phases(corner) == ["Succeeded"] * 2, "the pods to have succeeded")
+    ns.until(lambda: _phases(ns) == ["Succeeded"] * 2, "the pods to have succeeded")
     told_of = {"PodsCreated", "RoundFinal", "Running", "Succeeded"}
-    corner.until(lambda: told_of <= set(corner.reasons("digits")), "the events")
+    ns.until(lambda: told_of <= set(ns.reasons("digits")), "the events")
 
 
-def _phases(corner: Corner) -> list[str]:
-    return [pod["status"]["phase"] for pod in corner.pods("digits").values()]
+def _phases(ns: JobNamespace) -> list[str]:
+    return [pod["status"]["phase"] for pod in ns.pods("digits").values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.corner import Corner
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 
 pytestmark = pytest.mark.timeout(240, func_only=True)
@@ -25,9 +25,9 @@ SEGFAULT = "import os, signal, time; time.sleep(1); os.kill(os.getpid(), signal.
 
 
 @pytest.fixture(scope="module")
-def failing(corner: Corner) -> Corner:
+def failed_jobs(ns: JobNamespace) -> JobNamespace:
     """Return the namespace with all failing jobs applied at once."""
-    corner.apply(
+    ns.apply(
         job("culprit", {"command": ["python3", "-c", CULPRIT]}, nodes=2, least=2, maxRestarts=1),
         job("signalled", {"command": ["python3", "-c", SEGFAULT]}, nodes=1, maxRestarts=0),
         job(
@@ -37,11 +37,11 @@ def failing(corner: Corner) -> Corner:
             trainer={"image": "docker.io/library/busybox:1.35"},
         ),
     )
-    return corner
+    return ns
 
 
-def test_first_failure_is_attributed_to_its_worker(failing: Corner) -> None:
-    status = failing.in_phase("culprit", "Failed", "Succeeded")
+def test_first_failure_is_attributed_to_its_worker(failed_jobs: JobNamespace) -> None:
+    status = failed_jobs.in_phase("culprit", "Failed", "Succeeded")
     assert status["phase"] == "Failed"
     assert status["restarts"] == 2, "maxRestarts is 1: one more failure ends the job"
     failure = status["firstFailure"]
@@ -52,21 +52,21 @@ def test_first_failure_is_attributed_to_its_worker(failing: Corner) -> None:
     assert failure["message"] == "ValueError: poisoned batch 7"
     assert failure["traceback"].startswith("Traceback (most recent call last):")
     assert "in read_batch" in failure["traceback"]
-    assert failure["node"] == failing.pods("culprit")["culprit-1"]["spec"]["nodeName"]
-    failed = failing.condition("culprit", "Failed")
+    assert failure["node"] == failed_jobs.pods("culprit")["culprit-1"]["spec"]["nodeName"]
+    failed = failed_jobs.condition("culprit", "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "WorkersFailed")
-    failing.kubectl("wait", "--for=condition=Finished", "ej/culprit", "--timeout=5s")
+    failed_jobs.kubectl("wait", "--for=condition=Finished", "ej/culprit", "--timeout=5s")
 
 
-def test_describe_shows_job_history_in_events(failing: Corner) -> None:
-    failing.in_phase("culprit", "Failed")
-    failing.until(lambda: "Failed" in failing.reasons("culprit"), "the last event", 20)
-    reasons = failing.reasons("culprit")
+def test_describe_shows_job_history_in_events(failed_jobs: JobNamespace) -> None:
+    failed_jobs.in_phase("culprit", "Failed")
+    failed_jobs.until(lambda: "Failed" in failed_jobs.reasons("culprit"), "the last event", 20)
+    reasons = failed_jobs.reasons("culprit")
     # The second round may have formed before the operator looked.
     story = ["PodsCreated", "Running", "WorkerFailed", "Failed"]
     places = [reasons.index(reason) for reason in story]
     assert places == sorted(places), reasons
-    described = failing.kubectl("describe", "ej", "culprit")
+    described = failed_jobs.kubectl("describe", "ej", "culprit")
     events = described[described.index("\nEvents:") :]
     assert "poisoned batch 7" in events
     assert "rank 1 (culprit-1" in events
@@ -75,8 +75,8 @@ def test_describe_shows_job_history_in_events(failing: Corner) -> None:
     assert "round 2 is final with 2 nodes" in events
 
 
-def test_worker_killed_by_signal_reports_the_signal(failing: Corner) -> None:
-    status = failing.in_phase("signalled", "Failed", "Succeeded")
+def test_worker_killed_by_signal_reports_the_signal(failed_jobs: JobNamespace) -> None:
+    status = failed_jobs.in_phase("signalled", "Failed", "Succeeded")
     assert status["phase"] == "Failed"
     failure = status["firstFailure"]
     assert (failure["rank"], failure.get("exitCode"), failure["signal"]) == (0, None, 11)
@@ -84,10 +84,10 @@ def test_worker_killed_by_signal_reports_the_signal(failing: Corner) -> None:
 
 
 def test_image_without_python_fails_after_several_pods_with_remedy(
-    failing: Corner,
+    failed_jobs: JobNamespace,
 ) -> None:
-    status = failing.in_phase("no-python", "Failed", within=120)
+    status = failed_jobs.in_phase("no-python", "Failed", within=120)
     assert status["restarts"] == 0
-    failed = failing.condition("no-python", "Failed")
+    failed = failed_jobs.condition("no-python", "Failed")
     assert failed["reason"] == "LaunchFailed"
     assert "the image must have python3" in failed["message"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.e2e.console import Json
-from tests.e2e.corner import Corner, Step
+from tests.e2e.job_namespace import JobNamespace, Step
 from tests.e2e.manifests import counting, digits, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
@@ -32,13 +32,13 @@ LEAVE_SECONDS = 1.0
 class Training:
     """Disturbed job, with its recorder and report."""
 
-    corner: Corner
+    ns: JobNamespace
     recorder: Recorder
     report: Report
 
     @property
     def status(self) -> Json:
-        return self.corner.status(NAME)
+        return self.ns.status(NAME)
 
     @property
     def round(self) -> int:
@@ -47,33 +47,33 @@ class Training:
     def pods_by_node(self) -> dict[str, list[str]]:
         """Return the names of the job's active pods on each node."""
         found: dict[str, list[str]] = {}
-        for name, pod in self.corner.active(NAME).items():
+        for name, pod in self.ns.active(NAME).items():
             found.setdefault(pod["spec"]["nodeName"], []).append(name)
         return found
 
     def settled(self, nodes: int) -> None:
         """Wait until the job trains on this number of nodes, after any earlier fault."""
-        self.corner.running(NAME, nodes)
-        self.corner.until(lambda: len(self.corner.active(NAME)) == nodes, f"{nodes} pods", 60)
-        self.corner.advances(NAME, self.corner.latest(NAME))
+        self.ns.running(NAME, nodes)
+        self.ns.until(lambda: len(self.ns.active(NAME)) == nodes, f"{nodes} pods", 60)
+        self.ns.advances(NAME, self.ns.latest(NAME))
 
     def disturbed(
         self, fault: str, act: Callable[[], object], cause: str, charged: int = 0
     ) -> Step:
         """Apply the fault and wait for a round of that cause; return the first step after it."""
-        before, uid = self.status, self.corner.job(NAME)["metadata"]["uid"]
+        before, uid = self.status, self.ns.job(NAME)["metadata"]["uid"]
         number, restarts = before["rendezvous"]["round"], before["restarts"]
-        reached = self.corner.latest(NAME)
+        reached = self.ns.latest(NAME)
         at = time.time()
         act()
-        found = self.corner.until(
+        found = self.ns.until(
             lambda: [each for each in self.status["rounds"] if each["round"] > number],
             f"a round after {fault}",
             60,
         )[0]
         final_at = self.recorder.final_at(uid, found["round"])
-        step: Step = self.corner.until(
-            lambda: next((s for s in self.corner.steps(NAME) if s.at > final_at), None),
+        step: Step = self.ns.until(
+            lambda: next((s for s in self.ns.steps(NAME) if s.at > final_at), None),
             f"a step after {fault}",
             60,
         )
@@ -84,7 +84,7 @@ class Training:
             fromFinalSeconds=round(step.at - final_at, 2),
             **found,
         )
-        self.corner.until(
+        self.ns.until(
             # The cluster's report of an eviction may come after the pod's own.
             lambda: (
                 (found["round"], cause)
@@ -96,28 +96,28 @@ class Training:
         checkpoint = reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
         assert step.number > checkpoint, f"step {reached} was reached before, now {step}"
         # A failure preceded by a peer's aborted collective is charged only by a verdict.
-        self.corner.until(
+        self.ns.until(
             lambda: self.status["restarts"] - restarts == charged, f"{charged} restarts charged", 20
         )
         return step
 
 
 @pytest.fixture(scope="module")
-def training(corner: Corner, recorder: Recorder, report: Report) -> Training:
-    corner.apply(
+def training(ns: JobNamespace, recorder: Recorder, report: Report) -> Training:
+    ns.apply(
         job(NAME, digits("--checkpoint-every", CHECKPOINT_STEPS), nodes=2, most=4, maxRestarts=10)
     )
-    corner.running(NAME, 2)
-    found = Training(corner, recorder, report)
-    corner.advances(NAME, 2 * CHECKPOINT_STEPS)
+    ns.running(NAME, 2)
+    found = Training(ns, recorder, report)
+    ns.advances(NAME, 2 * CHECKPOINT_STEPS)
     return found
 
 
 def test_job_scales_up_during_training(training: Training) -> None:
     training.settled(2)
     scale = ("scale", f"ej/{NAME}", "--replicas=4")
-    training.disturbed("scale to 4", lambda: training.corner.kubectl(*scale), "join")
-    status = training.corner.running(NAME, 4)
+    training.disturbed("scale to 4", lambda: training.ns.kubectl(*scale), "join")
+    status = training.ns.running(NAME, 4)
     assert (status["wantedNodes"], status["rendezvous"]["worldSize"]) == (4, 4)
     training.settled(4)
 
@@ -125,35 +125,35 @@ def test_job_scales_up_during_training(training: Training) -> None:
 def test_job_scales_down_and_reports_removed_pods(training: Training) -> None:
     training.settled(4)
     scale = ("scale", f"ej/{NAME}", "--replicas=2")
-    training.disturbed("scale to 2", lambda: training.corner.kubectl(*scale), "leave")
+    training.disturbed("scale to 2", lambda: training.ns.kubectl(*scale), "leave")
     training.settled(2)
-    said = [text for reason, text in training.corner.events(NAME) if reason == "PodsDeleted"]
+    said = [text for reason, text in training.ns.events(NAME) if reason == "PodsDeleted"]
     assert "train-2, train-3: more than wanted; had the highest rank" in said[-1]
 
 
 def test_killed_worker_is_charged_one_restart(training: Training) -> None:
     training.settled(2)
-    pods = set(training.corner.active(NAME))
+    pods = set(training.ns.active(NAME))
     victim = sorted(pods)[1]
     training.disturbed(
-        "worker killed", lambda: training.corner.kill_worker(victim), "failure", charged=1
+        "worker killed", lambda: training.ns.kill_worker(victim), "failure", charged=1
     )
     failure = training.status["firstFailure"]
     assert (failure["pod"], failure["signal"]) == (victim, 9)
-    assert set(training.corner.active(NAME)) == pods, "workers start again where they were"
+    assert set(training.ns.active(NAME)) == pods, "workers start again where they were"
 
 
 def test_deleted_pod_leaves_and_is_replaced(training: Training) -> None:
     training.settled(2)
     victim = training.status["rendezvous"]["master"]
-    uid = training.corner.pods(NAME)[victim]["metadata"]["uid"]
+    uid = training.ns.pods(NAME)[victim]["metadata"]["uid"]
     training.disturbed(
         "pod of rank 0 deleted",
-        lambda: training.corner.kubectl("delete", "pod", victim, "--wait=false"),
+        lambda: training.ns.kubectl("delete", "pod", victim, "--wait=false"),
         "leave",
     )
     training.settled(2)
-    uids = {pod["metadata"]["uid"] for pod in training.corner.active(NAME).values()}
+    uids = {pod["metadata"]["uid"] for pod in training.ns.active(NAME).values()}
     assert uid not in uids
     assert len(uids) == 2
 
@@ -163,7 +163,7 @@ def test_job_leaves_drained_node(training: Training, nodes: Nodes) -> None:
     node = min(training.pods_by_node())
     try:
         training.disturbed("node drained", lambda: nodes.drain(node), "preemption")
-        training.corner.until(
+        training.ns.until(
             lambda: training.status["interruptions"]["preemptions"] == 1, "a preemption counted", 10
         )
         training.settled(2)
@@ -180,8 +180,8 @@ def spread_out(training: Training) -> str:
     training.settled(2)
     if len(training.pods_by_node()) < 2:
         number = training.round
-        training.corner.kubectl("delete", "pod", max(training.corner.active(NAME)), "--wait=false")
-        training.corner.running(NAME, 2, after=number)
+        training.ns.kubectl("delete", "pod", max(training.ns.active(NAME)), "--wait=false")
+        training.ns.running(NAME, 2, after=number)
         training.settled(2)
     members = {member["pod"]: member for member in training.status["members"]}
     other = [m["node"] for m in members.values() if m["rank"] != 0]
@@ -192,7 +192,7 @@ def spread_out(training: Training) -> str:
 def test_node_with_killed_processes_is_lost(training: Training, nodes: Nodes) -> None:
     node = spread_out(training)
     training.disturbed(
-        "node's processes killed", lambda: nodes.kill_pods(node, training.corner.namespace), "loss"
+        "node's processes killed", lambda: nodes.kill_pods(node, training.ns.namespace), "loss"
     )
     assert training.status["firstFailure"]["class"] == "NodeLost"
     nodes.wait_ready(node)
@@ -210,12 +210,12 @@ def test_node_without_network_is_lost(training: Training, nodes: Nodes) -> None:
         assert node not in training.pods_by_node(), "replaced on a node that can be reached"
     nodes.wait_ready(node)
     training.settled(2)
-    uids = {pod["metadata"]["uid"] for pod in training.corner.active(NAME).values()}
-    training.corner.until(
+    uids = {pod["metadata"]["uid"] for pod in training.ns.active(NAME).values()}
+    training.ns.until(
         lambda: (
             {
                 p["metadata"]["uid"]
-                for p in training.corner.pods(NAME).values()
+                for p in training.ns.pods(NAME).values()
                 if p["status"]["phase"] == "Running"
             }
             == uids
@@ -226,21 +226,21 @@ def test_node_without_network_is_lost(training: Training, nodes: Nodes) -> None:
 
 
 def test_leave_is_announced_before_the_grace_period_starts(
-    corner: Corner, recorder: Recorder, report: Report
+    ns: JobNamespace, recorder: Recorder, report: Report
 ) -> None:
     slow = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "8"]}}}}
     named = {"leave-plain": None, "leave-prestop": slow}
-    corner.apply(*(job(name, counting(), nodes=2, trainer=more) for name, more in named.items()))
+    ns.apply(*(job(name, counting(), nodes=2, trainer=more) for name, more in named.items()))
     for name in named:
-        corner.running(name, 2)
+        ns.running(name, 2)
         victim = f"{name}-1"
-        uid = corner.pods(name)[victim]["metadata"]["uid"]
-        corner.kubectl("delete", "pod", victim, "--wait=false")
+        uid = ns.pods(name)[victim]["metadata"]["uid"]
+        ns.kubectl("delete", "pod", victim, "--wait=false")
         took = recorder.leave_seconds(uid)
         report.add("leaves", preStop=name == "leave-prestop", seconds=round(took, 3))
         assert took < LEAVE_SECONDS
     for name in named:
-        corner.delete(name, "--wait=false")
+        ns.delete(name, "--wait=false")
 
 
 def test_status_follows_etcd_within_one_second(

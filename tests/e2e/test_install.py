@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import MakeCorner
+from tests.e2e.conftest import MakeNamespace
 from tests.e2e.console import Console, until
-from tests.e2e.corner import Corner
 from tests.e2e.installation import SYSTEM, Installation
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
@@ -16,9 +16,9 @@ CRD = "elasticjobs.elasticjob.dev"
 
 
 @pytest.fixture(scope="module")
-def corner(make_corner: MakeCorner, installation: Installation) -> Corner:
+def ns(make_namespace: MakeNamespace, installation: Installation) -> JobNamespace:
     """Return a namespace with a job that trains throughout and one to be deleted meanwhile."""
-    found = make_corner("e2e-install")
+    found = make_namespace("e2e-install")
     for name in ("lasting", "deleted"):
         found.apply(job(name, counting(), nodes=2))
     for name in ("lasting", "deleted"):
@@ -26,37 +26,37 @@ def corner(make_corner: MakeCorner, installation: Installation) -> Corner:
     return found
 
 
-def trains_on(corner: Corner, before: dict[str, str]) -> None:
-    corner.advances("lasting", corner.latest("lasting") + 10)
-    assert {step.pod: step.pid for step in corner.steps("lasting", tail=5)} == before
+def trains_on(ns: JobNamespace, before: dict[str, str]) -> None:
+    ns.advances("lasting", ns.latest("lasting") + 10)
+    assert {step.pod: step.pid for step in ns.steps("lasting", tail=5)} == before
 
 
-def test_upgrade_does_not_disturb_jobs(corner: Corner, installation: Installation) -> None:
-    before = corner.running("lasting", 2)
-    workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
+def test_upgrade_does_not_disturb_jobs(ns: JobNamespace, installation: Installation) -> None:
+    before = ns.running("lasting", 2)
+    workers = {step.pod: step.pid for step in ns.steps("lasting", tail=5)}
     operators = {pod["metadata"]["uid"] for pod in installation.operators()}
     installation.upgrade(operator__logLevel="debug", etcd__snapshotCount=20000)
     installation.ready()
     assert {pod["metadata"]["uid"] for pod in installation.operators()}.isdisjoint(operators)
-    trains_on(corner, workers)
-    after = corner.running("lasting", 2)
+    trains_on(ns, workers)
+    after = ns.running("lasting", 2)
     assert after["rendezvous"]["round"] == before["rendezvous"]["round"]
-    corner.kill_worker("lasting-0")
-    corner.running("lasting", 2, after=after["rendezvous"]["round"])
+    ns.kill_worker("lasting-0")
+    ns.running("lasting", 2, after=after["rendezvous"]["round"])
 
 
 def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
-    corner: Corner, installation: Installation, console: Console
+    ns: JobNamespace, installation: Installation, console: Console
 ) -> None:
-    workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
+    workers = {step.pod: step.pid for step in ns.steps("lasting", tail=5)}
     installation.uninstall()
     assert not installation.installed
     assert console.find("crd", CRD) is not None, "the definition is kept, and so are the jobs"
-    assert corner.job("lasting")["status"]["phase"] == "Running"
-    trains_on(corner, workers)
+    assert ns.job("lasting")["status"]["phase"] == "Running"
+    trains_on(ns, workers)
 
-    corner.delete("deleted")
-    corner.without_pods("deleted")
+    ns.delete("deleted")
+    ns.without_pods("deleted")
     left = console.items("-n", SYSTEM, "all,configmaps,leases,networkpolicies,secrets")
     names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
     own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
@@ -64,25 +64,25 @@ def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
 
 
 def test_reinstalled_operator_adopts_running_jobs(
-    corner: Corner, installation: Installation
+    ns: JobNamespace, installation: Installation
 ) -> None:
     installation.install()
     installation.ready()
-    corner.apply(job("after", counting(2), nodes=2))
-    corner.in_phase("after", "Succeeded")
-    status = corner.running("lasting", 2)
-    corner.kill_worker("lasting-1")
-    corner.running("lasting", 2, after=status["rendezvous"]["round"])
-    corner.finish("lasting")
-    corner.in_phase("lasting", "Succeeded")
+    ns.apply(job("after", counting(2), nodes=2))
+    ns.in_phase("after", "Succeeded")
+    status = ns.running("lasting", 2)
+    ns.kill_worker("lasting-1")
+    ns.running("lasting", 2, after=status["rendezvous"]["round"])
+    ns.finish("lasting")
+    ns.in_phase("lasting", "Succeeded")
 
 
 def test_namespace_with_jobs_is_deletable_without_operator(
-    make_corner: MakeCorner, installation: Installation, console: Console
+    make_namespace: MakeNamespace, installation: Installation, console: Console
 ) -> None:
-    corner = make_corner("e2e-stuck")
-    corner.apply(job("left", counting(), nodes=2))
-    corner.running("left", 2)
+    ns = make_namespace("e2e-stuck")
+    ns.apply(job("left", counting(), nodes=2))
+    ns.running("left", 2)
     installation.uninstall()
     console.kubectl("delete", "namespace", "e2e-stuck", "--timeout=90s", seconds=100)
     until(lambda: console.find("namespace", "e2e-stuck") is None, "the namespace to be gone")

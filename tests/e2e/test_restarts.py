@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.console import Json, until
-from tests.e2e.corner import Corner
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
@@ -19,44 +19,44 @@ NAME = "steady"
 
 
 @pytest.fixture(scope="module")
-def steady(corner: Corner, recorder: Recorder) -> Corner:
-    corner.apply(job(NAME, counting(), nodes=2, most=4))
-    corner.running(NAME, 2)
-    return corner
+def steady_job(ns: JobNamespace, recorder: Recorder) -> JobNamespace:
+    ns.apply(job(NAME, counting(), nodes=2, most=4))
+    ns.running(NAME, 2)
+    return ns
 
 
-def pids(corner: Corner) -> dict[str, str]:
+def pids(ns: JobNamespace) -> dict[str, str]:
     """Return the pid of each pod's worker, by pod, from its last steps."""
-    return {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
+    return {step.pod: step.pid for step in ns.steps(NAME, tail=5)}
 
 
-def unnoticed(corner: Corner, act: Callable[[], object], back: Callable[[], object]) -> None:
+def survive(ns: JobNamespace, act: Callable[[], object], back: Callable[[], object]) -> None:
     """Apply the fault and wait for recovery: the same workers must train on."""
-    before, status = pids(corner), corner.running(NAME, 2)
+    before, status = pids(ns), ns.running(NAME, 2)
     assert len(before) == 2
     act()
-    corner.advances(NAME, corner.latest(NAME) + 20)
+    ns.advances(NAME, ns.latest(NAME) + 20)
     back()
-    reached = corner.latest(NAME)
-    corner.advances(NAME, reached + 20)
-    assert pids(corner) == before
-    told = corner.steps(NAME)
+    reached = ns.latest(NAME)
+    ns.advances(NAME, reached + 20)
+    assert pids(ns) == before
+    told = ns.steps(NAME)
     for worker in before.items():
         counted = [step.number for step in told if (step.pod, step.pid) == worker]
         assert counted == list(range(counted[0], counted[0] + len(counted))), "a step is missing"
-    after = corner.running(NAME, 2)
+    after = ns.running(NAME, 2)
     assert after["rendezvous"]["round"] == status["rendezvous"]["round"]
     assert after["restarts"] == status["restarts"]
 
 
-def recovers(corner: Corner) -> None:
+def recovers(ns: JobNamespace) -> None:
     """Check that failure handling works again: a killed worker is detected and restarted."""
-    before = corner.running(NAME, 2)
-    corner.kill_worker(f"{NAME}-0")
-    after = corner.running(NAME, 2, after=before["rendezvous"]["round"])
+    before = ns.running(NAME, 2)
+    ns.kill_worker(f"{NAME}-0")
+    after = ns.running(NAME, 2, after=before["rendezvous"]["round"])
     assert after["rounds"][-1]["cause"] == "failure"
     # The restart budget must not be spent by the failures of these tests.
-    corner.patch(NAME, {"maxRestarts": after["restarts"] + 3})
+    ns.patch(NAME, {"maxRestarts": after["restarts"] + 3})
 
 
 def restarts_of(pod: Json, container: str) -> int:
@@ -66,40 +66,42 @@ def restarts_of(pod: Json, container: str) -> int:
     return sum(int(each["restartCount"]) for each in found if each["name"] == container)
 
 
-def kill_the_agent(steady: Corner, nodes: Nodes, index: int) -> None:
+def kill_the_agent(steady_job: JobNamespace, nodes: Nodes, index: int) -> None:
     """Kill one agent: the workers do not notice, and the job can still recover afterwards."""
 
     def pod() -> Json:
-        found = steady.find("pod", f"{NAME}-{index}")
+        found = steady_job.find("pod", f"{NAME}-{index}")
         assert found is not None
         return found
 
     killed = restarts_of(pod(), "elasticjob-agent")
-    unnoticed(
-        steady,
+    survive(
+        steady_job,
         lambda: nodes.kill_container(pod(), "elasticjob-agent"),
-        lambda: steady.until(
+        lambda: steady_job.until(
             lambda: restarts_of(pod(), "elasticjob-agent") > killed and is_ready(pod()),
             "the agent to be back",
         ),
     )
-    recovers(steady)
+    recovers(steady_job)
 
 
-def test_killed_agent_does_not_disturb_training(steady: Corner, nodes: Nodes) -> None:
-    kill_the_agent(steady, nodes, 1)
+def test_killed_agent_does_not_disturb_training(steady_job: JobNamespace, nodes: Nodes) -> None:
+    kill_the_agent(steady_job, nodes, 1)
 
 
-def test_killed_coordinator_agent_does_not_disturb_training(steady: Corner, nodes: Nodes) -> None:
-    kill_the_agent(steady, nodes, 0)
+def test_killed_coordinator_agent_does_not_disturb_training(
+    steady_job: JobNamespace, nodes: Nodes
+) -> None:
+    kill_the_agent(steady_job, nodes, 0)
 
 
 def test_killed_operator_does_not_disturb_training(
-    steady: Corner, nodes: Nodes, installation: Installation
+    steady_job: JobNamespace, nodes: Nodes, installation: Installation
 ) -> None:
     (operator,) = installation.operators()
-    unnoticed(
-        steady,
+    survive(
+        steady_job,
         lambda: nodes.kill_container(operator, "operator"),
         lambda: until(
             lambda: restarts_of(installation.operators()[0], "operator") > 0,
@@ -107,60 +109,60 @@ def test_killed_operator_does_not_disturb_training(
         ),
     )
     installation.ready()
-    recovers(steady)
+    recovers(steady_job)
 
 
 def test_new_operator_reports_events_of_its_absence(
-    steady: Corner, installation: Installation
+    steady_job: JobNamespace, installation: Installation
 ) -> None:
     """The agents alone restart workers; the status catches up with the next operator."""
-    before = steady.running(NAME, 2)
+    before = steady_job.running(NAME, 2)
     scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
     installation.console.kubectl(*scale, "--replicas=0")
     until(lambda: not installation.operators(), "the operator to be gone")
-    old = pids(steady)
-    steady.kill_worker(f"{NAME}-0")
-    steady.until(lambda: set(pids(steady).values()).isdisjoint(old.values()), "new workers")
-    stale = steady.status(NAME)
+    old = pids(steady_job)
+    steady_job.kill_worker(f"{NAME}-0")
+    steady_job.until(lambda: set(pids(steady_job).values()).isdisjoint(old.values()), "new workers")
+    stale = steady_job.status(NAME)
     assert stale["rendezvous"]["round"] == before["rendezvous"]["round"], "nobody writes it"
     installation.console.kubectl(*scale, "--replicas=1")
     installation.ready()
-    after = steady.running(NAME, 2, after=before["rendezvous"]["round"])
+    after = steady_job.running(NAME, 2, after=before["rendezvous"]["round"])
     assert after["restarts"] == before["restarts"] + 1
     assert after["rounds"][-1]["cause"] == "failure"
-    steady.patch(NAME, {"maxRestarts": after["restarts"] + 3})
+    steady_job.patch(NAME, {"maxRestarts": after["restarts"] + 3})
 
 
 def test_killed_etcd_does_not_disturb_training(
-    steady: Corner, nodes: Nodes, installation: Installation
+    steady_job: JobNamespace, nodes: Nodes, installation: Installation
 ) -> None:
     def etcd() -> Json:
         return installation.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}
 
     killed = restarts_of(etcd(), "etcd")
-    unnoticed(
-        steady,
+    survive(
+        steady_job,
         lambda: nodes.kill_container(etcd(), "etcd"),
         lambda: until(
             lambda: restarts_of(etcd(), "etcd") > killed and is_ready(etcd()), "etcd to be back"
         ),
     )
-    recovers(steady)
+    recovers(steady_job)
 
 
 def test_deleted_etcd_pod_does_not_disturb_training(
-    steady: Corner, installation: Installation
+    steady_job: JobNamespace, installation: Installation
 ) -> None:
-    unnoticed(
-        steady,
+    survive(
+        steady_job,
         lambda: installation.console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD),
         lambda: installation.ready(),
     )
-    recovers(steady)
+    recovers(steady_job)
 
 
 def test_standby_replica_takes_over_from_killed_active_replica(
-    steady: Corner, nodes: Nodes, installation: Installation
+    steady_job: JobNamespace, nodes: Nodes, installation: Installation
 ) -> None:
     console = installation.console
     scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
@@ -173,14 +175,14 @@ def test_standby_replica_takes_over_from_killed_active_replica(
         told = {name: name in active for name in names}
         until(lambda: {name: _leads(installation, name) for name in names} == told, f"{told}", 10)
 
-        steady.kubectl("scale", f"ej/{NAME}", "--replicas=3")
-        steady.running(NAME, 3)
+        steady_job.kubectl("scale", f"ej/{NAME}", "--replicas=3")
+        steady_job.running(NAME, 3)
         leader = next(p for p in installation.operators() if p["metadata"]["name"] in active)
         pod = leader["metadata"]["name"]
         console.kubectl("-n", SYSTEM, "delete", "pod", pod, "--grace-period=0", "--force")
         until(lambda: installation.leader() not in ("", active), "the other to lead", 60)
-        steady.kubectl("scale", f"ej/{NAME}", "--replicas=2")
-        steady.running(NAME, 2)
+        steady_job.kubectl("scale", f"ej/{NAME}", "--replicas=2")
+        steady_job.running(NAME, 2)
     finally:
         console.kubectl(*scale, "--replicas=1")
         until(lambda: len(installation.operators()) == 1, "one operator again")

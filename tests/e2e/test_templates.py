@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.e2e.conftest import MakeCorner
+from tests.e2e.conftest import MakeNamespace
 from tests.e2e.console import Json, until
-from tests.e2e.corner import Corner
 from tests.e2e.installation import DENYING, OPERATOR, Installation
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import IMAGE, counting, digits, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.policies import enforced
@@ -45,7 +45,7 @@ def shell(script: str) -> Json:
     return {"command": ["bash", "-c", script]}
 
 
-def several(corner: Corner) -> None:
+def several(ns: JobNamespace) -> None:
     """Apply templates that must work unchanged."""
     short = counting(SHORT)
     scratch = {"name": "scratch", "emptyDir": {}}
@@ -57,7 +57,7 @@ def several(corner: Corner) -> None:
     }
     read_data = ["python3", "-c", "print('the data is', open('/scratch/data').read())"]
     said_goodbye = {"preStop": {"exec": {"command": ["sh", "-c", "echo bye > /scratch/bye"]}}}
-    corner.apply(
+    ns.apply(
         job("any-user", short, nodes=2, trainer={"securityContext": {"runAsUser": 12345}}),
         job(
             "companions",
@@ -95,7 +95,7 @@ def several(corner: Corner) -> None:
     )  # fmt: skip
 
 
-def half(corner: Corner, nodes: Nodes) -> None:
+def half(ns: JobNamespace, nodes: Nodes) -> None:
     """Apply a job of two pods on different nodes, one of which lacks the image."""
     nodes.tag_image(nodes.workers[0], IMAGE, ONE_NODE_IMAGE)
     apart = {
@@ -103,7 +103,7 @@ def half(corner: Corner, nodes: Nodes) -> None:
         "labelSelector": {"matchLabels": {"elasticjob.dev/job-name": "half"}},
     }
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    corner.apply(
+    ns.apply(
         job(
             "half",
             nodes=2,
@@ -114,13 +114,13 @@ def half(corner: Corner, nodes: Nodes) -> None:
     )
 
 
-def denied(corner: Corner) -> None:
+def denied(ns: JobNamespace) -> None:
     """Apply a job, and a pod outside any job, in a namespace that denies all traffic."""
     deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     # Enforcement needs a pod's address: no traffic before it is known.
     settle = {"name": "settle", "image": IMAGE, "command": ["sleep", "4"]}
     knock = {"name": "main", "image": IMAGE, "command": ["python3", "-c", KNOCK]}
-    corner.apply(
+    ns.apply(
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
@@ -145,28 +145,28 @@ def denied(corner: Corner) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    plain: Corner
-    restricted: Corner
-    denying: Corner
-    quota: Corner
+    plain: JobNamespace
+    restricted: JobNamespace
+    denying: JobNamespace
+    quota: JobNamespace
 
 
 @pytest.fixture(scope="module")
 def applied(
-    corner: Corner,
-    make_corner: MakeCorner,
+    ns: JobNamespace,
+    make_namespace: MakeNamespace,
     installation: Installation,
     cluster: Cluster,
     nodes: Nodes,
 ) -> Iterator[Namespaces]:
-    several(corner)
-    half(corner, nodes)
-    console = corner.console
-    restricted = make_corner("e2e-restricted", "pod-security.kubernetes.io/enforce=restricted")
+    several(ns)
+    half(ns, nodes)
+    console = ns.console
+    restricted = make_namespace("e2e-restricted", "pod-security.kubernetes.io/enforce=restricted")
     restricted.apply(
         job("restricted", counting(SHORT), nodes=2, trainer={"securityContext": RESTRICTED})
     )
-    quota = make_corner("e2e-quota")
+    quota = make_namespace("e2e-quota")
     quota.apply(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"},
          "spec": {"hard": {"pods": "1"}}}
@@ -175,10 +175,10 @@ def applied(
         lambda: (quota.find("resourcequota", "one") or {}).get("status"), "the quota to count"
     )
     quota.apply(job("limited", nodes=2, elasticity={"pendingTimeoutSeconds": 5}))
-    denying = Corner(console, DENYING)
+    denying = JobNamespace(console, DENYING)
     with enforced(cluster, console, DENYING):
         denied(denying)
-        yield Namespaces(corner, restricted, denying, quota)
+        yield Namespaces(ns, restricted, denying, quota)
     for kind in ("ej/denied", "pod/stranger", "networkpolicy/deny"):
         denying.kubectl("delete", kind, "--wait=false", "--ignore-not-found")
 
@@ -241,14 +241,14 @@ def test_job_runs_in_namespace_with_default_deny_policy(applied: Namespaces) -> 
     assert "denied" in denying.log("stranger", "main"), "the policy is in force"
 
 
-def blocked(corner: Corner, name: str, reason: str) -> Json:
+def blocked(ns: JobNamespace, name: str, reason: str) -> Json:
     """Wait until the job's PodsReady condition has this reason; return the condition."""
 
     def told() -> Json | None:
-        condition = corner.condition(name, "PodsReady")
+        condition = ns.condition(name, "PodsReady")
         return condition if condition.get("reason") == reason else None
 
-    found: Json = corner.until(told, f"PodsReady of {name} to say {reason}")
+    found: Json = ns.until(told, f"PodsReady of {name} to say {reason}")
     return found
 
 
@@ -267,29 +267,29 @@ def test_quota_is_reported_and_other_pods_train(applied: Namespaces) -> None:
 def test_image_unavailable_on_one_node_is_reported_and_other_pods_train(
     applied: Namespaces,
 ) -> None:
-    corner = applied.plain
-    corner.running("half", 1)
+    ns = applied.plain
+    ns.running("half", 1)
 
-    condition = blocked(corner, "half", "ImageUnavailable")
+    condition = blocked(ns, "half", "ImageUnavailable")
     assert ONE_NODE_IMAGE in condition["message"]
     assert "half-" in condition["message"]
-    corner.advances("half", corner.latest("half") + 5)
-    corner.delete("half", "--wait=false")
+    ns.advances("half", ns.latest("half") + 5)
+    ns.delete("half", "--wait=false")
 
 
-def test_node_drain_waits_for_job_at_its_minimum(corner: Corner, nodes: Nodes) -> None:
-    corner.apply(job("least", nodes=2, least=2))
-    corner.running("least", 2)
-    before = corner.status("least")["rendezvous"]["round"]
-    node = corner.pods("least")["least-0"]["spec"]["nodeName"]
+def test_node_drain_waits_for_job_at_its_minimum(ns: JobNamespace, nodes: Nodes) -> None:
+    ns.apply(job("least", nodes=2, least=2))
+    ns.running("least", 2)
+    before = ns.status("least")["rendezvous"]["round"]
+    node = ns.pods("least")["least-0"]["spec"]["nodeName"]
     try:
         nodes.drain(node)
-        status = corner.running("least", 2, after=before)
+        status = ns.running("least", 2, after=before)
         assert status["restarts"] == 0
-        assert node not in {pod["spec"]["nodeName"] for pod in corner.active("least").values()}
+        assert node not in {pod["spec"]["nodeName"] for pod in ns.active("least").values()}
     finally:
         nodes.uncordon(node)
-    corner.delete("least", "--wait=false")
+    ns.delete("least", "--wait=false")
 
 
 def test_operator_has_not_restarted(installation: Installation) -> None:

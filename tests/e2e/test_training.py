@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.console import Json
-from tests.e2e.corner import Corner
+from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 from tests.e2e.report import Report
 
@@ -39,12 +39,12 @@ _BEGUN = re.compile(r"round (\d+) begins at (\d+) with (.+)$", re.MULTILINE)
 class Told:
     """Job of these tests, with its observations."""
 
-    corner: Corner
+    ns: JobNamespace
     report: Report
 
     @property
     def status(self) -> Json:
-        return self.corner.status(NAME)
+        return self.ns.status(NAME)
 
     @property
     def round(self) -> int:
@@ -52,21 +52,21 @@ class Told:
 
     def settled(self, steps: int = 1) -> list[str]:
         """Wait until all pods train in one round for `steps` steps; return their names."""
-        pods = sorted(self.corner.active(NAME))
-        self.corner.running(NAME, len(pods))
-        self.corner.advances(NAME, self.corner.latest(NAME) + steps)
+        pods = sorted(self.ns.active(NAME))
+        self.ns.running(NAME, len(pods))
+        self.ns.advances(NAME, self.ns.latest(NAME) + steps)
         return pods
 
     def ask(self, pod: str, file: str) -> None:
-        self.corner.exec(pod, "trainer", f"touch /tmp/{file}")
+        self.ns.exec(pod, "trainer", f"touch /tmp/{file}")
 
     def recovered(self, fault: str, act: Callable[[], object], nodes: int) -> Json:
         """Apply the fault; return the status entry of the round in which all nodes then run."""
         number = self.round
         act()
-        status = self.corner.running(NAME, nodes, after=number)
-        self.corner.advances(NAME, self.begun(number + 1))
-        found: Json = self.corner.until(
+        status = self.ns.running(NAME, nodes, after=number)
+        self.ns.advances(NAME, self.begun(number + 1))
+        found: Json = self.ns.until(
             lambda: next((e for e in self.status["rounds"] if e.get("recoveryMs")
                           and e["round"] == status["rendezvous"]["round"]), None),
             f"what the round after {fault} cost",
@@ -85,7 +85,7 @@ class Told:
                         return int(step) + 1  # never 0, which would be false
             return None
 
-        found: int = self.corner.until(look, f"the first step of round {number}")
+        found: int = self.ns.until(look, f"the first step of round {number}")
         return found - 1
 
     def saved(self, number: int) -> int:
@@ -97,18 +97,18 @@ class Told:
 
     def _logs(self) -> list[str]:
         """Return the trainers' output; a pod may be about to start in the place of another."""
-        started = self.corner.started(NAME)
-        return [self.corner.log(pod) for pod in self.corner.active(NAME) if pod in started]
+        started = self.ns.started(NAME)
+        return [self.ns.log(pod) for pod in self.ns.active(NAME) if pod in started]
 
     def explained(self) -> str:
         """Return the output of `kubectl elasticjob explain`."""
-        return self.corner.plugin("explain", NAME)
+        return self.ns.plugin("explain", NAME)
 
 
 @pytest.fixture(scope="module")
-def told(corner: Corner, report: Report) -> Told:
+def told(ns: JobNamespace, report: Report) -> Told:
     script = {"telling.py": SCRIPT.read_text()}
-    corner.apply(
+    ns.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": script},
         job(
             NAME,
@@ -124,16 +124,16 @@ def told(corner: Corner, report: Report) -> Told:
             recovery={"hangTimeoutSeconds": HANG_SECONDS},
         ),
     )
-    corner.running(NAME, 2)
-    return Told(corner, report)
+    ns.running(NAME, 2)
+    return Told(ns, report)
 
 
 def test_library_is_available_in_pods(told: Told) -> None:
     (pod, *_) = told.settled()
-    ((_, _, library), *_) = _BEGUN.findall(told.corner.log(pod))
+    ((_, _, library), *_) = _BEGUN.findall(told.ns.log(pod))
     assert library.startswith("/elasticjob/")
     look = "from importlib.util import find_spec as find; print(find('torch'), find('elasticjob'))"
-    found = told.corner.exec(pod, "trainer", f'python3 -c "{look}"')
+    found = told.ns.exec(pod, "trainer", f'python3 -c "{look}"')
     assert found.startswith("ModuleSpec(name='torch'")
     assert found.endswith(" None\n"), "the image itself has none"
 
@@ -141,8 +141,8 @@ def test_library_is_available_in_pods(told: Told) -> None:
 def test_checkpoint_is_shown_in_status(told: Told) -> None:
     (pod, *_) = told.settled()
     told.ask(pod, "save")
-    saved: int = told.corner.until(lambda: told.saved(told.round), "a checkpoint")
-    told.corner.until(
+    saved: int = told.ns.until(lambda: told.saved(told.round), "a checkpoint")
+    told.ns.until(
         lambda: saved in [m.get("checkpointStep") for m in told.status["members"]],
         f"step {saved} in the status",
         20,
@@ -152,17 +152,17 @@ def test_checkpoint_is_shown_in_status(told: Told) -> None:
 def test_replacement_workers_start_warm(told: Told) -> None:
     pods = told.settled(LEARNING_STEPS)
     victim, restarts = pods[1], told.status["restarts"]
-    cost = told.recovered("worker killed", lambda: told.corner.kill_worker(victim), nodes=len(pods))
+    cost = told.recovered("worker killed", lambda: told.ns.kill_worker(victim), nodes=len(pods))
     assert (cost["cause"], cost["members"]) == ("failure", [victim])
     assert cost["coldNodes"] == 0
     assert cost["recoveryMs"] < 1000 * RECOVERY_SECONDS
-    told.corner.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
+    told.ns.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
     explained = told.explained()
     assert f"Last interruption: a worker of {victim} failed" in explained
     assert ", recovered in " in explained
     assert f"on {victim} (" in explained
     assert "a signal ended it: " in explained
-    told.corner.until(lambda: "Recovered" in told.corner.reasons(NAME), "the event", 20)
+    told.ns.until(lambda: "Recovered" in told.ns.reasons(NAME), "the event", 20)
 
 
 def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
@@ -170,7 +170,7 @@ def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
     number, restarts = told.round, told.status["restarts"]
     (victim,) = [m["pod"] for m in told.status["members"] if m["rank"] == 1]
     told.recovered("hang", lambda: told.ask(victim, "hang"), nodes=len(pods))
-    failure = told.corner.until(
+    failure = told.ns.until(
         lambda: f if (f := told.status["firstFailure"])["round"] == number else None, "the failure"
     )
     assert (failure["class"], failure["rank"], failure["pod"]) == ("Hang", 1, victim)
@@ -179,32 +179,32 @@ def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
     assert failure["traceback"].startswith("Stack (most recent call last):")
     assert "in main\n" in failure["traceback"]
     assert "in read_batch" in failure["traceback"]
-    told.corner.until(
+    told.ns.until(
         lambda: any(
             reason == "WorkerFailed" and victim in text and "it was in read_batch" in text
-            for reason, text in told.corner.events(NAME)
+            for reason, text in told.ns.events(NAME)
         ),
         "the event",
         20,
     )
     assert "it was in read_batch" in told.explained()
-    told.corner.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
+    told.ns.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
 
 
 def test_newcomer_joins_after_a_checkpoint(told: Told) -> None:
     pods = told.settled()
     number, nodes = told.round, len(pods) + 1
-    told.corner.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
-    told.corner.until(
+    told.ns.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
+    told.ns.until(
         lambda: (
             "wait for the next checkpoint" in told.status["rendezvous"].get("waitingReason", "")
         ),
         "a newcomer that waits",
         100,
     )
-    newcomer = max(told.corner.active(NAME))
+    newcomer = max(told.ns.active(NAME))
     assert f"{newcomer} waits for the next checkpoint, for at most 600 s" in told.explained()
-    told.corner.advances(NAME, told.corner.latest(NAME) + 10)
+    told.ns.advances(NAME, told.ns.latest(NAME) + 10)
     assert told.round == number
     cost = told.recovered("join", lambda: told.ask(pods[0], "save"), nodes=nodes)
     assert (cost["cause"], cost["members"]) == ("join", [newcomer])
@@ -218,13 +218,13 @@ def test_deleted_pod_checkpoints_first_and_loses_no_step(told: Told) -> None:
     before = told.saved(number)
     began = time.monotonic()
     delete = ("delete", "pod", victim, "--wait=false")
-    cost = told.recovered("pod deleted", lambda: told.corner.kubectl(*delete), nodes=len(pods) - 1)
+    cost = told.recovered("pod deleted", lambda: told.ns.kubectl(*delete), nodes=len(pods) - 1)
     assert time.monotonic() - began < GRACE_SECONDS
     assert (cost["cause"], cost["members"]) == ("leave", [victim])
     saved = told.saved(number)
     assert saved > before
     assert told.begun(number + 1) == saved
-    (_, since) = told.corner.log(pods[0]).split(f"round {number} begins at ")
+    (_, since) = told.ns.log(pods[0]).split(f"round {number} begins at ")
     made = [int(step) for step in re.findall(r"^(?:\[\d+\] )?step (\d+) ", since, re.MULTILINE)]
     assert made == list(range(made[0], made[0] + len(made))), "none is lost, none made twice"
     assert made[-1] > saved

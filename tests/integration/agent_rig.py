@@ -22,14 +22,16 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import decode, encode
-from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.records import Round
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import Round
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.etcd_server import EtcdServer
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = ":".join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
+PYTHONPATH = ":".join(
+    str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
+)
 PATIENCE_SECONDS = 20.0
 STEADY = "last_call_timeout=15,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
 TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # accepted by each of torch's backends
@@ -194,7 +196,7 @@ class Gang:
         env: dict[str, str] | None = None,
     ) -> list[Pod]:
         """Return pods of one job with an operator's bounds; `env` is added for their agents."""
-        bounds = Bounds(
+        bounds = RendezvousParams(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
         self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())

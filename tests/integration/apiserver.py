@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from elasticjob_operator.kube import Kube
+from elasticjob_operator.kubernetes.client import Kube
 from elasticjob_operator.model.crdgen import DEFAULT_FILE
 from tests.cluster.programs import programs
 from tests.integration.certificates import Certificates, make_certificates

@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from elasticjob_agent.hands import Hello, Started, StartWorkers, WorkerExited, WorkerStart
-from elasticjob_agent.local import LocalHands
-from elasticjob_agent.pod import Attach, LauncherHands
+from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
+from elasticjob_agent.runtimes.local import LocalRuntime
+from elasticjob_agent.worker_runtime import Hello, Started, StartWorkers, WorkerExited, WorkerStart
 from elasticjob_agent.zipapp_build import build_zipapp
 
 PROCESS_TAG = "ELASTICJOB_TEST_TAG"
@@ -167,8 +167,8 @@ class LauncherProcess:
                 env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
-    def hands(self, session: str = "s1", orphan_seconds: float = 30.0) -> LauncherHands:
-        return LauncherHands(self.socket, Attach("pod-0", session, JOB_KEY, orphan_seconds))
+    def runtime(self, session: str = "s1", orphan_seconds: float = 30.0) -> LauncherClient:
+        return LauncherClient(self.socket, Attach("pod-0", session, JOB_KEY, orphan_seconds))
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)
@@ -210,9 +210,11 @@ asyncio.run(hold_workers(lambda: {runtime}, {commands!r}, {fork}))
 """
 
 
-def local_runtime(*arguments: Any, live_seconds: float | None = None, **options: Any) -> LocalHands:
+def local_runtime(
+    *arguments: Any, live_seconds: float | None = None, **options: Any
+) -> LocalRuntime:
     """Return a runtime with a launcher of its own; `live_seconds` extends the deadline."""
-    runtime = LocalHands(*arguments, **options)
+    runtime = LocalRuntime(*arguments, **options)
     if live_seconds is not None:
         _extend_deadline(runtime, live_seconds)
     return runtime
@@ -220,9 +222,9 @@ def local_runtime(*arguments: Any, live_seconds: float | None = None, **options:
 
 def attached_runtime(
     socket: str, orphan_seconds: float, live_seconds: float | None = None
-) -> LauncherHands:
+) -> LauncherClient:
     """Return a runtime that attaches to a launcher; `live_seconds` extends the deadline."""
-    runtime = LauncherHands(socket, Attach("pod-0", "s0", JOB_KEY, orphan_seconds))
+    runtime = LauncherClient(socket, Attach("pod-0", "s0", JOB_KEY, orphan_seconds))
     if live_seconds is not None:
         _extend_deadline(runtime, live_seconds)
     return runtime
@@ -230,7 +232,7 @@ def attached_runtime(
 
 def _extend_deadline(runtime: Any, seconds: float) -> None:
     """Let each heartbeat of the agent extend the workers' deadline by `seconds`."""
-    runtime.heed(lambda: time.monotonic() + seconds)
+    runtime.set_deadline(lambda: time.monotonic() + seconds)
 
 
 async def hold_workers(
@@ -288,8 +290,8 @@ class SilentAgent:
 
     @staticmethod
     async def attached(launcher: LauncherProcess, session: str) -> SilentAgent:
-        hands, _, _ = await attached(launcher)  # it is listening by now
-        await hands.aclose()
+        runtime, _, _ = await attached(launcher)  # it is listening by now
+        await runtime.aclose()
         agent = SilentAgent(*await asyncio.open_unix_connection(launcher.socket))
         key = JOB_KEY.hex()
         agent.say(type="attach", member="pod-0", session=session, job_key=key, orphan_seconds=30)
@@ -316,6 +318,6 @@ class SilentAgent:
 
 async def attached(launcher: LauncherProcess, **options: Any) -> tuple[Any, Any, Hello]:
     """Attach to the launcher; return the runtime, its events and the launcher's hello."""
-    hands = launcher.hands(**options)
-    events = hands.events()
-    return hands, events, await until(events, Hello)
+    runtime = launcher.runtime(**options)
+    events = runtime.events()
+    return runtime, events, await until(events, Hello)

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
+PYTHONPATH = os.pathsep.join(
+    str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
+)
 PATIENCE_SECONDS = 30.0
 
 WORKER = """

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.integration.apiserver import ADMIN, ApiServer, Refused
 from tests.integration.etcd_server import EtcdServer, Ports, wait_until
-from tests.integration.kube_rig import ELASTICJOBS_PATH, elasticjob
+from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 
 Json = dict[str, Any]
 SECONDS = 15.0

@@ -14,20 +14,28 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.config import Config, Identity
-from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Round
-from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+from elasticjob_rendezvous.protocol.config import Config, Identity
+from elasticjob_rendezvous.protocol.directives import (
+    Directive,
+    Finish,
+    Idle,
+    Left,
+    Refused,
+    Run,
+    Stop,
+)
+from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.members import Round
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
 DEADLINE_SECONDS = 20.0
 JOB_KEY = b"the key of this test's job"
 _ports = itertools.count(20_000)
 
-FAST = Bounds(
+FAST = RendezvousParams(
     1,
     4,
     last_call_seconds=20.0,
@@ -112,7 +120,9 @@ class Node:
         return at.record if at else None
 
 
-def settings(url: str, prefix: str, name: str, bounds: Bounds | None = FAST) -> MemberSettings:
+def settings(
+    url: str, prefix: str, name: str, bounds: RendezvousParams | None = FAST
+) -> MemberSettings:
     identity = Identity(id=f"id-{name}", name=name, address="127.0.0.1", agent_port=0)
     config = Config(
         prefix=prefix + "/" if not prefix.endswith("/") else prefix,
@@ -126,7 +136,7 @@ def settings(url: str, prefix: str, name: str, bounds: Bounds | None = FAST) -> 
 
 @contextlib.asynccontextmanager
 async def gang(
-    url: str, prefix: str, names: list[str], bounds: Bounds = FAST
+    url: str, prefix: str, names: list[str], bounds: RendezvousParams = FAST
 ) -> AsyncIterator[list[Node]]:
     """Yield started nodes; `expected` is set to their number."""
     bounds = replace(bounds, expected=len(names))

@@ -13,17 +13,19 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import decode, encode
-from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.records import Round
-from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import Round
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster
 from tests.integration.etcd_server import binary
 from tests.partitions.network import Network
 from tests.partitions.plan import Mode, Plan
 
 ROOT = Path(__file__).parents[2]
-_PYTHONPATH = ":".join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
+_PYTHONPATH = ":".join(
+    str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
+)
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _STOP_GRACE_SECONDS = 2.0
 _CTL_SECONDS = 10.0
@@ -111,7 +113,7 @@ class EtcdHost:
             return bool(self._ctl("endpoint", "status"))
         return False
 
-    def put_bounds(self, bounds: Bounds) -> None:
+    def put_bounds(self, bounds: RendezvousParams) -> None:
         self._ctl("put", self.keys.bounds, encode(bounds).decode())
 
     def dump(self) -> dict[str, bytes]:
@@ -127,7 +129,10 @@ class EtcdHost:
     def names(self) -> dict[str, str]:
         """Return the names of the newest roster's members, by id."""
         value = self.dump()[self.keys.seats]
-        return {seat.id: seat.name for seat in decode(Roster, self.keys.seats, value).seats}
+        return {
+            assignment.id: assignment.name
+            for assignment in decode(Roster, self.keys.seats, value).seats
+        }
 
 
 class Node:
@@ -223,9 +228,9 @@ class Node:
         ]
 
 
-def bounds(plan: Plan) -> Bounds:
+def bounds(plan: Plan) -> RendezvousParams:
     """Return the bounds that an operator writes for the pods of a run."""
-    return Bounds(
+    return RendezvousParams(
         1,
         plan.nodes,
         expected=plan.nodes,

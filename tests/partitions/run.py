@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from pathlib import Path
 
-from elasticjob_rendezvous.core.records import OutcomeKind, RoundState
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind, RoundState
 from tests.partitions.journal import Journal, Overlap, Writer, overlaps, writing
 from tests.partitions.network import Cut, Network
 from tests.partitions.nodes import ETCD, EtcdHost, Node, Process, bounds

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import Close
-from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.events import Close
+from elasticjob_rendezvous.protocol.records.failures import FailureClass
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from tests.sim.plan import Action
 
 if TYPE_CHECKING:
-    from tests.sim.agent import Agent
-    from tests.sim.node import Pod
+    from tests.sim.processes.agent import Agent
+    from tests.sim.processes.pod import Pod
     from tests.sim.world import World
 
 RESUME_GRACE_SECONDS = 1.5

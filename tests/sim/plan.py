@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.crashes import pause_seconds
-from elasticjob_rendezvous.core.records import Streak
+from elasticjob_rendezvous.protocol.coordinator.crash_loop import pause_seconds
+from elasticjob_rendezvous.protocol.records.members import Streak
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Plan:
     """
 
     profile: str
-    bounds: Bounds
+    bounds: RendezvousParams
     arrivals: tuple[float, ...]
     operator: bool = True
     slots: tuple[int, ...] = (1,)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 
-from elasticjob_rendezvous.core.engine import Engine
-from tests.sim import liveness, schedule
-from tests.sim.invariants import Violation
+from elasticjob_rendezvous.protocol.engine import Engine
+from tests.sim import schedule
+from tests.sim.invariants import liveness
+from tests.sim.invariants.checker import Violation
 from tests.sim.plan import Plan
 from tests.sim.world import EngineFactory, Line, Result, World
 

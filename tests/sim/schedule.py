@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.sim.plan import Action, Kind, Plan
 
 Profile = Callable[[Random], Plan]
@@ -25,10 +25,10 @@ def profile(seed: int) -> str:
     return sorted(PROFILES)[seed % len(PROFILES)]
 
 
-def _bounds(rng: Random, most: int = 5) -> Bounds:
+def _bounds(rng: Random, most: int = 5) -> RendezvousParams:
     least = rng.randint(1, 2)
     top = rng.randint(max(2, least), most)
-    return Bounds(
+    return RendezvousParams(
         min_nodes=least,
         max_nodes=top,
         increment=rng.choice((1, 1, 1, 2)),

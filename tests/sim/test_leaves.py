@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.codec import decode
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.sim.plan import Action, Plan
 from tests.sim.run import report, simulate
 from tests.sim.world import Result, World
@@ -29,7 +29,9 @@ def plan(seed: int, outage: str, seconds: float, victims: tuple[int, ...]) -> Pl
     actions += [Action(drained_at + 0.4 * i, "drain", who) for i, who in enumerate(victims)]
     return Plan(
         profile="leaves",
-        bounds=Bounds(2, 4, keep_alive_seconds=5.0, last_call_seconds=1.0, stop_grace_seconds=0.5),
+        bounds=RendezvousParams(
+            2, 4, keep_alive_seconds=5.0, last_call_seconds=1.0, stop_grace_seconds=0.5
+        ),
         arrivals=(0.1, 0.2, 0.3, 0.4),
         operator=False,
         replaces=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim import schedule
-from tests.sim.planted import BUGS, Bug
+from tests.sim.planted_bugs.catalog import BUGS, Bug
 from tests.sim.run import simulate
 
 MOST_SEEDS = 2_000

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from elasticjob_rendezvous.core.config import Config, Identity
-from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.keys import Keys
-from tests.sim.agent import Agent
-from tests.sim.controller import Controller
+from elasticjob_rendezvous.protocol.config import Config, Identity
+from elasticjob_rendezvous.protocol.engine import Engine
+from elasticjob_rendezvous.protocol.records.keys import Keys
+from tests.sim.etcd.simulated_etcd import EXPIRY_CHECK_SECONDS, SimEtcd
 from tests.sim.faults import Faults
-from tests.sim.gang import Gangs
-from tests.sim.invariants import Checker, Violation
-from tests.sim.isolation import Isolation
-from tests.sim.links import Switchboard
-from tests.sim.network import Delays, Network
-from tests.sim.node import Pod
+from tests.sim.invariants.checker import Checker, Violation
+from tests.sim.invariants.ground_truth import Truth
+from tests.sim.invariants.running_workers import Running
+from tests.sim.invariants.self_fencing import Isolation
+from tests.sim.network.links import Switchboard
+from tests.sim.network.reachability import Delays, Network
 from tests.sim.plan import Plan
-from tests.sim.running import Running
-from tests.sim.simetcd import EXPIRY_CHECK_SECONDS, SimEtcd
-from tests.sim.truth import Truth
+from tests.sim.processes.agent import Agent
+from tests.sim.processes.operator import Controller
+from tests.sim.processes.pod import Pod
+from tests.sim.processes.training import Gangs
 
 MOST_EVENTS = 100_000
 PREFIX = "/elasticjob/sim/job/0/"

@@ -11,7 +11,10 @@ import pytest
 
 from tests.paths import ROOT
 
-FOLDERS = ("sidecar", "operator", "cli", "scripts", "bench", "examples", "tests")
+FOLDERS = (
+    *("operator", "sdk", "rendezvous", "sidecar", "cli"),
+    *("scripts", "bench", "examples", "tests"),
+)
 CLAUSE = re.compile(r"(what|how|whether|why|who|whom|whose|for|where|when|that|so)\b", re.I)
 """First words of a docstring that announce a clause instead of a noun phrase or a verb."""
 LONGEST_SUBJECT = 72

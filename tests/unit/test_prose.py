@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PRODUCT = ("operator", "sidecar", "cli", "bench")
+PRODUCT = ("operator", "sdk", "rendezvous", "sidecar", "cli", "bench")
 WORDS = re.compile(r"[a-z]+ [a-z]+")
 SEARCHES = frozenset(
     [

@@ -15,17 +15,24 @@ from tests.paths import ROOT
 
 PACKAGES = (
     "operator/elasticjob_operator",
-    "sidecar/elasticjob_rendezvous",
-    "sidecar/elasticjob",
+    "rendezvous/elasticjob_rendezvous",
+    "sdk/elasticjob",
     "sidecar/elasticjob_agent",
+    "sidecar/elasticjob_launcher",
     "cli/elasticjob_cli",
 )
 CORES = sorted(
     module
-    for package in PACKAGES
-    for module in (ROOT / package / "core").glob("**/*.py")
-    if (ROOT / package / "core").is_dir()
+    for folder in (
+        "operator/elasticjob_operator/domain",
+        "rendezvous/elasticjob_rendezvous/protocol",
+        "rendezvous/elasticjob_rendezvous/dynamic/core",
+        "rendezvous/elasticjob_rendezvous/etcd_v2/core",
+        "sidecar/elasticjob_agent/core",
+    )
+    for module in (ROOT / folder).rglob("*.py")
 )
+PROTOCOL_PARTS = ("coordinator", "liveness", "records")
 # In two parts: this file may not name them either.
 REGISTRIES = [
     f"{name}.{domain}"
@@ -179,18 +186,19 @@ def test_architecture_page_maps_every_package_and_protocol_module() -> None:
     first_cells = re.findall(r"^\| ((?:`[^`]+`[,; ]*)+) \|.+\|$", text, re.M)
     mapped = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
     named = {name for name in mapped if "/" in name and not (ROOT / name).exists()}
-    rendezvous = ROOT / "sidecar" / "elasticjob_rendezvous"
+    rendezvous = ROOT / "rendezvous" / "elasticjob_rendezvous"
     assert {name for name in named if not (rendezvous / name).exists()} == set()
     found = set()
     for package in PACKAGES:
         for folder in [ROOT / package, *(ROOT / package).rglob("*")]:
             if folder.is_dir() and any(folder.glob("*.py")):
                 found.add(str(folder.relative_to(ROOT)))
-    prefix = "sidecar/elasticjob_rendezvous/"
-    nested = {f"{prefix}dynamic/core", f"{prefix}etcd_v2/core"}  # named in their parents' lines
+    prefix = "rendezvous/elasticjob_rendezvous/"
+    inner = ("dynamic/core", "etcd_v2/core", *(f"protocol/{name}" for name in PROTOCOL_PARTS))
+    nested = {f"{prefix}{name}" for name in inner}  # named in their parents' lines
     assert {name for name in found - nested if name.removeprefix(prefix) not in mapped} == set()
     for name in nested:
         assert f"`{name.removeprefix(prefix)}`" in text
-    modules = {path.stem for path in (rendezvous / "core").glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (rendezvous / "protocol").rglob("*.py")} - {"__init__"}
     section = text.partition("## Modules of the protocol")[2].partition("\n## ")[0]
     assert modules - set(re.findall(r"`([^`]+)`", section)) == set()

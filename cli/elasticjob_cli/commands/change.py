@@ -10,9 +10,9 @@ import typer
 
 from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
 from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.local.control import call
-from elasticjob_cli.local.state import JobFolder, job
-from elasticjob_operator.model.base import INT32_MAX
+from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.job_store import JobFolder, find_job
+from elasticjob_operator.model.types import INT32_MAX
 
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
@@ -37,7 +37,7 @@ def scale(
     Examples:
       elasticjob scale digits --nodes 4
     """
-    answer = call(job(namespace, name), "scale", nodes=nodes)
+    answer = send_command(find_job(namespace, name), "scale", nodes=nodes)
     wanted = answer["wanted"]
     note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
     typer.echo(f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}")
@@ -50,11 +50,11 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     Examples:
       elasticjob delete digits
     """
-    folder = job(namespace, name)
+    folder = find_job(namespace, name)
     if folder.running():
         seconds = END_SECONDS
         try:
-            seconds += call(folder, "delete").get("graceSeconds", 0)
+            seconds += send_command(folder, "delete").get("graceSeconds", 0)
         except CommandError:
             if folder.running():  # else it ended by itself meanwhile
                 raise
@@ -102,8 +102,8 @@ def fault(
       elasticjob fault kill-worker digits digits-0
       elasticjob fault drain digits digits-1
     """
-    folder = job(namespace, name)
+    folder = find_job(namespace, name)
     if not folder.running():
         raise BadInput(f'job "{name}" is not running: faults need a running job')
-    answer = call(folder, "fault", kind=kind, pod=pod)
+    answer = send_command(folder, "fault", kind=kind, pod=pod)
     typer.echo(answer["done"])

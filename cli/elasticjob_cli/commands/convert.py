@@ -13,16 +13,17 @@ from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
-from elasticjob_cli.wholefile import replace_file
+from elasticjob_cli.output import replace_file
 from elasticjob_operator.model.manifest import (
     STANDARD_INPUT,
     FileProblem,
     InvalidFile,
+    YamlDocument,
+    documents,
     read_text,
     shown,
 )
 from elasticjob_operator.model.problems import field_path
-from elasticjob_operator.model.yaml_nodes import YamlDocument, documents
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticjob_cli.commands.explain import ABANDONED, abandoned, local_explanation
+from elasticjob_cli.commands.explain import RUNNER_GONE, is_runner_gone, local_explanation
 from elasticjob_cli.commands.options import (
     DEFAULT_NAMESPACE,
     Name,
@@ -18,10 +18,10 @@ from elasticjob_cli.commands.options import (
     as_yaml,
     until_interrupted,
 )
+from elasticjob_cli.commands.tables import aligned, description, header, job_list, row
 from elasticjob_cli.errors import CommandError, ExitCode
-from elasticjob_cli.local.state import JobFolder, job, jobs
-from elasticjob_cli.tables import aligned, description, header, job_list, row
-from elasticjob_operator.core.store_status import over_text, trouble_text
+from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
+from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob
 
 POLL_SECONDS = 0.2
@@ -48,7 +48,9 @@ def get(
       elasticjob get digits -o yaml
       elasticjob get digits -w
     """
-    folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
+    folders = (
+        [find_job(namespace, name)] if name else list_jobs(None if all_namespaces else namespace)
+    )
     running = {folder: folder.running() for folder in folders}  # before the read, see `explain`
     found, unreadable = _read(folders)
     if name and unreadable:
@@ -63,8 +65,8 @@ def get(
     if output in (None, Output.WIDE):
         for folder, item in found.items():
             found_job = ElasticJob.model_validate(item)
-            if abandoned(found_job, running[folder]):
-                typer.echo(f"{item['metadata']['name']}: {ABANDONED}", err=True)
+            if is_runner_gone(found_job, running[folder]):
+                typer.echo(f"{item['metadata']['name']}: {RUNNER_GONE}", err=True)
             elif trouble := trouble_text(found_job.status):
                 typer.echo(f"{item['metadata']['name']}: {trouble}", err=True)
     if watch:
@@ -124,7 +126,7 @@ def _print_store(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Print that the rendezvous store became unavailable, or available again."""
     was, job = ElasticJob.model_validate(before), ElasticJob.model_validate(now)
     known, text = trouble_text(was.status), trouble_text(job.status)
-    if text != known and (said := text or over_text(job.status)):
+    if text != known and (said := text or recovered_text(job.status)):
         typer.echo(f"{job.metadata.name}: {said}", err=True)
 
 
@@ -141,7 +143,7 @@ def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     Examples:
       elasticjob describe digits
     """
-    folder = job(namespace, name)
+    folder = find_job(namespace, name)
     running = folder.running()  # before the read, so that a runner's last write is not missed
     found = ElasticJob.model_validate(folder.object())
     told = local_explanation(found, running)

@@ -11,8 +11,8 @@ import typer
 
 from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace, until_interrupted
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.local.logs import TRAINER, Tail, pods, seat_of, worker_logs
-from elasticjob_cli.local.state import JobFolder, job
+from elasticjob_cli.local.job_store import JobFolder, find_job
+from elasticjob_cli.local.logs import TRAINER, Tail, find_worker, pods_with_output, worker_logs
 
 POLL_SECONDS = 0.1
 
@@ -38,7 +38,7 @@ def logs(
       elasticjob logs digits -f
       elasticjob logs digits --rank 1 --round 3
     """
-    folder = job(namespace, name)
+    folder = find_job(namespace, name)
     if rank is None:
         if round_number is not None:
             raise BadInput("--round must come with --rank")
@@ -56,7 +56,7 @@ def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:
     running = True
     while running:
         running = follow and folder.running()  # before the read, so the last lines are not missed
-        for pod in pods(folder.logs):
+        for pod in pods_with_output(folder.logs):
             tail = tails.setdefault(pod, Tail(folder.logs / pod / TRAINER))
             yield from (f"{pod} {line}" for line in tail.lines())
             if not running:
@@ -71,8 +71,8 @@ def _of_rank(folder: JobFolder, rank: int, number: int | None, follow: bool) -> 
     running = True
     while running:
         running = follow and folder.running()
-        seat = seat_of(folder.rounds(), rank, number)
-        for path in worker_logs(folder.logs, seat):
+        assignment = find_worker(folder.rounds(), rank, number)
+        for path in worker_logs(folder.logs, assignment):
             tails.setdefault(path, Tail(path))
         for tail in tails.values():
             yield from tail.lines()

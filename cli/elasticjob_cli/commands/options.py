@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from elasticjob_cli.errors import ExitCode
-from elasticjob_cli.local.state import DEFAULT_NAMESPACE
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME", show_default=False)]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]

@@ -10,19 +10,17 @@ from typing import Annotated
 import typer
 
 from elasticjob_cli import settings
+from elasticjob_cli.commands.tables import failure_lines, history_lines, restarts_text
 from elasticjob_cli.errors import BadInput, ExitCode
-from elasticjob_cli.lastwords import last_words
-from elasticjob_cli.local import screen
-from elasticjob_cli.local.container import Trainer, trainer
-from elasticjob_cli.local.ended import Ended
-from elasticjob_cli.local.interpreter import interpreter
-from elasticjob_cli.local.state import DEFAULT_NAMESPACE
-from elasticjob_cli.local.view import LiveView, PlainView, View
-from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
+from elasticjob_cli.local import display
+from elasticjob_cli.local.container import Trainer, interpreter, trainer
+from elasticjob_cli.local.display import LiveView, PlainView, View
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
+from elasticjob_cli.output import final_summary
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.base import INT32_MAX
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, load_file, shown
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_operator.model.types import INT32_MAX
+from elasticjob_rendezvous.protocol.text import echoed
 
 
 def run(
@@ -73,7 +71,7 @@ def run(
       kubectl get elasticjob digits -o yaml | elasticjob run -
     """
     job, container = prepare(file, name, nodes, python)
-    console = screen.console()
+    console = display.console()
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
     try:
         ended = asyncio.run(execute(job, container, view, file, console_logs))
@@ -81,8 +79,8 @@ def run(
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     finally:
         view.close()
-    with last_words():
-        print_end(ended)
+    with final_summary():
+        print_outcome(ended)
     raise typer.Exit(int(ended.exit_code))
 
 
@@ -138,7 +136,7 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
 
 async def execute(
     job: ElasticJob, container: Trainer, view: View, file: str, console_logs: bool
-) -> Ended:
+) -> RunOutcome:
     """Run the job; raises `CommandError` if the local cluster fails."""
     # Imported here: it takes as long to load as everything else, and other commands do not need it.
     from elasticjob_cli.local.run import LocalRun
@@ -147,7 +145,7 @@ async def execute(
     return await LocalRun(job, container, view, manifest, console_logs).run()
 
 
-def print_end(ended: Ended) -> None:
+def print_outcome(ended: RunOutcome) -> None:
     """Print the rounds with causes and times, and the first failure of a failed job."""
     status = ended.job.status
     for line in history_lines(ended.rounds):

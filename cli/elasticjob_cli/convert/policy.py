@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elasticjob_cli.convert.source import Json, Part
 from elasticjob_cli.convert.template import Template
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_rendezvous.protocol.text import echoed
 
 _CONF_FIELDS = {
     "timeout": "joinTimeoutSeconds",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elasticjob_operator.model.problems import Location
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_rendezvous.protocol.text import echoed
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -1,18 +1,66 @@
-"""Conversion of a PyTorchJob's replica templates to the pod template of an ElasticJob."""
+"""Conversion of a PyTorchJob's replica templates to the pod template of an ElasticJob.
+
+torchrun is removed from the trainer's command, as the operator does; its numbers are kept as
+fields of the job.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from elasticjob_cli.convert.command import Command, option, without_launcher
 from elasticjob_cli.convert.source import Json, Part, Remark
-from elasticjob_operator.core.nested import Unsafe
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import trainer_command
 from elasticjob_operator.model.problems import Location, field_path
+
+_KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command without its launcher.
+
+    Args:
+        launched: set if a launcher such as torchrun was removed.
+        note: description of the removed parts.
+    """
+
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    launched: bool
+    note: str
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """Return the value of a launcher's option in any spelling; None if it is not given."""
+    for index, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if key.replace("_", "-") == name:
+            return value if equals else next(iter(words[index + 1 :]), None)
+    return None
+
+
+def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
+    """Return the command that each worker runs.
+
+    Raises:
+        Unsafe: the command has a launcher that cannot be removed.
+    """
+    words = (*command, *args)
+    asked = option(words, "--nproc-per-node") or ""
+    found = trainer_command(command, args, int(asked) if asked.isdigit() else 1)
+    if found.launcher is None:
+        return Command(tuple(command), tuple(args), False, "")
+    # Unlike in a pod, some options keep their effect here: they become fields of the job.
+    note = found.note_with("its options left out")
+    kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
+    return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))
+
 
 TRAINER = "pytorch"
 """Name of a PyTorchJob's training container, by its operator's convention."""
@@ -165,7 +213,7 @@ def _command(at: Part) -> Command:
         )
     try:
         found = without_launcher([str(word) for word in command], [str(word) for word in args])
-    except Unsafe as error:
+    except CannotUnwrap as error:
         raise at.refused("command", str(error)) from error
     if found.note:
         at.note("command", found.note)
@@ -185,7 +233,7 @@ def _warn_of_master(container: Json, at: Part, job: str) -> None:
             )
 
 
-def describe(paths: list[Location]) -> str:
+def paths_text(paths: list[Location]) -> str:
     """Format up to four paths for a message."""
     shown = ", ".join(field_path(path) or "template" for path in paths[:4])
     return shown + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")

@@ -1,6 +1,7 @@
 """Trainer container as a process on this machine: command, environment and working folder.
 
-No I/O except reading files: errors at start are detected before anything is started.
+The interpreter that `--python` names is located, checked, and substituted for the job's.
+Files are only read: errors at start are detected before anything is started.
 """
 
 from __future__ import annotations
@@ -8,18 +9,94 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.local.interpreter import check_found, is_python
-from elasticjob_operator.core.command import Wrapped, wrapped
-from elasticjob_operator.core.nested import Unsafe
-from elasticjob_operator.core.workers import workers_per_node
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
+from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model import ElasticJob
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_rendezvous.protocol.text import echoed
+
+PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+"""Pattern of interpreter names."""
+OLDEST = (3, 8)
+ASK_SECONDS = 30.0
+_QUESTION = "import sys; print('python %d %d' % sys.version_info[:2])"
+"""Program that prints the version; valid in every Python."""
+_ANSWER = re.compile(r"python (\d+) (\d+)\s*")
+_NAMES = ("python3", "python")
+_WORD = re.compile(r"[\w.]+")
+
+
+def interpreter(given: str) -> Path:
+    """Return the interpreter given by path or by name on PATH; raises `BadInput`."""
+    found = shutil.which(given)
+    if found is None:
+        path = Path(given)
+        if path.is_dir():
+            problem = f"is a folder; did you mean {path / 'bin' / 'python'}?"
+        elif path.exists():
+            problem = "is not executable"
+        else:
+            problem = "does not exist" if "/" in given else "is not on PATH"
+        raise BadInput(f"--python must be a Python interpreter: {given} {problem}")
+    version = _version(found)
+    if version < OLDEST:
+        least, is_now = (".".join(map(str, one)) for one in (OLDEST, version))
+        raise BadInput(f"--python must be Python {least} or later: {found} is {is_now}")
+    return Path(found).absolute()
+
+
+def _version(program: str) -> tuple[int, ...]:
+    try:
+        ran = subprocess.run(
+            [program, "-c", _QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ASK_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadInput(f"--python must be a Python interpreter: {error}") from error
+    answer = _ANSWER.fullmatch(ran.stdout)
+    if answer is None:
+        lines = (ran.stderr or ran.stdout).strip().splitlines()
+        said = f": {lines[-1]}" if lines else ""
+        raise BadInput(
+            f"--python must be a Python interpreter: {program} does not run Python code{said}"
+        )
+    return int(answer[1]), int(answer[2])
+
+
+def is_python(program: str) -> bool:
+    return PYTHON.fullmatch(Path(program).name) is not None
+
+
+def check_found(python: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Check that a command such as a shell's finds the same `python` on PATH.
+
+    Only the interpreter's folder was put first on PATH. Raises `BadInput`.
+    """
+    words = set(_WORD.findall(" ".join(argv)))
+    for name in _NAMES:
+        found = shutil.which(name, path=env.get("PATH")) if name in words else None
+        if found is not None and not _same(Path(found), python):
+            raise BadInput(
+                f"--python: the job's command is {argv[0]}, for which {name} is {found}, not "
+                f"{python}: give an interpreter whose file name is {name}, or start the command "
+                "with python3"
+            )
+
+
+def _same(found: Path, python: Path) -> bool:
+    return found.parent == python.parent and found.samefile(python)
+
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*[mc]")
@@ -99,11 +176,11 @@ def _environment(
     return env, tuple(unresolved)
 
 
-def _command(job: ElasticJob, where: str) -> Wrapped:
+def _command(job: ElasticJob, where: str) -> TrainerCommand:
     container = job.trainer()
     try:
-        return wrapped(container.command or (), container.args or (), workers_per_node(job))
-    except Unsafe as error:
+        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
+    except CannotUnwrap as error:
         raise BadInput(f"{where}: command: {error}") from error
 
 

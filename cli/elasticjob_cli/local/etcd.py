@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.logs import last_words
+from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
 
@@ -137,7 +137,7 @@ class EtcdServer:
                 return
         raise CommandError(
             f"etcd ({program}) did not come up in {ATTEMPTS} attempts; its output is in {self._log}"
-            + last_words(self._log)
+            + last_line(self._log)
         )
 
     async def again(self) -> None:
@@ -148,7 +148,7 @@ class EtcdServer:
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._starts) > 2 * ATTEMPTS:
-            said = last_words(self._log)
+            said = last_line(self._log)
             raise CommandError(f"etcd keeps exiting; its output is in {self._log}{said}")
         environment = base_environment()
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 TRAINER = "trainer.log"
 AGENT = "agent.log"
@@ -96,7 +96,7 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def last_words(*files: Path) -> str:
+def last_line(*files: Path) -> str:
     """Return `: ` and the last line of the first file that has one; empty without any."""
     for file in files:
         tail = Tail(file)
@@ -107,12 +107,12 @@ def last_words(*files: Path) -> str:
     return ""
 
 
-def pods(logs: Path) -> list[str]:
+def pods_with_output(logs: Path) -> list[str]:
     """Return the names of pods with output, in natural order."""
     return sorted((path.parent.name for path in logs.glob(f"*/{TRAINER}")), key=natural_order)
 
 
-def seat_of(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict[str, Any]:
+def find_worker(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict[str, Any]:
     """Return a rank's pod, round and local rank; by default in its last round.
 
     Raises `BadInput` that lists the existing ranks or rounds.
@@ -124,17 +124,17 @@ def seat_of(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict
         there = ", ".join(str(item["round"]) for item in rounds)
         raise BadInput(f"there is no round {number}; rounds: {there}")
     for item in reversed(chosen):
-        for seat in item["seats"]:
-            if seat["baseRank"] <= rank < seat["baseRank"] + seat["slots"]:
-                local_rank = rank - seat["baseRank"]
-                return {"pod": seat["pod"], "round": item["round"], "localRank": local_rank}
+        for assignment in item["seats"]:
+            if assignment["baseRank"] <= rank < assignment["baseRank"] + assignment["slots"]:
+                local_rank = rank - assignment["baseRank"]
+                return {"pod": assignment["pod"], "round": item["round"], "localRank": local_rank}
     most = max(item["worldSize"] for item in chosen) - 1
     raise BadInput(f"there is no rank {rank}; ranks are 0 to {most}")
 
 
-def worker_logs(logs: Path, seat: dict[str, Any]) -> tuple[Path, Path]:
+def worker_logs(logs: Path, assignment: dict[str, Any]) -> tuple[Path, Path]:
     """Return the files of one worker's standard output and error."""
-    inside = f"round_{seat['round']}/{seat['localRank']}"
-    found = sorted((logs / seat["pod"] / WORKERS).glob(f"**/{inside}"))
-    folder = found[-1] if found else logs / seat["pod"] / WORKERS / inside
+    inside = f"round_{assignment['round']}/{assignment['localRank']}"
+    found = sorted((logs / assignment["pod"] / WORKERS).glob(f"**/{inside}"))
+    folder = found[-1] if found else logs / assignment["pod"] / WORKERS / inside
     return folder / "stdout.log", folder / "stderr.log"

@@ -1,4 +1,4 @@
-"""Runner's client of the supervisor (warden), which starts and reaps a local run's processes."""
+"""Runner's client of the supervisor, which starts and reaps a local run's processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local import warden
+from elasticjob_cli.local import supervisor
 
 START_SECONDS = 15.0
 MAX_LINE = 1 << 20
@@ -24,7 +24,7 @@ class ProcessRefused(CommandError):
     """The operating system refused to start a program."""
 
 
-class WardenGone(CommandError):
+class SupervisorGone(CommandError):
     """The supervisor ended before the run, and with it every process of the job."""
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Exit:
         return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
 
 
-def _start_warden(run_dir: Path, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_supervisor(run_dir: Path, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(run_dir)],
+            [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), str(run_dir)],
             pass_fds=[theirs.fileno(), lock],
             start_new_session=True,  # only the runner gets Ctrl-C from the terminal
             stdin=subprocess.DEVNULL,
@@ -76,8 +76,8 @@ class Processes:
         It shares the file descriptor `lock`, so that the lock is held until the last process is
         gone, even if the runner is killed.
         """
-        warden.become_subreaper()  # if the supervisor is killed, this process adopts its orphans
-        self._process, ours = _start_warden(run_dir, lock)
+        supervisor.become_subreaper()  # if the supervisor is killed, this process adopts orphans
+        self._process, ours = _start_supervisor(run_dir, lock)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self._listening = asyncio.create_task(self._listen())
 
@@ -115,15 +115,15 @@ class Processes:
         """Kill all remaining processes and the supervisor, which removes `run_dir`."""
         self._writer.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(warden.END_SECONDS + 5):
+            async with asyncio.timeout(supervisor.END_SECONDS + 5):
                 await asyncio.to_thread(self._process.wait)
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        warden.kill_all_descendants(1.0)
+        supervisor.kill_all_descendants(1.0)
 
     def _tell(self, **command: object) -> None:
         if self.gone.is_set():
-            raise WardenGone
+            raise SupervisorGone
         self._writer.write(json.dumps(command).encode() + b"\n")
 
     async def _listen(self) -> None:
@@ -133,7 +133,7 @@ class Processes:
         self.gone.set()
         for waiting in self._starts.values():
             if not waiting.done():
-                waiting.set_exception(WardenGone())
+                waiting.set_exception(SupervisorGone())
 
     def _hear(self, event: dict[str, Any]) -> None:
         match event["event"]:

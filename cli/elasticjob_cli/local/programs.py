@@ -14,13 +14,13 @@ from pathlib import Path
 
 from elasticjob_agent.zipapp_build import build_zipapp
 from elasticjob_cli.local.container import Trainer
-from elasticjob_cli.local.pods import UID_VARIABLE, PodFiles, Program
-from elasticjob_operator.core.backends import STORE_INDEX, is_steered, told_bounds
-from elasticjob_operator.core.names import pod_name
-from elasticjob_operator.core.workers import workers_per_node
+from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
+from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.plan.backends import STORE_INDEX, agent_params, is_steered
+from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model import ElasticJob
-from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.protocol.records.codec import encode
+from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
 LOOPBACK = "127.0.0.1"
 
@@ -103,7 +103,7 @@ class PodPrograms:
         hosts = files.name == pod_name(job.metadata.name, STORE_INDEX)
         return {
             "ELASTICJOB_BACKEND": job.spec.rendezvous.backend.value,
-            "ELASTICJOB_BOUNDS": encode(told_bounds(job)).decode(),
+            "ELASTICJOB_BOUNDS": encode(agent_params(job)).decode(),
             "ELASTICJOB_STORE_HOST": str(hosts).lower(),
             "ELASTICJOB_CONTROL": str(files.control),
         }

@@ -19,32 +19,28 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_agent import signals
-from elasticjob_agent.scratch import ScratchFolder
+from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli import settings
 from elasticjob_cli.errors import CommandError, ExitCode, Interrupted
 from elasticjob_cli.local import control, etcd
-from elasticjob_cli.local.apply import Applier
-from elasticjob_cli.local.asked import AskedAgents
+from elasticjob_cli.local.agent_poller import AgentPoller
 from elasticjob_cli.local.container import Trainer
-from elasticjob_cli.local.ended import Ended
-from elasticjob_cli.local.logs import TRAINER, Tail, pods
-from elasticjob_cli.local.loop import Loop
-from elasticjob_cli.local.pods import Kubelet
+from elasticjob_cli.local.control import ControlCommands
+from elasticjob_cli.local.display import Snapshot, View, node_rows, read_progress
+from elasticjob_cli.local.job_store import JobFolder, Run, RunOutcome, StoredJob
+from elasticjob_cli.local.kubelet import Kubelet
+from elasticjob_cli.local.logs import TRAINER, Tail, pods_with_output
 from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
-from elasticjob_cli.local.records import RoundBook
-from elasticjob_cli.local.snapshot import Snapshot, node_rows, read_progress
-from elasticjob_cli.local.state import JobFolder, Run
-from elasticjob_cli.local.stored import StoredJob
-from elasticjob_cli.local.verbs import Verbs
-from elasticjob_cli.local.view import View
-from elasticjob_operator.core.observed import Observed, SeenTrouble
-from elasticjob_operator.mirror import Mirror
+from elasticjob_cli.local.reconciler import Applier, ReconcileLoop
+from elasticjob_cli.local.round_log import RoundLog
+from elasticjob_operator.domain.observed.state import Observed, SeenTrouble
 from elasticjob_operator.model import ElasticJob, Phase
-from elasticjob_operator.model.enums import Backend
-from elasticjob_rendezvous.core.keys import ROOT
+from elasticjob_operator.model.types import Backend
+from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
+from elasticjob_rendezvous.protocol.records.keys import ROOT
 from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 OUTPUT_SECONDS = 0.1
@@ -64,7 +60,7 @@ class LocalRun:
         self._manifest = manifest
         self._console_logs = console_logs
         self._began = time.monotonic()
-        self._book = RoundBook(time.time_ns() // 1_000_000)
+        self._round_log = RoundLog(time.time_ns() // 1_000_000)
         self._troubles: set[str] = set()
         self._tails: dict[str, Tail] = {}
         self._interrupted = False
@@ -72,14 +68,14 @@ class LocalRun:
         self._backend = job.spec.rendezvous.backend
         self._etcd: etcd.EtcdServer | None = None
         self._kubelet: Kubelet | None = None
-        self._loop: Loop | None = None
+        self._loop: ReconcileLoop | None = None
 
-    async def run(self) -> Ended:
+    async def run(self) -> RunOutcome:
         """Run the job; raises `CommandError` if the local cluster fails or was interrupted."""
-        with signals.heeded(self._interrupt, to_the_end=True):  # until the teardown is done
+        with signals.handle_signals(self._interrupt, to_the_end=True):  # until the teardown is done
             return await self._run()
 
-    async def _run(self) -> Ended:
+    async def _run(self) -> RunOutcome:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
         lock = self._folder.acquire()
@@ -97,9 +93,11 @@ class LocalRun:
                 raise Interrupted("interrupted before the job began; nothing is running") from None
         finally:
             self._folder.release()
-        return Ended(self._stored.job, self._book.rounds(), self._exit_code(), self._elapsed())
+        return RunOutcome(
+            self._stored.job, self._round_log.rounds(), self._exit_code(), self._elapsed()
+        )
 
-    async def _until_all_ended(self, scratch: ScratchFolder) -> None:
+    async def _until_all_ended(self, scratch: TempDir) -> None:
         try:
             with self._warnings():
                 await self._in_cluster(scratch.path)
@@ -118,44 +116,44 @@ class LocalRun:
         programs = PodPrograms(self._stored.job, self._trainer, environment, run_dir, endpoint)
         programs.build()
         async with AsyncExitStack() as stack:
-            written: tuple[Client, Mirror] | None = None
+            written: tuple[Client, InformerCache] | None = None
             if self._backend is Backend.ETCD:
                 made = Client([endpoint], request_timeout_seconds=REQUEST_SECONDS)
                 client = await stack.enter_async_context(made)
-                written = client, Mirror(client)
+                written = client, InformerCache(client)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             kubelet = Kubelet(
                 self._processes, run_dir, self._folder.logs, programs, tasks, self._note
             )
             applier = Applier(written, kubelet, programs.prefix, self._stored, self._note)
-            mirror: Mirror | AskedAgents
+            cache: InformerCache | AgentPoller
             trouble: Callable[[], SeenTrouble | None]
             watched: list[Coroutine[Any, Any, None]] = []
             if written is not None:
-                mirror = written[1]
+                cache = written[1]
                 monitor = self._monitor(written[0], endpoint)
                 watched.append(monitor.run())
-                trouble = partial(_seen_here, monitor)
+                trouble = partial(_seen_by_runner, monitor)
             else:
-                mirror = asked = AskedAgents(kubelet, lambda: applier.prefix, programs.job_key_file)
-                trouble = asked.trouble
-            loop = Loop(
+                cache = poller = AgentPoller(kubelet, lambda: applier.prefix, programs.job_key_file)
+                trouble = poller.trouble
+            loop = ReconcileLoop(
                 self._stored,
                 self._processes,
-                mirror,
+                cache,
                 kubelet,
                 applier,
-                self._book,
+                self._round_log,
                 self._show,
                 trouble,
             )
             self._kubelet, self._loop, self._setup = kubelet, loop, None
             helpers = [
                 tasks.create_task(work)
-                for work in (mirror.run(), loop.follow_mirror(), self._follow_output(), *watched)
+                for work in (cache.run(), loop.follow_cache(), self._follow_output(), *watched)
             ]
-            verbs = Verbs(self._stored, kubelet, self._processes, self._note)
-            server = await control.serve(run_dir / control.SOCKET, verbs.act)
+            commands = ControlCommands(self._stored, kubelet, self._processes, self._note)
+            server = await control.serve(run_dir / control.SOCKET, commands.act)
             self._announce(run_dir)
             try:
                 await loop.run()
@@ -250,7 +248,7 @@ class LocalRun:
             await asyncio.sleep(OUTPUT_SECONDS)
 
     def _show_output(self) -> None:
-        for pod in pods(self._folder.logs) if self._console_logs else ():
+        for pod in pods_with_output(self._folder.logs) if self._console_logs else ():
             tail = self._tails.setdefault(pod, Tail(self._folder.logs / pod / TRAINER))
             for line in tail.lines():
                 self._view.output(pod, line)
@@ -281,7 +279,7 @@ class LocalRun:
         self._note(self._trainer.note)
 
     def _show(self, observed: Observed) -> None:
-        rows = node_rows(observed, self._book.ranks(observed.rendezvous.round))
+        rows = node_rows(observed, self._round_log.ranks(observed.rendezvous.round))
         progress = read_progress(self._folder.logs)
         self._view.show(Snapshot(self._stored.job, self._elapsed(), rows, progress))
         if self._view.gone and not self._interrupted:
@@ -299,7 +297,7 @@ class _NoteHandler(logging.Handler):
         self._run._note(record.getMessage())
 
 
-def _seen_here(monitor: StoreMonitor) -> SeenTrouble | None:
+def _seen_by_runner(monitor: StoreMonitor) -> SeenTrouble | None:
     return None if monitor.trouble is None else SeenTrouble(monitor.trouble)
 
 

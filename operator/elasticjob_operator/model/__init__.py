@@ -1,6 +1,10 @@
 """The ElasticJob API object: its models, its validation and the CRD made from it."""
 
-from elasticjob_operator.model.enums import (
+from elasticjob_operator.model.job import ElasticJob, ElasticJobSpec, Metadata
+from elasticjob_operator.model.parse import parse_manifest
+from elasticjob_operator.model.problems import InvalidManifest, Problem
+from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.types import (
     Backend,
     CleanPodPolicy,
     ConditionType,
@@ -9,11 +13,6 @@ from elasticjob_operator.model.enums import (
     ScaleUp,
     WarmStart,
 )
-from elasticjob_operator.model.job import ElasticJob, Metadata
-from elasticjob_operator.model.parse import parse_manifest
-from elasticjob_operator.model.problems import InvalidManifest, Problem
-from elasticjob_operator.model.spec import ElasticJobSpec
-from elasticjob_operator.model.status import Status
 
 __all__ = [
     "Backend",

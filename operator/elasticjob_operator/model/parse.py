@@ -1,18 +1,185 @@
-"""Parser from a document to an ElasticJob, or to the list of all its problems."""
+"""Parser from a document to an ElasticJob, or to the list of all its problems.
+
+Each error of pydantic becomes a problem: one sentence with the expected value.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from elasticjob_operator.model.base import INT32_MAX
-from elasticjob_operator.model.faults import first_of_each, problems
-from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.job import JOB_NAME, MAX_NAME, ElasticJob
 from elasticjob_operator.model.problems import InvalidManifest, Location, Problem
 from elasticjob_operator.model.rules import RULES
+from elasticjob_operator.model.types import INT32_MAX, LABEL, SUBDOMAIN
+from elasticjob_rendezvous.protocol.text import echoed
+
+_PATTERNS = {
+    JOB_NAME: f"must be a DNS label of at most {MAX_NAME} characters: "
+    "lower-case letters, digits and '-', a letter first, no '-' last",
+    LABEL: "must be a DNS label: lower-case letters, digits and '-', no '-' first or last",
+    SUBDOMAIN: "must be a DNS subdomain: lower-case letters, digits, '-' and '.'",
+}
+_NAMED_PATTERNS = {
+    "endpoints": "must be host:port, with or without http:// or https://",
+    "warmStartModules": "must be the name of a Python module",
+}
+
+
+def problems(error: ValidationError, document: Any) -> list[Problem]:
+    """Return the problem for every error, at its location in the document."""
+    return [_problem(found, document) for found in error.errors()]
+
+
+def _problem(error: ErrorDetails, document: Any) -> Problem:
+    location = tuple(step for step in error["loc"])
+    if error["type"] == "missing":
+        return Problem.at(location, "must be set")
+    if error["type"] == "extra_forbidden":
+        return Problem.at(location, _unknown(location))
+    return Problem.at(location, _message(error, location))
+
+
+def _unknown(location: Location) -> str:
+    known = field_names(location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
+    if not close:
+        folded = {name.lower().replace("_", ""): name for name in known}
+        name = folded.get(str(location[-1]).lower().replace("_", ""))
+        close = [name] if name else []
+    hint = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
+    return f"must not be set: there is no such field; {hint}"
+
+
+def field_names(location: Location) -> list[str]:
+    """Return the fields that a manifest may set at a location; [] if any field may be set."""
+    model: Any = ElasticJob
+    for step in location:
+        if isinstance(step, str) and isinstance(model, type) and issubclass(model, BaseModel):
+            model = next(
+                (info.annotation for info in model.model_fields.values() if info.alias == step),
+                None,
+            )
+        model = _inner(model)
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return [info.alias or name for name, info in model.model_fields.items()]
+    return []
+
+
+def _inner(annotation: Any) -> Any:
+    """Return the model inside `X | None`, `list[X]` and `Annotated[X, …]`."""
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType, list, typing.Annotated):
+        return _inner(next(arg for arg in typing.get_args(annotation) if arg is not type(None)))
+    return annotation
+
+
+def _message(error: ErrorDetails, location: Location) -> str:
+    context: Mapping[str, Any] = error.get("ctx") or {}
+    speak = _MESSAGES.get(error["type"])
+    if speak is not None:
+        return speak(context, error["input"])
+    if error["type"] == "string_pattern_mismatch":
+        return _PATTERNS.get(str(context["pattern"])) or next(
+            (text for name, text in _NAMED_PATTERNS.items() if name in location),
+            f"must match {context['pattern']}",
+        )
+    message = error["msg"]
+    return message if message.startswith("must") else f"must be valid: {message}"
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
+    if isinstance(value, Mapping):
+        return "mapping"
+    return names.get(type(value), type(value).__name__)
+
+
+def _got(value: Any) -> str:
+    if isinstance(value, Mapping | list):
+        return f"got a {_kind(value)}"
+    if isinstance(value, bool):
+        return f"got {str(value).lower()}"
+    return f"got {echoed(value)}"
+
+
+def _expected(what: str) -> Callable[[Mapping[str, Any], Any], str]:
+    return lambda _context, value: f"must be {what}; {_got(value)}"
+
+
+def _string(_context: Mapping[str, Any], value: Any) -> str:
+    quoted = not isinstance(value, Mapping | list)
+    return f"must be a string; {_got(value)}" + (": put it in quotes" if quoted else "")
+
+
+def _integer(_context: Mapping[str, Any], value: Any) -> str:
+    unquoted = isinstance(value, str) and value.strip().lstrip("-").isdigit()
+    return f"must be an integer; {_got(value)}" + (": leave out the quotes" if unquoted else "")
+
+
+def _choice(context: Mapping[str, Any], value: Any) -> str:
+    words = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
+    message = f"must be {words[0]}" if len(words) == 1 else f"must be one of {', '.join(words)}"
+    if isinstance(value, bool) and not value and "Off" in words:
+        return f'{message}; YAML reads a bare Off as false: write "Off" in quotes'
+    close = difflib.get_close_matches(str(value).lower(), [word.lower() for word in words], n=1)
+    hint = next((word for word in words if close and word.lower() == close[0]), None)
+    return f"{message}; {_got(value)}" + (f", did you mean {hint}?" if hint else "")
+
+
+def _entries(count: int) -> str:
+    return "entry" if count == 1 else "entries"
+
+
+def _shorter(context: Mapping[str, Any], value: Any) -> str:
+    return f"must be at most {context['max_length']} characters long, not {len(value)}"
+
+
+def _bound(word: str, key: str) -> Callable[[Mapping[str, Any], Any], str]:
+    return lambda context, value: f"must be at {word} {context[key]}; {_got(value)}"
+
+
+_MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
+    "int_type": _integer,
+    "int_parsing": _integer,
+    "int_parsing_size": lambda _context, _value: f"must be at most {INT32_MAX}",
+    "int_from_float": _integer,
+    "bool_type": _expected("true or false"),
+    "bool_parsing": _expected("true or false"),
+    "string_type": _string,
+    "list_type": _expected("a list"),
+    "dict_type": _expected("a mapping"),
+    "model_type": _expected("a mapping"),
+    "model_attributes_type": _expected("a mapping"),
+    "enum": _choice,
+    "literal_error": _choice,
+    "greater_than_equal": _bound("least", "ge"),
+    "less_than_equal": _bound("most", "le"),
+    "string_too_long": _shorter,
+    "string_too_short": lambda _context, _value: "must not be empty",
+    "too_short": lambda context, _value: (
+        f"must hold at least {context['min_length']} {_entries(context['min_length'])}"
+    ),
+    "too_long": lambda context, _value: (
+        f"must hold at most {context['max_length']} {_entries(context['max_length'])}"
+    ),
+    "datetime_parsing": _expected("a time such as 2026-01-31T12:00:00Z"),
+    "datetime_from_date_parsing": _expected("a time such as 2026-01-31T12:00:00Z"),
+    "datetime_type": _expected("a time such as 2026-01-31T12:00:00Z"),
+}
+
+
+def first_of_each(found: Iterable[Problem]) -> list[Problem]:
+    """Return the problems in order, without duplicates of path and message."""
+    return list({(problem.path, problem.message): problem for problem in found}.values())
+
 
 _PASSES = 4
 """Maximum number of attempts to replace faulty fields before the rules are checked: one fault may

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.typed import bounded
+from elasticjob_rendezvous.protocol.text import bounded
 
 Location = tuple[str | int, ...]
 """Keys and indices from the document's root, e.g. ("spec", "containers", 0)."""

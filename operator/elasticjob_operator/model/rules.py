@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator.model.enums import Backend
+from elasticjob_operator.model.job import ElasticJobSpec, Rendezvous
 from elasticjob_operator.model.problems import Location
-from elasticjob_operator.model.spec import ElasticJobSpec, Rendezvous
+from elasticjob_operator.model.types import Backend
 
 Document = Mapping[str, Any]
 CONTAINERS: Location = ("template", "spec", "containers")

@@ -7,12 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from elasticjob_operator.model.base import Generation, Milliseconds, StatusModel, Step, Timestamp
-from elasticjob_operator.model.enums import (
+from elasticjob_operator.model.types import (
     ConditionStatus,
     ConditionType,
+    Generation,
+    Milliseconds,
     Phase,
     RendezvousState,
+    StatusModel,
+    Step,
+    Timestamp,
 )
 
 MAX_MEMBERS = 100

@@ -4,16 +4,16 @@ docs/agent-api.md describes how the two fit together, docs/reference.md lists ev
 """
 
 from elasticjob_agent.api.agent import ElasticAgent, SimpleElasticAgent
-from elasticjob_agent.api.backends import create_handler
-from elasticjob_agent.api.directed import DirectedHandler
 from elasticjob_agent.api.events import Event, EventSource, record
-from elasticjob_agent.api.failures import ProcessFailure, SignalException
-from elasticjob_agent.api.local import LocalElasticAgent
+from elasticjob_agent.api.local_agent import LocalElasticAgent
 from elasticjob_agent.api.metrics import configure, prof, put_metric
+from elasticjob_agent.api.native_handler import DirectedHandler, create_handler
 from elasticjob_agent.api.spec import (
     DEFAULT_ROLE,
     DefaultLogsSpecs,
+    ProcessFailure,
     RunResult,
+    SignalException,
     Std,
     Worker,
     WorkerGroup,

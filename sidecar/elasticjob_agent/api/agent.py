@@ -18,36 +18,50 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob_agent.agent import Agent
-from elasticjob_agent.api import places
-from elasticjob_agent.api.budget import Budget
-from elasticjob_agent.api.directed import DirectedHandler
+from elasticjob_agent.api import ranks
 from elasticjob_agent.api.events import EventSource
-from elasticjob_agent.api.following import HandlerRendezvous
-from elasticjob_agent.api.living import Watching, live, result_of
-from elasticjob_agent.api.looking import trouble_of
-from elasticjob_agent.api.methods import MethodHands
+from elasticjob_agent.api.method_runtime import MethodRuntime
 from elasticjob_agent.api.metrics import prof
-from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
-from elasticjob_agent.api.placing import Placing
-from elasticjob_agent.api.seeking import Place
-from elasticjob_agent.api.spec import (
-    DEFAULT_ROLE,
-    RunResult,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier
-from elasticjob_agent.core.following import Following, Terms, Trouble
+from elasticjob_agent.api.native_handler import DirectedHandler
+from elasticjob_agent.api.rank_assignment import RankAssigner, RestartBudget
+from elasticjob_agent.api.run_loop import PeriodicRecorder, run_result, run_to_end
+from elasticjob_agent.api.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from elasticjob_agent.core.model import Ending, Event, State
-from elasticjob_agent.hands import Hands, StartWorkers
-from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
-from elasticjob_rendezvous.core.directives import Run
+from elasticjob_agent.core.polling import JoinTrouble, PollingState, PollingTerms
+from elasticjob_agent.polling.handler_rendezvous import HandlerRendezvous
+from elasticjob_agent.polling.join import Place
+from elasticjob_agent.polling.poll import trouble_of
+from elasticjob_agent.polling.round_store import TERMINAL_STATE_SYNC_ID, barrier
+from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous
+from elasticjob_agent.settings import LogSettings, WarmStart
+from elasticjob_agent.worker_runtime import StartWorkers, WorkerRuntime
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
+from elasticjob_rendezvous.protocol.directives import Run
+
+SHUTDOWN_SECONDS = 30
+NO_LOGS = LogSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Implementation of `ports.NodeSettings`."""
+
+    run_id: str
+    member: str
+    name: str
+    address: str
+    slots: int
+    node: str = ""
+    logs: LogSettings = NO_LOGS
+    stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
+    announce: bool = False
+    warm_start: WarmStart | None = None
+    hang_seconds: float = 0.0
+
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -85,7 +99,7 @@ class ElasticAgent(ABC):
         """Return the worker group; the agent modifies it while it runs."""
 
 
-class SimpleElasticAgent(Placing, ElasticAgent):
+class SimpleElasticAgent(RankAssigner, ElasticAgent):
     """Agent for one `WorkerSpec`. A subclass starts, stops and monitors the workers.
 
     Args:
@@ -107,8 +121,8 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         self._shell: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ours: HandlerRendezvous | None = None
-        self._hands_now: Hands | None = None
-        self._stepped: Callable[[Following, Following], None] | None = None
+        self._active_runtime: WorkerRuntime | None = None
+        self._stepped: Callable[[PollingState, PollingState], None] | None = None
 
     # -- for subclasses ---------------------------------------------------------------
 
@@ -136,7 +150,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         host, handler = socket.gethostname(), spec.rdzv_handler
         directed = self._directed()
         identity = None if directed is None else directed.identity
-        return Node(
+        return NodeConfig(
             run_id=str(handler.get_run_id()),
             member=secrets.token_hex(8) if identity is None else identity.id,
             name=f"{host}-{os.getpid()}" if identity is None else identity.name,
@@ -146,12 +160,12 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             stop_grace_seconds=float(self._shutdown_timeout),
         )
 
-    def _hands(self) -> Hands:
+    def _runtime(self) -> WorkerRuntime:
         """Return the worker runtime; the default calls this class's abstract methods."""
         spec = self._worker_group.spec
-        return MethodHands(self, self._worker_group, spec.monitor_interval)
+        return MethodRuntime(self, self._worker_group, spec.monitor_interval)
 
-    def _dressed(self, order: StartWorkers) -> StartWorkers:
+    def _adjust_start(self, order: StartWorkers) -> StartWorkers:
         """Adjust the order to start workers before the worker runtime gets it.
 
         If the handler hosts torch's store at MASTER_ADDR and MASTER_PORT, no worker may host it.
@@ -164,8 +178,11 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
     def _return_values(self, number: int) -> dict[int, Any]:
         """Return the return values of a successful round's workers, by global rank."""
-        if isinstance(self._hands_now, MethodHands) and self._hands_now.result is not None:
-            return self._hands_now.result.return_values
+        if (
+            isinstance(self._active_runtime, MethodRuntime)
+            and self._active_runtime.result is not None
+        ):
+            return self._active_runtime.result.return_values
         return {worker.global_rank: None for worker in self._worker_group.workers}
 
     # -- running ----------------------------------------------------------------------
@@ -185,7 +202,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             return result
         except Exception as error:
             death_sig = getattr(error, "sigval", None)  # SignalException, also torch's
-            if trouble_of(error) is not Trouble.LEFT:
+            if trouble_of(error) is not JoinTrouble.LEFT:
                 raise
             log.info("[%s] left the rendezvous: %s", self._worker_group.spec.role, error)
             return RunResult(WorkerState.STOPPED)
@@ -212,17 +229,19 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         log.info("[%s] starting workers of %s", spec.role, spec.get_entrypoint_name())
         self._shell = None
         shell = self.shell
-        ending = live(self)
+        ending = run_to_end(self)
         fault = None if self._ours is None else self._ours.error
-        return result_of(ending, shell, self._worker_group, self._return_values, fault)
+        return run_result(ending, shell, self._worker_group, self._return_values, fault)
 
     @property
     def shell(self) -> Agent:
         """Agent behind this API, created on first use."""
         if self._shell is None:
             self._ours = None
-            self._hands_now = self._hands()
-            self._shell = Agent(self._node(), self._hands_now, self._enter, Attends(self))
+            self._active_runtime = self._runtime()
+            self._shell = Agent(
+                self._node(), self._active_runtime, self._enter, WorkerGroupHooks(self)
+            )
         return self._shell
 
     @property
@@ -237,10 +256,12 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         else:
             self._loop.call_soon_threadsafe(self.shell.leave, reason)
 
-    async def lived(self) -> Ending:
+    async def run_in_loop(self) -> Ending:
         """Run the agent in the caller's event loop; return its ending, also where `run` raises."""
         shell, self._loop = self.shell, asyncio.get_running_loop()
-        async with Watching(self._record_progress, self._worker_group.spec.monitor_interval):
+        async with PeriodicRecorder(
+            self._record_progress, self._worker_group.spec.monitor_interval
+        ):
             return await shell.run()
 
     def _enter(self, launcher_port: int) -> Rendezvous:
@@ -251,7 +272,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             slots, budget = spec.local_world_size, spec.max_restarts
             return directed.member(slots, spec.role, launcher_port, budget)
         node = self._node() if self._shell is None else self._shell.settings
-        terms = Terms(
+        terms = PollingTerms(
             node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds, node.name
         )
         self._ours = HandlerRendezvous(
@@ -269,7 +290,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
         None if `_rendezvous` or `_assign_worker_ranks` is overridden.
         """
-        handler, ours, theirs = self._worker_group.spec.rdzv_handler, Placing, type(self)
+        handler, ours, theirs = self._worker_group.spec.rdzv_handler, RankAssigner, type(self)
         if (
             theirs._rendezvous is not ours._rendezvous
             or theirs._assign_worker_ranks is not ours._assign_worker_ranks
@@ -279,15 +300,15 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             handler = self._worker_group.spec.rdzv_handler = DirectedHandler.of(handler)
         return handler if isinstance(handler, DirectedHandler) else None
 
-    def seek(self, charge: bool, restarts: int, least: int) -> Place:
-        """See `seeking.Seeker`."""
+    def join_round(self, charge: bool, restarts: int, least: int) -> Place:
+        """See `polling.join.RoundJoiner`."""
         group = self._worker_group
-        self._budget = Budget(restarts, charge)
+        self._budget = RestartBudget(restarts, charge)
         self._rendezvous(group)
         group.round = max(group.round, least + 1)
         member = self.shell.settings.member
         total, served = self._budget.total, self._master_served
-        return Place(places.roster_of(group, member, total, served), group.store)
+        return Place(ranks.roster_of(group, member, total, served), group.store)
 
     # -- steps, for a custom run loop -----------------------------------------------------
 
@@ -329,20 +350,20 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._record_event("START", EventSource.WORKER, worker)
 
 
-class Attends(Attendant):
+class WorkerGroupHooks(AgentHooks):
     """Hooks that keep an agent's worker group in step with the state of its shell."""
 
     def __init__(self, agent: SimpleElasticAgent) -> None:
         self._agent = agent
 
-    def dressed(self, order: StartWorkers) -> StartWorkers:
-        own = isinstance(self._agent._hands_now, MethodHands)
-        return order if own else self._agent._dressed(order)
+    def adjust_start(self, order: StartWorkers) -> StartWorkers:
+        own = isinstance(self._agent._active_runtime, MethodRuntime)
+        return order if own else self._agent._adjust_start(order)
 
     def observed(self, state: State, event: Event) -> None:
         agent = self._agent
         if isinstance(state.directive, Run):
             left = agent.get_worker_group().spec.max_restarts - state.directive.roster.restarts
             agent._remaining_restarts = min(agent._remaining_restarts, max(0, left))
-        if places.observe(agent.get_worker_group(), state, event):
+        if ranks.update_group(agent.get_worker_group(), state, event):
             agent._record_start()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from elasticjob_rendezvous.core.typed import echoed
+from elasticjob_rendezvous.protocol.text import echoed
 
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from elasticjob_agent.core.evidence import encodable
-from elasticjob_agent.core.model import Crew, State
-from elasticjob_rendezvous.core.failures import STACK_HEADER
+from elasticjob_agent.core.error_reports import encodable
+from elasticjob_agent.core.model import State, WorkerGroup
+from elasticjob_rendezvous.protocol.records.failures import STACK_HEADER
 
 DUMP_SECONDS = 3.0
 """Grace period for workers to write their stacks."""
@@ -30,7 +30,7 @@ _WAITING = re.compile(
     r"torch/distributed/|torch/nn/parallel/|torch/autograd/graph\.py|torch/_tensor\.py"
     r"|torch/cuda/__init__\.py.* in synchronize|torch/cuda/streams\.py"
 )
-_LAUNCHER = re.compile(r"/elasticjob_launcher/|/elasticjob_agent/launcher/")
+_LAUNCHER = re.compile(r"/elasticjob_launcher/")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen ")
 
 
@@ -40,30 +40,30 @@ def hangs_at(state: State) -> float | None:
     return None if since is None else since + state.facts.hang_seconds
 
 
-def stands_still(state: State, now: float) -> bool:
+def makes_no_progress(state: State, now: float) -> bool:
     """Return True if no progress for a while suggests that this group caused a peer's failure."""
     since = _still_since(state)
     return since is not None and now >= since + state.facts.hang_seconds * ALMOST
 
 
 def _still_since(state: State) -> float | None:
-    crew = state.crew
-    if not state.facts.hang_seconds or crew is None or not crew.started or crew.exits:
+    group = state.group
+    if not state.facts.hang_seconds or group is None or not group.started or group.exits:
         return None
-    if crew.asked is not None:
+    if group.asked is not None:
         return None  # the group awaits its stop, which has a deadline
-    if crew.advanced_at is None and state.shown is None:
+    if group.advanced_at is None and state.reported_progress is None:
         return None  # the script may never report progress
-    return crew.began + START_SECONDS if crew.advanced_at is None else crew.advanced_at
+    return group.began + START_SECONDS if group.advanced_at is None else group.advanced_at
 
 
-def last_step(crew: Crew) -> int:
+def last_step(group: WorkerGroup) -> int:
     """Return the highest step that any worker has reported; -1 before the first."""
-    return max((worker.step for worker in crew.progress.values()), default=-1)
+    return max((worker.step for worker in group.progress.values()), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class HangingStack:
     """Stack of a hanging worker's interrupted thread.
 
     Args:
@@ -105,7 +105,7 @@ def before_dump(stderr: str) -> str:
     return stderr.partition(_DUMP)[0]
 
 
-def stand(stderr: str) -> Stand | None:
+def parse_stack(stderr: str) -> HangingStack | None:
     """Parse the output of Python's faulthandler at the end of standard error, or return None.
 
     The main thread is the one that received the signal, or else the last one listed.
@@ -120,4 +120,4 @@ def stand(stderr: str) -> Stand | None:
     chosen = [frames for current, frames in with_frames if current] or [
         frames for _, frames in with_frames
     ]
-    return Stand(tuple(chosen[-1])) if chosen else None
+    return HangingStack(tuple(chosen[-1])) if chosen else None

@@ -8,11 +8,11 @@ from enum import IntEnum, StrEnum
 
 from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
-from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
-from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
-from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.roster import Roster, Seat
+from elasticjob_agent.worker_runtime import Hello, WorkerExited, WorkerRuntimeEvent
+from elasticjob_rendezvous.protocol.directives import Directive, Finish, Left, Refused, Run
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from elasticjob_rendezvous.protocol.worker_group import Local
 
 
 class ExitCode(IntEnum):
@@ -63,7 +63,7 @@ class StopOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WorkerEnded:
     """Exit of a worker, with the cause of the stop in progress when the exit was reported."""
 
     exit: WorkerExited
@@ -71,7 +71,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckpointRequest:
     """Checkpoint request to a worker group.
 
     Args:
@@ -86,7 +86,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerGroup:
     """Worker group: the workers of one round on this node, from the start order on.
 
     Args:
@@ -119,7 +119,7 @@ class Crew:
     started: bool = False
     start_ms: int = 0
     cold_reason: str = ""
-    exits: tuple[Ended, ...] = ()
+    exits: tuple[WorkerEnded, ...] = ()
     reports: Mapping[int, bytes] = field(default_factory=dict)
     order: StopOrder | None = None
     failure: Failure | None = None
@@ -129,7 +129,7 @@ class Crew:
     first_step_ms: int = 0
     advanced_at: float | None = None
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
-    asked: Asked | None = None
+    asked: CheckpointRequest | None = None
 
     @property
     def leftovers_at(self) -> float | None:
@@ -178,7 +178,7 @@ class Crew:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReportedProgress:
     """Training progress last reported to the rendezvous; `at` is monotonic seconds."""
 
     round: int
@@ -229,7 +229,7 @@ class State:
         directive: latest directive from the rendezvous.
         hello: latest `Hello` of the worker runtime; None before the first connection.
         gone: reason for the permanent loss of the worker runtime; empty otherwise.
-        crew: worker group of the last round that ran here, running or not.
+        group: worker group of the last round that ran here, running or not.
         ran: highest earlier round in which a worker ran here.
         port: port held for the next round; 0 before one is held.
         served: True if a store already listens at `port`.
@@ -242,7 +242,7 @@ class State:
             launcher's exit.
         ending: the final result once decided; the worker runtime has been released.
         told: the last `Local` reported to the rendezvous.
-        shown: the training progress in `told`; see `core.showing`.
+        reported_progress: the training progress in `told`; see `core.reports`.
         over: True once nothing more follows.
     """
 
@@ -250,7 +250,7 @@ class State:
     directive: Directive | None = None
     hello: Hello | None = None
     gone: str = ""
-    crew: Crew | None = None
+    group: WorkerGroup | None = None
     ran: int = 0
     port: int = 0
     served: bool = False
@@ -262,13 +262,13 @@ class State:
     release_by: float | None = None
     ending: Ending | None = None
     told: Local | None = None
-    shown: Shown | None = None
+    reported_progress: ReportedProgress | None = None
     over: bool = False
 
     @property
     def round(self) -> int:
         """Highest round in which a worker ran here or is about to start."""
-        return self.ran if self.crew is None else max(self.ran, self.crew.round)
+        return self.ran if self.group is None else max(self.ran, self.group.round)
 
     @property
     def obeyed_until(self) -> float | None:
@@ -277,18 +277,18 @@ class State:
         Their peers may still be saving, and the end of the round follows. None if there are no
         such workers.
         """
-        crew, directive = self.crew, self.directive
-        if crew is None or not crew.obeyed or crew.ended_at is None or self.gone or self.hurried:
+        group, directive = self.group, self.directive
+        if group is None or not group.obeyed or group.ended_at is None or self.gone or self.hurried:
             return None
         if not isinstance(directive, Run) or directive.save is None:
             return None
-        same = directive.roster.number == crew.round
-        return crew.ended_at + directive.save.seconds if same else None
+        same = directive.roster.number == group.round
+        return group.ended_at + directive.save.seconds if same else None
 
     @property
     def busy(self) -> bool:
         """True if processes of a round exist, may exist or count as existing."""
-        return self.crew is not None and (not self.crew.empty or self.obeyed_until is not None)
+        return self.group is not None and (not self.group.empty or self.obeyed_until is not None)
 
     @property
     def may_leave(self) -> bool:
@@ -301,14 +301,14 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Directed:
+class DirectiveChanged:
     """New directive from the rendezvous."""
 
     directive: Directive
 
 
 @dataclass(frozen=True, slots=True)
-class FromHands:
+class RuntimeEvent:
     """Event from the worker runtime.
 
     A `Hello` or `WorkerExited` carries the error files of that round's workers by local rank,
@@ -316,14 +316,14 @@ class FromHands:
     failure.
     """
 
-    event: HandsEvent
+    event: WorkerRuntimeEvent
     reports: Mapping[int, bytes] = field(default_factory=dict)
     base_rank: int | None = None
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveRequested:
     """Request to leave, from SIGTERM or the control socket. `hurry`: leave without grace."""
 
     reason: str
@@ -331,7 +331,7 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class PortHeld:
+class PortReserved:
     """Port held for the next round."""
 
     port: int
@@ -355,28 +355,28 @@ class WorkersProgressed:
     asked: bool = False
 
 
-Event = Directed | FromHands | LeaveAsked | PortHeld | Timer | WorkersProgressed
+Event = DirectiveChanged | RuntimeEvent | LeaveRequested | PortReserved | Timer | WorkersProgressed
 
 
 # -- commands -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StartCrew:
+class StartGroup:
     """Command: start this node's workers of a final round."""
 
     roster: Roster
-    seat: Seat
+    assignment: RankAssignment
     max_restarts: int
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareCrew:
+class PrepareGroup:
     """Command: have the worker runtime preload the modules that workers import."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopCrew:
+class StopGroup:
     """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
 
     With `dump` the workers write their stacks first.
@@ -388,7 +388,7 @@ class StopCrew:
 
 
 @dataclass(frozen=True, slots=True)
-class AskCrew:
+class RequestCheckpoint:
     """Command: ask a round's workers to save. The answer is `WorkersProgressed(asked=True)`."""
 
     round: int
@@ -396,12 +396,12 @@ class AskCrew:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldPort:
-    """Command: hold a fresh port for the next round. The answer is `PortHeld`."""
+class ReservePort:
+    """Command: hold a fresh port for the next round. The answer is `PortReserved`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ReportLocal:
     """Command: report this node's complete local state to the rendezvous."""
 
     local: Local
@@ -423,11 +423,21 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LogLine:
     """Command: write one log line."""
 
     text: str
     warning: bool = False
 
 
-Command = StartCrew | AskCrew | PrepareCrew | StopCrew | HoldPort | Tell | Release | Exit | Note
+Command = (
+    StartGroup
+    | RequestCheckpoint
+    | PrepareGroup
+    | StopGroup
+    | ReservePort
+    | ReportLocal
+    | Release
+    | Exit
+    | LogLine
+)

@@ -50,9 +50,9 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
     if record is None:
         return None
     return WorkerProgress(
-        step=_whole(record.step),
+        step=_int_or(record.step),
         at_ms=record.at_ms,
-        checkpoint_step=_whole(record.checkpoint_step),
+        checkpoint_step=_int_or(record.checkpoint_step),
         checkpoints=record.checkpoints,
         first_step_ms=record.first_step_ms or None,
         points=record.points,
@@ -73,7 +73,7 @@ def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerP
         said,
         saves=True,
         saved_ns=written_ns,
-        checkpoint_step=max(said.checkpoint_step, _whole(named)),
+        checkpoint_step=max(said.checkpoint_step, _int_or(named)),
     )
 
 
@@ -85,7 +85,7 @@ def _from_text(content: bytes, written_ms: int) -> WorkerProgress | None:
         return None
     if not isinstance(said, dict):
         return None
-    step, checkpoint = _whole(said.get("step")), _whole(said.get("checkpoint"))
+    step, checkpoint = _int_or(said.get("step")), _int_or(said.get("checkpoint"))
     return WorkerProgress(
         step=step,
         at_ms=written_ms if step >= 0 else 0,
@@ -99,7 +99,7 @@ def _from_text(content: bytes, written_ms: int) -> WorkerProgress | None:
     )
 
 
-def _whole(value: object) -> int:
+def _int_or(value: object) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.MAX_STEP
     return value if whole else -1  # type: ignore[return-value]
 

@@ -1,40 +1,58 @@
 """Step function of the agent: record one event, then reconcile the whole state.
 
 `absorb` only records. `reconcile` compares the rendezvous' directive with the worker runtime,
-from the state alone, so a lost, repeated or late event delays a command but does not change it.
+from the state alone, so a lost, repeated or late event delays a command but does not change
+it. The same holds for stop orders, with their cause and grace, and for the decision to end the
+agent, with its exit codes and message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
-from elasticjob_agent.core import crew as crews
-from elasticjob_agent.core.asking import asking, ended_after_all
-from elasticjob_agent.core.ending import wake_at, with_end
-from elasticjob_agent.core.local import local_facts
+from elasticjob_agent.core import worker_group as groups
+from elasticjob_agent.core.checkpoint_requests import (
+    end_obedient_workers,
+    request_checkpoint,
+    request_timeout_at,
+    waits_to_save,
+)
+from elasticjob_agent.core.failures import SIGNALS
+from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, makes_no_progress
 from elasticjob_agent.core.model import (
+    LEFT_CODE,
     Command,
-    Crew,
-    Directed,
+    DirectiveChanged,
+    Ending,
     Event,
-    FromHands,
-    HoldPort,
-    LeaveAsked,
-    PortHeld,
-    PrepareCrew,
-    StartCrew,
+    Exit,
+    ExitCode,
+    LeaveRequested,
+    PortReserved,
+    PrepareGroup,
+    Release,
+    ReportLocal,
+    ReservePort,
+    RuntimeEvent,
+    StartGroup,
     State,
-    StopCrew,
-    Tell,
+    StopCause,
+    StopGroup,
+    StopOrder,
     Timer,
+    WorkerGroup,
     WorkersProgressed,
 )
-from elasticjob_agent.core.notes import notes
-from elasticjob_agent.core.orders import wanted_order
-from elasticjob_agent.core.showing import progressed, showing
-from elasticjob_agent.hands import (
-    HandsGone,
+from elasticjob_agent.core.reports import (
+    local_state,
+    log_lines,
+    record_progress,
+    report_due_at,
+    report_progress,
+)
+from elasticjob_agent.worker_runtime import (
     Hello,
     LauncherSignalled,
     LogTrouble,
@@ -44,8 +62,159 @@ from elasticjob_agent.hands import (
     Stopped,
     StoreServed,
     WorkerExited,
+    WorkerRuntimeLost,
 )
-from elasticjob_rendezvous.core.directives import Run, Stop
+from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused, Run, Stop
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+
+
+def wanted_stop(state: State, group: WorkerGroup, now: float) -> StopOrder | None:
+    """Return the most urgent stop order for this worker group, or None to let it run."""
+    return min(
+        _stop_reasons(state, group, now), key=lambda order: order.grace_seconds, default=None
+    )
+
+
+def _stop_reasons(state: State, group: WorkerGroup, now: float) -> Iterator[StopOrder]:
+    dumps = group.order is not None and group.order.dump
+    hangs = hangs_at(state)
+    if hangs is not None and now >= hangs:
+        yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+    # Hanging workers get the time to dump their stacks, whatever else happens in the meantime.
+    if group.failure is not None and not dumps:
+        yield StopOrder(StopCause.FAILURE, 0.0)
+    if state.leaving and not waits_to_save(state, group, now):
+        grace = 0.0 if state.hurried else state.facts.stop_grace_seconds
+        yield StopOrder(StopCause.LEAVE, grace)
+    if group.leftovers_at is not None and now >= group.leftovers_at:
+        yield StopOrder(StopCause.LEFTOVERS, state.facts.stop_grace_seconds)
+    match state.directive:
+        case Stop(number, kill, cause, grace) if group.round <= number:
+            if not kill:
+                yield StopOrder(StopCause.PLANNED, grace)
+            elif cause.kind is CauseKind.FAILURE:
+                if not dumps and makes_no_progress(state, now):
+                    yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+                elif not dumps:
+                    yield StopOrder(StopCause.PEER_FAILURE, 0.0)
+            else:
+                yield StopOrder(StopCause.URGENT, 0.0)
+        case Run(roster=roster) if group.round < roster.number:
+            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is final: this one is obsolete
+        case Finish(_, _, grace):
+            yield StopOrder(StopCause.END, grace)
+        case Left() | Refused():
+            yield StopOrder(StopCause.END, 0.0)
+
+
+LEAVE_SECONDS = 6.0
+"""Maximum wait of a leaving node for confirmation; after that its lease expires."""
+RELEASE_SECONDS = 5.0
+"""Maximum time for a released launcher to exit."""
+
+
+def wake_at(state: State) -> float | None:
+    """Return the monotonic time of the next `Timer` event; None if nothing is due."""
+    group = state.group
+    leftovers = group.leftovers_at if group is not None else None
+    hangs = hangs_at(state) if group is not None and group.order is None else None
+    times = (
+        state.leave_by,
+        state.release_by,
+        state.prepare_by,
+        leftovers,
+        hangs,
+        report_due_at(state),
+        request_timeout_at(state),
+        state.obeyed_until,
+    )
+    due = [at for at in times if at is not None]
+    return None if state.over else min(due, default=None)
+
+
+def end_if_decided(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Release the worker runtime once the end is decided and nothing runs; exit once it is gone."""
+    if state.leaving and not state.busy and state.leave_by is None:
+        state = replace(state, leave_by=now + LEAVE_SECONDS)
+    if state.ending is None:
+        ending = _decide_end(state, now)
+        if ending is None:
+            return state, ()
+        state = replace(state, ending=ending, leave_by=None)
+        if not state.gone and state.hello is not None:
+            state = replace(state, release_by=now + RELEASE_SECONDS)
+            return state, (Release(ending.launcher_code, ending.message),)
+    assert state.ending is not None
+    waits = state.release_by is not None and now < state.release_by
+    if waits and not state.gone:
+        return state, ()
+    return replace(state, over=True), (Exit(state.ending),)
+
+
+def _decide_end(state: State, now: float) -> Ending | None:
+    directive, run = state.directive, f"job {state.facts.run_id}"
+    if state.busy:
+        return None
+    match directive:
+        case Finish():
+            return _end_after_finish(run, directive)
+        case Refused(reason):
+            return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"{run} refused: {reason}")
+        case Left():
+            return _end_after_leave(state, run, "")
+    late = state.leave_by is not None and now >= state.leave_by
+    if state.leaving and state.hello is None:
+        return _end_after_leave(state, run, "")  # this node never took part
+    if state.leaving and (late or state.hurried):
+        return _end_after_leave(
+            state, run, "; no confirmation from the rendezvous: the lease will expire"
+        )
+    return None
+
+
+def _end_after_leave(state: State, run: str, how: str) -> Ending:
+    why = state.leaving or "released by the rendezvous"
+    code = ExitCode.FAILED if state.gone else ExitCode.OK
+    return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({why}){how}")
+
+
+def _end_after_finish(run: str, finish: Finish) -> Ending:
+    outcome = finish.outcome
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    match outcome.kind:
+        case OutcomeKind.SUCCEEDED:
+            return Ending(ExitCode.OK, ExitCode.OK, f"{run} succeeded{detail}")
+        case OutcomeKind.FAILED:
+            text = f"{run} failed{detail}"
+            if finish.failure is not None:
+                text += "\n" + failure_text(finish.failure)
+            return Ending(ExitCode.FAILED, ExitCode.FAILED, text)
+        case OutcomeKind.TIMED_OUT:
+            code = ExitCode.RENDEZVOUS
+            return Ending(code, code, f"{run} timed out{detail}")
+        case OutcomeKind.STOPPED:
+            return Ending(ExitCode.STOPPED, LEFT_CODE, f"{run} was stopped from outside{detail}")
+        case _:
+            assert_never(outcome.kind)
+
+
+def failure_text(failure: Failure) -> str:
+    """Return a readable description of the first failure: rank, exit and error message."""
+    who = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
+    if failure.signal is not None:
+        how = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
+    elif failure.exit_code is not None:
+        how = f"exit code {failure.exit_code}"
+    else:
+        how = "ended by the agent after its error"
+    lines = [f"first failure: {who} in round {failure.round}: {how}, {failure.kind}"]
+    if failure.message:
+        lines.append(failure.message)
+    if failure.traceback and failure.traceback.strip() != failure.message.strip():
+        lines.append(failure.traceback)
+    return "\n".join(lines)
+
 
 __all__ = ["step", "wake_at"]
 
@@ -59,7 +228,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
         return state, ()
     seen = absorb(state, event, now)
     after, orders = reconcile(seen, event, now)
-    return after, (*notes(state, after, event), *orders)
+    return after, (*log_lines(state, after, event), *orders)
 
 
 # -- facts --------------------------------------------------------------------------
@@ -68,19 +237,19 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
 def absorb(state: State, event: Event, now: float) -> State:
     """Record an event in the state."""
     match event:
-        case Directed(directive):
+        case DirectiveChanged(directive):
             return _seated(_voided(replace(state, directive=directive)))
-        case FromHands():
+        case RuntimeEvent():
             return _heard(state, event, now)
-        case LeaveAsked(reason, hurry):
+        case LeaveRequested(reason, hurry):
             state = replace(state, hurried=state.hurried or hurry)
             return _leaving(state, reason)
-        case PortHeld(port):
+        case PortReserved(port):
             return replace(state, port=port, served=False)
         case Timer():
             return state
         case WorkersProgressed():
-            return progressed(state, event, now)
+            return record_progress(state, event, now)
         case _:
             assert_never(event)
 
@@ -90,39 +259,39 @@ def _voided(state: State) -> State:
 
     This tells the rendezvous that no worker of that round will start any more.
     """
-    directive, crew = state.directive, state.crew
+    directive, group = state.directive, state.group
     if not isinstance(directive, Stop) or directive.round <= state.round:
         return state
-    if crew is not None and not crew.empty:
+    if group is not None and not group.empty:
         return state
-    return replace(state, crew=None, ran=directive.round)
+    return replace(state, group=None, ran=directive.round)
 
 
 def _seated(state: State) -> State:
     """Fill in the base rank of a worker group taken over without one, from its roster."""
-    crew, directive = state.crew, state.directive
-    if crew is None or crew.base_rank is not None or not isinstance(directive, Run):
+    group, directive = state.group, state.directive
+    if group is None or group.base_rank is not None or not isinstance(directive, Run):
         return state
-    seat = directive.roster.seat(directive.member)
-    if seat is None or directive.roster.number != crew.round:
+    assignment = directive.roster.assignment(directive.member)
+    if assignment is None or directive.roster.number != group.round:
         return state
-    return replace(state, crew=replace(crew, base_rank=seat.base_rank))
+    return replace(state, group=replace(group, base_rank=assignment.base_rank))
 
 
-def _heard(state: State, heard: FromHands, now: float) -> State:
-    event, facts, crew = heard.event, state.facts, state.crew
+def _heard(state: State, heard: RuntimeEvent, now: float) -> State:
+    event, facts, group = heard.event, state.facts, state.group
     match event:
         case Hello():
-            ran = state.ran if crew is None or not crew.started else state.round
+            ran = state.ran if group is None or not group.started else state.round
             if state.hello is None:
                 state = replace(state, prepare_by=_prepare_by(state, event, now))
-            crew = crews.after_hello(crew, heard, event, facts, now)
-            return replace(state, hello=event, crew=crew, ran=ran)
+            group = groups.after_hello(group, heard, event, facts, now)
+            return replace(state, hello=event, group=group, ran=ran)
         case Started() | WorkerExited() | StartRefused() | Stopped():
-            if crew is None or crew.round != event.round:
+            if group is None or group.round != event.round:
                 return state
-            crew = crews.with_words(crew, heard)
-            return replace(state, crew=crews.after(crew, event, heard.reports, facts, now))
+            group = groups.with_progress(group, heard)
+            return replace(state, group=groups.after_event(group, event, heard.reports, facts, now))
         case Prepared():
             return replace(state, prepare_by=None)
         case StoreServed(0):
@@ -131,10 +300,10 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
             return replace(state, port=port, served=True)
         case LauncherSignalled():
             return _leaving(state, "its launcher was told to end")
-        case HandsGone(reason):
+        case WorkerRuntimeLost(reason):
             state = _leaving(state, f"its launcher is gone: {reason}")
-            crew = None if crew is None else crews.without_hands(crew, facts, reason)
-            return replace(state, gone=reason or "no reason given", crew=crew)
+            group = None if group is None else groups.without_runtime(group, facts, reason)
+            return replace(state, gone=reason or "no reason given", group=group)
         case LogTrouble():
             return state
         case _:
@@ -160,46 +329,46 @@ def _leaving(state: State, reason: str) -> State:
 
 def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
     """Return the commands that the state requires: stop, start, report, end."""
-    heard = event.event if isinstance(event, FromHands) else None
+    heard = event.event if isinstance(event, RuntimeEvent) else None
     commands: list[Command] = []
     if isinstance(heard, Hello | StoreServed) and state.port == 0:
-        commands.append(HoldPort())
+        commands.append(ReservePort())
     if isinstance(heard, Hello) and heard.warms and state.facts.warm_start:
-        commands.append(PrepareCrew())
+        commands.append(PrepareGroup())
     if state.prepare_by is not None and now >= state.prepare_by:
         state = replace(state, prepare_by=None)
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
-    state = ended_after_all(state, now)
+    state = end_obedient_workers(state, now)
     state, orders = _stopping(state, now, again=isinstance(heard, Hello))
     commands.extend(orders)
     state, orders = _starting(state, now)
     commands.extend(orders)
-    state, asks = asking(state)
+    state, asks = request_checkpoint(state)
     commands.extend(asks)
-    state = showing(state, now)
-    local = local_facts(state)
+    state = report_progress(state, now)
+    local = local_state(state)
     if local != state.told:
         state = replace(state, told=local)
-        commands.append(Tell(local))
-    state, orders = with_end(state, now)
+        commands.append(ReportLocal(local))
+    state, orders = end_if_decided(state, now)
     return state, (*commands, *orders)
 
 
 def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
     """Order the worker group's stop or shorten its grace; repeat the order after a reconnect."""
-    crew = state.crew
-    if crew is None or crew.empty or state.gone:
+    group = state.group
+    if group is None or group.empty or state.gone:
         return state, ()
-    wanted = wanted_order(state, crew, now)
-    stands = crew.order
+    wanted = wanted_stop(state, group, now)
+    stands = group.order
     if stands is not None and (wanted is None or wanted.grace_seconds >= stands.grace_seconds):
-        return state, (StopCrew(crew.round, stands.grace_seconds, stands.dump),) if again else ()
+        return state, (StopGroup(group.round, stands.grace_seconds, stands.dump),) if again else ()
     if wanted is None:
         return state, ()
     order = wanted if stands is None else replace(stands, grace_seconds=wanted.grace_seconds)
-    state = replace(state, crew=replace(crew, order=order))
-    return state, (StopCrew(crew.round, order.grace_seconds, order.dump),)
+    state = replace(state, group=replace(group, order=order))
+    return state, (StopGroup(group.round, order.grace_seconds, order.dump),)
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
@@ -208,12 +377,12 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     if not isinstance(directive, Run) or state.busy or state.leaving or state.ending is not None:
         return state, ()
     roster = directive.roster
-    seat = roster.seat(directive.member)
-    if seat is None or state.hello is None or roster.number <= state.round:
+    assignment = roster.assignment(directive.member)
+    if assignment is None or state.hello is None or roster.number <= state.round:
         return state, ()
-    crew = Crew(roster.number, seat.slots, seat.base_rank, now)
-    state = replace(state, crew=crew, ran=state.round)
+    group = WorkerGroup(roster.number, assignment.slots, assignment.base_rank, now)
+    state = replace(state, group=group, ran=state.round)
     if state.served:
         # The worker runtime reports when a store is used and when another is available.
-        return state, (StartCrew(roster, seat, directive.max_restarts),)
-    return state, (StartCrew(roster, seat, directive.max_restarts), HoldPort())
+        return state, (StartGroup(roster, assignment, directive.max_restarts),)
+    return state, (StartGroup(roster, assignment, directive.max_restarts), ReservePort())

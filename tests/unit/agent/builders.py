@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 from elasticjob_agent.core.model import (
     Command,
-    Directed,
+    DirectiveChanged,
     Event,
     Facts,
-    FromHands,
-    PortHeld,
+    PortReserved,
+    RuntimeEvent,
     State,
 )
 from elasticjob_agent.core.step import step
-from elasticjob_agent.hands import Hello, Started, Stopped, WorkerExited
-from elasticjob_rendezvous.core.directives import Directive, Finish, Run, Stop
-from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind
-from elasticjob_rendezvous.core.roster import Roster, Seat
+from elasticjob_agent.worker_runtime import Hello, Started, Stopped, WorkerExited
+from elasticjob_rendezvous.protocol.directives import Directive, Finish, Run, Stop
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 
 ME = "uid-1"
 FACTS = Facts(ME, "node-1", "rack-a", slots=2, stop_grace_seconds=7.0, run_id="digits")
@@ -28,39 +28,43 @@ Kind = TypeVar("Kind")
 
 def roster(number: int = 1, slots: int = 2, restarts: int = 0, mine: bool = True) -> Roster:
     """Return a roster of two nodes, this one being the second, or of one without this node."""
-    seats = [Seat("uid-0", "node-0", "10.0.0.1", slots, "default", 0, 0, 0, 2 * slots)]
+    seats = [RankAssignment("uid-0", "node-0", "10.0.0.1", slots, "default", 0, 0, 0, 2 * slots)]
     if mine:
-        seats.append(Seat(ME, "node-1", "10.0.0.2", slots, "default", 1, slots, slots, 2 * slots))
+        seats.append(
+            RankAssignment(ME, "node-1", "10.0.0.2", slots, "default", 1, slots, slots, 2 * slots)
+        )
     return Roster(number, 2 * slots, "10.0.0.1", 29400 + number, tuple(seats), restarts)
 
 
-def run(number: int = 1, **options: Any) -> Directed:
-    return Directed(Run(roster(number, **options), ME, 3))
+def run(number: int = 1, **options: Any) -> DirectiveChanged:
+    return DirectiveChanged(Run(roster(number, **options), ME, 3))
 
 
-def stop(number: int = 1, kind: CauseKind = CauseKind.JOIN, grace: float = 10.0) -> Directed:
+def stop(
+    number: int = 1, kind: CauseKind = CauseKind.JOIN, grace: float = 10.0
+) -> DirectiveChanged:
     kill = kind in (CauseKind.LOSS, CauseKind.FAILURE)
-    return Directed(Stop(number, kill, Cause(kind, ("node-0",)), 0.0 if kill else grace))
+    return DirectiveChanged(Stop(number, kill, Cause(kind, ("node-0",)), 0.0 if kill else grace))
 
 
 def finish(
     kind: OutcomeKind = OutcomeKind.SUCCEEDED, failure: Failure | None = None, grace: float = 10.0
-) -> Directed:
-    return Directed(Finish(Outcome(kind, "why"), failure, grace))
+) -> DirectiveChanged:
+    return DirectiveChanged(Finish(Outcome(kind, "why"), failure, grace))
 
 
-def directed(directive: Directive) -> Directed:
-    return Directed(directive)
+def directed(directive: Directive) -> DirectiveChanged:
+    return DirectiveChanged(directive)
 
 
-def hello(running: int | None = None, *exits: WorkerExited, **options: Any) -> FromHands:
+def hello(running: int | None = None, *exits: WorkerExited, **options: Any) -> RuntimeEvent:
     pids = {0: 100, 1: 101} if running is not None else {}
     event = Hello(("python", "train.py"), 9, "python", "/", 5000, running, pids, exits)
-    return FromHands(event, **options)
+    return RuntimeEvent(event, **options)
 
 
-def started(number: int = 1) -> FromHands:
-    return FromHands(Started(number, {0: 100, 1: 101}))
+def started(number: int = 1) -> RuntimeEvent:
+    return RuntimeEvent(Started(number, {0: 100, 1: 101}))
 
 
 def ended(
@@ -72,15 +76,15 @@ def ended(
     stderr: str = "",
     message: str = "",
     reports: dict[int, bytes] | None = None,
-) -> FromHands:
+) -> RuntimeEvent:
     exit_ = WorkerExited(
         number, local_rank, 100 + local_rank, None if signum else code, signum, at, message, stderr
     )
-    return FromHands(exit_, reports or {})
+    return RuntimeEvent(exit_, reports or {})
 
 
-def stopped(number: int = 1) -> FromHands:
-    return FromHands(Stopped(number))
+def stopped(number: int = 1) -> RuntimeEvent:
+    return RuntimeEvent(Stopped(number))
 
 
 class Driven:
@@ -107,12 +111,12 @@ class Driven:
 
 def ready() -> Driven:
     """Return a state with a launcher and a held port."""
-    return Driven(hello(), PortHeld(4000))
+    return Driven(hello(), PortReserved(4000))
 
 
 def running(number: int = 1, **options: Any) -> Driven:
     """Return a state in which the round's workers run."""
     driven = ready()
-    for event in (run(number, **options), PortHeld(4001), started(number)):
+    for event in (run(number, **options), PortReserved(4001), started(number)):
         driven.feed(event)
     return driven

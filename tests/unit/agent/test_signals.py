@@ -8,7 +8,7 @@ from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, Signals
 import pytest
 
 from elasticjob_agent.settings import signals_to_handle
-from elasticjob_agent.signals import handled
+from elasticjob_agent.signals import handleable_signals
 
 VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
@@ -35,5 +35,5 @@ def test_handled_signals_come_from_environment_variable(
         monkeypatch.setenv(VARIABLE, names)
     with caplog.at_level(logging.WARNING, "elasticjob.agent"):
         logging.getLogger("elasticjob").propagate = True
-        assert handled(signals_to_handle()) == expected
+        assert handleable_signals(signals_to_handle()) == expected
     assert len(caplog.records) == warned

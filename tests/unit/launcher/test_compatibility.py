@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import elasticjob
-from elasticjob_agent import launcher
+import elasticjob_launcher
 from elasticjob_agent.zipapp_build import MAIN, build_zipapp, lean
-from tests.unit.disk import room
+from tests.unit.full_disk import room
 
-SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
+LAUNCHER = Path(elasticjob_launcher.__file__).parent
+SOURCES = sorted(Path(elasticjob_launcher.__file__).parent.rglob("*.py"))
 LIBRARY = sorted(Path(elasticjob.__file__).parent.glob("*.py"))
 # Attributes and names newer than 3.8, which must not be used.
 NEWER_NAMES = {
@@ -110,7 +111,7 @@ def test_only_standard_library_is_imported(path: Path) -> None:
         else:
             continue
         assert {module.split(".")[0] for module in modules} <= {
-            "elasticjob" if path in LIBRARY else "",
+            "elasticjob" if path in LIBRARY else "elasticjob_launcher",
             *sys.stdlib_module_names,
         }
 
@@ -122,7 +123,7 @@ def test_zipapp_build_is_reproducible(tmp_path: Path) -> None:
     assert first.stat().st_size < 80 * 1024
     assert {path.name for path in tmp_path.rglob("*")} == {"a", "launcher.pyz", "b.pyz"}
     with zipfile.ZipFile(first) as archive:
-        modules = {f"elasticjob_launcher/{path.name}" for path in SOURCES}
+        modules = {f"elasticjob_launcher/{path.relative_to(LAUNCHER)}" for path in SOURCES}
         assert set(archive.namelist()) == modules | {"__main__.py"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-from elasticjob_agent.launcher.probe import answer, signature
+from elasticjob_launcher.probe import answer, signature
 
 KEY = b"key"
 BODY = {"workers": 2, "member": "pod-0", "agent_attached": True, "round": None, "session": "s"}

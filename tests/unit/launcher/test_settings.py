@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from elasticjob_agent.launcher.settings import (
+from elasticjob_launcher.settings import (
     OWN_VARIABLES,
     Limits,
     SettingsError,
@@ -26,7 +26,7 @@ def test_defaults() -> None:
         10,
     )
     assert settings.agent_fd is None
-    assert settings.standby == Limits(seconds=60, most_bytes=4 * 1024**3)
+    assert settings.zygote == Limits(seconds=60, most_bytes=4 * 1024**3)
 
 
 def test_launcher_below_an_agent_needs_no_command() -> None:

@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.launcher.requests import Attach, Release, Signal, Start, Stop, request
-from elasticjob_agent.launcher.wire import Lines, WireError, canonical, encode
+from elasticjob_launcher.wire import (
+    Attach,
+    Lines,
+    Release,
+    Signal,
+    Start,
+    Stop,
+    WireError,
+    canonical,
+    encode,
+    parse_request,
+)
 
 WORKER = {"local_rank": 0, "argv": ["true"], "env": {"A": "b"}, "log_dir": "", "prefix": "[0] "}
 
@@ -61,7 +71,7 @@ def test_canonical_form_is_independent_of_order() -> None:
     ],
 )
 def test_requests_are_typed(message: dict[str, Any], expected: object) -> None:
-    assert request(message) == expected
+    assert parse_request(message) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,4 +93,4 @@ def test_requests_are_typed(message: dict[str, Any], expected: object) -> None:
 )
 def test_invalid_request_names_its_field(message: dict[str, Any], field: str) -> None:
     with pytest.raises(WireError, match=field):
-        request(message)
+        parse_request(message)

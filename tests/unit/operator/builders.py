@@ -7,13 +7,19 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
-from elasticjob_operator.core.rendezvous_view import RendezvousView, StopReason
+from elasticjob_operator.domain.observed.state import (
+    NodeState,
+    Observed,
+    Pod,
+    PodEnd,
+    PodPhase,
+    RendezvousView,
+    StopReason,
+)
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
-from elasticjob_rendezvous.core.costs import History
-from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import (
+from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     Member,
@@ -21,6 +27,7 @@ from elasticjob_rendezvous.core.records import (
     Outcome,
     OutcomeKind,
 )
+from elasticjob_rendezvous.protocol.records.timings import History
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Self
 
-from elasticjob_rendezvous.core.acts import Act
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import decode, encode
-from elasticjob_rendezvous.core.config import Config, Identity
-from elasticjob_rendezvous.core.coordinator import Coordinator
-from elasticjob_rendezvous.core.deciding import decide
-from elasticjob_rendezvous.core.events import Clock, Probed, Verdict
-from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
-from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.own import Own
-from elasticjob_rendezvous.core.peer_state import MemberEvent
-from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import (
+from elasticjob_rendezvous.protocol.config import Config, Identity
+from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
+from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
+from elasticjob_rendezvous.protocol.coordinator.round_writes import RoundUpdate
+from elasticjob_rendezvous.protocol.events import Clock, Probed, Verdict
+from elasticjob_rendezvous.protocol.kv import Delete, Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
+from elasticjob_rendezvous.protocol.liveness.peer_state import MemberEvent
+from elasticjob_rendezvous.protocol.member_key import MemberKey
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     Done,
@@ -28,9 +26,11 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.roster import Roster, seal
-from elasticjob_rendezvous.core.view import Versioned, View
-from tests.sim.simetcd import SimEtcd
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster, seal
+from elasticjob_rendezvous.protocol.replica import Versioned, View
+from elasticjob_rendezvous.protocol.worker_group import Local
+from tests.sim.etcd.simulated_etcd import SimEtcd
 
 KEYS = Keys(job_prefix("team", "uid", 0))
 START = 1000.0
@@ -77,7 +77,7 @@ class Job:
         self.bounds(**bounds)
         self.coordinator = Coordinator()
         self.leader = names[0] if names else ""
-        self.brought: Bounds | None = None  # from the coordinator, without an operator
+        self.brought: RendezvousParams | None = None  # from the coordinator, without an operator
         for name in names:
             self.member(name)
         self.coordinator.take_over(self.now, ())
@@ -93,7 +93,7 @@ class Job:
         return self
 
     def bounds(self, **fields: Any) -> Self:
-        return self.put(KEYS.bounds, Bounds(**{"min_nodes": 1, "max_nodes": 4, **fields}))
+        return self.put(KEYS.bounds, RendezvousParams(**{"min_nodes": 1, "max_nodes": 4, **fields}))
 
     def member(self, name: str, **fields: Any) -> Self:
         """Write a member's whole record."""
@@ -122,7 +122,7 @@ class Job:
         self.coordinator.peers.probed(answer, self.view(), self.now, ORPHAN_SECONDS)
         return self
 
-    def brings(self, bounds: Bounds) -> Self:
+    def brings(self, bounds: RendezvousParams) -> Self:
         """Remove the bounds, except those with which the coordinator was started."""
         self.brought = bounds
         return self.delete(KEYS.bounds)
@@ -170,7 +170,7 @@ class Job:
         assert member is not None, f"{name} has no session"
         return member
 
-    def look(self) -> Act | None:
+    def look(self) -> RoundUpdate | None:
         """Return the coordinator's next act, if any."""
         own = self.stored(self.leader)
         return decide(self.coordinator, self.view(), own, self.clock, self.brought)
@@ -208,7 +208,7 @@ class Job:
         """Return the names of members with a valid session."""
         return {member.record.name for member in self.view().members().values()}
 
-    def own(self, name: str, **fields: Any) -> Own:
+    def own(self, name: str, **fields: Any) -> MemberKey:
         """Return the state from which the member `name` makes its transactions."""
         local = fields.pop("local", Local(ready=True, master_port=20000))
         bounds = fields.pop("bounds", None)
@@ -219,14 +219,14 @@ class Job:
             bounds=bounds,
         )
         plain = {"session": "s1", "lease": 0, "lease_holds": True, "leaving": "", "known": 0}
-        return Own(config=config, view=self.view(), local=local, **{**plain, **fields})
+        return MemberKey(config=config, view=self.view(), local=local, **{**plain, **fields})
 
 
-def inquiries(peers: Peers) -> set[str]:
+def inquiries(peers: FailureDetector) -> set[str]:
     """Return the members that are probed repeatedly."""
     return {member for member, peer in peers.states.items() if peer.inquiry is not None}
 
 
-def lose_link(peers: Peers, member: str, at: float) -> None:
+def lose_link(peers: FailureDetector, member: str, at: float) -> None:
     """Note that the link of a member was lost at this time, without a probe."""
     peers.take(member, MemberEvent.LINK_LOST).symptom = at

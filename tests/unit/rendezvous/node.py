@@ -5,12 +5,19 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, Self
 
-from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.config import Config, Identity
-from elasticjob_rendezvous.core.directives import Directive
-from elasticjob_rendezvous.core.effects import Effect, Grant, KeepAlive, Read, Unwatch, Watch, Write
-from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import (
+from elasticjob_rendezvous.protocol.config import Config, Identity
+from elasticjob_rendezvous.protocol.directives import Directive
+from elasticjob_rendezvous.protocol.effects import (
+    Effect,
+    Grant,
+    KeepAlive,
+    Read,
+    Unwatch,
+    Watch,
+    Write,
+)
+from elasticjob_rendezvous.protocol.engine import Engine
+from elasticjob_rendezvous.protocol.events import (
     Changed,
     Clock,
     Event,
@@ -24,9 +31,10 @@ from elasticjob_rendezvous.core.events import (
     TxnDone,
     WatchOpened,
 )
-from elasticjob_rendezvous.core.kv import WatchBatch
-from elasticjob_rendezvous.core.local import Local
-from tests.sim.simetcd import SimEtcd, Watcher
+from elasticjob_rendezvous.protocol.kv import WatchBatch
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.worker_group import Local
+from tests.sim.etcd.simulated_etcd import SimEtcd, Watcher
 from tests.unit.rendezvous.builders import KEYS, START, UTC_MS, identity
 
 READY = Local(ready=True, master_port=20000)
@@ -43,7 +51,7 @@ class Node:
     def __init__(self, etcd: SimEtcd, name: str, **config: Any) -> None:
         self.etcd = etcd
         self.name = name
-        plain = {"bounds": Bounds(1, 4), "jitter": 0.0, **config}
+        plain = {"bounds": RendezvousParams(1, 4), "jitter": 0.0, **config}
         me = Identity(identity(name), name, f"host-{name}", 7000, 7001)
         self.engine = Engine(Config(KEYS.prefix, me, f"n-{name}", **plain))
         self.now = START

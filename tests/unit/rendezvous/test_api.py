@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob_rendezvous import api
 from elasticjob_rendezvous.api import RendezvousParameters, RendezvousStoreInfo
-from tests.unit.agent_api.memory import MemoryStore
+from tests.unit.agent.memory_rendezvous import MemoryStore
 
 
 def test_rank_0_publishes_its_address() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.inquiries import Inquiry
-from elasticjob_rendezvous.core.peer_state import (
+from elasticjob_rendezvous.protocol.liveness.peer_state import (
     CONTACT,
     INQUIRY,
     KEY,
@@ -28,6 +27,7 @@ from elasticjob_rendezvous.core.peer_state import (
     Table,
     WorkersState,
 )
+from elasticjob_rendezvous.protocol.liveness.probes import RepeatedProbe
 from tests.unit.rendezvous.builders import a_member
 
 UNLINKED, LINKED, STRAY = LinkState
@@ -177,7 +177,7 @@ def test_member_keeps_the_data_of_its_state_only(
     contact: ContactState, inquiry_state: InquiryState, event: MemberEvent
 ) -> None:
     symptom = 4.0 if contact in (LOST, LOST_SILENT) else None
-    inquiry = None if inquiry_state is NONE else Inquiry(a_member("b"), 5.0, 9.0)
+    inquiry = None if inquiry_state is NONE else RepeatedProbe(a_member("b"), 5.0, 9.0)
     peer = PeerState(contact=contact, inquiry_state=inquiry_state, symptom=symptom, inquiry=inquiry)
     if {(contact, event), (inquiry_state, event)} & IMPOSSIBLE:
         with pytest.raises(ImpossibleTransition):

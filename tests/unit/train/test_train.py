@@ -17,7 +17,7 @@ import pytest
 from elasticjob import layout
 from elasticjob.train import Link, accumulation
 from elasticjob_agent.core.progress import WorkerProgress, worker_progress
-from elasticjob_agent.progress import ProgressFiles, read_progress
+from elasticjob_agent.worker_files import ProgressFiles, read_progress
 
 SIDECAR = Path(layout.__file__).parents[1]
 

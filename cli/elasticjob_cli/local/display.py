@@ -1,0 +1,353 @@
+"""Display of `elasticjob run`: a live table at a terminal, plain lines elsewhere.
+
+It shows snapshots of the job, gathered from its pods, its rendezvous and its logs. A full disk
+or a closed pipe does not end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol, TextIO, cast
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.worker_files import read_progress as read_progress_file
+from elasticjob_cli.local.logs import WORKERS
+from elasticjob_operator.domain.observed.state import Observed, Pod
+from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
+from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
+from elasticjob_operator.model.status import CauseStatus, Status
+from elasticjob_rendezvous.protocol.store_health import CONSEQUENCE
+
+
+class Screen:
+    """Wrapper of `file` that drops text the file refuses.
+
+    `gone` is True once its reader has closed it; `file` then writes to the null device.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.gone = False
+
+    def write(self, text: str) -> int:
+        with self._guarded():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._guarded():
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self._lose()
+        except OSError:
+            pass  # a full disk may accept the next line
+
+    def _lose(self) -> None:
+        """Redirect buffered and later output to the null device, so that no write fails."""
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)
+        self.gone = True
+        with contextlib.suppress(OSError):
+            print("elasticjob: the output was closed: draining", file=sys.stderr)
+
+
+def console() -> Console:
+    """Return a console for standard output, a terminal or not."""
+    return Console(file=None if sys.stdout is None else cast("IO[str]", Screen(sys.stdout)))
+
+
+def is_gone(shown_on: Console) -> bool:
+    """Return True if the console's output was closed by its reader."""
+    return isinstance(shown_on.file, Screen) and shown_on.file.gone
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """Row of one pod in the table of nodes."""
+
+    pod: str
+    ranks: str
+    state: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Displayed state of a job at one moment."""
+
+    job: ElasticJob
+    elapsed_seconds: float
+    nodes: tuple[NodeRow, ...] = ()
+    progress: Mapping[str, object] = field(default_factory=dict)
+
+
+def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ...]:
+    """Return a row per pod in order of index; `ranks` are those of the current round."""
+    members = {member.name: member for member in observed.rendezvous.members}
+    rows = []
+    for pod in sorted(observed.pods, key=lambda pod: (pod.index, pod.created_at)):
+        member = members.get(pod.name) if pod.active else None
+        if member is not None:
+            state = member.state.value
+            rows.append(NodeRow(pod.name, ranks.get(pod.name, ""), state, member.round))
+        else:
+            rows.append(NodeRow(pod.name, "", _state(pod, observed), 0))
+    return tuple(rows)
+
+
+def _state(pod: Pod, observed: Observed) -> str:
+    """Return the displayed state of a pod without a member."""
+    if pod.terminating:
+        return "leaving"
+    if not pod.active:
+        return str(pod.phase)
+    return "ending" if observed.rendezvous.state is RendezvousState.CLOSED else "starting"
+
+
+def read_progress(logs: Path) -> Mapping[str, object]:
+    """Return the newest progress report of all workers, preferably one with metrics."""
+    told = [one for pod in logs.glob(f"*/{WORKERS}/*") for one in _newest_reports(pod)]
+    if not told:
+        return {}
+    # Often only rank 0 reports metrics; the other workers' steps add nothing then.
+    latest = max(told, key=lambda one: (bool(one.metrics), one.at_ms))
+    metrics = {name: float(f"{value:.4g}") for name, value in latest.metrics.items()}
+    return {"step": latest.step, **metrics}
+
+
+def _newest_reports(pod: Path) -> list[WorkerProgress]:
+    """Return the progress reports of a pod's newest round that has any.
+
+    A round that has just begun has none yet; otherwise a deleted pod's report would look newest.
+    """
+    rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
+    for number in sorted(rounds, reverse=True):
+        found = [read_progress_file(path) for path in rounds[number].glob("*/progress")]
+        if told := [one for one in found if one is not None and one.step >= 0]:
+            return told
+    return []
+
+
+def _is_round(path: Path) -> bool:
+    return path.name[6:].isascii() and path.name[6:].isdigit()
+
+
+NOTES = 8
+PROGRESS_SECONDS = 5.0
+"""Minimum interval between plain progress lines."""
+
+STYLES = {
+    Phase.RUNNING: "green",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+    Phase.RESTARTING: "yellow",
+}
+
+
+class View(Protocol):
+    """Display of a run."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the current state; called at every change and periodically."""
+        ...
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        """Show an event."""
+        ...
+
+    def output(self, pod: str, line: str) -> None:
+        """Show a line of a container's output."""
+        ...
+
+    def close(self) -> None: ...
+
+    @property
+    def gone(self) -> bool:
+        """True if the output was closed by its reader."""
+        ...
+
+
+def cause_text(cause: CauseStatus | None) -> str:
+    """Format a cause as `loss: digits-1`, with its detail in parentheses."""
+    if cause is None:
+        return ""
+    text = cause.kind
+    if cause.members:
+        text += ": " + ", ".join(cause.members)
+    return text + (f" ({cause.detail})" if cause.detail else "")
+
+
+def progress_text(progress: Mapping[str, object]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in progress.items())
+
+
+def round_text(status: Status) -> str:
+    """Format the current round as `round 3 final: 4 nodes, 4 workers, master digits-0`."""
+    rendezvous = status.rendezvous
+    if rendezvous is None or rendezvous.round == 0:
+        return "no round yet"
+    text = f"round {rendezvous.round} {rendezvous.state}"
+    if rendezvous.state == "final":
+        text += f": {rendezvous.nodes} nodes, {rendezvous.world_size} workers"
+        text += f", master {rendezvous.master}" if rendezvous.master else ""
+    return text
+
+
+def transition_text(status: Status) -> str:
+    """Format phase, round, cause and restarts in one line, which changes only with one of them."""
+    cause = status.rendezvous.cause if status.rendezvous else None
+    text = f"{status.phase}, {round_text(status)}"
+    text += f"  ({cause_text(cause)})" if cause else ""
+    return text + (f", restarts {status.restarts}" if status.restarts else "")
+
+
+class StoreNotes:
+    """Notes on the rendezvous store becoming unavailable and available again."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def new(self, status: Status) -> str:
+        """Return the text to print now; empty if nothing changed."""
+        text = trouble_text(status)
+        if text == self._told:
+            return ""
+        self._told = text
+        if text:
+            return f"{text}; {CONSEQUENCE}"
+        return recovered_text(status)
+
+
+class PlainView:
+    """Display that prints a line per transition, with the time since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._store = StoreNotes()
+        self._console = console
+        self._shown = ""
+        self._progress_due = PROGRESS_SECONDS
+        self._progress: Mapping[str, object] = {}
+
+    def show(self, snapshot: Snapshot) -> None:
+        if said := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, said)
+        text = transition_text(snapshot.job.status)
+        if text != self._shown:
+            self._shown = text
+            self.note(snapshot.elapsed_seconds, text)
+        told = bool(snapshot.progress) and snapshot.progress != self._progress
+        if told and snapshot.elapsed_seconds >= self._progress_due:
+            self._progress = snapshot.progress
+            self._progress_due = snapshot.elapsed_seconds + PROGRESS_SECONDS
+            self.note(snapshot.elapsed_seconds, progress_text(snapshot.progress))
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        self._line(f"[{elapsed_seconds:7.2f} s] {text}")
+
+    def output(self, pod: str, line: str) -> None:
+        self._line(f"{pod} {line}")
+
+    def close(self) -> None: ...
+
+    @property
+    def gone(self) -> bool:
+        return is_gone(self._console)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """Display that redraws a table, with the last notes below it."""
+
+    def __init__(self, console: Console) -> None:
+        self._store = StoreNotes()
+        self._notes: deque[str] = deque(maxlen=NOTES)
+        self._snapshot: Snapshot | None = None
+        self._shown = ""
+        self._console = console
+        # Drawn from our own loop: a refresh thread and fork do not mix.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        if said := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, said)
+        rendezvous = snapshot.job.status.rendezvous
+        if rendezvous is not None and rendezvous.state == "final":
+            text = transition_text(snapshot.job.status)
+            if text != self._shown:
+                self._shown = text
+                self.note(snapshot.elapsed_seconds, text)
+        self._draw()
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        self._notes.append(f"[{elapsed_seconds:7.2f} s] {text}")
+        self._draw()
+
+    def output(self, pod: str, line: str) -> None:
+        self._console.print(f"{pod} {line}", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._live.transient = False
+        self._draw()
+        self._live.stop()
+
+    @property
+    def gone(self) -> bool:
+        return is_gone(self._console)
+
+    def _draw(self) -> None:
+        notes = Text("\n".join(self._notes), style="dim", no_wrap=True, overflow="ellipsis")
+        if self._snapshot is None:
+            self._live.update(notes, refresh=True)
+        else:
+            self._live.update(Group(*render(self._snapshot), notes), refresh=True)
+
+
+def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
+    """Return the head line, the table of nodes, and the progress."""
+    job, status = snapshot.job, snapshot.job.status
+    phase = status.phase or Phase.PENDING
+    head = Text.assemble(
+        (job.metadata.name, "bold"),
+        "  ",
+        (str(phase), STYLES.get(phase, "")),
+        f"  {snapshot.elapsed_seconds:.0f} s  restarts {status.restarts}/{job.spec.max_restarts}"
+        f"  {round_text(status)}",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("NODE", "RANKS", "STATE", "ROUND"):
+        table.add_column(column)
+    for row in snapshot.nodes:
+        table.add_row(row.pod, row.ranks, row.state, str(row.round or ""))
+    cause = cause_text(status.rendezvous.cause if status.rendezvous else None)
+    trouble = trouble_text(status)
+    below = [trouble] if trouble else []
+    below += [f"cause: {cause}"] if cause else []
+    below += [progress_text(snapshot.progress)] if snapshot.progress else []
+    return head, table, Text("\n".join(below), no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,345 @@
+"""Explanation of a job in sentences: state, missing nodes with remedies, last round, failure.
+
+Computed from the object and its pods alone, so that the operator's status and the command line
+agree. Each sentence stands alone. Times are absolute, so that the text does not change with
+time. A blocker is a reason for which a wanted node is missing from a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from elasticjob_operator.domain.explain.catalog import OBSTACLES
+from elasticjob_operator.domain.explain.history import (
+    ENDED_PHASES,
+    failure_sentences,
+    interruption_sentences,
+)
+from elasticjob_operator.domain.explain.phrases import (
+    MAX_CAUSE,
+    cause_text,
+    clock,
+    counted,
+    listed,
+    named,
+    quoted,
+    sentence,
+    time_text,
+    unschedulable,
+)
+from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
+from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
+from elasticjob_operator.domain.plan.backends import STORE_INDEX
+from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
+from elasticjob_operator.domain.status.conditions import refusal_of, store_sentences
+from elasticjob_operator.domain.status.failures import removal_cause
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
+from elasticjob_operator.model.types import (
+    Backend,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    RendezvousState,
+    ScaleUp,
+)
+from elasticjob_rendezvous.protocol.records.members import CauseKind
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """One reason for missing nodes; `remedy` is empty if no user action is needed."""
+
+    clause: str
+    remedy: str = ""
+
+
+def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) -> list[Blocker]:
+    """Return the reasons: first those that need a user's action, then those that resolve alone.
+
+    `present` names the pods that are in the round or have joined.
+    """
+    found: list[Blocker] = []
+    if refusal := refusal_of(status):
+        obstacle, said = refusal
+        more = "more " if status.pods else ""
+        found.append(
+            Blocker(f"no {more}pods can be created: {quoted(said)}", OBSTACLES[obstacle].remedy)
+        )
+    absent = [pod for pod in pods if pod.name not in present]
+    found += _obstacles([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
+    found += _transient([pod for pod in absent if pod.obstacle is None or pod.terminating])
+    if not absent and not found and status.pods == 0:
+        found.append(Blocker("its pods are not created yet"))
+    return found
+
+
+def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
+    """Yield one reason for each group of pods with the same obstacle and message."""
+    groups: dict[tuple[Obstacle, str], list[str]] = {}
+    for pod in pods:
+        assert pod.obstacle is not None
+        said = pod.obstacle_message
+        if pod.obstacle is Obstacle.UNSCHEDULABLE:
+            said = unschedulable(said)
+        groups.setdefault((pod.obstacle, quoted(said)), []).append(pod.name)
+    for (obstacle, said), names in groups.items():
+        words = OBSTACLES[obstacle]
+        state = words.meaning or "not startable"
+        yield Blocker(
+            f"{named(names)} {_are(names)} {state}" + (f": {said}" if said else ""), words.remedy
+        )
+
+
+def _transient(pods: list[Pod]) -> Iterator[Blocker]:
+    lost = [pod.name for pod in pods if removal_cause(pod) is PodEnd.NODE_LOST and not pod.ended]
+    if lost:
+        its = "their nodes do" if len(lost) > 1 else "its node does"
+        yield Blocker(f"{named(lost)} cannot be reached: {its} not answer")
+    stopping = [pod.name for pod in pods if pod.terminating and pod.name not in lost]
+    if stopping:
+        yield Blocker(f"{named(stopping)} {_are(stopping)} being stopped")
+    rest = [p for p in pods if p.active and p.name not in lost]
+    placed = [pod.name for pod in rest if pod.node or pod.launcher_since]
+    if placed:
+        yield Blocker(f"{named(placed)} {_are(placed)} starting")
+    waiting = [pod.name for pod in rest if not (pod.node or pod.launcher_since)]
+    if waiting:
+        yield Blocker(f"{named(waiting)} {_wait(waiting)} for a machine")
+
+
+def _are(names: list[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _wait(names: list[str]) -> str:
+    return "wait" if len(names) > 1 else "waits"
+
+
+_ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD)
+"""Obstacles whose own sentence explains why the rendezvous is unknown."""
+
+
+def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Return the sentences: state, missing nodes with remedies, last round, failure."""
+    known = sorted(pods, key=lambda pod: pod.index)
+    said = [
+        *_state(job, known),
+        *_unlabelled(job, known),
+        *interruption_sentences(job.status),
+        *failure_sentences(job),
+    ]
+    return tuple(sentence(text) for text in said)
+
+
+def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    status = job.status
+    if job.metadata.deletion_timestamp is not None:
+        yield "The job is being deleted, and its pods are being stopped"
+        return
+    if status.phase is not Phase.INTERRUPTED:
+        yield from store_sentences(job)
+        yield from _unreadable(job)
+    match status.phase:
+        case None:
+            yield (
+                "The operator has not processed the job yet: if this lasts, check that it runs "
+                "and serves this namespace"
+            )
+        case Phase.PENDING:
+            yield from _no_round(job, pods, "Not training yet")
+        case Phase.RESTARTING:
+            cause = _current(status).cause or CauseStatus(kind=CauseKind.START)
+            yield from _no_round(job, pods, f"Between two rounds, because {cause_text(cause)}")
+        case Phase.RUNNING:
+            yield from _running(job, pods)
+        case Phase.SUSPENDED:
+            yield _suspended(pods)
+        case Phase.SUCCEEDED:
+            yield f"Succeeded{_ended_at(status)}: every worker ended with success"
+        case Phase.FAILED:
+            yield _failed(job)
+        case Phase.INTERRUPTED:
+            pass  # the command line prints the remedy
+
+
+def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    ends = job.status.phase in ENDED_PHASES or job.metadata.deletion_timestamp is not None
+    return lost_label_sentences(() if ends else (pod for pod in pods if pod.active))
+
+
+def _unreadable(job: ElasticJob) -> Iterator[str]:
+    status, refusal = job.status, refusal_of(job.status)
+    elsewhere = refusal is not None and refusal[0] in _ETCD_OBSTACLES
+    unknown = _current(status).state is RendezvousState.UNKNOWN
+    if status.rendezvous is None or not unknown or status.phase in ENDED_PHASES or elsewhere:
+        return
+    whom = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
+    yield (
+        f"The operator cannot read the job's state from {whom}: the last known state follows; "
+        "running workers continue"
+    )
+
+
+# -- no final round -----------------------------------------------------------------
+
+
+def _no_round(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
+    """Yield the nodes that have joined and those that are missing, while no round is final."""
+    status, current = job.status, _current(job.status)
+    if current.state is RendezvousState.FROZEN:
+        are = "is" if current.nodes == 1 else "are"
+        yield f"{begin}: {counted(current.nodes, 'node')} {are} confirming the round"
+        return
+    come = frozenset(m.pod for m in status.members if m.state == "waiting")
+    stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]
+    leaving = frozenset(m.pod for m in status.members if m.state == "leaving")
+    reasons = find_blockers(status, pods, come | leaving | frozenset(stopping))
+    clauses = [reason.clause for reason in reasons]
+    if stopping:
+        its = "their" if len(stopping) > 1 else "its"
+        clauses.insert(0, f"{named(stopping)} {_stop(stopping)} {its} workers")
+    wanted, least = status.wanted_nodes, job.spec.min_nodes
+    have = "has" if wanted == 1 else "have"
+    need = f" (at least {least} {'are' if least > 1 else 'is'} needed)" if least < wanted else ""
+    text = f"{begin}: {current.waiting} of {counted(wanted, 'node')} {have} joined{need}"
+    yield text + (f"; {listed(clauses)}" if clauses else "")
+    yield from _remedies(reasons)
+    if current.state is RendezvousState.SETUP:
+        yield f"No agent has reached {_store_name(job)} yet"
+        return
+    if not clauses and least <= current.waiting < wanted and status.phase is Phase.PENDING:
+        yield (
+            f"The round starts with these if no further node joins for "
+            f"{job.spec.rendezvous.last_call_seconds} s"
+        )
+
+
+def _store_name(job: ElasticJob) -> str:
+    """Return the name of a rendezvous store that is not the operator's etcd."""
+    endpoints = job.spec.rendezvous.endpoints
+    if endpoints:
+        return f"the rendezvous at {listed(endpoints)}"
+    return f"the store of the rendezvous in {pod_name(job.metadata.name, STORE_INDEX)}"
+
+
+def _stop(names: list[str]) -> str:
+    return "stop" if len(names) > 1 else "stops"
+
+
+def _remedies(reasons: list[Blocker]) -> Iterator[str]:
+    yield from dict.fromkeys(reason.remedy for reason in reasons if reason.remedy)
+
+
+# -- final round --------------------------------------------------------------------
+
+
+def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    status, current = job.status, _current(job.status)
+    nodes, wanted = current.nodes, status.wanted_nodes
+    where = f"round {current.round}, {counted(current.world_size, 'worker')}"
+    seated = frozenset(member.pod for member in status.members if member.rank is not None)
+    waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
+    reasons = find_blockers(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
+    if nodes >= wanted:
+        extra = f", one of which is surplus: {wanted} are wanted" if nodes == wanted + 1 else ""
+        if nodes > wanted + 1:
+            extra = f", of which {nodes - wanted} are surplus: {wanted} are wanted"
+        whole = "its only node" if nodes == 1 else f"all {nodes} nodes"
+        yield f"Training on {whole if nodes == wanted else counted(nodes, 'node')} ({where}){extra}"
+    else:
+        why = listed([reason.clause for reason in reasons])
+        text = f"Training on {nodes} of {counted(wanted, 'node')} ({where})"
+        yield text + (f" because {why}" if why else "")
+    yield from _remedies(reasons)
+    if waiting:
+        yield _standby(job, waiting)
+    yield from _slow_and_avoided(status)
+    yield from _clamped(job)
+    done = [member.pod for member in status.members if member.state == "done"]
+    if done:
+        yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
+
+
+def _slow_and_avoided(status: Status) -> Iterator[str]:
+    """Yield stragglers and avoided machines."""
+    for slow in status.stragglers:
+        where = f" on {slow.node}" if slow.node else ""
+        yield f"{slow.pod}{where} has been slower than its peers since {clock(slow.since)}"
+    for node in status.avoided_nodes:
+        yield (
+            f"New pods avoid {node.node} until {clock(node.until)}, because it failed the job "
+            f"{node.reason}"
+        )
+
+
+def _standby(job: ElasticJob, waiting: list[str]) -> str:
+    """Return the reason why waiting nodes are not in the round."""
+    who, nodes = named(waiting), _current(job.status).nodes
+    wait = "wait" if len(waiting) > 1 else "waits"
+    sizes = legal_sizes(job.spec)
+    larger = [size for size in sizes if nodes < size <= nodes + len(waiting)]
+    if nodes >= job.status.wanted_nodes:
+        stand = "stand" if len(waiting) > 1 else "stands"
+        return f"{who} {stand} by: the job has the wanted number of nodes"
+    if not larger:
+        step = job.spec.node_increment
+        return f"{who} {wait} for more nodes: the job grows by {step} at a time (nodeIncrement)"
+    if job.spec.elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT:
+        most = job.spec.elasticity.scale_up_max_wait_seconds
+        return f"{who} {wait} for the next checkpoint, for at most {most} s"
+    return f"{who} {'have' if len(waiting) > 1 else 'has'} joined and will be in the next round"
+
+
+_CLAMPED = {
+    Clamp.BELOW_MIN_NODES: "less than minNodes",
+    Clamp.ABOVE_MAX_NODES: "more than maxNodes",
+    Clamp.BETWEEN_INCREMENTS: "not minNodes and a multiple of nodeIncrement",
+}
+
+
+def _clamped(job: ElasticJob) -> Iterator[str]:
+    size = wanted_size(job.spec)
+    if size.clamp is not None:
+        yield (
+            f"spec.nodes asks for {size.asked}, which is {_CLAMPED[size.clamp]}: "
+            f"{size.nodes} {'are' if size.nodes > 1 else 'is'} wanted instead"
+        )
+
+
+# -- suspended or failed ------------------------------------------------------------
+
+
+def _suspended(pods: list[Pod]) -> str:
+    left = [pod.name for pod in pods if not pod.ended]
+    text = "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again"
+    if not left:
+        return text
+    return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
+
+
+def _failed(job: ElasticJob) -> str:
+    """Return the failure and its reason, taken from condition Failed."""
+    status = job.status
+    found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
+    reason, said = ("", "") if found is None else (found.reason, quoted(found.message, MAX_CAUSE))
+    if found is not None and found.status is not ConditionStatus.TRUE:
+        reason, said = "", ""
+    begin = f"Failed{_ended_at(status)}"
+    if reason == StopReason.DEADLINE_EXCEEDED:
+        most = job.spec.run_policy.active_deadline_seconds
+        limit = f" than {most} s (runPolicy.activeDeadlineSeconds)" if most else ""
+        return f"{begin}: it was active for longer{limit}"
+    if reason in (StopReason.SUSPENDED, StopReason.DELETED, "Stopped"):
+        return f"{begin}: it was stopped from outside" + (f" ({said})" if said else "")
+    return f"{begin}: {said}" if said else begin
+
+
+def _ended_at(status: Status) -> str:
+    return f" {time_text(status.completion_time)}" if status.completion_time else ""
+
+
+def _current(status: Status) -> RendezvousStatus:
+    return status.rendezvous or RendezvousStatus()

@@ -1,0 +1,84 @@
+"""Sentences on the history of a job: its latest interruption and its latest failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob_operator.domain.explain.catalog import (
+    UNCHARGED_CLASSES,
+    failure_meaning,
+    failure_remedy,
+)
+from elasticjob_operator.domain.explain.phrases import counted, quoted, round_cause, time_text
+from elasticjob_operator.domain.status.failures import round_began_at
+from elasticjob_operator.domain.status.rounds import (
+    PLANNED_CAUSES,
+    cold_text,
+    recovery_ms,
+    recovery_parts_ms,
+    seconds_text,
+)
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.types import Phase
+from elasticjob_rendezvous.protocol.records.members import CauseKind
+
+ENDED_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
+
+
+def interruption_sentences(status: Status) -> Iterator[str]:
+    """Yield the latest interruption with its phases, then the nodes that joined since."""
+    if status.phase in (*ENDED_PHASES, None):
+        return
+    later = [found for found in status.rounds if found.cause != CauseKind.START]
+    broken = [found for found in later if found.cause != CauseKind.JOIN]
+    if broken:
+        yield from _round_sentences("Last interruption", broken[-1], status)
+    if later and later[-1].cause == CauseKind.JOIN:
+        yield from _round_sentences("Since then" if broken else "Last round", later[-1], status)
+
+
+def _round_sentences(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
+    began, spent = round_began_at(found), recovery_ms(found)
+    when = f" {time_text(began)}" if began else ""
+    text = f"{begin}: {round_cause(found, status)}{when}"
+    if spent is None:
+        yield text
+        return
+    parts = _phases_text(found)
+    lasted = "with a pause of" if found.cause in PLANNED_CAUSES else "recovered in"
+    yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
+    if found.first_step_ms is not None:
+        yield f"The first step followed {seconds_text(found.first_step_ms)} after the start"
+    if cold := cold_text(found):
+        yield cold[:1].upper() + cold[1:]
+
+
+def _phases_text(found: RoundStatus) -> str:
+    """Return the phases that took at least a millisecond, with their durations."""
+    known = recovery_parts_ms(found)
+    return ", ".join(f"{part} {seconds_text(ms)}" for part, ms in known.items() if ms)
+
+
+def failure_sentences(job: ElasticJob) -> Iterator[str]:
+    """Yield the latest failure, the meaning of its class, and the remedy."""
+    failure = job.status.first_failure
+    if failure is None or job.status.phase is Phase.SUCCEEDED:
+        return
+    yield f"{_failure_place(failure)}: {failure_meaning(failure)}" + _message(failure)
+    yield failure_remedy(failure)
+    used, most = job.status.restarts, job.spec.max_restarts
+    if failure.class_ not in UNCHARGED_CLASSES and job.status.phase not in ENDED_PHASES:
+        yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
+
+
+def _message(failure: FirstFailure) -> str:
+    said = quoted(failure.message)
+    return f": {said}" if said else ""
+
+
+def _failure_place(failure: FirstFailure) -> str:
+    where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
+    if failure.rank is None or failure.rank < 0:
+        return f"Latest failure, in round {failure.round}: {where}"
+    return f"Latest failure, in round {failure.round}: rank {failure.rank} on {where}"

@@ -1,0 +1,173 @@
+"""Phrases for causes, obstacles and times, each defined once.
+
+Events, status and `elasticjob explain` take their phrases from here and from `catalog`, so
+that they agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from elasticjob_operator.domain.explain.catalog import DETAILS, PLURAL_DETAILS
+from elasticjob_operator.domain.observed.state import DISRUPTIONS, PodEnd
+from elasticjob_operator.model.status import MAX_ROUND_MEMBERS, CauseStatus, RoundStatus, Status
+from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_within
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+from elasticjob_rendezvous.protocol.text import first_line
+
+MAX_NAMES = 5
+"""Maximum number of pods named in a sentence, which must stay readable for a thousand pods."""
+MAX_QUOTE = 240
+"""Maximum length of quoted text of other programs, in characters."""
+MAX_CAUSE = 480
+"""Maximum length of an agent's detail, including its quotations, in characters."""
+
+DEPARTURES = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
+"""Causes whose members departed, or may have; the ends of their pods are more precise."""
+
+
+def round_cause(found: RoundStatus, status: Status) -> str:
+    """Return the cause of a round in the status, as text. All members are known only for the
+    current round."""
+    now = status.rendezvous
+    cause = CauseStatus(
+        kind=found.cause,
+        members=found.members,
+        reason=found.reason,
+        detail=found.detail,
+        reasons=found.reasons,
+    )
+    current = now.cause if now is not None and now.round == found.round else None
+    if current is not None and set(found.members) <= set(current.members):
+        return cause_text(cause.model_copy(update={"members": current.members}))
+    return cause_text(cause, len(found.members) == MAX_ROUND_MEMBERS)
+
+
+def cause_text(cause: CauseStatus, cut: bool = False) -> str:
+    """Return the cause of a round, as text. `cut`: True if the list of members may be cut off."""
+    many = len(cause.members) > 1
+    who = named(cause.members, cut) or "a node"
+    # A status of the previous release has the reasons in its detail only.
+    reasons = cause.reasons or reasons_within(cause.kind, cause.detail)
+    detail = quoted(_detail_text(reasons, many) if reasons else cause.detail, MAX_CAUSE)
+    told = f" ({detail})" if detail else ""
+    if (
+        cause.reason
+        and cause.kind in DEPARTURES
+        and not (many and _has_other_causes(cause.reason, reasons))
+    ):
+        return _departure_text(cause.reason, who, many)
+    match cause.kind:
+        case CauseKind.START:
+            return f"the job starts{told}"
+        case CauseKind.JOIN:
+            return f"{who} joined{told}"
+        case CauseKind.LEAVE:
+            return f"{who} left{told}"
+        case CauseKind.PREEMPTION:
+            return f"{who} {_were(many)} preempted{told}"
+        case CauseKind.LOSS:
+            return f"{who} {_were(many)} lost{told}"
+        case CauseKind.FAILURE:
+            return f"{'workers' if many else 'a worker'} of {who} failed{told}"
+        case CauseKind.SCALE_DOWN:
+            return f"fewer nodes are wanted{told}"
+        case CauseKind.UNCONFIRMED:
+            return f"{who} did not confirm the round{told}"
+        case CauseKind.MASTER_PORT:
+            return f"the port of rank 0 was taken by another program{told}"
+        case CauseKind.DATA_LOST:
+            return f"etcd lost its data{told}"
+        case other:
+            return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
+
+
+def _has_other_causes(known: str, reasons: Iterable[str]) -> bool:
+    """Return True if other members departed for other causes than the known one, which then does
+    not speak for all."""
+    ends = {DISRUPTIONS[reason] for reason in reasons if reason in DISRUPTIONS}
+    return bool(ends - {known})
+
+
+def _departure_text(reason: str, who: str, many: bool) -> str:
+    """Return the text for a departure whose cause is known from pods."""
+    nodes = f"the nodes of {who}" if many else f"{who}'s node"
+    match reason:
+        case PodEnd.DRAINED:
+            return f"{nodes} {_were(many)} drained"
+        case PodEnd.PREEMPTED:
+            return f"{who} {_were(many)} preempted for pods of higher priority"
+        case PodEnd.EVICTED:
+            short = "their nodes" if many else "its node"
+            return f"{who} {_were(many)} evicted, because {short} ran short of something"
+        case PodEnd.NODE_TAINTED:
+            return f"{nodes} {_were(many)} tainted"
+        case PodEnd.NODE_LOST:
+            return f"{nodes} {_were(many)} lost"
+        case PodEnd.OUT_OF_MEMORY:
+            return f"{who} ran out of memory"
+        case other:
+            return f"{who} left ({other})"
+
+
+def _detail_text(reasons: Iterable[str], many: bool) -> str:
+    """Return the reasons of the members as text; each of several may have another reason."""
+    known = {**DETAILS, **PLURAL_DETAILS} if many else DETAILS
+    told = {reason: known.get(reason, reason) for reason in reasons}
+    also = told.pop(ABORTED, "")
+    return "; ".join(filter(None, ((", or " if many else "; ").join(told.values()), also)))
+
+
+def named(names: Iterable[str], cut: bool = False) -> str:
+    """Join names: `job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`.
+
+    `cut`: True if the list may be cut off.
+    """
+    ordered = sorted(names, key=natural_order)
+    more = f"{'at least ' if cut else ''}{len(ordered) - MAX_NAMES} more"
+    return listed(ordered[:MAX_NAMES] + ([more] if len(ordered) > MAX_NAMES else []))
+
+
+def listed(items: list[str]) -> str:
+    """Join items: `a`, `a and b`, `a, b and c`."""
+    return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])
+
+
+def quoted(said: str, longest: int = MAX_QUOTE) -> str:
+    """Return the first line of quoted text, shortened to `longest` characters."""
+    return first_line(said, longest)
+
+
+_COUNTED = re.compile(r"^\d+ ")
+
+
+def unschedulable(said: str) -> str:
+    """Extract the missing resources and constraints from the scheduler's message."""
+    listing = said.partition("nodes are available: ")[2].partition(". ")[0] or said
+    parts = [_COUNTED.sub("", part.strip(" .")) for part in listing.split(", ")]
+    return quoted(", ".join(dict.fromkeys(parts)))
+
+
+def time_text(when: datetime) -> str:
+    return f"at {clock(when)}"
+
+
+def clock(when: datetime) -> str:
+    return f"{when:%H:%M:%S} UTC on {when:%Y-%m-%d}"
+
+
+def sentence(text: str) -> str:
+    """Return the text with a full stop at its end."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 node`, `2 nodes`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _were(many: bool) -> str:
+    return "were" if many else "was"

@@ -1,0 +1,187 @@
+"""Objects that a job owns besides its pods: Service, PodDisruptionBudget, and the Secret.
+
+The Secret holds the credentials of the job's pods, for etcd and for each other.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+
+from elasticjob_operator.domain.json_object import Json
+from elasticjob_operator.domain.manifests.names import (
+    budget_name,
+    job_labels,
+    secret_name,
+    service_name,
+)
+from elasticjob_operator.model.job import API_VERSION, KIND, ElasticJob
+
+JOB_KEY = "job-key"
+CA = "ca.crt"
+USER = "user"
+PASSWORD = "password"
+CERT = "tls.crt"
+KEY = "tls.key"
+AUTHOR_USER = "username"
+"""Key of the user name in a Secret written by the job's author; the key of Kubernetes'
+basic-auth Secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Credentials of the agents of one job.
+
+    Args:
+        job_key: key that signs the connections between the agents.
+        ca: PEM, the authorities that may sign etcd's certificate; None for plain HTTP.
+        user, password: etcd user of this job; None if etcd runs without authentication.
+        cert, key: PEM, client certificate and key if etcd requires them.
+    """
+
+    job_key: bytes
+    ca: bytes | None
+    user: str | None
+    password: str | None
+    cert: bytes | None = None
+    key: bytes | None = None
+
+
+def secret_data(access: Access) -> dict[str, str]:
+    """Return the `data` of the job's Secret; absent values have no key in it."""
+    given = {
+        JOB_KEY: access.job_key,
+        CA: access.ca,
+        USER: _bytes(access.user),
+        PASSWORD: _bytes(access.password),
+        CERT: access.cert,
+        KEY: access.key,
+    }
+    return {name: b64encode(value).decode() for name, value in given.items() if value is not None}
+
+
+def access_in(secret: Json) -> Access | None:
+    """Return the access in a job's Secret; None if its job key is absent or malformed."""
+    job_key = _value(secret, JOB_KEY)
+    return _access(secret, job_key, USER) if job_key else None
+
+
+def author_access(secret: Json, job_key: bytes) -> Access:
+    """Return the access in the Secret that `spec.rendezvous.secretName` names."""
+    return _access(secret, job_key, AUTHOR_USER)
+
+
+def _access(secret: Json, job_key: bytes, user_key: str) -> Access:
+    return Access(
+        job_key=job_key,
+        ca=_value(secret, CA),
+        user=_text(_value(secret, user_key)),
+        password=_text(_value(secret, PASSWORD)),
+        cert=_value(secret, CERT),
+        key=_value(secret, KEY),
+    )
+
+
+def _value(secret: Json, name: str) -> bytes | None:
+    """Return the decoded value of a key; None if it is absent, empty or not base64."""
+    text = (secret.get("data") or {}).get(name)
+    try:
+        return b64decode(text, validate=True) or None if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _text(value: bytes | None) -> str | None:
+    """Decode a value as the agent decodes its files."""
+    return None if value is None else value.decode(errors="replace").strip()
+
+
+def service(job: ElasticJob) -> Json:
+    """Return the headless Service that gives each pod a DNS name even before it is Ready.
+
+    It has no port: no traffic goes through it.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, service_name(job)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": job_labels(job),
+        },
+    }
+
+
+def budget(job: ElasticJob, min_available: int) -> Json:
+    """Return the PodDisruptionBudget with this `minAvailable`.
+
+    A pod that is not Ready may always be evicted: it does not train.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, budget_name(job)),
+        "spec": {
+            "minAvailable": min_available,
+            "selector": {"matchLabels": job_labels(job)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def secret(job: ElasticJob, access: Access) -> Json:
+    """Return the Secret that the job's agents mount."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, secret_name(job)),
+        "type": "Opaque",
+        "data": secret_data(access),
+    }
+
+
+def owner_reference(job: ElasticJob) -> Json:
+    """Return the owner reference: garbage collection deletes the object after the job, and the
+    object never blocks the job's deletion."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def is_owned(job: ElasticJob, object: Json) -> bool:
+    """Return True if this job (by uid) controls the object, not an earlier job of its name."""
+    owners = (object.get("metadata") or {}).get("ownerReferences") or ()
+    return any(
+        owner.get("controller") is True and owner.get("uid") == job.metadata.uid for owner in owners
+    )
+
+
+def is_of_predecessor(job: ElasticJob, object: Json) -> bool:
+    """Return True if an earlier job of this name controls the object, which garbage collection
+    will therefore delete."""
+    owners = (object.get("metadata") or {}).get("ownerReferences") or ()
+    return any(
+        owner.get("controller") is True
+        and (owner.get("kind"), owner.get("name")) == (KIND, job.metadata.name)
+        and owner.get("uid") != job.metadata.uid
+        for owner in owners
+    )
+
+
+def _metadata(job: ElasticJob, name: str) -> Json:
+    return {
+        "name": name,
+        "namespace": job.metadata.namespace,
+        "labels": job_labels(job),
+        "ownerReferences": [owner_reference(job)],
+    }

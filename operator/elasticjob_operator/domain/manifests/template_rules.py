@@ -1,0 +1,120 @@
+"""Rules of the pod template: fields, names and paths that the operator sets in every pod.
+
+The API server validates everything else when the first pod is created. Undeclared fields have
+unchecked types: `mapping` and `mappings` read them, or raise `TemplateRefused`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_operator.domain.json_object import Json
+from elasticjob_operator.domain.manifests.names import LOGS_PATH, RESERVED_VOLUMES, SHARED_PATH
+from elasticjob_operator.model.problems import Location, Problem
+
+POD_SPEC: Location = ("spec", "template", "spec")
+
+
+class TemplateRefused(ValueError):
+    """Template from which no pod can be made; the text names the field and the fix."""
+
+    @classmethod
+    def at(cls, location: Location, message: str) -> TemplateRefused:
+        """Return the error for a field; `location` is relative to the pod's spec."""
+        return cls(str(Problem.at((*POD_SPEC, *location), message)))
+
+
+def mapping(holder: Json, name: str, location: Location) -> Json:
+    """Return a field that must be a mapping; empty if absent. `location` is the holder's."""
+    value = holder.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TemplateRefused.at((*location, name), "must be a mapping")
+    return value
+
+
+def mappings(holder: Json, name: str, location: Location) -> list[Json]:
+    """Return a field that must be a list of mappings; empty if absent."""
+    value: Any = holder.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise TemplateRefused.at((*location, name), "must be a list")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise TemplateRefused.at((*location, name, index), "must be a mapping")
+    return list(value)
+
+
+OWN_VARIABLES = "ELASTICJOB_"
+USERS_VARIABLES = frozenset(
+    {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
+)
+"""Variables with this prefix that users may set."""
+_EVERY_POD = {
+    "hostname": "must be absent: every pod is named after its index",
+    "subdomain": "must be absent: it is the job's Service",
+}
+_TRAINER = {
+    "restartPolicy": "must be absent: the job restarts workers itself, the kubelet must not",
+    "restartPolicyRules": "must be absent: the job restarts workers itself, the kubelet must not",
+}
+
+
+def own_variable(name: str) -> str:
+    """Return the full name of a variable in the agent's and the launcher's environment."""
+    return f"{OWN_VARIABLES}{name}"
+
+
+def check_template(spec: Json, trainer: str) -> None:
+    """Raise `TemplateRefused` if a pod's spec conflicts with the operator's additions."""
+    for name, message in _EVERY_POD.items():
+        if spec.get(name):
+            raise TemplateRefused.at((name,), message)
+    for index, volume in enumerate(mappings(spec, "volumes", ())):
+        _check_name(volume.get("name"), ("volumes", index, "name"))
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(mappings(spec, kind, ())):
+            _check_container(container, (kind, index))
+            if kind == "containers" and container.get("name") == trainer:
+                _check_trainer(container, (kind, index))
+
+
+def _check_container(container: Json, location: Location) -> None:
+    """Refuse mounts of the operator's volumes: naming its volume would expose the Secret."""
+    for field in ("volumeMounts", "volumeDevices"):
+        for index, mount in enumerate(mappings(container, field, location)):
+            _check_name(mount.get("name"), (*location, field, index, "name"))
+
+
+def _check_trainer(trainer: Json, location: Location) -> None:
+    for name, message in _TRAINER.items():
+        if trainer.get(name):
+            raise TemplateRefused.at((*location, name), message)
+    for index, variable in enumerate(mappings(trainer, "env", location)):
+        name = str(variable.get("name"))
+        if name.startswith(OWN_VARIABLES) and name not in USERS_VARIABLES:
+            raise TemplateRefused.at(
+                (*location, "env", index, "name"),
+                f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
+            )
+    for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
+        for path in (SHARED_PATH, LOGS_PATH):
+            if is_inside(mount.get("mountPath"), path):
+                raise TemplateRefused.at(
+                    (*location, "volumeMounts", index, "mountPath"),
+                    f"must not be {path} or below it: the launcher is there",
+                )
+
+
+def _check_name(name: object, location: Location) -> None:
+    if name in RESERVED_VOLUMES:
+        raise TemplateRefused.at(location, f"must not be {name}: this volume is added to the pod")
+
+
+def is_inside(path: object, folder: str) -> bool:
+    """Return True if a mount path is this folder or below it, in any spelling."""
+    parts = [part for part in str(path).split("/") if part not in ("", ".")]
+    wanted = folder.strip("/").split("/")
+    return parts[: len(wanted)] == wanted

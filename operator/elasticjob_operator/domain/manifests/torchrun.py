@@ -1,0 +1,192 @@
+"""Removal of launchers (torchrun, accelerate launch) from the trainer's command.
+
+The job starts one worker for each local rank. A torchrun in the command would start further
+workers in each of them, with its own ranks. It is therefore removed, and only the options that
+select the program are kept. An option whose effect would be lost is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+}
+"""Launchers started by `python -m`."""
+
+
+class CannotUnwrap(Exception):
+    """Launcher that cannot be removed. The text names the cause and the alternative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Options of one launcher, spelled with dashes.
+
+    Args:
+        valued, flags: known options, with and without a value.
+        env: options that an environment variable of the worker replaces. All other options set
+            numbers, addresses or logging, which the job sets itself.
+        refused: options that change the worker's environment, with the alternative.
+        note: further advice to the user.
+    """
+
+    name: str
+    valued: frozenset[str]
+    flags: frozenset[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """Command that remains without the launcher.
+
+    Args:
+        env: variables for the workers.
+        python: True if the interpreter runs `words`, False if they are a program.
+        dropped: ignored options, as they were written.
+    """
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    python: bool
+    dropped: tuple[str, ...]
+
+
+_MODULE = ("-m", "--module")
+_NO_PYTHON = "--no-python"
+_USE_ENV = "--use-env"
+_WORKERS = "--nproc-per-node"
+_SHORT_VALUED = ("-r", "-t")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TORCHRUN = Launcher(
+    "torchrun",
+    _words(
+        "--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf "
+        "--max-restarts --monitor-interval --start-method --event-log-handler --role --log-dir "
+        "--redirects --tee -r -t --local-ranks-filter --duplicate-stdout-filters "
+        "--duplicate-stderr-filters --node-rank --master-addr --master-port --local-addr "
+        "--logs-specs --numa-binding --signals-to-handle --shutdown-timeout"
+    ),
+    frozenset({"--standalone", _NO_PYTHON, *_MODULE}),
+    refused={
+        "--run-path": "give the script as the first argument instead",
+        "--virtual-local-rank": "let the script take the device of its LOCAL_RANK",
+    },
+)
+LAUNCH = replace(TORCHRUN, name="torch.distributed.launch", flags=TORCHRUN.flags | {_USE_ENV})
+ACCELERATE = Launcher(
+    "accelerate launch",
+    _words(
+        "--num-processes --num-machines --machine-rank --main-process-ip --main-process-port "
+        "--rdzv-backend --rdzv-conf --max-restarts --monitor-interval --role --log-dir --tee "
+        "--mixed-precision --num-cpu-threads-per-process"
+    ),
+    _words("--multi-gpu --same-network --quiet -q --cpu --use-cpu") | {_NO_PYTHON, *_MODULE},
+    env={
+        "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
+        "--num-cpu-threads-per-process": "OMP_NUM_THREADS",
+        "--cpu": "ACCELERATE_USE_CPU",
+        "--use-cpu": "ACCELERATE_USE_CPU",
+    },
+    refused={"--config-file": "start the script itself, with the file's settings in its code"},
+    note="a default configuration of accelerate in the image is not read",
+)
+LAUNCHERS = {launcher.name: launcher for launcher in (TORCHRUN, LAUNCH, ACCELERATE)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One option. `text` is its original spelling; `value` is "true" for a flag."""
+
+    name: str
+    value: str
+    text: str
+
+
+def unwrap(launcher: Launcher, words: Sequence[str], workers: int) -> Unwrapped:
+    """Return the command that the launcher would start for each worker.
+
+    Args:
+        words: the launcher's options, the script and its arguments.
+        workers: number of workers the job starts on a node.
+
+    Raises:
+        Unsafe: an option cannot be dropped without changing the program that runs.
+    """
+    options, script = _parsed(launcher, words)
+    names = {option.name for option in options}
+    if not script:
+        raise CannotUnwrap(f"{launcher.name} must be given a script to run")
+    if launcher is LAUNCH and _USE_ENV not in names:
+        raise CannotUnwrap(
+            "torch.distributed.launch without --use-env gives the script a --local-rank that the "
+            "job does not: read LOCAL_RANK from the environment, and start the script itself"
+        )
+    for option in options:
+        _check(launcher, option, workers)
+    return Unwrapped(
+        words=("-m", *script) if names.intersection(_MODULE) else script,
+        env={launcher.env[one.name]: one.value for one in options if one.name in launcher.env},
+        python=_NO_PYTHON not in names,
+        dropped=tuple(
+            one.text for one in options if one.name not in (*launcher.env, *_MODULE, _NO_PYTHON)
+        ),
+    )
+
+
+def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tuple[str, ...]]:
+    """Split words into options and the rest."""
+    left = list(words)
+    options: list[_Option] = []
+    while left and left[0].startswith("-"):
+        text = left.pop(0)
+        if text == "--":
+            break
+        name, value, attached = _split(text)
+        if name in launcher.valued and not attached:
+            if not left:
+                raise CannotUnwrap(f"{launcher.name} {text} must have a value")
+            value = left.pop(0)
+            text = f"{text} {value}"
+        options.append(_Option(name, value, text))
+    return options, tuple(left)
+
+
+def _split(word: str) -> tuple[str, str, bool]:
+    """Split an option into its name, spelled with dashes, its value, and True if the value is in
+    the same word."""
+    if word.startswith("--"):
+        name, equals, value = word.partition("=")
+        return name.replace("_", "-"), value if equals else "true", bool(equals)
+    if len(word) > 2 and word[:2] in _SHORT_VALUED:
+        return word[:2], word[2:], True
+    return word, "true", False
+
+
+def _check(launcher: Launcher, option: _Option, workers: int) -> None:
+    name, value = option.name, option.value
+    if name in launcher.refused:
+        fix = launcher.refused[name]
+        raise CannotUnwrap(f"{launcher.name} {option.text} has no meaning here: {fix}")
+    if name not in launcher.valued | launcher.flags:
+        raise CannotUnwrap(
+            f"{launcher.name} {option.text} is not understood, so it cannot be taken out: start "
+            "the script itself, and set in it what this option sets"
+        )
+    # A script written for two workers per node must not silently get one.
+    if name == _WORKERS and value.isdigit() and int(value) != workers:
+        raise CannotUnwrap(
+            f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "
+            f"node: set spec.nprocPerNode to {value}, or start the script itself"
+        )

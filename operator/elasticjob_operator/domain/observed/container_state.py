@@ -1,0 +1,139 @@
+"""State of containers: obstacles to a container's start, and a container's end, as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator.domain.observed.state import Obstacle
+
+Raw = Mapping[str, Any]
+
+MAX_MESSAGE = 1000
+"""Maximum length of a message of a container or its runtime, in characters."""
+
+_WAITING = {
+    "ErrImagePull": Obstacle.IMAGE,
+    "ImagePullBackOff": Obstacle.IMAGE,
+    "InvalidImageName": Obstacle.IMAGE,
+    "ErrImageNeverPull": Obstacle.IMAGE,
+    "ImageInspectError": Obstacle.IMAGE,
+    "RegistryUnavailable": Obstacle.IMAGE,
+    "SignatureValidationFailed": Obstacle.IMAGE,
+    "CreateContainerConfigError": Obstacle.CONFIG,
+    "CreateContainerError": Obstacle.CONFIG,
+    "PreCreateHookError": Obstacle.CONFIG,
+    "PreStartHookError": Obstacle.CONFIG,
+    "PostStartHookError": Obstacle.CONFIG,
+    "RunContainerError": Obstacle.CONFIG,
+}
+_NEVER_RAN = ("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError")
+_LOST_TRACK = "ContainerStatusUnknown"  # the start is unknown too
+_EPOCH = "1970-"  # a start in 1970 means that the container never started
+_EXECUTABLE = re.compile(r'exec: "(?P<file>[^"]+)": (?P<why>.*?)(: unknown)?$', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Obstacle that keeps a container from running."""
+
+    obstacle: Obstacle
+    message: str
+
+
+def statuses(raw: Raw, field: str) -> dict[str, Raw]:
+    """Return the container statuses in `field` (such as initContainerStatuses) by container name,
+    in the pod's order.
+
+    A container without a status from the kubelet is absent.
+    """
+    return {found["name"]: found for found in (raw.get("status") or {}).get(field) or ()}
+
+
+def ended(status: Raw | None) -> Raw | None:
+    """Return the container's `terminated` state, or None if it is in another state."""
+    found: Raw | None = ((status or {}).get("state") or {}).get("terminated")
+    return found
+
+
+def running(status: Raw | None) -> Raw | None:
+    """Return the container's `running` state, or None if it is in another state."""
+    found: Raw | None = ((status or {}).get("state") or {}).get("running")
+    return found
+
+
+def message_of(state: Raw) -> str:
+    """Return the message of the container or its runtime; the end of it if it is long."""
+    said = (state.get("message") or "").strip()
+    return said if len(said) <= MAX_MESSAGE else f"[…]{said[-MAX_MESSAGE:]}"
+
+
+def never_ran(terminated: Raw) -> bool:
+    """Return True if the container ended before its process started."""
+    if terminated.get("reason") == _LOST_TRACK:
+        return False
+    started = terminated.get("startedAt") or _EPOCH
+    return terminated.get("reason") in _NEVER_RAN or started.startswith(_EPOCH)
+
+
+def waiting_trouble(status: Raw) -> Blocked | None:
+    """Return the obstacle of a waiting container; None if it waits for no known obstacle."""
+    waiting = ((status.get("state") or {}).get("waiting")) or {}
+    reason, said = waiting.get("reason") or "", message_of(waiting)
+    obstacle = _WAITING.get(reason)
+    if obstacle is None:
+        return None
+    named = f"container {status['name']}"
+    if obstacle is Obstacle.IMAGE:
+        named += f" with image {status.get('image') or 'unknown'}"
+    return Blocked(obstacle, f"{named}: {reason}: {said}" if said else f"{named}: {reason}")
+
+
+def init_trouble(status: Raw) -> Blocked | None:
+    """Return the obstacle of an init container or native sidecar, including repeated failures."""
+    if trouble := waiting_trouble(status):
+        return trouble
+    # Between two attempts the end is in lastState.
+    last = ended(status) or (status.get("lastState") or {}).get("terminated")
+    if last is None or running(status) or (last["exitCode"] == 0 and not _backs_off(status)):
+        return None
+    return Blocked(Obstacle.INIT, f"init container {status['name']}: {ending(last)}")
+
+
+def _backs_off(status: Raw) -> bool:
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    return waiting.get("reason") == "CrashLoopBackOff"
+
+
+def ending(terminated: Raw, memory_limit: str | None = None) -> str:
+    """Return the end of a container in one sentence, with the fix if one is known."""
+    reason, said = terminated.get("reason") or "", message_of(terminated)
+    if never_ran(terminated):
+        return _not_started(said or reason)
+    code = terminated["exitCode"]
+    how = f"exit code {code}"
+    if code > 128:
+        how += f" (signal {code - 128})"
+    if reason == "OOMKilled":
+        limit = f"its memory limit is {memory_limit}" if memory_limit else "it has no memory limit"
+        how = f"out of memory, {limit}: {how}"
+    elif reason not in ("", "Error", "Completed"):
+        how += f", {reason}"
+    return f"{how}: {said}" if said else how
+
+
+def _not_started(said: str) -> str:
+    """Return the reason why a container's command did not start, from the runtime's message."""
+    found = _EXECUTABLE.search(said)
+    if found is None:
+        return f"could not be started: {said}"
+    file, why = found["file"], found["why"]
+    if "permission denied" in why:
+        fix = "it must be executable for the container's user"
+    elif "python" in file:
+        fix = f"the image must have {file}, or command must begin with the Python that it has"
+    else:
+        fix = f"the image must have {file}"
+    return f"could not be started: {file}: {why}; {fix}"

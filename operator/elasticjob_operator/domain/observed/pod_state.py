@@ -1,0 +1,312 @@
+"""State of a job's pods, read from Pod objects.
+
+The outcome of a pod is that of its trainer container: another container may keep the pod
+Running long after the trainer's end, and the pod's phase may be Failed although the trainer
+did not fail.
+
+A kubelet reports the end of a container by its machine's clock. Delays counted from an end,
+such as the back-off after a pod that could not start, use the operator's clock. Every end is
+therefore clamped to the time between the pod's creation and its first observation.
+
+A pod whose labels were removed still belongs to the job by its owner reference, and its
+workers train on. Index and incarnation are therefore read from immutable fields: the pod's
+name and its agent's environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from elasticjob_operator.domain.explain.phrases import MAX_NAMES, listed, named
+from elasticjob_operator.domain.json_object import Json
+from elasticjob_operator.domain.manifests.names import (
+    AGENT_CONTAINER,
+    INCARNATION_LABEL,
+    pod_labels,
+    pod_name,
+)
+from elasticjob_operator.domain.manifests.template_rules import own_variable
+from elasticjob_operator.domain.observed.container_state import (
+    Blocked,
+    Raw,
+    ended,
+    ending,
+    init_trouble,
+    message_of,
+    never_ran,
+    running,
+    statuses,
+    waiting_trouble,
+)
+from elasticjob_operator.domain.observed.etcd_records import job_of
+from elasticjob_operator.domain.observed.node_state import Node, state_for_pod
+from elasticjob_operator.domain.observed.state import (
+    DISRUPTIONS,
+    NodeState,
+    Obstacle,
+    Pod,
+    PodEnd,
+    PodPhase,
+)
+from elasticjob_operator.model.job import ElasticJob
+
+PREFIX_VARIABLE = own_variable("PREFIX")
+
+
+def index_in(name: str) -> int | None:
+    """Return the index at the end of a pod's name, or None."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
+
+
+def index_of(job: ElasticJob, name: str) -> int | None:
+    """Return the index of the job's pod with this name; None if no pod of the job is so named."""
+    index = index_in(name)
+    named = index is not None and name == pod_name(job.metadata.name, index)
+    return index if named else None
+
+
+def incarnation_of(raw: Json) -> int:
+    """Return the incarnation that a pod's agent joins; 0 if unknown."""
+    for container in raw["spec"].get("initContainers") or ():
+        if container["name"] == AGENT_CONTAINER:
+            for variable in container.get("env") or ():
+                if variable["name"] == PREFIX_VARIABLE:
+                    found = job_of(variable.get("value") or "")
+                    return found[2] if found else 0
+    text = (raw["metadata"].get("labels") or {}).get(INCARNATION_LABEL, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
+    """Return the labels that the pod lacks or has with another value, each as `key=value`."""
+    metadata = raw["metadata"]
+    labels, index = metadata.get("labels") or {}, index_of(job, metadata["name"])
+    if index is None:
+        return ()
+    incarnation = incarnation_of(raw)
+    wanted = pod_labels(job, index, incarnation)
+    if not incarnation:
+        del wanted[INCARNATION_LABEL]
+    return tuple(f"{key}={value}" for key, value in wanted.items() if labels.get(key) != value)
+
+
+def lost_label_sentences(pods: Iterable[Pod]) -> Iterator[str]:
+    """Yield the consequence of lost labels and the commands that restore them."""
+    lost = [pod for pod in pods if pod.lost_labels]
+    if not lost:
+        return
+    keys = sorted({label.partition("=")[0] for pod in lost for label in pod.lost_labels})
+    what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
+    many = len(lost) > 1
+    yield (
+        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: the job goes "
+        "on, but the operator sees its state late, and the job's Service and PodDisruptionBudget "
+        f"may not select {'these pods' if many else 'this pod'}"
+    )
+    for pod in sorted(lost, key=lambda pod: pod.index)[:MAX_NAMES]:
+        labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
+        yield f"`kubectl label --overwrite pod {pod.name} {labels}` restores {it}"
+
+
+def first_seen_ends(
+    pods: Iterable[Pod], before: Mapping[str, datetime], now: datetime
+) -> dict[str, datetime]:
+    """Return the time of the first observation of each pod's end, by uid; `before` is the
+    previous result."""
+    return {pod.uid: before.get(pod.uid, now) for pod in pods if pod.ended_at is not None}
+
+
+def clamp_end(pod: Pod, seen: Mapping[str, datetime]) -> Pod:
+    """Return the pod with its end clamped to the time from its creation to the observation."""
+    if pod.ended_at is None or pod.uid not in seen:
+        return pod
+    return replace(pod, ended_at=max(min(pod.ended_at, seen[pod.uid]), pod.created_at))
+
+
+_OVER = ("Succeeded", "Failed")
+DISRUPTED = "DisruptionTarget"
+"""Condition of a pod that is preempted, evicted or removed because of a taint."""
+
+
+def pod_of(job: ElasticJob, raw: Json, nodes: Mapping[str, Node] | None) -> Pod | None:
+    """Return the observed state of a pod of the job; see `observed_pod`."""
+    found = observed_pod(raw, job.trainer().name, nodes)
+    return replace(found, lost_labels=lost_labels(job, raw)) if found else None
+
+
+def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
+    """Return the observed state of a pod; None if its name has no index.
+
+    Args:
+        raw: Pod object.
+        trainer: name of the trainer container.
+        nodes: all nodes of the cluster by name; None if nodes cannot be read.
+    """
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    index = index_in(metadata["name"])
+    if index is None:
+        return None
+    found = statuses(raw, "containerStatuses").get(trainer)
+    phase = _phase(status, found)
+    has_ended = phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+    disrupted = _condition(status, DISRUPTED)
+    is_disrupted = disrupted.get("status") == "True"
+    # The condition is set with, or shortly before, the deletion of a running pod.
+    terminating = "deletionTimestamp" in metadata or (is_disrupted and not has_ended)
+    started = running(found)
+    trouble = None if has_ended or started else _obstacle(raw, found)
+    return Pod(
+        index=index,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created_at=_time(metadata["creationTimestamp"]),
+        phase=phase,
+        ready=not has_ended and _condition(status, "Ready").get("status") == "True",
+        terminating=terminating,
+        disruption=(disrupted.get("reason") or DISRUPTED) if is_disrupted else "",
+        node=raw["spec"].get("nodeName") or None,
+        node_state=_node_state(raw, found, nodes),
+        launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
+        obstacle=trouble.obstacle if trouble else None,
+        obstacle_message=trouble.message if trouble else "",
+        over=status.get("phase") in _OVER,
+        lingering=has_ended and status.get("phase") not in _OVER,
+        launch_failed=phase is PodPhase.FAILED
+        and not terminating
+        and not is_disrupted
+        and _failed_at_launch(status, found),
+        ended_at=_ended_at(metadata, status, found) if has_ended else None,
+        exit_code=(ended(found) or {}).get("exitCode"),
+        end_message=_end_message(raw, found, disrupted) if has_ended or is_disrupted else "",
+        end=_end(status, found, disrupted),
+    )
+
+
+_ENDS = {
+    "Evicted": PodEnd.EVICTED,
+    "Preempting": PodEnd.PREEMPTED,
+    "NodeLost": PodEnd.NODE_LOST,
+    "NodeShutdown": PodEnd.EVICTED,
+    "Shutdown": PodEnd.EVICTED,
+    "Terminated": PodEnd.EVICTED,
+}
+"""PodEnd by the kubelet's `status.reason` of the whole pod."""
+
+
+def _end(status: Raw, trainer: Raw | None, disrupted: Raw) -> PodEnd | None:
+    """Return the cause of the pod's removal: the container's own end takes precedence, then the
+    DisruptionTarget condition, then the kubelet's reason."""
+    if (ended(trainer) or {}).get("reason") == "OOMKilled":
+        return PodEnd.OUT_OF_MEMORY
+    if disrupted.get("status") == "True":
+        return DISRUPTIONS.get(disrupted.get("reason") or "")
+    return _ENDS.get(status.get("reason") or "")
+
+
+def _phase(status: Raw, trainer: Raw | None) -> PodPhase:
+    if end := ended(trainer):
+        return PodPhase.SUCCEEDED if end["exitCode"] == 0 else PodPhase.FAILED
+    if status.get("phase") in _OVER:  # without a trainer status: evicted, or its node is gone
+        return PodPhase(status["phase"])
+    return PodPhase.RUNNING if running(trainer) else PodPhase.PENDING
+
+
+def _condition(status: Raw, kind: str) -> Raw:
+    found: Raw
+    for found in status.get("conditions") or ():
+        if found["type"] == kind:
+            return found
+    return {}
+
+
+def _node_state(raw: Raw, trainer: Raw | None, nodes: Mapping[str, Node] | None) -> NodeState:
+    name = raw["spec"].get("nodeName")
+    if not name or nodes is None:
+        return NodeState.READY
+    node = nodes.get(name)
+    if node is None:
+        # Deleted if the trainer has run there; otherwise perhaps too new for the informer cache.
+        return NodeState.NOT_READY if running(trainer) or ended(trainer) else NodeState.READY
+    return state_for_pod(node, raw["spec"].get("tolerations") or ())
+
+
+def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
+    """Return the obstacle that keeps the trainer from running, if there is one."""
+    status = raw.get("status") or {}
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        said = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
+        return Blocked(Obstacle.UNSCHEDULABLE, said)
+    for init in statuses(raw, "initContainerStatuses").values():
+        if trouble := init_trouble(init):
+            return trouble
+    return waiting_trouble(trainer) if trainer else None
+
+
+def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
+    """Return True if the trainer never ran, or the pod was never Ready while it did.
+
+    Ready means that the launcher and its member existed. lastTransitionTime moves only when the
+    status changes; for a pod that was never Ready it precedes the trainer's start.
+    """
+    end = ended(trainer)
+    if end is None:
+        return running(trainer) is None
+    if never_ran(end):
+        return True
+    ready, started = _condition(status, "Ready"), end.get("startedAt")
+    if ready.get("status") != "False" or not started:
+        return False
+    return _time(ready["lastTransitionTime"]) <= _time(started)
+
+
+def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
+    """Return the end time of the trainer; if it has none, as in a pod rejected by its node, the
+    latest time in the pod's conditions."""
+    end = ended(trainer) or {}
+    if finished := end.get("finishedAt"):
+        return _time(finished)
+    times = [found.get("lastTransitionTime") for found in status.get("conditions") or ()]
+    return max(_time(said) for said in (*times, metadata["creationTimestamp"]) if said)
+
+
+def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
+    """Return a description of the trainer's end, or of the pod's."""
+    status = raw.get("status") or {}
+    if disrupted.get("status") == "True":
+        return _joined(disrupted.get("reason"), disrupted.get("message"))
+    if status.get("reason"):  # the kubelet's verdict on the whole pod, e.g. Evicted
+        return _joined(status["reason"], status.get("message"))
+    if trainer is not None and (end := ended(trainer)):
+        name = trainer["name"]
+        how = f"container {name}: {ending(end, _memory_limit(raw, name))}"
+        agent = ended(statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER)) or {}
+        silent = end["exitCode"] != 0 and not end.get("message")
+        return (
+            f"{how}; {AGENT_CONTAINER}: {said}" if silent and (said := message_of(agent)) else how
+        )
+    for init in statuses(raw, "initContainerStatuses").values():
+        if trouble := init_trouble(init):
+            return trouble.message
+    return "the trainer was not started"
+
+
+def _joined(*parts: str | None) -> str:
+    return ": ".join(part.strip() for part in parts if part)
+
+
+def _memory_limit(raw: Raw, name: str) -> str | None:
+    for container in raw["spec"].get("containers") or ():
+        if container["name"] == name:
+            limits: Mapping[str, Any] = (container.get("resources") or {}).get("limits") or {}
+            return limits.get("memory")
+    return None
+
+
+def _time(said: str) -> datetime:
+    """Parse a time from the API server, which is always UTC."""
+    return datetime.fromisoformat(said)

@@ -1,0 +1,281 @@
+"""Observed state of a job at one moment: the input of the plan.
+
+Pods do not depend on the platform, the rendezvous does not depend on its storage: every source
+(etcd records, agents' reports, the job's status) is mapped to the same types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    Counts,
+    Member,
+    MemberState,
+    Outcome,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.timings import History
+from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble
+
+
+class StopReason(StrEnum):
+    """Reason for which the plan closes a rendezvous."""
+
+    SUSPENDED = "Suspended"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    DELETED = "Deleted"
+    LAUNCH_FAILED = "LaunchFailed"
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
+
+    node: str
+    at: datetime
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousView:
+    """Snapshot of the rendezvous. The default is a rendezvous without members.
+
+    Args:
+        state: UNKNOWN if the rendezvous cannot be read; the plan then writes nothing to it.
+        round: number of the round; 0 before the first.
+        nodes, world_size, master: properties of the round; master is the pod of rank 0.
+        waiting: number of members that wait for the next round, for `waiting_reason`.
+        since: UTC time of the last transition.
+        members: members, in any order.
+        ranks: group ranks in the current round by id of the member.
+        rounds: cost of any number of rounds, oldest first.
+        failures_charged: number of failures charged to the budget.
+        interruptions: number of rounds ended for uncharged reasons.
+        first_failure: culprit of the latest failure: the first worker that failed.
+        offences: failures caused by machines in the rounds still on record, oldest first.
+        outcome: set if the state is closed; its `reason` is a `StopReason`, or empty.
+    """
+
+    state: RendezvousState = RendezvousState.JOINABLE
+    round: int = 0
+    nodes: int = 0
+    waiting: int = 0
+    waiting_reason: str = ""
+    world_size: int = 0
+    master: str | None = None
+    cause: Cause | None = None
+    since: datetime | None = None
+    members: tuple[Member, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    rounds: tuple[History, ...] = ()
+    failures_charged: int = 0
+    interruptions: Counts = field(default_factory=Counts)
+    offences: tuple[Offence, ...] = ()
+    first_failure: Failure | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def readable(self) -> bool:
+        return self.state is not RendezvousState.UNKNOWN
+
+    @property
+    def suspended(self) -> bool:
+        """True if it was closed by a suspension: a later incarnation may continue."""
+        return self.outcome is not None and self.outcome.reason == StopReason.SUSPENDED
+
+    @property
+    def ended(self) -> bool:
+        """True if it was closed for any other reason: the job has ended."""
+        return self.outcome is not None and not self.suspended
+
+    @property
+    def finishing(self) -> bool:
+        """True if a member is done: new members can no longer join a round."""
+        return any(member.state is MemberState.DONE for member in self.members)
+
+    def rank_of(self, pod: str) -> int | None:
+        """Return the pod's group rank in the current round, or None."""
+        return next((self.ranks.get(one.id) for one in self.members if one.name == pod), None)
+
+
+NO_MEMBERS = RendezvousView()
+"""View before the first member joins."""
+UNREADABLE = RendezvousView(state=RendezvousState.UNKNOWN)
+"""View while the rendezvous cannot be read."""
+
+
+class PodPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+GIVEN_UP = frozenset({1, 3})
+"""Exit codes of a launcher ended by its agent: 1, the job failed; 3, the rendezvous refused the
+agent, was closed, or its join timed out."""
+
+
+class NodeState(StrEnum):
+    """State of the machine under a pod."""
+
+    READY = "Ready"
+    CORDONED = "Cordoned"
+    TAINTED = "Tainted"
+    NOT_READY = "NotReady"
+
+
+class PodEnd(StrEnum):
+    """Cause of a pod's removal, past or imminent; absent if its trainer ended or it was deleted."""
+
+    DRAINED = "Drained"  # through the eviction API
+    PREEMPTED = "Preempted"  # by the scheduler, for a pod of higher priority
+    EVICTED = "Evicted"  # by its node, which ran short of something or shuts down
+    NODE_TAINTED = "NodeTainted"
+    NODE_LOST = "NodeLost"  # its node is not ready or no longer exists
+    OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed the trainer's container
+
+
+DISRUPTIONS = {
+    "PreemptionByScheduler": PodEnd.PREEMPTED,
+    "DeletionByTaintManager": PodEnd.NODE_TAINTED,
+    "EvictionByEvictionAPI": PodEnd.DRAINED,
+    "DeletionByPodGC": PodEnd.NODE_LOST,
+    "TerminationByKubelet": PodEnd.EVICTED,
+}
+"""PodEnd by the reason of a pod's DisruptionTarget condition."""
+
+
+class Obstacle(StrEnum):
+    """Obstacle that keeps a pod's launcher from running."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE = "ImageUnavailable"
+    CONFIG = "ConfigError"
+    INIT = "InitFailed"
+    QUOTA = "QuotaExceeded"
+    REFUSED = "CreationRefused"
+    NAME_CONFLICT = "NameConflict"
+    TEMPLATE_INVALID = "TemplateInvalid"
+    ENDPOINT = "EndpointNotAllowed"
+    BACKEND = "BackendUnavailable"
+    ANOTHERS_ETCD = "EtcdOfAnotherCluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, or in a local job the process group that stands for one.
+
+    Args:
+        index: index in the job; held until the object is gone.
+        uid: uid, also the id of its member in the rendezvous.
+        created_at: creation time, UTC; start of pendingTimeoutSeconds.
+        terminating: True if the pod is being deleted (a deletion timestamp is set).
+        disruption: the cluster's reason to remove it (evicted, preempted, a taint), as reported.
+        ready: True if its launcher runs and its lease exists.
+        node: name of the machine, None before it is scheduled.
+        launcher_since: UTC time from which its launcher runs, None while it does not.
+        obstacle, obstacle_message: obstacle to running the launcher, if known.
+        over: True if all of its containers have ended, so that its member no longer exists.
+        lingering: True if its trainer has ended and another container has not.
+        launch_failed: True if its trainer could not be started or failed right after its start.
+        ended_at, end_message: end of its trainer, UTC, and its description.
+        exit_code: exit code of its trainer; None while it runs or if unknown.
+        end: cause of its removal, past or imminent, if known.
+        lost_labels: the operator's labels, as `key=value`, that were removed or changed.
+    """
+
+    index: int
+    name: str
+    uid: str
+    created_at: datetime
+    phase: PodPhase = PodPhase.PENDING
+    ready: bool = False
+    terminating: bool = False
+    disruption: str = ""
+    node: str | None = None
+    node_state: NodeState = NodeState.READY
+    launcher_since: datetime | None = None
+    obstacle: Obstacle | None = None
+    obstacle_message: str = ""
+    over: bool = False
+    lingering: bool = False
+    launch_failed: bool = False
+    ended_at: datetime | None = None
+    end_message: str = ""
+    exit_code: int | None = None
+    end: PodEnd | None = None
+    lost_labels: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """True if its trainer has exited, with success or not."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def active(self) -> bool:
+        """True if it is neither ended nor terminating."""
+        return not self.terminating and not self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Obstacle to creating pods, such as a quota, and the UTC time since which it exists."""
+
+    obstacle: Obstacle
+    message: str
+    since: datetime
+
+    @classmethod
+    def after(
+        cls, before: Refusal | None, obstacle: Obstacle, message: str, now: datetime
+    ) -> Refusal:
+        """Return the newest refusal in a row; its time is that of the first."""
+        return cls(obstacle, message, before.since if before else now)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTrouble:
+    """Trouble with the store of a rendezvous. `members` are the uids of the pods whose agents
+    report it; empty if the operator observed it."""
+
+    trouble: StoreTrouble
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Input of the plan besides the job itself.
+
+    Args:
+        pods: all existing pods of the job, in any order, terminating ones included.
+        rendezvous: view of the rendezvous of the newest incarnation.
+        bounds: `bounds` record of that incarnation, None if it is absent.
+        incarnation: number of that incarnation, from 1.
+        refusal: set while pods cannot be created.
+        foreign: indices whose pod name is held by a pod of another owner.
+        store: trouble with the store of the rendezvous, if there is any.
+    """
+
+    pods: tuple[Pod, ...] = ()
+    rendezvous: RendezvousView = NO_MEMBERS
+    bounds: RendezvousParams | None = None
+    incarnation: int = 1
+    refusal: Refusal | None = None
+    foreign: frozenset[int] = frozenset()
+    store: SeenTrouble | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Observation of a job. `incarnation_known` is False while the incarnation is only assumed."""
+
+    observed: Observed
+    incarnation_known: bool = True

@@ -1,0 +1,130 @@
+"""Phases of a job and their transitions, deadlines and grace periods."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+
+DEFAULT_SECONDS = 30
+MARGIN_SECONDS = 20
+"""Time to leave beyond the workers' own grace period, in seconds: the end of a checkpoint, etcd,
+the stop of the containers."""
+
+
+def grace_seconds(job: ElasticJob) -> int:
+    """Return the pod's grace period in seconds: the template's, or else enough to stop workers."""
+    given = job.spec.template.spec.termination_grace_period_seconds
+    if given is not None:
+        return given
+    return max(DEFAULT_SECONDS, job.spec.recovery.stop_grace_seconds + MARGIN_SECONDS)
+
+
+def shutdown_time(job: ElasticJob) -> timedelta:
+    """Return the maximum time agents need, once the job has ended, to stop workers and exit."""
+    spec = job.spec
+    return timedelta(seconds=spec.recovery.stop_grace_seconds + spec.rendezvous.confirm_seconds)
+
+
+FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
+NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.PENDING: frozenset(
+        {Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}
+    ),
+    Phase.RUNNING: frozenset({Phase.RESTARTING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}),
+    Phase.RESTARTING: frozenset({Phase.RUNNING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}),
+    Phase.SUSPENDED: frozenset(
+        {Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUCCEEDED, Phase.FAILED}
+    ),
+    Phase.SUCCEEDED: frozenset(),
+    Phase.FAILED: frozenset(),
+    Phase.INTERRUPTED: frozenset(set(Phase) - {Phase.INTERRUPTED}),
+}
+"""Legal phase transitions. Some skip a phase, because a pass may miss intermediate states."""
+
+
+def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
+    """Return the phase of the job: the one in its status or a legal successor."""
+    current = job.status.phase or Phase.PENDING
+    if current is Phase.INTERRUPTED:  # started again
+        current = Phase.PENDING
+    if current in FINISHED:
+        return current
+    if view.outcome is not None and view.ended:
+        return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
+    if job.spec.run_policy.suspend:
+        return Phase.SUSPENDED
+    if deadline_exceeded(job, now):
+        return Phase.FAILED
+    return _forming_or_running(current, view)
+
+
+def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:
+    if not view.readable:
+        return Phase.PENDING if current is Phase.SUSPENDED else current
+    if view.state is RendezvousState.FINAL:
+        return Phase.RUNNING
+    if current in (Phase.RUNNING, Phase.RESTARTING):
+        return Phase.RESTARTING
+    # Training before a suspension does not turn the resumption into a restart.
+    ran = any(found.nodes for found in view.rounds) and not view.suspended
+    return Phase.RESTARTING if ran else Phase.PENDING
+
+
+def deadline(job: ElasticJob) -> datetime | None:
+    """Return the time of activeDeadlineSeconds; None without a deadline or before the start."""
+    seconds, start = job.spec.run_policy.active_deadline_seconds, job.status.start_time
+    if seconds is None or start is None:
+        return None
+    return start + timedelta(seconds=seconds)
+
+
+def deadline_exceeded(job: ElasticJob, now: datetime) -> bool:
+    """Return True if the job is past its deadline and not suspended."""
+    due = deadline(job)
+    return due is not None and due <= now and not job.spec.run_policy.suspend
+
+
+def failed_by_deadline(job: ElasticJob) -> bool:
+    """Return True if the status shows that the job failed by its deadline."""
+    return any(
+        condition.type is ConditionType.FAILED
+        and condition.status is ConditionStatus.TRUE
+        and condition.reason == StopReason.DEADLINE_EXCEEDED
+        for condition in job.status.conditions
+    )
+
+
+def suspended_at(job: ElasticJob) -> datetime | None:
+    """Return the time since which the status shows the job as suspended; None if it does not."""
+    return next(
+        (
+            condition.last_transition_time
+            for condition in job.status.conditions
+            if condition.type is ConditionType.SUSPENDED
+            and condition.status is ConditionStatus.TRUE
+        ),
+        None,
+    )
+
+
+def cleanup_at(job: ElasticJob) -> datetime | None:
+    """Return the time from which pods of a finished job may be deleted; None before its
+    completionTime is set.
+
+    Until then the agents stop the workers; deleting a pod also deletes its logs.
+    """
+    ended = job.status.completion_time
+    if ended is None:
+        return None
+    return ended + shutdown_time(job)
+
+
+def expires_at(job: ElasticJob) -> datetime | None:
+    """Return the time of deletion of a finished job; None without a TTL or before its end."""
+    ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, job.status.completion_time
+    return None if ttl is None or ended is None else ended + timedelta(seconds=ttl)

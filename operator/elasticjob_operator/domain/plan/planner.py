@@ -1,0 +1,341 @@
+"""Plan of a job: the actions that turn its observed state into the wanted one.
+
+Level-triggered: it depends only on the present state. Planning again after a plan was applied
+yields no further actions, and the next pass completes one that failed half-way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.observed.from_agents import undecided_until
+from elasticjob_operator.domain.observed.state import NodeState, Observed, Pod, StopReason
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    DeleteReason,
+    Disfavored,
+    RemoveMembers,
+    WriteNodes,
+    WriteParams,
+    surplus,
+)
+from elasticjob_operator.domain.plan.backends import (
+    drain_requests,
+    is_steered,
+    keeps_store,
+    pods_with_store_host,
+    rendezvous_params,
+    stale_store_host,
+)
+from elasticjob_operator.domain.plan.lifecycle import (
+    FINISHED,
+    cleanup_at,
+    deadline,
+    deadline_exceeded,
+    expires_at,
+    failed_by_deadline,
+    next_phase,
+    suspended_at,
+)
+from elasticjob_operator.domain.plan.sizes import (
+    MOST_LAUNCH_FAILURES,
+    CountedPods,
+    WantedSize,
+    count_pods,
+    gives_up_at,
+    launch_backoff_until,
+    launch_failures,
+    launch_limit_reason,
+    wanted_size,
+)
+from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.types import CleanPodPolicy, Phase
+from elasticjob_rendezvous.protocol.records.members import MemberState, OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+_DELETE_REASONS = {
+    StopReason.SUSPENDED: DeleteReason.SUSPENDED,
+    StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
+    StopReason.DELETED: DeleteReason.JOB_DELETED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Actions that are due now, and the time of the next reconcile.
+
+    Args:
+        actions: actions, in order of execution.
+        phase: current phase of the job.
+        size: wanted size.
+        bounds: bounds for the members; None while no member may join.
+        wake_at: time at which the plan changes without any event; None for never.
+    """
+
+    actions: tuple[Action, ...]
+    phase: Phase
+    size: WantedSize
+    bounds: RendezvousParams | None = None
+    wake_at: datetime | None = None
+
+    @property
+    def expected(self) -> int | None:
+        """Number of members that can join; None while no member may join."""
+        return self.bounds.expected if self.bounds else None
+
+
+def plan_end(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
+    """Return the plan that closes the rendezvous, then deletes the pods.
+
+    In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
+    unreadable: no member remains that could disagree.
+    """
+    view = observed.rendezvous
+    actions: list[Action] = []
+    entered = is_steered(job) and observed.bounds is not None
+    if entered and view.readable and view.outcome is None:
+        actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
+    everything = reason is not StopReason.DEADLINE_EXCEEDED
+    actions += [
+        DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
+        for pod in by_index(observed)
+        if pod.active or (everything and not pod.terminating)
+    ]
+    return Plan(tuple(actions), phase, wanted_size(job.spec))
+
+
+def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
+    end, then ttlSecondsAfterFinished."""
+    size = wanted_size(job.spec)
+    expiry, cleanup = expires_at(job), cleanup_at(job)
+    if expiry is not None and expiry <= now:
+        return Plan((DeleteJob(),), phase, size)
+    if failed_by_deadline(job):
+        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        if close.actions:
+            return close
+    policy = job.spec.run_policy.clean_pod_policy
+    doomed = [
+        pod
+        for pod in by_index(observed)
+        if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
+        or (policy is CleanPodPolicy.ALL and not pod.terminating)
+    ]
+    if not doomed:
+        return Plan((), phase, size, None, expiry)
+    if cleanup is None or cleanup > now:
+        # Delete not even a pod that seems never to have run: its observed state may be older than
+        # the job's end, and its logs would be lost.
+        return Plan((), phase, size, None, earliest(expiry, cleanup))
+    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
+    return Plan(actions, phase, size, None, expiry)
+
+
+def _lingers(pod: Pod) -> bool:
+    """Return True if other containers outlive the trainer and the pod is not being deleted."""
+    return pod.lingering and not pod.terminating
+
+
+def earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def by_index(observed: Observed) -> list[Pod]:
+    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
+
+
+KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
+"""Maximum number of failed pods kept for their logs; each holds an index. Older ones are
+deleted."""
+
+
+def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
+    """Return the plan of the job for its observed state at `now` (UTC)."""
+    phase = next_phase(job, observed.rendezvous, now)
+    if job.metadata.deletion_timestamp is not None:
+        return plan_end(job, observed, phase, StopReason.DELETED)
+    if job.status.phase in FINISHED or observed.rendezvous.ended:
+        return plan_finished(job, observed, phase, now)
+    if job.spec.run_policy.suspend:
+        return plan_end(job, observed, phase, StopReason.SUSPENDED)
+    if deadline_exceeded(job, now):
+        return plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+    if observed.rendezvous.suspended or (
+        not is_steered(job) and job.status.phase is Phase.SUSPENDED
+    ):
+        return _plan_resumption(job, observed, phase, now)
+    return _plan_active(job, observed, phase, now)
+
+
+def _plan_resumption(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    """Return the plan that starts a new incarnation, once no pod of the old one can still write a
+    checkpoint.
+
+    Pods on an unreachable machine do not count: their leases have expired, and their workers have
+    stopped. Neither do ended pods whose object only a finalizer keeps.
+    """
+    old = [pod for pod in by_index(observed) if not _is_fresh(job, pod)]
+    there = (pod for pod in old if pod.node_state is not NodeState.NOT_READY)
+    remaining = [pod for pod in there if not (pod.over and pod.terminating)]
+    if remaining:
+        actions = [
+            DeletePod(pod.name, pod.uid, DeleteReason.SUSPENDED)
+            for pod in remaining
+            if not pod.terminating
+        ]
+        return Plan(tuple(actions), phase, wanted_size(job.spec))
+    if not is_steered(job) and (not observed.pods or len(old) < len(observed.pods)):
+        # The incarnation is that of the pods; without pods, an unused one.
+        return _plan_active(job, observed, phase, now)
+    fresh = Observed(observed.pods, incarnation=observed.incarnation + 1, refusal=observed.refusal)
+    return _plan_active(job, fresh, phase, now)
+
+
+def _is_fresh(job: ElasticJob, pod: Pod) -> bool:
+    """Return True if the pod was created since the suspension by a pass that failed to write its
+    status.
+
+    Only torch backends need this: with etcd the suspension is recorded in the rendezvous, and a
+    new incarnation has its own.
+    """
+    since = suspended_at(job)
+    if is_steered(job) or since is None or pod.terminating:
+        return False
+    return pod.created_at >= since
+
+
+def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    size, view = wanted_size(job.spec), observed.rendezvous
+    counted_pods = count_pods(job, observed, now)
+    failures = launch_failures(counted_pods.failed, view)
+    able = sum(pod.launcher_since is not None for pod in counted_pods.counted)
+    reason = (
+        launch_limit_reason(failures, view, able, job.spec.min_nodes) if is_steered(job) else None
+    )
+    if reason is not None:
+        return _plan_failure(observed, phase, size, reason)
+    held = launch_backoff_until(failures)
+    if held is not None and held <= now:
+        held = None
+    steered = is_steered(job)
+    if not steered:
+        held = _latest(held, undecided_until(job, observed.pods, now))
+    missing = size.nodes - len(counted_pods.counted)
+    given_up = frozenset(pod.uid for pod in counted_pods.given_up)
+    victims: list[tuple[Pod, DeleteReason]] = []
+    if not view.finishing and (view.readable or not steered):
+        able_to_go = [pod for pod in counted_pods.counted if not keeps_store(job, pod.index)]
+        slower = lasting_stragglers(job.status.stragglers, now)
+        disfavored = Disfavored(frozenset(avoided_names(job.status, now)), slower)
+        victims = surplus(able_to_go, view, -missing, given_up, disfavored)
+    elif view.finishing:
+        # New members cannot join; only a job below its minimum needs pods to go on.
+        missing = min(missing, job.spec.min_nodes - len(counted_pods.counted))
+    bounds = rendezvous_params(
+        job,
+        size.nodes,
+        _expected_members(job, observed, counted_pods, victims, now, held is not None),
+        drain_requests(observed, counted_pods.marked, victims),
+    )
+    actions: list[Action] = []
+    if job.spec.nodes is None:
+        actions.append(WriteNodes(size.asked))
+    if steered:
+        if view.readable and observed.bounds != bounds:
+            actions.append(WriteParams(observed.incarnation, bounds))
+        actions += _gone_members(observed)
+    if held is None:
+        if not view.finishing:
+            missing = pods_with_store_host(job, counted_pods, missing)
+        actions += [
+            CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
+            for index in islice(counted_pods.free_indices(), max(missing, 0))
+        ]
+    actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
+    actions += _leftover_deletions(counted_pods, view.readable)
+    if held is None:
+        actions += stale_store_host(job, counted_pods)
+    wake_at = earliest(held, _wake_at(job, observed, counted_pods, now))
+    return Plan(tuple(actions), phase, size, bounds, wake_at)
+
+
+def _plan_failure(observed: Observed, phase: Phase, size: WantedSize, reason: str) -> Plan:
+    """Return the plan that closes a job that cannot form a round; the next pass finishes it."""
+    if not observed.rendezvous.readable:
+        return Plan((), phase, size)
+    close = CloseRendezvous(
+        observed.incarnation, OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED, reason
+    )
+    return Plan((close,), phase, size)
+
+
+def _gone_members(observed: Observed) -> list[Action]:
+    """Return the removal of members whose pods have ended or no longer exist. A member on a silent
+    machine stays until its lease expires."""
+    alive = {pod.uid for pod in observed.pods if not pod.over}
+    gone = [
+        member.id
+        for member in observed.rendezvous.members
+        if member.id and member.id not in alive and member.state is not MemberState.DONE
+    ]
+    return [RemoveMembers(observed.incarnation, tuple(sorted(gone)))] if gone else []
+
+
+def _leftover_deletions(counted_pods: CountedPods, readable: bool) -> list[DeletePod]:
+    """Return deletions of pods that an earlier plan marked, and of the oldest failed pods."""
+    chosen = [pod for pod in counted_pods.marked if not pod.terminating] if readable else []
+    newest = sorted(counted_pods.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
+    old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod not in chosen]
+    return [
+        *(DeletePod(pod.name, pod.uid, DeleteReason.MARKED) for pod in chosen),
+        *(DeletePod(pod.name, pod.uid, DeleteReason.REPLACED) for pod in old),
+    ]
+
+
+def _expected_members(
+    job: ElasticJob,
+    observed: Observed,
+    counted_pods: CountedPods,
+    victims: list[tuple[Pod, DeleteReason]],
+    now: datetime,
+    held: bool,
+) -> int:
+    """Return the number of members that can join: remaining pods that are not given up, and pods
+    being created."""
+    wanted = wanted_size(job.spec).nodes
+    going = {pod.uid for pod, _ in victims}
+    given_up = {pod.uid for pod in counted_pods.given_up}
+    able = sum(pod.uid not in going | given_up for pod in counted_pods.counted)
+    missing = max(wanted - len(counted_pods.counted), 0)
+    refused_until = _refusal_gives_up_at(job, observed)
+    if not held and (refused_until is None or refused_until > now):
+        able += missing
+    return min(able, wanted)
+
+
+def _refusal_gives_up_at(job: ElasticJob, observed: Observed) -> datetime | None:
+    if observed.refusal is None:
+        return None
+    patience = timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
+    return observed.refusal.since + patience
+
+
+def _wake_at(
+    job: ElasticJob, observed: Observed, counted_pods: CountedPods, now: datetime
+) -> datetime | None:
+    patience = [gives_up_at(job, pod) for pod in counted_pods.counted]
+    dues = [deadline(job), _refusal_gives_up_at(job, observed), *patience]
+    return earliest(*(due for due in dues if due is not None and due > now))
+
+
+def _latest(*moments: datetime | None) -> datetime | None:
+    return max((moment for moment in moments if moment is not None), default=None)

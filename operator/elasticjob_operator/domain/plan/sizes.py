@@ -1,0 +1,193 @@
+"""Sizes of a job: wanted nodes, counted pods, workers per node, disruption budget.
+
+Launch failures are pods that could not be started or failed right after their start. They are
+not charged as restarts, because no worker of a round failed. Without a back-off a job whose
+image lacks Python would create and lose a pod every second, forever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from elasticjob_operator.domain.observed.state import (
+    NodeState,
+    Observed,
+    Pod,
+    PodPhase,
+    RendezvousView,
+)
+from elasticjob_operator.model.job import ElasticJob, ElasticJobSpec
+from elasticjob_operator.model.types import RendezvousState
+
+
+class Clamp(StrEnum):
+    """Reason for which the wanted size differs from spec.nodes. Printed as a condition's reason."""
+
+    BELOW_MIN_NODES = "BelowMinNodes"
+    ABOVE_MAX_NODES = "AboveMaxNodes"
+    BETWEEN_INCREMENTS = "BetweenIncrements"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSize:
+    """Wanted size: `asked` is spec.nodes (maxNodes if absent), `nodes` the legal size."""
+
+    nodes: int
+    asked: int
+    clamp: Clamp | None = None
+
+
+def legal_sizes(spec: ElasticJobSpec) -> range:
+    """Return the sizes minNodes + k * nodeIncrement, up to maxNodes."""
+    return range(spec.min_nodes, spec.max_nodes + 1, spec.node_increment)
+
+
+def wanted_size(spec: ElasticJobSpec) -> WantedSize:
+    """Return the largest legal size that does not exceed spec.nodes, but at least minNodes."""
+    sizes = legal_sizes(spec)
+    asked = spec.max_nodes if spec.nodes is None else spec.nodes
+    if asked < spec.min_nodes:
+        return WantedSize(spec.min_nodes, asked, Clamp.BELOW_MIN_NODES)
+    largest = sizes[(min(asked, spec.max_nodes) - spec.min_nodes) // spec.node_increment]
+    if largest == asked or spec.nodes is None:
+        return WantedSize(largest, asked)
+    clamp = Clamp.ABOVE_MAX_NODES if asked > spec.max_nodes else Clamp.BETWEEN_INCREMENTS
+    return WantedSize(largest, asked, clamp)
+
+
+_ACCELERATOR = re.compile(
+    r"(nvidia\.com/(gpu(\.shared)?|mig-.*)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi)"
+)
+"""Names of resources whose unit is one device for one worker."""
+
+
+def workers_per_node(job: ElasticJob) -> int:
+    """Return nprocPerNode; for auto the accelerators requested by the trainer container, or 1."""
+    if isinstance(job.spec.nproc_per_node, int):
+        return job.spec.nproc_per_node
+    resources = job.trainer().resources
+    # Kubernetes requires an accelerator's request to equal its limit, so either one will do.
+    asked = {**(resources.requests or {}), **(resources.limits or {})} if resources else {}
+    devices = (amount for name, amount in asked.items() if _ACCELERATOR.fullmatch(name))
+    return sum(int(amount) for amount in devices if amount.isdigit()) or 1
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPods:
+    """Pods of a job, grouped by their effect on its size; each group in order of index.
+
+    Args:
+        counted: pods that make up the size.
+        given_up: pods of `counted` whose launcher has not started in pendingTimeoutSeconds.
+        marked: pods that are to leave: marked in bounds, or terminating and not yet ended.
+        failed: pods that ended in failure and are not terminating.
+        indices: indices held by any pod of the job or by a foreign pod; not free yet.
+    """
+
+    counted: tuple[Pod, ...]
+    given_up: tuple[Pod, ...]
+    marked: tuple[Pod, ...]
+    failed: tuple[Pod, ...]
+    indices: frozenset[int]
+
+    def free_indices(self) -> Iterator[int]:
+        """Yield the indices that no pod holds, lowest first."""
+        index = 0
+        while True:
+            if index not in self.indices:
+                yield index
+            index += 1
+
+
+def count_pods(job: ElasticJob, observed: Observed, now: datetime) -> CountedPods:
+    """Return the counted pods of the job at `now` (UTC)."""
+    pods = sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
+    told = (
+        {drain_request.member for drain_request in observed.bounds.marks}
+        if observed.bounds
+        else set()
+    )
+    counted = tuple(pod for pod in pods if pod.uid not in told and _is_counted(pod))
+    return CountedPods(
+        counted=counted,
+        given_up=tuple(pod for pod in counted if _is_given_up(job, pod, now)),
+        # An ended pod is no longer a member: it needs no drain request.
+        marked=tuple(pod for pod in pods if pod.uid in told or (pod.terminating and not pod.ended)),
+        failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
+        indices=observed.foreign | {pod.index for pod in pods},
+    )
+
+
+def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
+    """Return the time at which the job stops waiting for this pod; None while its launcher runs
+    or once the pod succeeded."""
+    if pod.launcher_since is not None or pod.phase is PodPhase.SUCCEEDED:
+        return None
+    return pod.created_at + timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
+
+
+def _is_counted(pod: Pod) -> bool:
+    lost = pod.phase is PodPhase.FAILED or pod.node_state is NodeState.NOT_READY
+    return not pod.terminating and not lost
+
+
+def _is_given_up(job: ElasticJob, pod: Pod, now: datetime) -> bool:
+    due = gives_up_at(job, pod)
+    return due is not None and due <= now
+
+
+def min_available(job: ElasticJob, ready: int) -> int | None:
+    """Return `minAvailable` of the job's PodDisruptionBudget; None if it is switched off.
+
+    With minNodes or fewer Ready, one pod may still be evicted, and the job waits for its
+    replacement. Otherwise a job that cannot get all its nodes would block every drain.
+    """
+    if not job.spec.elasticity.disruption_budget:
+        return None
+    least = job.spec.min_nodes
+    return least if ready > least else least - 1
+
+
+MOST_LAUNCH_FAILURES = 5
+"""Launch failures in a row after which a job without a round fails."""
+FIRST_DELAY_SECONDS = 2
+"""Back-off after the second failure in a row, in seconds; doubles with each further one. The first
+failed pod is replaced at once."""
+
+
+def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
+    """Return the pods that failed at launch since the current round became final, oldest first."""
+    since = view.since if view.state is RendezvousState.FINAL else None
+    found = [
+        pod for pod in failed if pod.launch_failed and (since is None or _end_time(pod) > since)
+    ]
+    return sorted(found, key=lambda pod: (_end_time(pod), pod.index))
+
+
+def launch_backoff_until(failures: list[Pod]) -> datetime | None:
+    """Return the end of the back-off after these launch failures; None if there is none."""
+    if len(failures) < 2:
+        return None
+    delay = FIRST_DELAY_SECONDS * 2 ** (len(failures) - 2)
+    return _end_time(failures[-1]) + timedelta(seconds=delay)
+
+
+def launch_limit_reason(
+    failures: list[Pod], view: RendezvousView, able: int, min_nodes: int
+) -> str | None:
+    """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
+    if no round is final and fewer than `min_nodes` pods run a launcher."""
+    sealed = view.state is RendezvousState.FINAL
+    if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
+        return None
+    last = failures[-1]
+    reason = f": {last.end_message}" if last.end_message else ""
+    return f"{len(failures)} pods in a row could not be started, the last one {last.name}{reason}"
+
+
+def _end_time(pod: Pod) -> datetime:
+    return pod.ended_at or pod.created_at

@@ -1,0 +1,401 @@
+"""Conditions of a job: status, reason, message and transition time.
+
+`RendezvousUnavailable` reports an unusable rendezvous store; its texts also appear in events
+and explanations. The trouble itself is found by the operator's own probes and by the agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from elasticjob_operator.domain.explain.phrases import clock, counted, named
+from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.observed.state import (
+    Observed,
+    Obstacle,
+    Pod,
+    RendezvousView,
+    SeenTrouble,
+    StopReason,
+)
+from elasticjob_operator.domain.plan.backends import missing_store_host
+from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import Condition, CreationRefusal, Status
+from elasticjob_operator.model.types import (
+    Backend,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    RendezvousState,
+)
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+from elasticjob_rendezvous.protocol.store_trouble import C10D_STORE, ETCD, StoreTrouble
+
+STORE_CONDITION = ConditionType.RENDEZVOUS_UNAVAILABLE
+ETCD_UNREACHABLE = "EtcdUnreachable"
+ETCD_REFUSES_WRITES = "EtcdRefusesWrites"
+STORE_UNREACHABLE = "StoreUnreachable"
+STORE_AVAILABLE = "Available"
+STORE_UNKNOWN = "RendezvousUnknown"
+
+_STORE_REMEDIES = (
+    (
+        "database space exceeded",
+        "Compact and defragment etcd or raise its --quota-backend-bytes, then run "
+        "`etcdctl alarm disarm`",
+    ),
+    ("corrupt", "Replace the corrupt member of etcd, then run `etcdctl alarm disarm`"),
+    ("permission denied", "Grant the job's etcd user access to its keys again"),
+    ("authentication failed", "Check the job's etcd user and its password"),
+    ("invalid auth token", "Check the job's etcd user and its password"),
+    ("user name is empty", "Give the job an etcd user and password"),
+    ("no leader", "Start etcd's missing members again: it needs more than half of them"),
+)
+"""Remedies, by a part of etcd's own text."""
+
+
+def store_condition(
+    observed: Observed, backend: Backend, phase: Phase, before: Status, now: datetime
+) -> tuple[ConditionStatus, str, str]:
+    """Return status, reason and message of the condition."""
+    was, seen = find_store_condition(before), observed.store
+    if phase in FINISHED:
+        return ConditionStatus.FALSE, f"Job{phase.value}", ""
+    if seen is not None:
+        return _store_unavailable(observed, seen, backend, was)
+    if was is not None and was.status is ConditionStatus.TRUE:
+        seconds = max(0.0, (now - was.last_transition_time).total_seconds())
+        store = C10D_STORE if backend is Backend.C10D else ETCD
+        message = f"{store} can be used again after {seconds:.0f} s"
+        return ConditionStatus.FALSE, STORE_AVAILABLE, message
+    if not observed.rendezvous.readable:
+        return ConditionStatus.UNKNOWN, STORE_UNKNOWN, ""
+    message = was.message if was is not None and was.reason == STORE_AVAILABLE else ""
+    return ConditionStatus.FALSE, STORE_AVAILABLE, message
+
+
+def _store_unavailable(
+    observed: Observed, seen: SeenTrouble, backend: Backend, was: Condition | None
+) -> tuple[ConditionStatus, str, str]:
+    reason, sentence = _store_reason(seen.trouble, backend), seen.trouble.sentence
+    if was is not None and _is_reported(was, reason, sentence, seen.trouble.refuses):
+        return was.status, was.reason, was.message
+    return ConditionStatus.TRUE, reason, sentence + _reporters(observed, seen)
+
+
+def _is_reported(was: Condition, reason: str, sentence: str, refuses: bool) -> bool:
+    """Return whether this trouble was reported already: a broken connection has many texts."""
+    if (was.status, was.reason) != (ConditionStatus.TRUE, reason):
+        return False
+    return not refuses or was.message.startswith(sentence)
+
+
+def find_store_condition(status: Status) -> Condition | None:
+    """Return the condition in a status, or None."""
+    return next((one for one in status.conditions if one.type is STORE_CONDITION), None)
+
+
+def trouble_text(status: Status) -> str:
+    """Return store, endpoint and cause while the store cannot be used; empty otherwise."""
+    one = find_store_condition(status)
+    return one.message if one is not None and one.status is ConditionStatus.TRUE else ""
+
+
+def recovered_text(status: Status) -> str:
+    """Return the message that the store can be used again; empty if it had no trouble."""
+    one = find_store_condition(status)
+    return one.message if one is not None and one.reason == STORE_AVAILABLE else ""
+
+
+def store_sentences(job: ElasticJob) -> Iterator[str]:
+    """Yield the first sentences of an explanation while the store cannot be used."""
+    one = find_store_condition(job.status)
+    if one is None or one.status is not ConditionStatus.TRUE or job.status.phase in FINISHED:
+        return
+    since = clock(one.last_transition_time)
+    yield (
+        f"{one.message}, since {since}; workers that run go on, and no round can change until it "
+        "is over"
+    )
+    yield from _store_remedy(one)
+
+
+def _reporters(observed: Observed, seen: SeenTrouble) -> str:
+    """Name the reporting pods, where neither the operator nor all agents see the trouble."""
+    active = [pod for pod in observed.pods if pod.active]
+    names = [pod.name for pod in active if pod.uid in seen.members]
+    return f" (reported by {named(names)})" if names and len(names) < len(active) else ""
+
+
+def _store_remedy(one: Condition) -> Iterable[str]:
+    if one.reason == ETCD_REFUSES_WRITES:
+        return [remedy for part, remedy in _STORE_REMEDIES if part in one.message][:1]
+    if one.reason == ETCD_UNREACHABLE:
+        return ["Check that etcd runs at its endpoints and can be reached from the pods"]
+    return ["The store returns with the pod that hosts it"]
+
+
+def _store_reason(trouble: StoreTrouble, backend: Backend) -> str:
+    if trouble.refuses:
+        return ETCD_REFUSES_WRITES
+    return STORE_UNREACHABLE if backend is Backend.C10D else ETCD_UNREACHABLE
+
+
+NAMED_PODS = 5
+"""Maximum number of pods named in a message, which must stay readable for a thousand pods."""
+
+WORKERS_FAILED = "WorkersFailed"
+"""Reason of condition Failed if failures of workers ended the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Condition without its times."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def conditions(
+    job: ElasticJob,
+    observed: Observed,
+    view: RendezvousView,
+    counted_pods: CountedPods,
+    size: WantedSize,
+    phase: Phase,
+    now: datetime,
+) -> list[Condition]:
+    """Return all conditions, in the order of `ConditionType`."""
+    findings = [
+        Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
+        pods_ready(job, observed, counted_pods, size, phase),
+        *_phase_findings(job, view, phase),
+        resizing(view, size, phase),
+        *_end_findings(view, phase),
+        *_refusal_findings(job, observed),
+        Finding(
+            ConditionType.RENDEZVOUS_UNAVAILABLE,
+            *store_condition(observed, job.spec.rendezvous.backend, phase, job.status, now),
+        ),
+    ]
+    order = list(ConditionType)
+    findings.sort(key=lambda finding: order.index(finding.type))
+    return with_transition_times(findings, job.status.conditions, job.metadata.generation, now)
+
+
+def with_transition_times(
+    findings: Iterable[Finding], before: Iterable[Condition], generation: int, now: datetime
+) -> list[Condition]:
+    """Return the findings as conditions; the transition time changes only with the status."""
+    known = {condition.type: condition for condition in before}
+    result = []
+    for finding in findings:
+        old = known.get(finding.type)
+        unchanged = old is not None and old.status is finding.status
+        result.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message,
+                observed_generation=generation,
+                last_transition_time=old.last_transition_time if old and unchanged else now,
+            )
+        )
+    return result
+
+
+def pods_ready(
+    job: ElasticJob, observed: Observed, counted_pods: CountedPods, size: WantedSize, phase: Phase
+) -> Finding:
+    """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
+    the other pods and their obstacles."""
+    kind = ConditionType.PODS_READY
+    if phase in FINISHED or phase is Phase.SUSPENDED:
+        return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
+    ready = sum(pod.ready for pod in counted_pods.counted)
+    if ready >= size.nodes:
+        return Finding(kind, ConditionStatus.TRUE, "AllReady", f"{ready} of {size.nodes} are ready")
+    tally = f"{ready} of {size.nodes} are ready"
+    if observed.refusal is not None:
+        refusal = observed.refusal
+        message = f"{tally}; a pod cannot be created: {refusal.message}"
+        return Finding(kind, ConditionStatus.FALSE, refusal.obstacle.value, message)
+    blocked = [pod for pod in counted_pods.counted if pod.obstacle is not None and not pod.ready]
+    if blocked:
+        reason = str(blocked[0].obstacle)
+        return Finding(kind, ConditionStatus.FALSE, reason, f"{tally}; {_blocked_text(blocked)}")
+    if no_store := missing_store_host(job, observed, counted_pods.counted):
+        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
+    waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
+    names = f"; waiting for {_names_text(waiting)}" if waiting else ""
+    return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
+
+
+_OF_CREATION = (
+    Obstacle.QUOTA,
+    Obstacle.REFUSED,
+    Obstacle.NAME_CONFLICT,
+    Obstacle.TEMPLATE_INVALID,
+    Obstacle.ENDPOINT,
+    Obstacle.BACKEND,
+    Obstacle.ANOTHERS_ETCD,
+)
+"""Obstacles to creating pods; the others are of pods that exist."""
+
+
+def creation_refusal(observed: Observed, phase: Phase) -> CreationRefusal | None:
+    """Return the refusal to create pods for the status; None for a job without pods."""
+    refusal = observed.refusal
+    if refusal is None or phase in FINISHED or phase is Phase.SUSPENDED:
+        return None
+    return CreationRefusal(reason=refusal.obstacle.value, message=refusal.message)
+
+
+def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
+    """Return the obstacle to creating pods and its message from a status.
+
+    The previous release wrote it only into condition PodsReady.
+    """
+    if status.refusal is not None:
+        known = {obstacle.value: obstacle for obstacle in Obstacle}
+        reason = status.refusal.reason
+        return known.get(reason, Obstacle.REFUSED), status.refusal.message  # a newer operator's
+    for found in status.conditions:
+        for obstacle in _OF_CREATION:
+            if found.type is ConditionType.PODS_READY and found.reason == obstacle.value:
+                return obstacle, found.message
+    return None
+
+
+def _refusal_findings(job: ElasticJob, observed: Observed) -> list[Finding]:
+    """Return NameConflict and TemplateInvalid, each only if it is or has been true."""
+    before = {condition.type for condition in job.status.conditions}
+    refusal = observed.refusal
+    found = []
+    for kind, obstacle in (
+        (ConditionType.NAME_CONFLICT, Obstacle.NAME_CONFLICT),
+        (ConditionType.TEMPLATE_INVALID, Obstacle.TEMPLATE_INVALID),
+    ):
+        if refusal is not None and refusal.obstacle is obstacle:
+            message = refusal.message
+        elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
+            strangers = [pod_name(job.metadata.name, index) for index in observed.foreign]
+            message = f"{_names_text(strangers)}: taken by a pod of another owner; skipped"
+        else:
+            if kind in before:
+                found.append(Finding(kind, ConditionStatus.FALSE, "Resolved"))
+            continue
+        found.append(Finding(kind, ConditionStatus.TRUE, obstacle.value, message))
+    return found
+
+
+def _blocked_text(pods: list[Pod]) -> str:
+    """Return the obstacles of pods; pods with the same obstacle and message are grouped."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        groups.setdefault((str(pod.obstacle), pod.obstacle_message), []).append(pod.name)
+    said = [
+        f"{_names_text(names)}: {obstacle}" + (f" ({message})" if message else "")
+        for (obstacle, message), names in groups.items()
+    ]
+    more = len(said) - NAMED_PODS
+    return "; ".join(said[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
+
+
+def _names_text(names: list[str]) -> str:
+    shown = sorted(names, key=natural_order)[:NAMED_PODS]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _phase_findings(job: ElasticJob, view: RendezvousView, phase: Phase) -> list[Finding]:
+    def finding(kind: ConditionType, of: Phase, reason: str, message: str = "") -> Finding:
+        if phase is of:
+            return Finding(kind, ConditionStatus.TRUE, reason, message)
+        return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
+
+    running = f"round {view.round} with {counted(view.nodes, 'node')}" if view.round else ""
+    return [
+        finding(ConditionType.RUNNING, Phase.RUNNING, "RoundFinal", running),
+        finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
+        finding(ConditionType.SUSPENDED, Phase.SUSPENDED, "Suspended", "runPolicy.suspend is true"),
+    ]
+
+
+def _cause_text(view: RendezvousView) -> str:
+    if view.cause is None:
+        return ""
+    members = f" of {_names_text(list(view.cause.members))}" if view.cause.members else ""
+    detail = f": {view.cause.detail}" if view.cause.detail else ""
+    return f"{view.cause.kind}{members}{detail}"
+
+
+_CLAMPED = {
+    Clamp.BELOW_MIN_NODES: "below minNodes",
+    Clamp.ABOVE_MAX_NODES: "above maxNodes",
+    Clamp.BETWEEN_INCREMENTS: "not a legal size",
+}
+
+
+def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
+    """Return Resizing: true if the round's size differs from the wanted one; the message says if
+    spec.nodes was clamped."""
+    kind = ConditionType.RESIZING
+    clamped = ""
+    if size.clamp is not None:
+        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted: {size.nodes}"
+    if phase in (Phase.RUNNING, Phase.RESTARTING):
+        if not view.readable:
+            return Finding(kind, ConditionStatus.UNKNOWN, "RendezvousUnknown", clamped)
+        final = view.state is RendezvousState.FINAL
+        if final and view.nodes != size.nodes:
+            reason = "Growing" if view.nodes < size.nodes else "Shrinking"
+            message = f"from {view.nodes} to {counted(size.nodes, 'node')}"
+            text = f"{message}; {clamped}" if clamped else message
+            return Finding(kind, ConditionStatus.TRUE, reason, text)
+        if not final:
+            return Finding(kind, ConditionStatus.UNKNOWN, "RoundForming", clamped)
+    reason = size.clamp.value if size.clamp is not None else "AtWantedSize"
+    if phase not in (Phase.RUNNING, Phase.RESTARTING):
+        reason = size.clamp.value if size.clamp is not None else f"Job{phase.value}"
+    return Finding(kind, ConditionStatus.FALSE, reason, clamped)
+
+
+def end_reason(view: RendezvousView) -> tuple[str, str]:
+    """Return reason and message for a job that failed."""
+    if view.outcome is None or view.suspended:
+        return StopReason.DEADLINE_EXCEEDED.value, "the job was active for too long"
+    detail = view.outcome.detail
+    match view.outcome.kind:
+        case OutcomeKind.TIMED_OUT:
+            return "JoinTimeout", detail or "fewer than minNodes joined in time"
+        case OutcomeKind.STOPPED:
+            return view.outcome.reason or "Stopped", detail
+        case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
+            return WORKERS_FAILED, detail
+
+
+def _end_findings(view: RendezvousView, phase: Phase) -> list[Finding]:
+    kinds = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.FINISHED)
+    if phase not in FINISHED:
+        return [Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}") for kind in kinds]
+    succeeded = phase is Phase.SUCCEEDED
+    reason, message = ("AllWorkersSucceeded", "") if succeeded else end_reason(view)
+    truth = {ConditionType.SUCCEEDED: succeeded, ConditionType.FAILED: not succeeded}
+    return [
+        Finding(
+            kind,
+            ConditionStatus.TRUE if truth.get(kind, True) else ConditionStatus.FALSE,
+            reason,
+            message,
+        )
+        for kind in kinds
+    ]

@@ -1,0 +1,343 @@
+"""Kubernetes events of a job, computed from the status before and after a pass and its actions.
+
+Comparing the two statuses avoids duplicate events, even after a restart of the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
+from elasticjob_operator.domain.explain.phrases import cause_text, round_cause
+from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
+from elasticjob_operator.domain.observed.state import Pod
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    DeleteReason,
+    RemoveMembers,
+    WriteNodes,
+)
+from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.status.rounds import (
+    cold_text,
+    phases_text,
+    recovery_ms,
+    recovery_text,
+    seconds_text,
+)
+from elasticjob_operator.model.status import Condition, FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
+from elasticjob_rendezvous.protocol.records.members import CauseKind
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+
+NAMED_PODS = 5
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
+TRACEBACK_LINES = 4
+"""Lines of a traceback, from its end, in an event; the status has the whole traceback."""
+
+
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: a reason in one CamelCase word, and a message for people.
+
+    `deduplication_key` is, unique among the job's events of this reason: a repeated
+    event with the same key is the same event. Without a key every emission is a new event.
+    """
+
+    type: EventType
+    reason: str
+    message: str
+    deduplication_key: str = ""
+
+
+def job_events(before: Status, after: Status, applied: Iterable[Action]) -> tuple[Event, ...]:
+    """Return the events of one pass, in order of occurrence."""
+    return (
+        *_failure(before, after),
+        *_actions(tuple(applied)),
+        *_rounds(before, after),
+        *_recoveries(before, after),
+        *_conditions(before, after),
+        *_phase(before, after),
+    )
+
+
+def without_recent_changes(status: Status, since: datetime) -> Status:
+    """Return the status without the changes since `since` whose events have a deduplication key.
+
+    The operator that wrote the status may have died before it emitted events for rounds, their
+    failure or the end; comparing with the result emits them again.
+    """
+    fresh = {found.round for found in status.rounds if _is_since(found.final_time, since)}
+    ended = status.phase in FINISHED and _is_since(status.completion_time, since)
+    failure = status.first_failure
+    if failure is not None and _round_key(status, failure.round):
+        changed = status.rendezvous is not None and _is_since(status.rendezvous.since, since)
+        if ended or changed or any(one >= failure.round for one in fresh):
+            failure = None
+    return status.model_copy(
+        update={
+            "rounds": [found for found in status.rounds if found.round not in fresh],
+            "first_failure": failure,
+            "phase": None if ended else status.phase,
+        }
+    )
+
+
+def _is_since(at: datetime | None, since: datetime) -> bool:
+    return at is not None and at >= since
+
+
+def invalid_job(problems: str) -> Event:
+    """Return the event for a job that the API server accepted and this operator cannot parse."""
+    message = f"this operator cannot parse the job and ignores it: {problems}"
+    return Event(EventType.WARNING, "InvalidJob", message)
+
+
+def labels_lost(pod: Pod) -> Event:
+    """Return the event for a pod whose labels were removed or changed."""
+    return Event(EventType.WARNING, "LabelsLost", "; ".join(lost_label_sentences([pod])))
+
+
+def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
+    """Return events for pods that the API server refuses to delete; `kept` maps names to error
+    messages."""
+    by_words: dict[str, list[str]] = {}
+    for name, said in kept.items():
+        by_words.setdefault(said.replace(f'"{name}"', "…"), []).append(name)
+    return tuple(
+        Event(
+            EventType.WARNING, "DeletionRefused", f"{_names_text(names)} cannot be deleted: {said}"
+        )
+        for said, names in by_words.items()
+    )
+
+
+def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:
+    """Return the rounds whose cost became complete between the statuses, oldest first."""
+    known = {found.round for found in before.rounds if _is_settled(before, found)}
+    return [
+        found for found in after.rounds if _is_settled(after, found) and found.round not in known
+    ]
+
+
+def stepped_rounds(before: Status, after: Status) -> list[RoundStatus]:
+    """Return the rounds whose first step became known between the statuses, oldest first."""
+    known = {found.round for found in before.rounds if found.first_step_ms is not None}
+    return [
+        found
+        for found in after.rounds
+        if found.first_step_ms is not None and found.round not in known
+    ]
+
+
+def _is_settled(status: Status, found: RoundStatus) -> bool:
+    later = any(other.round > found.round for other in status.rounds)
+    return found.start_ms is not None or later or status.phase in FINISHED
+
+
+# -- actions
+
+
+def _actions(applied: tuple[Action, ...]) -> Iterator[Event]:
+    for action in applied:
+        if isinstance(action, WriteNodes):
+            yield _normal("NodesSet", f"spec.nodes was not set: using maxNodes, {action.nodes}")
+        elif isinstance(action, RemoveMembers):
+            count = len(action.members)
+            gone = "its pod is" if count == 1 else "their pods are"
+            yield _normal(
+                "MembersRemoved",
+                f"{count} member{_plural(count)} removed from the rendezvous: {gone} gone",
+            )
+    created = [action.name for action in applied if isinstance(action, CreatePod)]
+    if created:
+        yield _normal("PodsCreated", f"created {_names_text(created)}")
+    deleted: dict[DeleteReason, list[str]] = {}
+    for action in applied:
+        if isinstance(action, DeletePod):
+            deleted.setdefault(action.reason, []).append(action.name)
+    for reason, names in deleted.items():
+        yield _normal("PodsDeleted", f"deleted {_names_text(names)}: {DELETIONS[reason]}")
+
+
+# -- rounds and failures
+
+
+def _rounds(before: Status, after: Status) -> Iterator[Event]:
+    known = {found.round for found in before.rounds}
+    for found in after.rounds:
+        if found.round in known:
+            continue
+        cost = phases_text(found)
+        message = f"round {found.round} is final with {found.nodes} node{_plural(found.nodes)}"
+        text = f"{message}: {round_cause(found, after)}" + (f"; {cost}" if cost else "")
+        yield _normal("RoundFinal", text, _round_key(after, found.round))
+
+
+def _recoveries(before: Status, after: Status) -> Iterator[Event]:
+    """Yield the total cost of each round after the first, once its workers run again."""
+    for found in settled_rounds(before, after):
+        spent = recovery_ms(found)
+        if spent is not None and found.cause != CauseKind.START:
+            cold = cold_text(found)
+            yield _normal(
+                "Recovered",
+                f"round {found.round}: {round_cause(found, after)}; trains again on {found.nodes} "
+                f"node{_plural(found.nodes)} after {seconds_text(spent)}: {recovery_text(found)}"
+                + (f"; {cold}" if cold else ""),
+                _round_key(after, found.round),
+            )
+
+
+def _failure(before: Status, after: Status) -> Iterator[Event]:
+    failure = after.first_failure
+    if failure is None or failure == before.first_failure:
+        return
+    deduplication_key = _round_key(after, failure.round)
+    if failure.class_ in UNCHARGED_CLASSES:
+        yield Event(EventType.WARNING, failure.class_, lost_node_text(failure), deduplication_key)
+    else:
+        yield Event(EventType.WARNING, "WorkerFailed", failure_text(failure), deduplication_key)
+
+
+def lost_node_text(failure: FirstFailure) -> str:
+    """Return one sentence for a lost or preempted node, none of whose workers failed."""
+    where = f" on {failure.node}" if failure.node else ""
+    said = f": {failure.message}" if failure.message else ""
+    return (
+        f"{failure.pod}{where} was lost in round {failure.round}: {failure_meaning(failure)}{said}"
+    )
+
+
+def failure_text(failure: FirstFailure) -> str:
+    """Return the culprit in one sentence, followed by the end of its traceback."""
+    rank = "" if failure.rank is None else f"rank {failure.rank} "
+    if failure.signal is not None:
+        how = f" by signal {failure.signal}"
+    else:
+        how = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
+    where = f" on {failure.node}" if failure.node else ""
+    kind = f"{failure.class_}: " if failure.class_ else ""
+    said = failure.message or "no message"
+    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{how}: {kind}{said}"
+    lines = failure.traceback.strip().splitlines()[-TRACEBACK_LINES:]
+    return "\n".join([text, *lines])
+
+
+# -- conditions and phase
+
+_WARNINGS = {
+    ConditionType.NAME_CONFLICT: EventType.WARNING,
+    ConditionType.TEMPLATE_INVALID: EventType.WARNING,
+}
+_STARTING = "PodsStarting"
+
+
+def _conditions(before: Status, after: Status) -> Iterator[Event]:
+    old = {condition.type: condition for condition in before.conditions}
+    for now in after.conditions:
+        was = old.get(now.type)
+        true = now.status is ConditionStatus.TRUE
+        if now.type in _WARNINGS and true and not _same(was, now):
+            yield Event(_WARNINGS[now.type], now.reason, now.message)
+        if now.type is ConditionType.PODS_READY and _blocked(now) and not _same_reason(was, now):
+            yield Event(EventType.WARNING, now.reason, now.message)
+        if now.type is ConditionType.RENDEZVOUS_UNAVAILABLE and not _same(was, now):
+            yield from _store(was, now)
+        if now.type is ConditionType.RESIZING and now.message and not _same(was, now):
+            yield _normal("Resizing", now.message)
+
+
+def _store(was: Condition | None, now: Condition) -> Iterator[Event]:
+    """Events for a rendezvous store that became unavailable, or available again."""
+    if now.status is ConditionStatus.TRUE:
+        yield Event(EventType.WARNING, now.reason, now.message)
+    elif was is not None and was.status is ConditionStatus.TRUE and now.message:
+        deduplication_key = f"{now.last_transition_time:{_STAMP}}"  # two messages may be equal
+        yield _normal("RendezvousAvailable", now.message, deduplication_key)
+
+
+def _blocked(condition: Condition) -> bool:
+    """Return True if pods are not ready for a reason that a user can act on."""
+    said_elsewhere = {kind.value for kind in _WARNINGS}
+    plain = condition.reason == _STARTING or condition.reason.startswith("Job")
+    unready = condition.status is ConditionStatus.FALSE
+    return unready and not plain and condition.reason not in said_elsewhere
+
+
+def _same(was: Condition | None, now: Condition) -> bool:
+    return was is not None and (was.status, was.message) == (now.status, now.message)
+
+
+def _same_reason(was: Condition | None, now: Condition) -> bool:
+    """Return True for the same obstacle; the affected pods may change from pass to pass."""
+    return was is not None and (was.status, was.reason) == (now.status, now.reason)
+
+
+def _phase(before: Status, after: Status) -> Iterator[Event]:
+    if after.phase is before.phase or after.phase is None:
+        return
+    match after.phase:
+        case Phase.PENDING:
+            if before.phase is Phase.SUSPENDED:
+                yield _normal("Resumed", "runPolicy.suspend is false again")
+        case Phase.RUNNING:
+            nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
+            yield _normal("Running", f"trains on {nodes} node{_plural(nodes)}")
+        case Phase.RESTARTING:
+            cause = after.rendezvous.cause if after.rendezvous else None
+            text = cause_text(cause) if cause else "a new round is being formed"
+            yield _normal("Restarting", text)
+        case Phase.SUSPENDED:
+            yield _normal("Suspended", "runPolicy.suspend is true")
+        case Phase.SUCCEEDED:
+            yield _normal("Succeeded", "all workers ended with success", _end_key(after))
+        case Phase.FAILED:
+            yield Event(EventType.WARNING, "Failed", _end_text(after), _end_key(after))
+
+
+def _end_text(after: Status) -> str:
+    failed = next((c for c in after.conditions if c.type is ConditionType.FAILED), None)
+    if failed is None:
+        return "the job failed"
+    return f"{failed.reason}: {failed.message}" if failed.message else failed.reason
+
+
+def _end_key(status: Status) -> str:
+    return "" if status.completion_time is None else f"{status.completion_time:{_STAMP}}"
+
+
+def _round_key(status: Status, number: int) -> str:
+    """Return the deduplication key of a round: its number and final time, since a resumed job
+    counts its rounds from one again."""
+    found = next((one for one in status.rounds if one.round == number), None)
+    if found is None or found.final_time is None:
+        return ""
+    return f"{number} {found.final_time:{_STAMP}}"
+
+
+def _normal(reason: str, message: str, deduplication_key: str = "") -> Event:
+    return Event(EventType.NORMAL, reason, message, deduplication_key)
+
+
+def _names_text(names: list[str]) -> str:
+    ordered = sorted(names, key=natural_order)
+    more = len(ordered) - NAMED_PODS
+    if more <= 0:
+        return ", ".join(ordered)
+    return f"{ordered[0]} … {ordered[-1]} ({len(ordered)})"
+
+
+def _plural(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,272 @@
+"""Failures and departures: the reasons of rounds, the first failure, avoided nodes, stragglers.
+
+Agents record failures of workers. The loss or preemption of a node, and an out-of-memory kill
+of the whole container, show only in the pod.
+
+A machine that ended two rounds of the job within an hour is avoided for an hour: new pods
+prefer other machines, and surplus pods on it are deleted first. It is only a preference, so
+that no pod waits for a machine that does not exist. Stragglers slow down their peers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from statistics import median
+
+from elasticjob_operator.domain.explain.catalog import OFFENCES
+from elasticjob_operator.domain.explain.phrases import DEPARTURES
+from elasticjob_operator.domain.observed.state import NodeState, Pod, PodEnd, RendezvousView
+from elasticjob_operator.domain.status.rounds import final_at, lasted_ms
+from elasticjob_operator.model.status import (
+    MAX_AVOIDED,
+    AvoidedNode,
+    FirstFailure,
+    RoundStatus,
+    Status,
+    Straggler,
+)
+from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.members import CauseKind
+
+
+def removal_cause(pod: Pod) -> PodEnd | None:
+    """Return the cause of the pod's removal; None if it stays or ends by itself."""
+    if pod.end is not None:
+        return pod.end
+    return PodEnd.NODE_LOST if pod.node_state is NodeState.NOT_READY else None
+
+
+def round_reason(view: RendezvousView, pods: Iterable[Pod], before: Status) -> str:
+    """Return the cause of the departures that led to the current round, or an empty string.
+
+    A reason already known for this round is kept: the pods that showed it are soon deleted.
+    """
+    if known := _known_reason(view.round, before):
+        return known
+    if view.cause is None or view.cause.kind not in DEPARTURES:
+        return ""
+    began = _current_began_at(view)
+    found = (
+        removal_cause(pod)
+        for pod in sorted(pods, key=lambda pod: pod.index)
+        if pod.name in view.cause.members and (began is None or pod.created_at < began)
+    )
+    return next((end.value for end in found if end is not None), "")
+
+
+def round_reasons(view: RendezvousView, current: str, before: Status) -> dict[int, str]:
+    """Return the known reasons by round number."""
+    known = {found.round: found.reason for found in before.rounds if found.reason}
+    return known | ({view.round: current} if current else {})
+
+
+def round_began_at(found: RoundStatus) -> datetime | None:
+    """Return the time of the first symptom behind a round, or of its opening; None if unknown."""
+    if found.final_time is None:
+        return None
+    return found.final_time - timedelta(milliseconds=lasted_ms(found))
+
+
+def is_new_incarnation(view: RendezvousView, before: Status) -> bool:
+    """Return True if the view shows a newer incarnation, whose rounds are counted from one.
+
+    Within one incarnation round numbers only grow, and a closed rendezvous stays closed.
+    """
+    known = before.rendezvous
+    if known is None or not view.readable:
+        return False
+    closed = known.state is RendezvousState.CLOSED and view.state is not RendezvousState.CLOSED
+    return closed or known.round > view.round
+
+
+def _known_reason(number: int, before: Status) -> str:
+    current = before.rendezvous
+    if current is not None and current.cause is not None and current.round == number:
+        return current.cause.reason
+    return next((found.reason for found in before.rounds if found.round == number), "")
+
+
+def _current_began_at(view: RendezvousView) -> datetime | None:
+    """Return the start of the current round: pods created later did not cause it."""
+    for found in view.rounds:
+        if found.number == view.round and (at := final_at(found)) is not None:
+            return at - timedelta(milliseconds=lasted_ms(found))
+    return view.since
+
+
+_CLASS_BY_END = {
+    PodEnd.OUT_OF_MEMORY: FailureClass.HOST_OUT_OF_MEMORY,
+    PodEnd.PREEMPTED: FailureClass.PREEMPTED,
+    PodEnd.EVICTED: FailureClass.PREEMPTED,
+    PodEnd.NODE_LOST: FailureClass.NODE_LOST,
+    PodEnd.NODE_TAINTED: FailureClass.NODE_LOST,
+}
+_VAGUE = frozenset(
+    {FailureClass.SIGNAL, FailureClass.PEER_ABORT, FailureClass.USER_ERROR, FailureClass.NODE_LOST}
+)
+"""Classes an agent may assign if its launcher ended or a worker was signalled; the pod's end is
+more precise."""
+_IMPOSED = frozenset({PodEnd.PREEMPTED, PodEnd.EVICTED})
+"""Ends imposed by the cluster, even if the node left in good order."""
+
+
+def first_failure(
+    view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
+) -> FirstFailure | None:
+    """Return the culprit of the latest failure.
+
+    `reason` is the `PodEnd` of the members whose departure caused the current round, or empty.
+    """
+    known = before.first_failure
+    recorded = view.first_failure
+    worker = (
+        None if recorded is None else _worker_failure(recorded, {pod.name: pod for pod in pods})
+    )
+    if worker is not None and _is_echo(worker, known, view):
+        worker = None
+    if worker is not None and known is not None and _is_same_worker(known, worker):
+        worker = known if recorded is None or known.class_ != recorded.kind else worker
+    found = [
+        failure for failure in (known, worker, _lost_node(view, reason, pods, before)) if failure
+    ]
+    # Within a round a worker's own failure takes precedence over one derived from a pod's end.
+    return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
+
+
+def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousView) -> bool:
+    """Return True if a worker's collective broke as the effect of a known failure.
+
+    With the torch backends an agent's records disappear with its pod; only the echoes that other
+    agents recorded remain.
+    """
+    if worker.class_ not in ECHOES:
+        return False
+    if known is not None and known.round == worker.round and known.class_ not in ECHOES:
+        return True
+    later = [found for found in view.rounds if found.number > worker.round]
+    followed = min(later, key=lambda found: found.number, default=None)
+    return followed is not None and followed.cause.kind in (CauseKind.LEAVE, CauseKind.LOSS)
+
+
+def _is_same_worker(one: FirstFailure, other: FirstFailure) -> bool:
+    return (one.round, one.pod, one.rank) == (other.round, other.pod, other.rank)
+
+
+def failure_of(shown: FirstFailure) -> Failure | None:
+    """Return the record of a worker's failure in the status, without its member and time; None
+    for a node's failure, of which there is no record."""
+    if shown.rank is None:
+        return None
+    return Failure(
+        round=shown.round,
+        member="",
+        name=shown.pod,
+        rank=shown.rank,
+        local_rank=-1,
+        kind=FailureClass(shown.class_),
+        at_ms=0,
+        exit_code=shown.exit_code,
+        signal=shown.signal,
+        message=shown.message,
+        traceback=shown.traceback,
+        node=shown.node or "",
+    )
+
+
+def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FirstFailure:
+    """Return the recorded failure, with class and message of the pod's end if that is more
+    precise."""
+    pod = pods.get(failure.name)
+    end = None if pod is None or not pod.ended else removal_cause(pod)
+    vague = failure.kind in _VAGUE and not failure.traceback
+    told = _CLASS_BY_END.get(end) if end is not None and vague else None
+    return FirstFailure(
+        round=failure.round,
+        pod=failure.name,
+        node=failure.node or None,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        class_=(told or failure.kind).value,
+        message=failure.message if told is None or pod is None else pod.end_message,
+        traceback=failure.traceback,
+    )
+
+
+def _lost_node(
+    view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
+) -> FirstFailure | None:
+    """Return the failure for a lost or preempted node, none of whose workers failed."""
+    cause = view.cause
+    if cause is None or not cause.members:
+        return None
+    end = PodEnd(reason) if reason else None
+    left = cause.kind in (CauseKind.LEAVE, CauseKind.PREEMPTION)
+    if cause.kind != CauseKind.LOSS and not (left and end in _IMPOSED):
+        return None
+    known = before.first_failure
+    name = cause.members[0]
+    kind = _CLASS_BY_END.get(end, FailureClass.NODE_LOST) if end else FailureClass.NODE_LOST
+    pod = next((pod for pod in pods if pod.name == name and removal_cause(pod) is not None), None)
+    number = max((found.number for found in view.rounds if found.number < view.round), default=0)
+    member = next((member for member in before.members if member.pod == name), None)
+    said = pod.end_message if pod is not None else ""
+    node = pod.node if pod is not None else member.node if member is not None else None
+    if known is not None and (known.round, known.pod) == (number, name):
+        said, node = known.message or said, known.node or node
+    return FirstFailure(
+        round=number, pod=name, node=node, class_=kind.value, message=said or cause.detail
+    )
+
+
+WINDOW = timedelta(hours=1)
+MIN_OFFENCES = 2
+STRAGGLER_RATIO = 1.5
+"""Minimum ratio of a straggler's own work per step to the median of its peers."""
+MIN_PEERS = 2
+FLAGGED_AFTER = timedelta(seconds=30)
+
+
+def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[AvoidedNode]:
+    """Return the machines to avoid, latest end first; known ones stay until they expire."""
+    recent = [each for each in view.offences if now - each.at < WINDOW]
+    found = {node.node: node for node in before.avoided_nodes if node.until > now}
+    for name, count in Counter(each.node for each in recent).items():
+        if count < MIN_OFFENCES:
+            continue
+        mine = [each for each in recent if each.node == name]
+        until = max(each.at for each in mine) + WINDOW
+        if name not in found or until > found[name].until:
+            what = ", ".join(dict.fromkeys(OFFENCES.get(each.what, each.what) for each in mine))
+            found[name] = AvoidedNode(node=name, until=until, reason=f"{count} times: {what}")
+    worst = sorted(found.values(), key=lambda node: (node.until, node.node), reverse=True)
+    return worst[:MAX_AVOIDED]
+
+
+def avoided_names(status: Status, now: datetime) -> tuple[str, ...]:
+    """Return the names of the machines that are avoided at `now`."""
+    return tuple(node.node for node in status.avoided_nodes if node.until > now)
+
+
+def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Straggler]:
+    """Return the nodes of this round whose own work per step takes longer than their peers'."""
+    told = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
+    known = {each.pod: each for each in before.stragglers if each.round == view.round}
+    found = []
+    for member in told:
+        peers = [each.busy_ms for each in told if each is not member]
+        if len(peers) < MIN_PEERS or member.busy_ms < median(peers) * STRAGGLER_RATIO:
+            continue
+        earlier = known.get(member.name)
+        since = now if earlier is None else earlier.since
+        node = member.node or None
+        found.append(Straggler(pod=member.name, node=node, round=view.round, since=since))
+    return sorted(found, key=lambda each: each.pod)[:MAX_AVOIDED]
+
+
+def lasting_stragglers(members: Iterable[Straggler], now: datetime) -> frozenset[str]:
+    """Return the pods that have been stragglers for at least `FLAGGED_AFTER`."""
+    return frozenset(each.pod for each in members if now - each.since >= FLAGGED_AFTER)

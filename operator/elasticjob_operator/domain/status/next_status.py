@@ -1,0 +1,189 @@
+"""Next status of a job, computed in memory and written once after the plan is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from elasticjob_operator.domain.explain.explanation import explanation
+from elasticjob_operator.domain.manifests.names import selector
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, RendezvousView
+from elasticjob_operator.domain.plan.backends import is_steered
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, next_phase
+from elasticjob_operator.domain.plan.sizes import count_pods, wanted_size
+from elasticjob_operator.domain.status.conditions import conditions, creation_refusal
+from elasticjob_operator.domain.status.failures import (
+    avoided_nodes,
+    first_failure,
+    is_new_incarnation,
+    round_reason,
+    round_reasons,
+    stragglers,
+)
+from elasticjob_operator.domain.status.rounds import round_status
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import (
+    MAX_MEMBERS,
+    MAX_REASONS,
+    MAX_ROUNDS,
+    MAX_SENTENCES,
+    CauseStatus,
+    Interruptions,
+    MemberStatus,
+    RendezvousStatus,
+    RoundStatus,
+    Status,
+)
+from elasticjob_operator.model.types import Phase, RendezvousState
+from elasticjob_rendezvous.protocol.records.members import Cause, Counts, Member, MemberState
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+
+
+def next_status(
+    job: ElasticJob, observed: Observed, rendezvous_view: RendezvousView, now: datetime
+) -> Status:
+    """Return the status to write at `now` (UTC); equal to the job's own if nothing has changed.
+
+    `rendezvous_view` is `observed.rendezvous`, or a newer view taken after the plan was applied.
+    While it is unreadable, the known members, rounds and failures stay; for a finished job
+    everything stays.
+    """
+    view, before = rendezvous_view, job.status
+    if _is_data_lost(job, view, observed):
+        view = UNREADABLE
+    phase = next_phase(job, view, now)
+    counted_pods, size = count_pods(job, observed, now), wanted_size(job.spec)
+    suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
+    # The status of an earlier incarnation says nothing about the rounds of this one.
+    past = Status() if is_new_incarnation(view, before) else before
+    reason = round_reason(view, observed.pods, past) if view.readable else ""
+    status = Status(
+        phase=phase,
+        rendezvous=_rendezvous(view, reason, before),
+        nodes=_training_nodes(view, phase, before),
+        pods=len(counted_pods.counted),
+        ready_nodes=sum(pod.ready for pod in counted_pods.counted),
+        wanted_nodes=size.nodes,
+        selector=selector(job),
+        restarts=view.failures_charged if view.readable else before.restarts,
+        avoided_nodes=avoided_nodes(view, before, now),
+        stragglers=stragglers(view, before, now) if view.readable else before.stragglers,
+        interruptions=(
+            _interruptions(view.interruptions) if view.readable else before.interruptions
+        ),
+        members=_members(view) if view.readable else before.members,
+        rounds=_rounds(view, round_reasons(view, reason, past), past)
+        if view.readable
+        else before.rounds,
+        first_failure=first_failure(view, reason, observed.pods, past),
+        refusal=creation_refusal(observed, phase),
+        conditions=(
+            # The conditions of a finished job are final: later changes of pods do not matter.
+            before.conditions
+            if before.phase in FINISHED
+            else conditions(job, observed, view, counted_pods, size, phase, now)
+        ),
+        observed_generation=job.metadata.generation,
+        start_time=None if suspended else before.start_time or now,
+        completion_time=(before.completion_time or now) if finished else None,
+    )
+    told = explanation(job.model_copy(update={"status": status}), observed.pods)
+    return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+
+
+def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
+    """Return the number of nodes whose workers run in the final round; for a finished job that of
+    its last round."""
+    if phase is Phase.SUSPENDED:
+        return 0
+    if phase in FINISHED:
+        return view.nodes if view.readable and view.nodes else before.nodes
+    if not view.readable:
+        return before.nodes
+    if view.state is not RendezvousState.FINAL:
+        return 0
+    running = MemberState.RUNNING
+    return sum(member.state is running and member.round == view.round for member in view.members)
+
+
+def _is_data_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:
+    """Return True if etcd lost the job's records, so that their absence carries no information.
+
+    The outcome of a finished job stays as it is. The records of an active job are restored by its
+    agents within seconds.
+    """
+    before = job.status
+    if before.phase in FINISHED:
+        return view.outcome is None
+    ran = before.phase in (Phase.RUNNING, Phase.RESTARTING) and before.rendezvous is not None
+    told_soon = any(pod.ready and pod.active for pod in observed.pods)
+    return is_steered(job) and ran and view.readable and view.round == 0 and told_soon
+
+
+def _rendezvous(view: RendezvousView, reason: str, before: Status) -> RendezvousStatus:
+    if not view.readable:
+        known = before.rendezvous or RendezvousStatus()
+        ended = before.phase in FINISHED
+        return known if ended else known.model_copy(update={"state": view.state})
+    return RendezvousStatus(
+        state=view.state,
+        round=view.round,
+        nodes=view.nodes,
+        waiting=view.waiting,
+        waiting_reason=view.waiting_reason or None,
+        world_size=view.world_size,
+        master=view.master,
+        cause=_cause(view.cause, reason),
+        since=view.since,
+    )
+
+
+def _interruptions(counts: Counts) -> Interruptions:
+    return Interruptions(
+        losses=counts.losses,
+        leaves=counts.leaves,
+        preemptions=counts.preemptions,
+        joins=counts.joins,
+        others=counts.others,
+    )
+
+
+def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
+    if cause is None:
+        return None
+    members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
+    return CauseStatus(
+        kind=cause.kind.value,
+        members=members,
+        reason=reason,
+        detail=cause.detail,
+        reasons=list(cause.reasons[:MAX_REASONS]),
+    )
+
+
+def _members(view: RendezvousView) -> list[MemberStatus]:
+    first = sorted(view.members, key=lambda member: natural_order(member.name))[:MAX_MEMBERS]
+    return [_member(member, view.ranks.get(member.id)) for member in first]
+
+
+def _member(member: Member, rank: int | None) -> MemberStatus:
+    return MemberStatus(
+        pod=member.name,
+        node=member.node or None,
+        rank=rank,
+        state=member.state.value,
+        round=member.round,
+        step=None if member.step < 0 else member.step,
+        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
+        start=None if member.cold is None else "cold" if member.cold else "warm",
+        cold_reason=member.cold or None,
+    )
+
+
+def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
+    """Return the rounds in the view, and others from the status: etcd may lose rounds, and the
+    records of torch backends disappear with their agents."""
+    shown = {found.round: found for found in past.rounds if found.round <= view.round}
+    for found in view.rounds:
+        shown[found.number] = round_status(found, reasons.get(found.number, ""))
+    return [shown[number] for number in sorted(shown)][-MAX_ROUNDS:]

@@ -1,0 +1,114 @@
+"""Access control of one job in etcd: its user, its role over its keys, and their removal.
+
+The job's Secret is authoritative for the password: etcd is updated to match it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
+from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind
+from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Ambiguous
+from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.protocol.kv import Delete, Txn
+from elasticjob_rendezvous.protocol.records.keys import job_folder
+
+SECRET_BYTES = 32
+_USER_PREFIX = "job-"
+_ATTEMPTS = 5
+
+
+def user_name(uid: str) -> str:
+    """Return the name of a job's etcd user, which is also the name of its role."""
+    return _USER_PREFIX + uid
+
+
+def uid_of_user(name: str) -> str | None:
+    """Return the uid of the job that owns this user or role; None if it is not a job's."""
+    return name.removeprefix(_USER_PREFIX) if name.startswith(_USER_PREFIX) else None
+
+
+async def access_for(
+    users: Users | None, namespace: str, uid: str, existing: Access | None, ca: bytes | None
+) -> Access:
+    """Create the job's user and role in etcd; return the content for its Secret.
+
+    Keys and passwords are generated once and kept while `existing`, the Secret's present content,
+    has them. Idempotent: data lost in etcd is restored. An etcd without the job's role may be new
+    or have lost its data, so authentication is enabled there first.
+
+    Args:
+        users: users of an etcd with one user per job; None if users are not managed.
+        ca: the current authorities of etcd's certificate.
+
+    Raises:
+        EtcdError: etcd may not match the result; call again.
+    """
+    access = existing or Access(_random().encode(), None, None, None)
+    access = replace(access, ca=ca)
+    if users is None:
+        return access
+    name = user_name(uid)
+    if access.user != name or not access.password:
+        access = replace(access, user=name, password=_random())
+    assert access.password, "it was made above"
+    if not await users.has_role(name):
+        await users.enable_auth()
+    await users.put_role(name, job_folder(namespace, uid))
+    await users.put_user(name, access.password)
+    await users.grant(name, name)
+    return access
+
+
+async def access_of_author(
+    read: Callable[[Kind, str, str], Awaitable[Json]], job: ElasticJob, access: Access
+) -> Access:
+    """Return the content of the Secret that the job's author named, with the job's own key.
+
+    Without such a Secret, return `access`. `read` reads a Kubernetes object. Raises `KubeError`.
+    """
+    given = job.spec.rendezvous.secret_name
+    if not given:
+        return access
+    raw = await read(SECRETS, job.metadata.namespace, given)
+    return author_access(raw, access.job_key)
+
+
+async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
+    """Remove a deleted job's data from etcd: its user first, so that no further write succeeds."""
+    if users is not None:
+        await forget_user(users, uid)
+    removal = Txn((), (Delete(job_folder(namespace, uid), prefix=True),))
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            await client.txn(removal)
+        except Ambiguous:
+            continue  # the removal is idempotent
+        return
+    await client.txn(removal)
+
+
+async def forget_user(users: Users, uid: str) -> None:
+    """Remove a deleted job's user and role."""
+    await users.delete_user(user_name(uid))
+    await users.delete_role(user_name(uid))
+
+
+async def uids_with_users(users: Users) -> frozenset[str]:
+    """Return the uids of jobs that have a user or a role here.
+
+    To find deleted jobs, call this before listing the jobs: a user created after this call then
+    never counts as left over.
+    """
+    names = (*await users.users(), *await users.roles())
+    return frozenset(uid for name in names if (uid := uid_of_user(name)))
+
+
+def _random() -> str:
+    """Return at least 128 random bits as text that is safe in files and environment variables."""
+    return secrets.token_urlsafe(SECRET_BYTES)

@@ -1,0 +1,1 @@
+"""Access to the API server: client, errors, event recorder."""

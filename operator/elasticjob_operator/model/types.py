@@ -1,0 +1,170 @@
+"""Types of the API's fields: base models, constrained types and enumerations.
+
+Base models use camelCase names in documents. The values of the enumerations appear in
+manifests and in kubectl's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic.alias_generators import to_camel
+
+INT32_MAX = 2**31 - 1
+"""Maximum of integer fields: Kubernetes' own fields of this kind (replicas, seconds) are int32."""
+
+
+class ApiModel(BaseModel):
+    """Part of the API object: camelCase in documents, snake_case in Python, immutable."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        frozen=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, document: Any) -> Any:
+        """Drop nulls, as Kubernetes does for optional fields, so that defaults apply."""
+        if isinstance(document, Mapping):
+            return {key: value for key, value in document.items() if value is not None}
+        return document
+
+
+class SpecModel(ApiModel):
+    """Model written by users: an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StatusModel(ApiModel):
+    """Model written by the operator, perhaps a newer one: unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class OpenModel(ApiModel):
+    """Kubernetes type of which only some fields are declared: all others are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _whole_seconds(moment: datetime) -> datetime:
+    utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return utc.replace(microsecond=0)
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[
+    datetime,
+    AfterValidator(_whole_seconds),
+    PlainSerializer(_rfc3339, return_type=str, when_used="always"),
+]
+"""Time in UTC with whole seconds, as Kubernetes writes it."""
+
+Generation = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""Revision of the spec, counted by the API server."""
+Step = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""Step as counted by a training script, perhaps in samples or tokens: exceeds int32."""
+Milliseconds = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""Duration in milliseconds: a job may wait for its nodes longer than the 24 days of int32."""
+Count = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
+NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
+PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
+Seconds = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
+Flag = Annotated[bool, Field(strict=True)]
+LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""Pattern of a DNS label, such as a container's name."""
+SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+"""Pattern of a DNS subdomain, such as the name of most objects."""
+
+
+class Backend(StrEnum):
+    """Store of the rendezvous."""
+
+    ETCD = "etcd"
+    ETCD_V2 = "etcd-v2"
+    C10D = "c10d"
+
+
+class ScaleUp(StrEnum):
+    """Time at which new nodes may interrupt a running round."""
+
+    IMMEDIATE = "Immediate"
+    AFTER_CHECKPOINT = "AfterCheckpoint"
+
+
+class WarmStart(StrEnum):
+    """Start of workers: forked from a preloaded interpreter if possible, or always afresh."""
+
+    AUTO = "Auto"
+    OFF = "Off"
+
+
+class CleanPodPolicy(StrEnum):
+    """Pods to delete when the job has finished."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+class RestartPolicy(StrEnum):
+    """Values a pod template may have: the job restarts workers, the kubelet must not."""
+
+    NEVER = "Never"
+
+
+class Phase(StrEnum):
+    """State of the job in one word."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    INTERRUPTED = "Interrupted"
+    """Only for local jobs: the process that ran the job ended before the job did."""
+
+
+class RendezvousState(StrEnum):
+    """State of the rendezvous, in the terms of torch's etcd rendezvous; Unknown if unreadable."""
+
+    SETUP = "setup"
+    JOINABLE = "joinable"
+    FROZEN = "frozen"
+    FINAL = "final"
+    CLOSED = "closed"
+    UNKNOWN = "Unknown"
+
+
+class ConditionType(StrEnum):
+    CREATED = "Created"
+    PODS_READY = "PodsReady"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    RESIZING = "Resizing"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    FINISHED = "Finished"
+    NAME_CONFLICT = "NameConflict"
+    TEMPLATE_INVALID = "TemplateInvalid"
+    RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"

@@ -1,0 +1,1 @@
+"""Reconciliation of jobs: watches, work queue, observation, applying the plan, resync."""

@@ -1,0 +1,198 @@
+"""In-memory state of each job between two reconciles.
+
+Only a cache: after a restart it is rebuilt, or costs one more request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.from_agents import Attendance
+from elasticjob_operator.domain.observed.state import Refusal
+from elasticjob_operator.model import Phase, Status
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+RECHECK_SECONDS = 600.0
+"""Cache lifetime of a job's Service, Secret and budget in seconds."""
+
+
+class JobKey(NamedTuple):
+    """Namespace and name of a job; successive jobs may share them."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodMemory:
+    """Pods of a job at its last reconcile; the observer replaces it.
+
+    Args:
+        uids: uids of the pods.
+        nodes: machines on which they run.
+        ends: UTC time at which the end of each ended pod was first seen, by pod uid.
+        foreign: indices whose pod name is taken by a pod of another owner.
+        unlisted: names of this job's pods that a LIST does not show because their label is missing.
+    """
+
+    uids: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    ends: Mapping[str, datetime] = field(default_factory=dict)
+    foreign: frozenset[int] = frozenset()
+    unlisted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousMemory:
+    """Last known state of a job's rendezvous; the job's rendezvous source replaces it.
+
+    Args:
+        incarnation: newest known incarnation from any source; None while unknown.
+        goes_on: True if that incarnation existed, not suspended, when it was last read.
+        bounds: bounds written last, which the informer cache may lack.
+        attendance: participants, if the rendezvous is read through its agents.
+    """
+
+    incarnation: int | None = None
+    goes_on: bool = False
+    bounds: RendezvousParams | None = None
+    attendance: Attendance = field(default_factory=Attendance)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedMemory:
+    """Service, Secret and budget of a job as last read or written; `OwnedObjects` replaces it.
+
+    Args:
+        access: content of the Secret, once read or created.
+        checked_at: monotonic time of the last read of Service and Secret.
+        min_available: minimum in the budget; None for no budget.
+        budget_checked_at: monotonic time at which the budget was last read or written.
+    """
+
+    access: Access | None = None
+    checked_at: float = 0.0
+    min_available: int | None = None
+    budget_checked_at: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMemory:
+    """Status and events that this process wrote for a job; the reconciler replaces it.
+
+    Args:
+        version: resourceVersion of the last status written; its watch event wakes nobody.
+        phase: phase in that status.
+        unanswered: status before a status write without an answer; the events of that write are
+            still to be posted.
+        posted: True once this process has posted events for the job; a predecessor may have died
+            before posting its own.
+        invalid: resourceVersion at which the job could not be parsed.
+        unlabelled: uids of pods whose lost labels were reported.
+    """
+
+    version: str = ""
+    phase: Phase | None = None
+    unanswered: Status | None = None
+    posted: bool = False
+    invalid: str = ""
+    unlabelled: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class PendingChange:
+    """Monotonic time of the oldest etcd change that no status shows yet; None without one."""
+
+    at: float | None = None
+
+    def note(self, now: float) -> None:
+        """Record a change; an older one that is still pending counts."""
+        if self.at is None:
+            self.at = now
+
+    def take(self) -> float | None:
+        """Return the time and clear it, before an observation that includes the change."""
+        at, self.at = self.at, None
+        return at
+
+    def restore(self, at: float | None) -> None:
+        """Put back the time taken for a status that was not written."""
+        if at is not None:
+            self.at = at
+
+
+@dataclass(slots=True)
+class JobMemory:
+    """State of one job, identified by its uid: values with one writer each.
+
+    Args:
+        seen_at: monotonic time of the first reconcile.
+        refusal: reason and start time of a refusal to create pods; the reconciler replaces it.
+    """
+
+    key: JobKey
+    uid: str
+    seen_at: float = 0.0
+    pods: PodMemory = PodMemory()
+    rendezvous: RendezvousMemory = RendezvousMemory()
+    owned: OwnedMemory = OwnedMemory()
+    report: ReportMemory = ReportMemory()
+    refusal: Refusal | None = None
+    change: PendingChange = field(default_factory=PendingChange)
+
+
+class Jobs:
+    """Registry of all known jobs. `clock` is monotonic.
+
+    `random` spreads the first read of owned objects after a start over the recheck period.
+    """
+
+    def __init__(self, clock: Callable[[], float], random: Callable[[], float]) -> None:
+        self._clock = clock
+        self._random = random
+        self._by_key: dict[JobKey, JobMemory] = {}
+        self._by_uid: dict[str, JobMemory] = {}
+        self.deleted: set[tuple[str, str]] = set()
+        """Namespace and uid of deleted jobs whose etcd data is not cleared yet."""
+
+    def __iter__(self) -> Iterator[JobMemory]:
+        return iter(tuple(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def recall(self, key: JobKey, uid: str) -> JobMemory:
+        """Return the state of this job; drop that of a predecessor of the same name."""
+        found = self._by_key.get(key)
+        if found is not None and found.uid == uid:
+            return found
+        self.forget(key)
+        now = self._clock()
+        checked_at = now - self._random() * RECHECK_SECONDS
+        memory = JobMemory(key, uid, seen_at=now, owned=OwnedMemory(checked_at=checked_at))
+        self._by_key[key] = self._by_uid[uid] = memory
+        return memory
+
+    def find(self, key: JobKey) -> JobMemory | None:
+        return self._by_key.get(key)
+
+    def find_uid(self, uid: str) -> JobMemory | None:
+        return self._by_uid.get(uid)
+
+    def on_node(self, node: str) -> list[JobMemory]:
+        """Return the jobs with a pod on this machine."""
+        return [memory for memory in self._by_key.values() if node in memory.pods.nodes]
+
+    def forget(self, key: JobKey) -> None:
+        memory = self._by_key.pop(key, None)
+        if memory is not None:
+            del self._by_uid[memory.uid]
+            self.deleted.add((key.namespace, memory.uid))

@@ -1,0 +1,183 @@
+"""A job's Service, Secret and PodDisruptionBudget: created when absent, never adopted.
+
+They are read by name only, so the operator needs no permission to list Secrets. The results are
+cached with the job and refreshed periodically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from elasticjob_operator.domain.manifests import owned_objects
+from elasticjob_operator.domain.manifests.names import budget_name, secret_name, service_name
+from elasticjob_operator.domain.manifests.owned_objects import Access, access_in, secret_data
+from elasticjob_operator.domain.plan.sizes import min_available
+from elasticjob_operator.kubernetes.client import (
+    BUDGETS,
+    SECRETS,
+    SERVICES,
+    AlreadyExists,
+    Json,
+    Kind,
+    Kube,
+    NotFound,
+)
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobMemory
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.sources import RendezvousSource
+
+PREDECESSOR_SECONDS = 60.0
+"""Maximum wait for the objects of a deleted job of the same name before `NameTaken` is raised."""
+
+NEEDED_RECHECK_SECONDS = 10.0
+"""Cache lifetime when pods are about to be created, which would wait for missing objects."""
+
+
+class NameTaken(Exception):
+    """An object of this name exists and does not belong to the job."""
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        singular = kind.plural.removesuffix("s")
+        super().__init__(
+            f"{singular} {name} exists and is not this job's; delete it, or name the job otherwise"
+        )
+
+
+class OwnedObjects:
+    """Manager of the owned objects of all jobs. `clock` is monotonic."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
+        self._kube = kube
+        self._clock = clock
+
+    async def ensure(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        *,
+        needed: bool,
+        renew: bool,
+    ) -> None:
+        """Ensure Service and Secret exist and are current, if `needed` or due for a recheck.
+
+        `renew` also recreates the job's user in etcd.
+
+        Raises:
+            NameTaken: an object that is not the job's has the name.
+        """
+        access, age = memory.owned.access, self._clock() - memory.owned.checked_at
+        if access is None:
+            due = needed or source.needs_access
+        else:
+            due = source.is_stale(access)
+            # Check existence only: a full check costs etcd more.
+            if needed and age > NEEDED_RECHECK_SECONDS:
+                due = due or await self._is_gone(job)
+        if due or renew or age > RECHECK_SECONDS:
+            await self._find_or_create(job, memory, SERVICES, owned_objects.service(job))
+            access = await self._ensure_access(job, memory, source)
+            memory.owned = replace(memory.owned, access=access, checked_at=self._clock())
+
+    async def _is_gone(self, job: ElasticJob) -> bool:
+        """Return True if the Secret or the Service was deleted."""
+        namespace = job.metadata.namespace
+        for kind, name in ((SECRETS, secret_name(job)), (SERVICES, service_name(job))):
+            if await self._get(kind, namespace, name) is None:
+                return True
+        return False
+
+    async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
+        """Create or update the budget, or drop it if the job wants none. Raises `NameTaken`."""
+        least = min_available(job, ready)
+        if least is None:
+            await self.drop_budget(job, memory)
+            return
+        if memory.owned.min_available == least and not self._is_old(memory):
+            return
+        name, namespace = budget_name(job), job.metadata.namespace
+        wanted = owned_objects.budget(job, least)
+        found = await self._find_or_create(job, memory, BUDGETS, wanted)
+        changed = {
+            key: value for key, value in wanted["spec"].items() if found["spec"].get(key) != value
+        }
+        if changed:
+            patch = {"metadata": _preconditions(found), "spec": changed}
+            await self._kube.patch(BUDGETS, namespace, name, patch)
+        self._keep_budget(memory, least)
+
+    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        """Delete the job's budget, if any: all of its pods may be evicted."""
+        if memory.owned.min_available is None and not self._is_old(memory):
+            return
+        name, namespace = budget_name(job), job.metadata.namespace
+        found = await self._get(BUDGETS, namespace, name)
+        if found is not None and owned_objects.is_owned(job, found):
+            await self._kube.delete(BUDGETS, namespace, name, uid=found["metadata"]["uid"])
+        self._keep_budget(memory, None)
+
+    def _keep_budget(self, memory: JobMemory, least: int | None) -> None:
+        memory.owned = replace(memory.owned, min_available=least, budget_checked_at=self._clock())
+
+    def _is_old(self, memory: JobMemory) -> bool:
+        return self._clock() - memory.owned.budget_checked_at > RECHECK_SECONDS
+
+    async def _ensure_access(
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
+    ) -> Access:
+        namespace, name = job.metadata.namespace, secret_name(job)
+        raw = None if _is_new(job) else await self._get(SECRETS, namespace, name)
+        if raw is not None:
+            self._check_owner(job, memory, SECRETS, raw)
+        before = access_in(raw) if raw else None
+        # After loss of the Secret, new agents must share the key that running agents still hold.
+        access = await source.access(job, before or memory.owned.access)
+        if raw is None:
+            try:
+                await self._kube.create(SECRETS, namespace, owned_objects.secret(job, access))
+            except AlreadyExists as error:
+                raise Retry(str(error)) from error
+        elif access != before:
+            patch = {"metadata": _preconditions(raw), "data": secret_data(access)}
+            await self._kube.patch(SECRETS, namespace, name, patch)
+        return access
+
+    async def _find_or_create(
+        self, job: ElasticJob, memory: JobMemory, kind: Kind, wanted: Json
+    ) -> Json:
+        namespace, name = job.metadata.namespace, wanted["metadata"]["name"]
+        found = None if _is_new(job) else await self._get(kind, namespace, name)
+        if found is None:
+            try:
+                return await self._kube.create(kind, namespace, wanted)
+            except AlreadyExists:
+                found = await self._kube.get(kind, namespace, name)
+        self._check_owner(job, memory, kind, found)
+        return found
+
+    def _check_owner(self, job: ElasticJob, memory: JobMemory, kind: Kind, found: Json) -> None:
+        if owned_objects.is_owned(job, found):
+            return
+        name = found["metadata"]["name"]
+        waited = self._clock() - memory.seen_at
+        if owned_objects.is_of_predecessor(job, found) and waited < PREDECESSOR_SECONDS:
+            raise Retry(f"{kind.plural} {name} of the deleted job of this name is still there")
+        raise NameTaken(kind, name)
+
+    async def _get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        try:
+            return await self._kube.get(kind, namespace, name)
+        except NotFound:
+            return None
+
+
+def _is_new(job: ElasticJob) -> bool:
+    """Return True if no objects were created for the job yet, so lookups can be skipped."""
+    return job.status.phase is None
+
+
+def _preconditions(raw: Json) -> Json:
+    metadata = raw["metadata"]
+    return {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}

@@ -1,0 +1,358 @@
+"""Reconcile of one job: observe, plan, apply, write the status once, then post events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from elasticjob_operator.domain.json_object import merge_patch
+from elasticjob_operator.domain.observed.state import Observation, Observed, Refusal
+from elasticjob_operator.domain.plan.actions import WriteNodes
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, deadline
+from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.status.events import (
+    Event,
+    deletions_refused,
+    invalid_job,
+    job_events,
+    labels_lost,
+    settled_rounds,
+    stepped_rounds,
+    without_recent_changes,
+)
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.kubernetes.client import (
+    ELASTICJOBS,
+    Conflict,
+    Json,
+    Kind,
+    KubeError,
+    NotFound,
+    Unreachable,
+)
+from elasticjob_operator.kubernetes.event_recorder import Subject
+from elasticjob_operator.logs import of_job
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
+from elasticjob_operator.reconcile.applier import EXPECTED
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
+from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
+from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
+from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
+
+log = logging.getLogger(__name__)
+
+NOW_SECONDS = 0.0
+UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
+"""Age up to which events may be missing after a crash; exceeds the time of a failover."""
+UNLISTED_SECONDS = 10.0
+"""Reconcile interval of a job with a pod that lost the label it is watched by."""
+
+
+class JobApi(Protocol):
+    """Part of the Kubernetes client for jobs and their status."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        """Apply a merge patch; return the object. Raises `KubeError`."""
+
+
+class Sources(Protocol):
+    """Registry of the rendezvous sources."""
+
+    async def of(self, job: ElasticJob) -> RendezvousSource:
+        """Return the source of this job's rendezvous. Raises `EtcdRefused` or `KubeError`."""
+
+
+class JobObserver(Protocol):
+    """Reader of the observed state of jobs."""
+
+    async def observe(
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
+    ) -> Observation:
+        """Observe a job."""
+
+    def observe_again(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        before: Observed,
+        applied: Applied,
+    ) -> Observed:
+        """Return the observation after a plan."""
+
+
+class PlanApplier(Protocol):
+    """Applier of plans."""
+
+    async def apply(self, context: ReconcileContext, planned: Plan) -> Applied:
+        """Apply the plan; return expected errors in the result."""
+
+
+class BudgetKeeper(Protocol):
+    """Manager of the jobs' PodDisruptionBudgets."""
+
+    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
+        """Delete the job's budget, if any."""
+
+
+class EventRecorder(Protocol):
+    """Recorder of Kubernetes events."""
+
+    def record(self, subject: Subject, found: Iterable[Event]) -> None:
+        """Post these events, asynchronously."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Dependencies of the reconciler.
+
+    Args:
+        close_departed: closes the rendezvous of a deleted job, by namespace and uid, at a time;
+            raises `TROUBLE`.
+        clock: monotonic time in seconds.
+        now: UTC time.
+    """
+
+    kube: JobApi
+    jobs: Jobs
+    sources: Sources
+    close_deleted_job: Callable[[str, str, datetime], Awaitable[object]]
+    observer: JobObserver
+    applier: PlanApplier
+    owned_objects: BudgetKeeper
+    events: EventRecorder
+    metrics: Metrics
+    clock: Callable[[], float]
+    now: Callable[[], datetime]
+
+
+class Reconciler:
+    """Reconciler of jobs; the work queue calls `reconcile`."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Reconcile a job; return the seconds until the next reconcile is due.
+
+        Raises:
+            Retry: the pass could not be completed; trying again may help.
+        """
+        began = self._dependencies.clock()
+        try:
+            return await self._reconcile(key)
+        except Retry:
+            raise
+        except EXPECTED as error:
+            raise Retry(str(error)) from error
+        finally:
+            self._dependencies.metrics.reconcile.observe(self._dependencies.clock() - began)
+
+    async def _reconcile(self, key: JobKey) -> float | None:
+        raw = await self._read(key)
+        if raw is None:
+            return None
+        memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
+        job = self._parse(memory, raw)
+        if job is None:
+            return None
+        changed_at = memory.change.take()
+        source = await self._source(job, memory)
+        observation = await self._dependencies.observer.observe(job, memory, source)
+        self._record_lost_labels(job, memory, observation.observed)
+        planned = plan(job, observation.observed, self._dependencies.now())
+        first = planned.actions[:1]
+        if first and isinstance(first[0], WriteNodes):
+            # It changes the object: the remaining actions must follow from the changed one.
+            planned = replace(planned, actions=first)
+        context = ReconcileContext(job, memory, source, observation)
+        applied = await self._dependencies.applier.apply(context, planned)
+        memory.refusal = applied.refusal
+        if any(isinstance(action, WriteNodes) for action in applied.actions):
+            memory.change.restore(changed_at)
+            self._record_events(job, job.status, job.status, applied)
+            return NOW_SECONDS
+        observed = self._dependencies.observer.observe_again(
+            job, memory, source, observation.observed, applied
+        )
+        if source.is_settling(self._dependencies.clock()):
+            memory.change.restore(changed_at)
+            self._record_events(job, job.status, job.status, applied)
+            return SETTLING_SECONDS
+        status = await self._write_status(job, raw, memory, observed, applied, changed_at)
+        if status is None:
+            return NOW_SECONDS
+        if applied.error is not None:
+            raise Retry(str(applied.error)) from applied.error
+        seconds = await self._next(job, memory, observation.observed, applied, planned)
+        return _soonest(seconds, self._due_by(job, status))
+
+    async def _next(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        seen: Observed,
+        applied: Applied,
+        planned: Plan,
+    ) -> float | None:
+        if memory.pods.foreign != seen.foreign:
+            return NOW_SECONDS  # the next plan uses the next free name
+        if applied.refused and memory.refusal is not None:
+            message = f"pods cannot be created: {memory.refusal.message}"
+            raise Retry(message, kind=memory.refusal.obstacle.value)
+        if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
+            await self._dependencies.owned_objects.drop_budget(job, memory)
+        again = UNLISTED_SECONDS if memory.pods.unlisted else None
+        return _soonest(due_seconds(planned.wake_at, self._dependencies.now()), again)
+
+    def _due_by(self, job: ElasticJob, status: Status) -> float | None:
+        """Return the seconds until a deadline that only the new status defines.
+
+        The job's deadline counts from its start time, and the actions after the end from its end.
+        """
+        if status.phase in FINISHED:
+            return None if job.status.phase in FINISHED else NOW_SECONDS
+        after = job.model_copy(update={"status": status})
+        return due_seconds(deadline(after), self._dependencies.now())
+
+    async def _read(self, key: JobKey) -> Json | None:
+        """Read the job live; drop a deleted predecessor of the same name."""
+        try:
+            raw = await self._dependencies.kube.get(ELASTICJOBS, key.namespace, key.name)
+        except NotFound:
+            raw = None
+        known = self._dependencies.jobs.find(key)
+        if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
+            try:
+                await self._dependencies.close_deleted_job(
+                    key.namespace, known.uid, self._dependencies.now()
+                )
+            except CLEANUP_ERRORS as error:  # must not delay another job of the same name
+                log.warning("deleted, the next resync closes it: %s", error, extra=of_job(key))
+            self._dependencies.jobs.forget(key)
+            log.info("deleted", extra=of_job(key))
+        return raw
+
+    def _parse(self, memory: JobMemory, raw: Json) -> ElasticJob | None:
+        """Parse the job; None if only another version of this program understands it."""
+        try:
+            return parse_manifest(raw)
+        except InvalidManifest as error:
+            version = raw["metadata"]["resourceVersion"]
+            if memory.report.invalid != version:
+                memory.report = replace(memory.report, invalid=version)
+                self._dependencies.events.record(Subject.of(raw), (invalid_job(str(error)),))
+            return None
+
+    async def _source(self, job: ElasticJob, memory: JobMemory) -> RendezvousSource:
+        try:
+            return await self._dependencies.sources.of(job)
+        except EtcdRefused as error:
+            now = self._dependencies.now()
+            memory.refusal = Refusal.after(memory.refusal, error.obstacle, str(error), now)
+            return UnusableSource()
+
+    async def _write_status(
+        self,
+        job: ElasticJob,
+        raw: Json,
+        memory: JobMemory,
+        observed: Observed,
+        applied: Applied,
+        changed_at: float | None,
+    ) -> Status | None:
+        """Write the status if it differs; return it, or None if the job has changed meanwhile."""
+        status = next_status(job, observed, observed.rendezvous, self._dependencies.now())
+        memory.report = replace(memory.report, phase=status.phase)
+        patch = _status_patch(job.status if raw.get("status") else None, status)
+        if patch:
+            metadata = raw["metadata"]
+            body = {
+                "metadata": {
+                    "uid": metadata["uid"],
+                    "resourceVersion": metadata["resourceVersion"],
+                },
+                "status": patch,
+            }
+            try:
+                written = await self._dependencies.kube.patch(
+                    ELASTICJOBS, metadata["namespace"], metadata["name"], body, subresource="status"
+                )
+            except KubeError as error:
+                memory.change.restore(changed_at)
+                self._record_events(
+                    job, job.status, job.status, applied
+                )  # post the applied actions
+                if isinstance(error, Conflict | NotFound):
+                    return None
+                if isinstance(error, Unreachable) and memory.report.unanswered is None:
+                    memory.report = replace(memory.report, unanswered=job.status)
+                raise
+            memory.report = replace(memory.report, version=written["metadata"]["resourceVersion"])
+            self._dependencies.metrics.status_writes.inc()
+            if changed_at is not None:
+                self._dependencies.metrics.status_lag.observe(
+                    self._dependencies.clock() - changed_at
+                )
+        # Post the events of an earlier status write without an answer, written or not.
+        before = memory.report.unanswered or job.status
+        memory.report = replace(memory.report, unanswered=None)
+        self._record_events(job, self._posted_status(memory, before), status, applied)
+        for found in settled_rounds(before, status):
+            self._dependencies.metrics.observe_round(found)
+        for found in stepped_rounds(before, status):
+            self._dependencies.metrics.observe_first_step(found)
+        self._dependencies.metrics.observe_counts(before, status)
+        return status
+
+    def _posted_status(self, memory: JobMemory, before: Status) -> Status:
+        """Return the status whose events were certainly posted.
+
+        For a status written by a previous process this leaves out its newest changes, so only jobs
+        that changed recently get an event posted twice.
+        """
+        if memory.report.posted:
+            return before
+        memory.report = replace(memory.report, posted=True)
+        return without_recent_changes(before, self._dependencies.now() - UNPOSTED_EVENTS_TIME)
+
+    def _record_lost_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
+        """Post one event per pod that lost its labels; the status shows the lasting condition."""
+        lost = [pod for pod in seen.pods if pod.lost_labels]
+        told = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
+        unlabelled_now = frozenset(pod.uid for pod in lost)
+        memory.report = replace(memory.report, unlabelled=unlabelled_now)
+        self._dependencies.events.record(Subject.of_job(job), told)
+
+    def _record_events(
+        self, job: ElasticJob, before: Status, after: Status, applied: Applied
+    ) -> None:
+        found = (*job_events(before, after, applied.actions), *deletions_refused(applied.kept))
+        self._dependencies.events.record(Subject.of_job(job), found)
+
+
+def _soonest(*seconds: float | None) -> float | None:
+    return min((one for one in seconds if one is not None), default=None)
+
+
+def _status_patch(before: Status | None, after: Status) -> Json:
+    """Return the merge patch between two statuses; empty if they are equal."""
+    if before == after:
+        return {}
+    return merge_patch(_document(before) if before else {}, _document(after))
+
+
+def _document(status: Status) -> Json:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,1 @@
+"""Sources of the jobs' rendezvous: etcds with their informer caches, and agents."""

@@ -1,0 +1,310 @@
+"""Poller of the agents' status, for jobs whose rendezvous the operator cannot read itself.
+
+Polls about once a second, and at once when a job is reconciled, but only while it has pods that can
+answer. A report expires when its agent stops answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+
+from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports, rendezvous_view
+from elasticjob_operator.domain.observed.state import SeenTrouble
+from elasticjob_operator.logs import of_job
+from elasticjob_rendezvous.protocol.records.agent_reports import (
+    PATH,
+    AgentReport,
+    headers,
+    read,
+    store_trouble,
+)
+from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
+from elasticjob_rendezvous.protocol.records.members import RoundState
+
+log = logging.getLogger(__name__)
+
+PODS_A_SECOND = 100
+"""Maximum request rate per job; a large job is polled less often."""
+REQUEST_SECONDS = 2.0
+REPORT_LIFETIME_SECONDS = 5.0
+"""Lifetime of an agent's report in seconds."""
+SAMPLE = 4
+"""Number of agents polled together for a job whose records are in etcd."""
+MAX_CONCURRENT_REQUESTS = 64
+MAX_REPORT_BYTES = 4 * 1024 * 1024
+POLL_ERRORS = (
+    OSError,
+    TimeoutError,
+    ValueError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+)
+"""Errors of `ask` and of parsing its answer."""
+
+Changed = Callable[[str, str], None]
+"""Callback with namespace and uid of a job whose agents report something new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent to poll: its pod's uid and address."""
+
+    member: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class PollTarget:
+    """Agents to poll for one incarnation of a job, and the job's key, which signs the requests.
+
+    `sampled` is set when the records are in etcd: a few agents at a time are polled for the health
+    of their own connection to it.
+    """
+
+    prefix: str
+    job_key: bytes
+    agents: tuple[Agent, ...]
+    sampled: bool = False
+
+
+Ask = Callable[[str, int, bytes], Awaitable[bytes]]
+"""Function that polls the agent at an address and a port, with the job's key; see `ask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polling:
+    """Intervals of the polls, in seconds, and the port of the agents.
+
+    Args:
+        period_seconds: time between two polls of a job that is read through its agents.
+        least_period_seconds: minimum time between two polls of a job, however often it is
+            reconciled.
+        sample_seconds: time between two polls of a sample.
+    """
+
+    period_seconds: float = 1.0
+    least_period_seconds: float = 0.2
+    sample_seconds: float = 2.0
+    port: int = HEALTH_PORT
+
+
+@dataclass(slots=True)
+class _PolledJob:
+    namespace: str
+    uid: str
+    target: PollTarget
+    since: float
+    due: float
+    began: float = float("-inf")
+    busy: bool = False
+    polled_all: bool = False
+    reports: dict[str, tuple[float, AgentReport]] = field(default_factory=dict)
+    reported: object = None
+    logged: str = ""
+    next_sample: int = 0
+
+
+class AgentPoller:
+    """Latest reports of the agents of all followed jobs. `clock` is monotonic."""
+
+    def __init__(
+        self,
+        changed: Changed,
+        clock: Callable[[], float] = time.monotonic,
+        polling: Polling | None = None,
+        request: Ask | None = None,
+    ) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._polling = polling or Polling()
+        self._ask_agent = request or fetch_report
+        self._jobs: dict[str, _PolledJob] = {}
+        self._news = asyncio.Event()
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    def follow(self, namespace: str, uid: str, target: PollTarget) -> None:
+        """Poll these agents from now on, starting soon; an empty set of agents pauses polling."""
+        now = self._clock()
+        job = self._jobs.get(uid)
+        if job is None or job.target.prefix != target.prefix:
+            job = self._jobs[uid] = _PolledJob(namespace, uid, target, since=now, due=now)
+        job.target = target
+        job.due = min(job.due, max(now, job.began + self._polling.least_period_seconds))
+        self._news.set()
+
+    def forget(self, uid: str) -> None:
+        """Drop a deleted job."""
+        self._jobs.pop(uid, None)
+
+    def records(self, uid: str, pods: Collection[str]) -> Records | None:
+        """Return the reported records of members whose pods (uids) exist; None without a report."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return None
+        job.reports = {member: said for member, said in job.reports.items() if member in pods}
+        return self._merged(job, pods)
+
+    def trouble(self, uid: str) -> SeenTrouble | None:
+        """Return the store trouble that the job's agents report; None if they report none."""
+        job = self._jobs.get(uid)
+        there = set() if job is None else {agent.member for agent in job.target.agents}
+        said = (
+            [] if job is None else [one for one in self._valid_reports(job) if one.member in there]
+        )
+        trouble = store_trouble(said)
+        if trouble is None:
+            return None
+        return SeenTrouble(trouble, tuple(sorted(one.member for one in said if one.store)))
+
+    def is_settling(self, uid: str) -> bool:
+        """Return True while the first poll of the job's agents is incomplete and still recent.
+
+        Partial answers are not conclusive: a member that has not answered yet is not lost.
+        """
+        job = self._jobs.get(uid)
+        if job is None or not job.target.agents or (job.polled_all and self._valid_reports(job)):
+            return False
+        return self._clock() - job.since < REPORT_LIFETIME_SECONDS
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._news.clear()
+                now = self._clock()
+                for job in self._jobs.values():
+                    if job.target.agents and job.due <= now and not job.busy:
+                        job.busy, job.began, job.due = True, now, now + self._period_seconds(job)
+                        tasks.create_task(self._poll_all(job))
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until a job is due or `follow` is called."""
+        waiting = [job.due for job in self._jobs.values() if job.target.agents and not job.busy]
+        seconds = max(min(waiting) - self._clock(), 0.0) if waiting else None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _poll_all(self, job: _PolledJob) -> None:
+        target = job.target
+        try:
+            some = _sample(job)
+            await asyncio.gather(*(self._poll(job, agent, target.job_key) for agent in some))
+            job.polled_all = True
+            if self._jobs.get(job.uid) is job:
+                self._notify(job)
+        except Exception as error:  # a job's top-level task: its failure must not end the others
+            self._log_failure(job, error)
+        finally:
+            job.busy = False
+            self._news.set()
+
+    async def _poll(self, job: _PolledJob, agent: Agent, job_key: bytes) -> None:
+        async with self._slots:
+            try:
+                body = await self._ask_agent(agent.address, self._polling.port, job_key)
+                said = read(body)
+            except POLL_ERRORS as error:
+                log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
+                return
+        if said.member == agent.member:  # else another pod has the address by now
+            job.reports[agent.member] = self._clock(), said
+
+    def _log_failure(self, job: _PolledJob, error: Exception) -> None:
+        logged = f"{type(error).__name__}: {error}"
+        if logged != job.logged:
+            job.logged = logged
+            about = of_job(f"{job.namespace}/{job.uid}")
+            log.error("cannot read its agents' reports", exc_info=error, extra=about)
+
+    def _notify(self, job: _PolledJob) -> None:
+        """Wake the job's reconcile if it would see a difference."""
+        present = {agent.member for agent in job.target.agents}
+        found = None if job.target.sampled else self._merged(job, present)
+        view = None if found is None else rendezvous_view(found)
+        seen = self.trouble(job.uid)
+        reported = view, None if seen is None else (seen.trouble.state, seen.trouble.text)
+        if reported != (job.reported or (None, None)):
+            job.reported = reported
+            self._changed(job.namespace, job.uid)
+
+    def _merged(self, job: _PolledJob, pods: Collection[str]) -> Records | None:
+        present = [said for said in self._valid_reports(job) if said.member in pods]
+        return merge_reports(job.target.prefix, present, pods) if present else None
+
+    def _valid_reports(self, job: _PolledJob) -> list[AgentReport]:
+        """Return the unexpired reports; the last report of a closed rendezvous never expires."""
+        now, lifetime = self._clock(), REPORT_LIFETIME_SECONDS
+        if job.target.sampled:
+            lifetime += self._period_seconds(job)
+        return [
+            said
+            for at, said in job.reports.values()
+            if said.state == RoundState.CLOSED or now - at < lifetime
+        ]
+
+    def _period_seconds(self, job: _PolledJob) -> float:
+        if job.target.sampled:
+            sampled = sum(other.target.sampled for other in self._jobs.values())
+            return max(self._polling.sample_seconds, sampled * SAMPLE / PODS_A_SECOND)
+        return max(self._polling.period_seconds, len(job.target.agents) / PODS_A_SECOND)
+
+
+async def fetch_report(
+    address: str, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
+) -> bytes:
+    """Return one agent's answer. Raises one of `NO_ANSWER` without a usable one."""
+    async with asyncio.timeout(REQUEST_SECONDS):
+        reader, writer = await asyncio.open_connection(address, port)
+        try:
+            writer.write(_http_request(address, port, job_key))
+            head = await reader.readuntil(b"\r\n\r\n")
+            line = head.partition(b"\r\n")[0].split(b" ", 2)
+            if line[1:2] != [b"200"]:
+                raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
+            return await _body(reader, most_bytes)
+        finally:
+            writer.close()
+
+
+def _http_request(address: str, port: int, job_key: bytes) -> bytes:
+    host = f"[{address}]" if ":" in address else address
+    lines = {
+        "Host": f"{host}:{port}",
+        **headers(job_key, time.time_ns() // 1_000_000),
+        "Connection": "close",
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"GET {PATH} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
+
+
+async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
+    """Read until the agent closes the connection."""
+    parts, room = [], most_bytes
+    while part := await reader.read(65536):
+        room -= len(part)
+        if room < 0:
+            raise MalformedRecord(PATH, f"its answer is longer than {most_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _sample(job: _PolledJob) -> tuple[Agent, ...]:
+    """Return the agents to poll now: all, or the next few and those that reported trouble."""
+    agents = job.target.agents
+    if not job.target.sampled or len(agents) <= SAMPLE:
+        return agents
+    first = job.next_sample % len(agents)
+    job.next_sample = first + SAMPLE
+    some = (agents + agents)[first : first + SAMPLE]
+    reported = {member for member, (_, said) in job.reports.items() if said.store is not None}
+    again = [agent for agent in agents if agent.member in reported and agent not in some]
+    return (*some, *again[:SAMPLE])

@@ -1,0 +1,290 @@
+"""Registry of the etcds in use: the operator's own, and those that jobs name and the chart allows.
+
+Each has one client and one informer cache. A change there wakes the job it concerns. A job of
+another backend is read through its agents.
+
+A Kubernetes cluster owns the operator's etcd exclusively and permanently: the resync treats
+jobs unknown to its API server as deleted, so two clusters on one etcd would delete each
+other's records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from elasticjob_operator.domain.observed.etcd_records import job_of
+from elasticjob_operator.domain.observed.state import Obstacle
+from elasticjob_operator.kubernetes.client import (
+    NAMESPACES,
+    SECRETS,
+    Forbidden,
+    Json,
+    Kube,
+    NotFound,
+)
+from elasticjob_operator.model import Backend, ElasticJob
+from elasticjob_operator.rendezvous.agent_poller import AgentPoller
+from elasticjob_operator.rendezvous.agents_source import AgentsSource
+from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
+from elasticjob_operator.rendezvous.informer_cache import InformerCache
+from elasticjob_operator.rendezvous.sources import RendezvousSource
+from elasticjob_operator.settings import EtcdSettings
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.etcd.errors import Ambiguous
+from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
+from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.protocol.kv import Compare, Put, Range, Target, Txn
+from elasticjob_rendezvous.protocol.records.keys import ROOT, cluster_key
+from elasticjob_rendezvous.protocol.store_trouble import endpoints_text
+from elasticjob_rendezvous.store_monitor import StoreMonitor
+
+log = logging.getLogger(__name__)
+
+OLDEST_NAMESPACE = "kube-system"
+"""Namespace whose uid identifies the cluster: it lives as long as the cluster."""
+
+
+class EtcdOwnership:
+    """Ownership of etcds by the cluster that `kube` connects to."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._identity: str | None = None
+
+    async def other_owner(self, client: Client) -> str:
+        """Claim this etcd; return the identity of another cluster that owns it, or "".
+
+        Without permission to read this cluster's identity nothing is claimed.
+
+        Raises:
+            EtcdError, KubeError: the owner could not be determined.
+        """
+        identity = await self._own_identity()
+        if not identity:
+            return ""
+        holder = await claim_etcd(client, identity)
+        return "" if holder == identity else holder
+
+    async def _own_identity(self) -> str:
+        if self._identity is None:
+            try:
+                raw = await self._kube.get(NAMESPACES, None, OLDEST_NAMESPACE)
+            except (Forbidden, NotFound) as error:
+                log.warning(
+                    "cannot claim etcd, its use by another cluster would go unnoticed: %s", error
+                )
+                self._identity = ""
+            else:
+                self._identity = str(raw["metadata"]["uid"])
+        return self._identity
+
+
+async def claim_etcd(client: Client, identity: str) -> str:
+    """Claim an unclaimed etcd; return its owner afterwards. Raises `EtcdError`."""
+    key = cluster_key()
+    found = await client.range(Range(key))
+    if not found.kvs:
+        nobodys = Compare(key, Target.MOD, 0)
+        with suppress(Ambiguous):  # the read below decides
+            await client.txn(Txn((nobodys,), (Put(key, identity.encode()),)))
+        found = await client.range(Range(key))
+    return found.kvs[0].value.decode(errors="replace") if found.kvs else identity
+
+
+REQUEST_SECONDS = 5.0
+FIRST_READ_SECONDS = 5.0
+
+Changed = Callable[[str, str], None]
+"""Callback with namespace and uid of a job whose records changed."""
+
+
+class EtcdRefused(Exception):
+    """A job's etcd may not or cannot be used; the text gives the reason and the remedy."""
+
+    def __init__(self, obstacle: Obstacle, message: str) -> None:
+        super().__init__(message)
+        self.obstacle = obstacle
+
+
+class EtcdRegistry:
+    """Registry of all etcds in use; background tasks run in the task group `tasks`."""
+
+    def __init__(
+        self, settings: EtcdSettings, kube: Kube, tasks: asyncio.TaskGroup, changed: Changed
+    ) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._ownership = EtcdOwnership(kube)
+        self._tasks = tasks
+        self._changed = changed
+        self._stack = AsyncExitStack()
+        self._running: list[asyncio.Task[None]] = []
+        self._named: dict[tuple[str, ...], Etcd] = {}
+        self._seen: set[tuple[str, ...]] = set()
+        self.agents = AgentPoller(changed)
+        self._running.append(tasks.create_task(self.agents.run()))
+        self.own: Etcd = self._own()
+
+    async def aclose(self) -> None:
+        """Stop all informer caches and close all connections."""
+        for task in self._running:
+            task.cancel()
+        await self._stack.aclose()
+
+    def all(self) -> list[Etcd]:
+        return [self.own, *self._named.values()]
+
+    async def of(self, job: ElasticJob) -> RendezvousSource:
+        """Return the source of this job's rendezvous: its etcd, or its agents.
+
+        Raises `EtcdRefused`, or `KubeError` if its Secret is unreadable.
+        """
+        wanted = job.spec.rendezvous
+        namespace, uid = job.metadata.namespace, job.metadata.uid
+        if not wanted.endpoints and wanted.backend is Backend.ETCD:
+            self._check_owner()
+            return EtcdSource(self.own, self._kube, namespace, uid)
+        self._check_endpoints(job)
+        secret = wanted.secret_name
+        place = (namespace, secret or "", *sorted(wanted.endpoints))
+        if wanted.backend is not Backend.ETCD:
+            if secret and place not in self._seen:
+                await self._secret(namespace, secret)
+                self._seen.add(place)
+            return AgentsSource(self.agents, self._kube, namespace, uid)
+        found = self._named.get(place)
+        if found is None or (secret and not found.cache.known):
+            # Read the Secret again: its password may have been mistyped, or changed since.
+            held = await self._secret(namespace, secret) if secret else {}
+            found = self._named.get(place)
+            if found is None or found.held != held:
+                found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
+                await found.cache.reached(0, FIRST_READ_SECONDS)
+        return EtcdSource(found, self._kube, namespace, uid)
+
+    async def guard(self) -> None:
+        """Claim the operator's own etcd for this cluster and enable authentication there.
+
+        Raises `EtcdError` or `KubeError`.
+        """
+        other_owner = await self._ownership.other_owner(self.own.client)
+        if other_owner and not self.own.other_owner:
+            log.error(
+                "etcd belongs to another cluster, %s: this cluster cannot use it", other_owner
+            )
+        self.own.other_owner = other_owner
+        if not other_owner:
+            await self.own.guard()
+
+    def _check_owner(self) -> None:
+        if self.own.other_owner:
+            raise EtcdRefused(
+                Obstacle.ANOTHERS_ETCD,
+                f"the operator's etcd holds the jobs of another cluster ({self.own.other_owner}), "
+                "and each cluster needs its own; if that cluster is no more, delete etcd's key "
+                f"{cluster_key()}",
+            )
+
+    def _check_endpoints(self, job: ElasticJob) -> None:
+        wanted = job.spec.rendezvous
+        if wanted.backend is Backend.ETCD_V2 and not wanted.endpoints:
+            raise EtcdRefused(
+                Obstacle.BACKEND,
+                "spec.rendezvous.endpoints must name an etcd with the v2 API (3.5 or older, with "
+                "--enable-v2) for backend etcd-v2: the operator's own etcd speaks v3 alone; or use "
+                "backend etcd",
+            )
+        refused = [one for one in wanted.endpoints if one not in self._settings.allowed]
+        if refused:
+            raise EtcdRefused(
+                Obstacle.ENDPOINT,
+                f"spec.rendezvous.endpoints: {', '.join(refused)} must be among the chart's "
+                "allowedEndpoints",
+            )
+
+    async def _secret(self, namespace: str, name: str) -> dict[str, bytes]:
+        try:
+            found: Json = await self._kube.get(SECRETS, namespace, name)
+        except NotFound as error:
+            raise EtcdRefused(
+                Obstacle.ENDPOINT,
+                f"spec.rendezvous.secretName: there must be a Secret {name} in {namespace}",
+            ) from error
+        return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
+
+    def _own(self) -> Etcd:
+        settings = self._settings
+        client = Client(
+            settings.endpoints,
+            tls=settings.tls,
+            user=settings.user,
+            password=settings.password,
+            request_timeout_seconds=REQUEST_SECONDS,
+        )
+        users = Users(client) if settings.manage_users else None
+        ca_file = settings.tls.ca_file if settings.tls else None
+        return self._start(Etcd(client, InformerCache(client), users, ca_file))
+
+    def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
+        """Replace the etcd followed for this place. The old client stays open until `aclose`: a
+        reconcile may still use it."""
+        before = self._named.get(place)
+        for task in () if before is None else before.tasks:
+            task.cancel()
+            self._running.remove(task)
+        self._named[place] = self._start(etcd)
+        return etcd
+
+    def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
+        """Return an etcd with credentials from a user's Secret; its files live until `aclose`."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        files: dict[str, Path | None] = {"ca.crt": None, "tls.crt": None, "tls.key": None}
+        for name in files:
+            if name in held:
+                files[name] = folder / name
+                (folder / name).write_bytes(held[name])
+        user, password = held.get("username"), held.get("password")
+        tls = Tls(files["ca.crt"], files["tls.crt"], files["tls.key"])
+        client = Client(
+            endpoints,
+            tls=tls if any(files.values()) else None,
+            user=user.decode() if user else None,
+            password=password.decode() if password else None,
+            request_timeout_seconds=REQUEST_SECONDS,
+        )
+        return Etcd(client, InformerCache(client), ca_file=files["ca.crt"], own=False, held=held)
+
+    def _start(self, etcd: Etcd) -> Etcd:
+        self._stack.push_async_callback(etcd.client.aclose)
+        etcd.agents = self.agents
+        etcd.monitor = StoreMonitor(
+            STORE,
+            endpoints_text(tuple(etcd.client.endpoints)),
+            EtcdProbe(etcd.client, ROOT, lambda: 1),
+            lambda trouble: self._wake_all(etcd),
+        )
+        etcd.tasks = (
+            self._tasks.create_task(etcd.cache.run()),
+            self._tasks.create_task(self._follow(etcd.cache)),
+            self._tasks.create_task(etcd.monitor.run()),
+        )
+        self._running += etcd.tasks
+        return etcd
+
+    def _wake_all(self, etcd: Etcd) -> None:
+        """Wake all jobs that have records there."""
+        for namespace, uid in etcd.cache.jobs():
+            self._changed(namespace, uid)
+
+    async def _follow(self, cache: InformerCache) -> None:
+        async for prefix in cache.changes():
+            if found := job_of(prefix):
+                namespace, uid, _ = found
+                self._changed(namespace, uid)

@@ -1,0 +1,216 @@
+"""Rendezvous of a job in etcd v3: read from an informer cache, and written by the operator."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
+from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.pod_state import index_of
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
+from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
+from elasticjob_operator.kubernetes.client import Json
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
+from elasticjob_operator.rendezvous.informer_cache import InformerCache, RendezvousWriter
+from elasticjob_operator.rendezvous.sources import (
+    KubeReader,
+    PodReader,
+    agents_of,
+    has_pods,
+    newest_label,
+)
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.protocol.records.keys import job_prefix
+from elasticjob_rendezvous.protocol.records.members import MemberState, Outcome
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.store_monitor import StoreMonitor
+
+SETTLING_SECONDS = 5.0
+"""Time in seconds for which an unreadable etcd changes no status."""
+
+
+@dataclass(slots=True)
+class Etcd:
+    """One etcd.
+
+    `users` is set if each job gets its own user there. `held` is the content of the Secret that a
+    job named for it. `tasks` run its informer cache and its monitor.
+    """
+
+    client: Client
+    cache: InformerCache
+    users: Users | None = None
+    ca_file: Path | str | None = None
+    own: bool = True
+    lost_at: float | None = None
+    cache_dead_since: float | None = None
+    """Time since which etcd has answered the resync while the informer cache was not in sync."""
+    other_owner: str = ""
+    """Identity of the other cluster that owns it; empty if none does."""
+    held: dict[str, bytes] = field(default_factory=dict)
+    agents: AgentPoller | None = None
+    monitor: StoreMonitor | None = None
+    tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def trouble_of(self, uid: str) -> SeenTrouble | None:
+        """Return the trouble with this etcd, seen by the operator or by agents of that job."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return SeenTrouble(self.monitor.trouble)
+        return None if self.agents is None else self.agents.trouble(uid)
+
+    def follow(self, namespace: str, uid: str, target: PollTarget) -> None:
+        """Poll a sample of these agents for the health of their connection to it."""
+        if self.agents is not None:
+            self.agents.follow(namespace, uid, replace(target, sampled=True))
+
+    def is_settling(self, now: float) -> bool:
+        """Return True if it has been unreadable for too short a time to report."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return False
+        if self.cache.known:
+            self.lost_at = None
+            return False
+        if self.lost_at is None:
+            self.lost_at = now
+        return now - self.lost_at < SETTLING_SECONDS
+
+    async def guard(self) -> None:
+        """Enable authentication if jobs have users here. Raises `EtcdError`."""
+        if self.users is not None:
+            await self.users.enable_auth()
+
+    @property
+    def ca(self) -> bytes | None:
+        """Authorities that pods are to trust, as currently in the file."""
+        return Path(self.ca_file).read_bytes() if self.ca_file else None
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """Return the newest incarnation of a job that has records here."""
+        return self.cache.newest(namespace, uid)
+
+    def records(self, namespace: str, uid: str, incarnation: int) -> Records | None:
+        return self.cache.records(job_prefix(namespace, uid, incarnation))
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSource:
+    """Rendezvous of one job in this etcd."""
+
+    etcd: Etcd
+    kube: KubeReader
+    namespace: str
+    uid: str
+
+    @property
+    def usable(self) -> bool:
+        return True
+
+    @property
+    def needs_access(self) -> bool:
+        return False
+
+    def is_settling(self, now: float) -> bool:
+        return self.etcd.is_settling(now)
+
+    async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
+        recorded = self.etcd.newest(self.namespace, self.uid) or 0
+        newest = max(recorded, memory.rendezvous.incarnation or 0)
+        found = self._records(newest) if newest else None
+        own = await pods.own(job, memory)
+        labelled = newest_label(own)
+        if labelled > newest or newest == 0:
+            # etcd has lost the job's records or never had any: the pods' labels decide.
+            newest = max(labelled, 1)
+            found = self._records(newest)
+        # Suspension ended the last incarnation: while unreadable, the next may have begun.
+        known = self.etcd.cache.known or has_pods(own, newest) or memory.rendezvous.goes_on
+        if known:
+            memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
+        if found is not None:
+            # The pod of a member missing from the LIST may still exist.
+            own += await pods.unlisted(job, memory, own, _without_pods(job, found, own))
+        seen = await pods.convert(job, memory, own)
+        if memory.owned.access is not None:
+            target = PollTarget(
+                self._prefix(newest), memory.owned.access.job_key, agents_of(own, newest)
+            )
+            self.etcd.follow(self.namespace, self.uid, target)
+        made = self._combined(memory, Observed(seen, incarnation=newest), found)
+        if made.rendezvous.readable:
+            goes_on = not made.rendezvous.suspended
+            memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
+        return Observation(made, known)
+
+    def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
+        incarnation = memory.rendezvous.incarnation or seen.incarnation
+        found = self._records(incarnation)
+        return self._combined(memory, replace(seen, incarnation=incarnation), found)
+
+    def _combined(self, memory: JobMemory, seen: Observed, found: Records | None) -> Observed:
+        """Return this observation with the rendezvous as in these records."""
+        return replace(
+            seen,
+            rendezvous=UNREADABLE if found is None else rendezvous_view(found),
+            bounds=memory.rendezvous.bounds if found is None else found.bounds,
+            store=self.etcd.trouble_of(self.uid),
+        )
+
+    def has_lost(self, seen: Observed) -> bool:
+        return bool(seen.pods) and seen.rendezvous.readable and seen.bounds is None
+
+    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+        etcd = self.etcd
+        made = await access_for(etcd.users, self.namespace, self.uid, known, etcd.ca)
+        return made if etcd.own else await access_of_author(self.kube.get, job, made)
+
+    def is_stale(self, access: Access) -> bool:
+        if self.etcd.own:
+            return access.ca != self.etcd.ca
+        if not self.etcd.held:
+            return False
+        # The author's own Secret as read for the operator's client.
+        data = {name: b64encode(value).decode() for name, value in self.etcd.held.items()}
+        return author_access({"data": data}, access.job_key) != access
+
+    async def write_params(
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+    ) -> None:
+        await self._writer.write_params(incarnation, bounds)
+        memory.rendezvous = replace(memory.rendezvous, incarnation=incarnation, bounds=bounds)
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        await self._writer.close(incarnation, outcome, now_ms)
+
+    async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
+        await self._writer.remove_members(incarnation, members)
+
+    @property
+    def _writer(self) -> RendezvousWriter:
+        return RendezvousWriter(self.etcd.client, self.etcd.cache, self._prefix)
+
+    def _records(self, incarnation: int) -> Records | None:
+        return self.etcd.records(self.namespace, self.uid, incarnation)
+
+    def _prefix(self, incarnation: int) -> str:
+        return job_prefix(self.namespace, self.uid, incarnation)
+
+
+def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:
+    """Return the names of participating members that match none of these pods.
+
+    The records are untrusted: only possible names of the job's pods are returned.
+    """
+    uids = {raw["metadata"]["uid"] for raw in own}
+    return frozenset(
+        member.name
+        for member in found.members
+        if member.id not in uids
+        and member.state is not MemberState.DONE
+        and index_of(job, member.name) is not None
+    )

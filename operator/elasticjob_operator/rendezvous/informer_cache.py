@@ -1,0 +1,337 @@
+"""Informer cache of the rendezvous records of all jobs of one etcd, kept by a single watch.
+
+Range, then watch. On any doubt (broken watch, compacted history, another cluster, an older
+revision) the cache is discarded and read again. While etcd is unreadable, `records` returns None,
+never stale records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from elasticjob_operator.domain.observed.etcd_records import (
+    Records,
+    closed_round,
+    decode_records,
+    is_progress_only,
+    job_of,
+    prefix_of,
+)
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
+from elasticjob_rendezvous.protocol.kv import (
+    Compare,
+    Delete,
+    Deleted,
+    KeyValue,
+    Put,
+    Range,
+    RangeResult,
+    Target,
+    Txn,
+    WatchBatch,
+)
+from elasticjob_rendezvous.protocol.records.codec import encode
+from elasticjob_rendezvous.protocol.records.keys import ROOT, Keys
+from elasticjob_rendezvous.protocol.records.members import Outcome
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+log = logging.getLogger(__name__)
+
+Written = TypeVar("Written")
+
+LEAST_BACKOFF_SECONDS = 0.1
+MOST_BACKOFF_SECONDS = 5.0
+ATTEMPTS = 5
+PROGRESS_SECONDS = 30.0
+"""Minimum interval between two changes of a job that are training progress only."""
+SEEN_SECONDS = 2.0
+"""Maximum wait for a write to reach the informer cache before the status is computed."""
+OPERATIONS_A_TXN = 100
+"""Maximum operations per transaction; etcd's own limit is 128."""
+
+
+class RecordReader(Protocol):
+    """Part of the etcd client that an informer cache uses."""
+
+    async def range(self, target: Range) -> RangeResult:
+        """Read one key or all keys of a prefix. Raises `EtcdError`."""
+
+    def watch(self, targets: Sequence[Range]) -> AsyncGenerator[WatchBatch, None]:
+        """Yield the changes of these keys from now on. Raises `EtcdError`."""
+
+
+class InformerCache:
+    """Informer cache of the records of all jobs below `root`, current while `run` runs.
+
+    `changes` yields the prefix of each changed job and merges the changes of one job until it is
+    taken. Losing and regaining etcd counts as a change of every job.
+    """
+
+    def __init__(self, client: RecordReader, root: str = ROOT) -> None:
+        self._client = client
+        self._target = Range(root, prefix=True)
+        self._jobs: dict[str, dict[str, KeyValue]] = {}
+        self._incarnations: dict[tuple[str, str], set[int]] = {}
+        self._known = False
+        self._changed: dict[str, None] = {}
+        self._progress_told: dict[str, float] = {}
+        self._wake = asyncio.Event()
+        self._advanced = asyncio.Condition()
+        self._cluster_id = 0
+        self._revision = 0
+
+    @property
+    def known(self) -> bool:
+        """True if etcd is currently readable."""
+        return self._known
+
+    @property
+    def cluster_id(self) -> int:
+        """ID of the etcd cluster read last; a change means that its data was lost."""
+        return self._cluster_id
+
+    @property
+    def revision(self) -> int:
+        """Revision of etcd up to which changes were seen; goes back after a loss of data."""
+        return self._revision
+
+    def prefixes(self) -> tuple[str, ...]:
+        """Return the prefixes of all jobs that have a record."""
+        return tuple(self._jobs)
+
+    def jobs(self) -> tuple[tuple[str, str], ...]:
+        """Return namespace and uid of every job that has a record."""
+        return tuple(self._incarnations)
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """Return the newest incarnation of a job that has a record; None if none has."""
+        return max(self._incarnations.get((namespace, uid), ()), default=None)
+
+    def records(self, prefix: str) -> Records | None:
+        """Return the records of a job, possibly empty; None while etcd is unreadable."""
+        if not self._known:
+            return None
+        return decode_records(prefix, self._jobs.get(prefix, {}).values())
+
+    async def reached(self, revision: int, timeout_seconds: float) -> bool:
+        """Wait until the cache has this revision; return False on timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds), self._advanced:
+                await self._advanced.wait_for(lambda: self._known and self._revision >= revision)
+        except TimeoutError:
+            return False
+        return True
+
+    async def try_to_read(self) -> None:
+        """Read one of the watched keys from etcd as a probe. Raises `EtcdError`."""
+        await self._client.range(replace(self._target, limit=1))
+
+    async def changes(self) -> AsyncIterator[str]:
+        """Yield the prefixes of jobs whose records changed. Supports a single consumer."""
+        while True:
+            await self._wake.wait()
+            while self._changed:
+                prefix = next(iter(self._changed))
+                del self._changed[prefix]
+                yield prefix
+            self._wake.clear()
+
+    async def run(self) -> None:
+        """Keep the cache current until cancelled."""
+        delay_seconds = LEAST_BACKOFF_SECONDS
+        while True:
+            try:
+                await self._follow()
+            except EtcdError as error:
+                if self._known:
+                    delay_seconds = LEAST_BACKOFF_SECONDS
+                    log.warning(
+                        "informer cache %s: watch lost, reading again: %s", self._target.key, error
+                    )
+                self._lose()
+            await asyncio.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, MOST_BACKOFF_SECONDS)
+
+    async def _follow(self) -> None:
+        """Run one watch until it fails; opened before the range, so no change is missed."""
+        async with aclosing(self._client.watch((self._target,))) as batches:
+            await anext(batches)
+            self._rebuild(await self._client.range(self._target))
+            await self._tell_advance()
+            async for batch in batches:
+                self._apply(batch)
+                await self._tell_advance()
+
+    def _rebuild(self, found: RangeResult) -> None:
+        if self._cluster_id not in (0, found.cluster_id):
+            log.warning(
+                "informer cache %s: another etcd cluster answers (%x, was %x): its data was lost",
+                self._target.key, found.cluster_id, self._cluster_id,
+            )  # fmt: skip
+        elif found.revision < self._revision:
+            log.warning(
+                "informer cache %s: etcd went back from revision %d to %d: data was lost",
+                self._target.key, self._revision, found.revision,
+            )  # fmt: skip
+        before, self._jobs, self._incarnations = self._jobs, {}, {}
+        for kv in found.kvs:
+            if prefix := prefix_of(kv.key):
+                self._job(prefix)[kv.key] = kv
+        self._cluster_id, self._revision, self._known = found.cluster_id, found.revision, True
+        self._tell(*self._jobs, *before)
+
+    def _apply(self, batch: WatchBatch) -> None:
+        for event in batch.events:
+            if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
+                continue  # already in the range's result
+            job = self._job(prefix)
+            if isinstance(event, Deleted):
+                job.pop(event.key, None)
+                if not job:
+                    self._drop(prefix)
+            else:
+                before = job.get(event.key)
+                job[event.key] = event
+                if is_progress_only(before, event) and not self._progress_is_due(prefix):
+                    continue
+            self._tell(prefix)
+        # With several watched ranges a revision's events may span batches; with this single range
+        # each batch holds complete revisions.
+        self._revision = max(self._revision, batch.revision)
+
+    def _progress_is_due(self, prefix: str) -> bool:
+        """Return True if a job's progress may be reported again: each reconcile costs requests."""
+        now = asyncio.get_running_loop().time()
+        due = now >= self._progress_told.get(prefix, now - PROGRESS_SECONDS) + PROGRESS_SECONDS
+        if due:
+            self._progress_told[prefix] = now
+        return due
+
+    def _job(self, prefix: str) -> dict[str, KeyValue]:
+        """Return the records of a job; add the job if it is new."""
+        if prefix not in self._jobs:
+            self._jobs[prefix] = {}
+            if found := job_of(prefix):
+                namespace, uid, incarnation = found
+                self._incarnations.setdefault((namespace, uid), set()).add(incarnation)
+        return self._jobs[prefix]
+
+    def _drop(self, prefix: str) -> None:
+        del self._jobs[prefix]
+        self._progress_told.pop(prefix, None)
+        if found := job_of(prefix):
+            namespace, uid, incarnation = found
+            others = self._incarnations[namespace, uid]
+            others.discard(incarnation)
+            if not others:
+                del self._incarnations[namespace, uid]
+
+    def _lose(self) -> None:
+        if self._known:
+            self._known = False
+            self._tell(*self._jobs)
+
+    async def _tell_advance(self) -> None:
+        async with self._advanced:
+            self._advanced.notify_all()
+
+    def _tell(self, *prefixes: str) -> None:
+        self._changed.update(dict.fromkeys(prefixes))
+        self._wake.set()
+
+
+async def write_params(client: Client, prefix: str, bounds: RendezvousParams) -> int:
+    """Write a job's bounds; return the revision of the write.
+
+    The operator is their only writer, so repeating the put is safe.
+    """
+    put = Put(Keys(prefix).bounds, encode(bounds))
+    return await _settled(lambda: client.put(put))
+
+
+async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> int | None:
+    """Close a job's rendezvous from outside; return the write's revision, None if already closed.
+
+    The coordinator writes the same record, so the write is conditional on the version read; after
+    a concurrent write by the coordinator, the new version is read and closed.
+    """
+    key = Keys(prefix).round
+    for _ in range(ATTEMPTS):
+        found = await client.range(Range(key))
+        before = found.kvs[0] if found.kvs else None
+        value = closed_round(before, outcome, utc_ms)
+        if value is None:
+            return None
+        revision = before.mod_revision if before else 0
+        unchanged = Compare(key, Target.MOD, revision)
+        try:
+            written = await client.txn(Txn((unchanged,), (Put(key, value),)))
+            if written.succeeded:
+                return written.revision
+        except Ambiguous:
+            continue  # the next read decides
+    raise Contended(prefix)
+
+
+async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> int:
+    """Delete every session of members whose pods are gone; return the revision afterwards.
+
+    Pod uids are never reused, so the deletes need no comparison and are safe to repeat.
+    """
+    keys, revision = Keys(prefix), 0
+    for first in range(0, len(members), OPERATIONS_A_TXN):
+        some = members[first : first + OPERATIONS_A_TXN]
+        txn = Txn((), tuple(Delete(keys.sessions(member), prefix=True) for member in some))
+        revision = (await _settled(partial(client.txn, txn))).revision
+    return revision
+
+
+class RendezvousWriter:
+    """Writer of one job's rendezvous: each write waits until the informer cache shows it.
+
+    `prefix_of` returns the key prefix of an incarnation. The methods raise `EtcdError` or
+    `Contended`.
+    """
+
+    def __init__(
+        self, client: Client, cache: InformerCache, prefix_of: Callable[[int], str]
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._prefix_of = prefix_of
+
+    async def write_params(self, incarnation: int, bounds: RendezvousParams) -> None:
+        revision = await write_params(self._client, self._prefix_of(incarnation), bounds)
+        await self._cache.reached(revision, SEEN_SECONDS)
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        revision = await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
+        if revision is not None:
+            await self._cache.reached(revision, SEEN_SECONDS)
+
+    async def remove_members(self, incarnation: int, members: Sequence[str]) -> None:
+        revision = await remove_members(self._client, self._prefix_of(incarnation), members)
+        # Else a reconcile in between would remove and report them again.
+        await self._cache.reached(revision, SEEN_SECONDS)
+
+
+async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
+    """Repeat an idempotent write while its outcome is ambiguous."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(Ambiguous):
+            return await write()
+    return await write()
+
+
+class Contended(Exception):
+    """Every attempt to close the round met a concurrent change; try again."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"cannot close the round below {prefix}: changed in {ATTEMPTS} attempts")

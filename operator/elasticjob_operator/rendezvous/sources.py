@@ -1,0 +1,176 @@
+"""Port for the rendezvous of one job, independent of its backend.
+
+Implementations: `EtcdSource` for etcd v3, which the operator also writes; `AgentsSource` for the
+torch backends, read through the agents; `UnusableSource` while the job's store must not be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import replace
+from datetime import datetime
+from typing import NoReturn, Protocol
+
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.pod_state import incarnation_of
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, Pod
+from elasticjob_operator.kubernetes.client import Json, Kind
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.agent_poller import Agent
+from elasticjob_rendezvous.protocol.records.members import Outcome
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+
+class KubeReader(Protocol):
+    """Part of the Kubernetes client that sources use."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    def now(self) -> datetime:
+        """Return the UTC time of the API server's clock."""
+
+
+class PodReader(Protocol):
+    """Reader of a job's pods from the API server."""
+
+    async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
+        """Return the job's pods."""
+
+    async def unlisted(
+        self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
+    ) -> list[Json]:
+        """Return the job's pods among these names that are missing from `own`."""
+
+    async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
+        """Convert these pods to the planner's form, and remember them."""
+
+
+class RendezvousSource(Protocol):
+    """Rendezvous of one job: reads its state and, where the backend allows it, steers it."""
+
+    @property
+    def usable(self) -> bool:
+        """True if pods may be created for this rendezvous."""
+
+    @property
+    def needs_access(self) -> bool:
+        """True if the source reads nothing before the job's Secret exists."""
+
+    def is_settling(self, now: float) -> bool:
+        """Return True if it has been unreadable for too short a time to report."""
+
+    async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
+        """Observe the job, the rendezvous first: a member without a pod is then really gone."""
+
+    def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
+        """Return this observation with the rendezvous read again."""
+
+    def has_lost(self, seen: Observed) -> bool:
+        """Return True if the store lost the job's records, and with them its user."""
+
+    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+        """Return the content for the job's Secret; create the job's user if it gets one.
+
+        Args:
+            known: present content, whose keys and passwords are kept.
+
+        Raises:
+            EtcdError, KubeError: the content is not known yet; call again.
+        """
+
+    def is_stale(self, access: Access) -> bool:
+        """Return True if this content of the Secret is out of date."""
+
+    async def write_params(
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+    ) -> None:
+        """Write the bounds and drain requests of an incarnation, which begins with them."""
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        """Close the rendezvous with this outcome, unless it is closed already."""
+
+    async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
+        """Remove the records of members whose pods are gone."""
+
+
+class Unsteered:
+    """Base of sources that the operator cannot write; the plan for them has no such action."""
+
+    def has_lost(self, seen: Observed) -> bool:
+        return False
+
+    async def write_params(
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+    ) -> None:
+        _refuse()
+
+    async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
+        _refuse()
+
+    async def remove_members(self, incarnation: int, members: tuple[str, ...]) -> None:
+        _refuse()
+
+
+class UnusableSource(Unsteered):
+    """Rendezvous in a store that must not be used; the job's refusal has the reason.
+
+    The job's pods are still observed.
+    """
+
+    @property
+    def usable(self) -> bool:
+        return False
+
+    @property
+    def needs_access(self) -> bool:
+        return False
+
+    def is_settling(self, now: float) -> bool:
+        return False
+
+    async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
+        own = await pods.own(job, memory)
+        newest = max(newest_label(own), memory.rendezvous.incarnation or 1)
+        known = has_pods(own, newest) or memory.rendezvous.goes_on
+        if known:
+            memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
+        seen = await pods.convert(job, memory, own)
+        return Observation(Observed(seen, UNREADABLE, memory.rendezvous.bounds, newest), known)
+
+    def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
+        return seen
+
+    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+        _refuse()
+
+    def is_stale(self, access: Access) -> bool:
+        return False
+
+
+def _refuse() -> NoReturn:
+    raise Retry("the job's etcd may not be used")
+
+
+def newest_label(own: Iterable[Json]) -> int:
+    """Return the newest incarnation in the labels of these pods; 0 without pods."""
+    return max((incarnation_of(raw) for raw in own), default=0)
+
+
+def has_pods(own: list[Json], incarnation: int) -> bool:
+    """Return True if this incarnation has pods that are not being deleted."""
+    there = (raw for raw in own if "deletionTimestamp" not in raw["metadata"])
+    return any(incarnation_of(raw) == incarnation for raw in there)
+
+
+def agents_of(own: Iterable[Json], incarnation: int) -> tuple[Agent, ...]:
+    """Return the agents of this incarnation's running pods with an address."""
+    return tuple(
+        Agent(raw["metadata"]["uid"], status["podIP"])
+        for raw in own
+        if incarnation_of(raw) == incarnation
+        and (status := raw.get("status") or {}).get("podIP")
+        and status.get("phase") == "Running"
+    )

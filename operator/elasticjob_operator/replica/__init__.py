@@ -1,0 +1,1 @@
+"""Operator process: leader election, the active replica, health endpoints."""

@@ -1,0 +1,159 @@
+"""Composition root of the active replica, which serves all jobs.
+
+Its components run as tasks of one group: if one fails, the process exits and Kubernetes restarts
+it; running jobs keep training meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, cast
+
+import kopf
+
+from elasticjob_operator.domain.manifests.pod import PodSettings
+from elasticjob_operator.kubernetes.client import ELASTICJOBS, Kube, KubeError
+from elasticjob_operator.kubernetes.event_recorder import EventRecorder
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.reconcile.applier import Applier
+from elasticjob_operator.reconcile.jobs import Jobs
+from elasticjob_operator.reconcile.observer import Observer
+from elasticjob_operator.reconcile.owned_objects import OwnedObjects
+from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
+from elasticjob_operator.reconcile.resync import Resync, close_deleted_job, listed_namespaces
+from elasticjob_operator.reconcile.watches import (
+    COALESCE_SECONDS,
+    Handlers,
+    NodeCache,
+    StalenessCheck,
+    registry,
+)
+from elasticjob_operator.reconcile.watches import settings as kopf_settings
+from elasticjob_operator.reconcile.workqueue import WorkQueue
+from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
+from elasticjob_operator.replica.health import Health
+from elasticjob_operator.settings import Settings
+from elasticjob_rendezvous.etcd.errors import EtcdError
+
+log = logging.getLogger(__name__)
+
+FIRST_READ_SECONDS = 15.0
+"""Wait for etcd at start, which avoids status writes that report it as unreadable."""
+STUCK_SECONDS = 300.0
+FINISH_SECONDS = 3.0
+"""Maximum wait at shutdown for running reconciles and their events."""
+
+
+class ActiveReplica:
+    """Active replica: wires and runs all of its components."""
+
+    def __init__(self, settings: Settings, kube: Kube, metrics: Metrics, health: Health) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._metrics = metrics
+        self._health = health
+        self._jobs = Jobs(time.monotonic, random.random)
+        self._queue = WorkQueue(time.monotonic, failed=metrics.count_error)
+        self._nodes = NodeCache()
+        self._staleness = StalenessCheck()
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until a component fails."""
+        namespaces = listed_namespaces(self._settings.namespaces)
+        for namespace in namespaces:  # fail at once on a missing CRD or permission
+            await self._kube.list(ELASTICJOBS, namespace, metadata_only=True)
+        await self._nodes.load(self._kube)
+        async with asyncio.TaskGroup() as tasks:
+            etcds = EtcdRegistry(self._settings.etcd, self._kube, tasks, self._etcd_changed)
+            async with aclosing(etcds):
+                if await etcds.own.cache.reached(0, FIRST_READ_SECONDS):
+                    await self._guard(etcds)
+                else:
+                    log.warning("cannot read etcd; running jobs continue, none can be changed")
+                await self._serve(etcds, namespaces, tasks)
+
+    async def _guard(self, etcds: EtcdRegistry) -> None:
+        """Claim etcd and enable authentication; on failure no job gets a user until it succeeds."""
+        try:
+            await etcds.guard()
+        except (EtcdError, KubeError) as error:
+            log.error("cannot enable etcd authentication; not starting jobs: %s", error)
+
+    async def _serve(
+        self, etcds: EtcdRegistry, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup
+    ) -> None:
+        identity = self._settings.lease.identity
+        events = EventRecorder(self._kube, identity, time.monotonic, self._kube.now)
+        reconciler = Reconciler(self._dependencies(etcds, events))
+        resync = Resync(
+            self._kube, namespaces, self._jobs, self._nodes, self._staleness, etcds,
+            self._queue, time.monotonic, self._kube.now,
+        )  # fmt: skip
+        self._metrics.queue_depth.set_function(lambda: self._queue.depth)
+        self._metrics.count_jobs(lambda: (str(memory.report.phase or "") for memory in self._jobs))
+        self._health.checks += [resync.failure_text, self._stuck]
+        parts = [
+            tasks.create_task(part)
+            for part in (events.run(), resync.run(), self._queue.run(reconciler.reconcile))
+        ]
+        await self._watch()
+        # Post the events of statuses already written: the successor will not post them.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._queue.finish()
+                await events.finish()
+        for part in parts:
+            part.cancel()
+
+    async def _watch(self) -> None:
+        handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)
+        # kopf takes over signal handling: SIGTERM ends it, and with it this replica.
+        await kopf.operator(
+            registry=registry(handlers, watch_nodes=self._nodes.known is not None),
+            settings=kopf_settings(),
+            namespaces=self._settings.namespaces,
+            clusterwide=not self._settings.namespaces,
+            # Otherwise kopf looks up the user's name, which a container's uid may not have.
+            identity=cast(Any, self._settings.lease.identity),  # kopf has a type of its own for it
+        )
+
+    def _dependencies(self, etcds: EtcdRegistry, events: EventRecorder) -> Dependencies:
+        sidecar = self._settings.sidecar
+        pods = PodSettings(
+            sidecar_image=sidecar.image,
+            pull_policy=sidecar.pull_policy,
+            pull_secrets=sidecar.pull_secrets,
+            endpoints=self._settings.etcd.endpoints,
+            cpu=sidecar.cpu,
+            memory=sidecar.memory,
+            server_name=self._settings.etcd.tls.server_name if self._settings.etcd.tls else None,
+        )
+        owned_objects = OwnedObjects(self._kube, time.monotonic)
+        return Dependencies(
+            kube=self._kube,
+            jobs=self._jobs,
+            sources=etcds,
+            close_deleted_job=partial(close_deleted_job, etcds),
+            observer=Observer(self._kube, self._nodes, self._kube.now),
+            applier=Applier(self._kube, owned_objects, pods, self._metrics, self._kube.now),
+            owned_objects=owned_objects,
+            events=events,
+            metrics=self._metrics,
+            clock=time.monotonic,
+            now=self._kube.now,
+        )
+
+    def _etcd_changed(self, namespace: str, uid: str) -> None:
+        memory = self._jobs.find_uid(uid)
+        if memory is not None and memory.key.namespace == namespace:
+            memory.change.note(time.monotonic())
+            self._queue.wake(memory.key, COALESCE_SECONDS)
+
+    def _stuck(self) -> str:
+        seconds = self._queue.longest_seconds
+        return f"one reconcile has run for {seconds:.0f} s" if seconds > STUCK_SECONDS else ""

@@ -1,0 +1,125 @@
+"""c10d rendezvous without torch: state and rounds' stores in our own TCPStore implementation.
+
+One process hosts the store (`Host`); all nodes connect to it. The store and its contents end with
+that process. Unlike torch's, this backend then connects to the store's next host and starts anew
+there; the round numbers of the dynamic rendezvous continue (`dynamic.core.state.joined`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+from elasticjob_rendezvous.api import RendezvousConnectionError
+from elasticjob_rendezvous.c10d.backend import NOTHING, C10dRendezvousBackend
+from elasticjob_rendezvous.c10d.stores import empty
+from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
+
+log = logging.getLogger(__name__)
+
+EMPTY_SECONDS = 5.0
+READ_SECONDS = 20.0
+"""Maximum wait for a key of a round, since the node that should set it may have died."""
+
+
+class Host:
+    """Server of a store for the life of its process.
+
+    Args:
+        address: listen address; "" means all addresses of this machine.
+
+    Raises:
+        RendezvousConnectionError: the port is in use.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        try:
+            self._server = TCPStoreServer(address, port)
+        except OSError as error:
+            raise RendezvousConnectionError(
+                f"cannot host the c10d store at port {port}: {error}"
+            ) from error
+        self.port = self._server.port
+        log.info("process %d hosts the c10d store at port %d", os.getpid(), self.port)
+
+    def close(self, patience_seconds: float = 0.0) -> None:
+        """Stop the store once its clients have disconnected, or after `patience_seconds`."""
+        self._server.drained(patience_seconds)
+        self._server.close()
+
+
+class MendingBackend(C10dRendezvousBackend):
+    """Backend on a `tcpstore.TCPStore` that recovers from the loss of the store's host."""
+
+    reconnects = True
+    errors = (StoreGone, StoreTimeout, ValueError, RuntimeError)
+
+    def __init__(self, store: TCPStore, run_id: str) -> None:
+        self._connection = 0
+        super().__init__(store, run_id)
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        try:
+            self._begin_anew()
+            return super()._call(operation, *arguments)
+        except StoreGone as error:
+            raise RendezvousConnectionError(str(error)) from error
+
+    def _begin_anew(self) -> None:
+        """Initialize the state in a new store, since reading a missing key would block."""
+        store: TCPStore = self._store
+        if store.connected and store.connections == self._connection:
+            return
+        found = store.compare_set(self._key, b"", NOTHING)
+        if self._connection and found == NOTHING:
+            log.warning("%s: the c10d store is empty: its host was lost", self._key)
+        self._connection = store.connections
+
+
+def emptied(run_id: str, host: str, port: int) -> None:
+    """Delete all keys of a TCPStore except those of this run; see `master_address.Sharing`.
+
+    Raises:
+        RendezvousConnectionError: the store is unreachable, or also serves another run.
+    """
+    try:
+        store = TCPStore(host, port, timedelta(seconds=EMPTY_SECONDS))
+    except StoreGone as error:
+        raise RendezvousConnectionError(str(error)) from error
+    try:
+        empty(store, run_id, f"{host}:{port}")
+    except (StoreGone, StoreTimeout) as error:
+        raise RendezvousConnectionError(str(error)) from error
+    finally:
+        store.close()
+
+
+def connect(
+    host: str,
+    port: int,
+    run_id: str,
+    timeout_seconds: float,
+    read_seconds: float = READ_SECONDS,
+) -> tuple[MendingBackend, TCPStore, TCPStore]:
+    """Return a backend, the store for its rounds, and the backend's own store.
+
+    Each store has a separate connection, and waits up to `read_seconds` for a key.
+
+    Raises:
+        RendezvousConnectionError: no store answers there within `timeout_seconds`.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    made: list[TCPStore] = []
+    try:
+        for _ in range(2):
+            made.append(TCPStore(host, port, timeout))
+        backend = MendingBackend(made[0], run_id)
+    except (StoreGone, RendezvousConnectionError) as error:
+        for store in made:
+            store.close()
+        raise RendezvousConnectionError(str(error)) from error
+    for store in made:
+        store.set_timeout(timedelta(seconds=read_seconds))
+    return backend, made[1], made[0]

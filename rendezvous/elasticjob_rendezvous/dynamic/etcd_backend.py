@@ -1,0 +1,140 @@
+"""Shared state in etcd's v2 API, as in torch's `etcd-v2` rendezvous. Requires python-etcd."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from typing import Any
+
+import etcd
+import urllib3
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from elasticjob_rendezvous.dynamic.create import create_handler
+from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
+from elasticjob_rendezvous.dynamic.ports import RendezvousBackend, Token
+from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.store import EtcdStore
+
+STATE_PREFIX = "/torch/elastic/rendezvous"
+STORE_PREFIX = "/torch/elastic/store"
+DEFAULT_TTL_SECONDS = 7200
+READ_TIMEOUT_SECONDS = 60
+_FAILURES = (etcd.EtcdException, urllib3.exceptions.HTTPError, OSError)
+
+
+class EtcdRendezvousBackend(RendezvousBackend):
+    """Rendezvous backend on etcd's v2 API, byte-compatible with torch's.
+
+    The token is the key's modifiedIndex. Every write renews the key's `ttl`.
+
+    Args:
+        client: an `etcd.Client`, preferably from `etcd_v2.client`.
+        run_id: id of the rendezvous.
+        key_prefix: directory of the state.
+        ttl: time to live in seconds; two hours unless it is positive.
+
+    Raises:
+        ValueError: the run id is empty.
+    """
+
+    reconnects = True
+    errors = (*_FAILURES, LookupError, ValueError)
+
+    def __init__(
+        self, client: Any, run_id: str, key_prefix: str | None = None, ttl: int | None = None
+    ) -> None:
+        if not run_id:
+            raise ValueError("the run id must not be empty")
+        self._client = client
+        self._key = f"{key_prefix}/{run_id}" if key_prefix else run_id
+        self._ttl_seconds = ttl if ttl and ttl > 0 else DEFAULT_TTL_SECONDS
+
+    @property
+    def name(self) -> str:
+        return "etcd-v2"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        try:
+            return self._decoded(self._client.read(self._key))
+        except etcd.EtcdKeyNotFound:
+            return None
+        except _FAILURES as error:
+            raise self._unreachable(error) from error
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        condition: dict[str, Any] = {"prevExist": False}
+        if token:
+            try:
+                condition = {"prevIndex": int(token)}
+            except (TypeError, ValueError):  # not a token of this backend
+                return self._found(state=None)
+        try:
+            written = self._client.write(
+                self._key, b64encode(state).decode(), self._ttl_seconds, **condition
+            )
+        except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
+            # Our write may also have been applied, and repeated since its reply was lost.
+            return self._found(state)
+        except _FAILURES as error:
+            raise self._unreachable(error) from error
+        return (*self._decoded(written), True)
+
+    def _found(self, state: bytes | None) -> tuple[bytes, Token, bool] | None:
+        found = self.get_state()
+        return (*found, found[0] == state) if found else None
+
+    def _decoded(self, result: Any) -> tuple[bytes, Token]:
+        try:
+            return b64decode(str(result.value).encode(), validate=True), result.modifiedIndex
+        except binascii.Error as error:
+            raise RendezvousStateError(
+                f"the rendezvous state at {self._key} is corrupt: it is not base64 ({error})"
+            ) from error
+
+    def _unreachable(self, error: Exception) -> RendezvousConnectionError:
+        return RendezvousConnectionError(f"etcd failed on {self._key}: {error}")
+
+
+def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
+    """Create the backend from parameters, and the store for its rounds.
+
+    Settings: `read_timeout` (60 s), `protocol` (http or https), and the files `ssl_cert`,
+    `ssl_cert_key` and `ca_cert`.
+
+    Raises:
+        ValueError: a setting or the endpoint is malformed.
+        RendezvousConnectionError: no etcd with the v2 API answers.
+    """
+    read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT_SECONDS)
+    if read_timeout is None or read_timeout <= 0:
+        raise ValueError(f"the setting 'read_timeout' must be at least 1, not {read_timeout}")
+    for_client = RendezvousParameters(
+        params.backend,
+        params.endpoint,
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        protocol=str(params.get("protocol", "http")).strip().lower(),
+        cert=params.get("ssl_cert"),
+        key=params.get("ssl_cert_key"),
+        cacert=params.get("ca_cert"),
+        read_timeout=read_timeout,
+    )
+    client = create_client(for_client)
+    backend = EtcdRendezvousBackend(client, params.run_id, STATE_PREFIX)
+    return backend, EtcdStore(client, STORE_PREFIX)
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Create an etcd-v2 handler from torch's parameters."""
+    from elasticjob_rendezvous.c10d.stores import sharing  # requires torch only when used
+
+    backend, store = create_backend(params)
+    return create_handler(store, backend, params, sharing=sharing(params, store))

@@ -1,0 +1,177 @@
+"""Address and port of rank 0 in each round: published by rank 0, tracked by every node."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+)
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs
+from elasticjob_rendezvous.dynamic.core.state import RankAssignment
+from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
+
+
+class HeldPort:
+    """Free port, reserved while this object exists.
+
+    Rank 0's store can still listen on it: the port is bound for reuse, without listening.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("", 0))
+        self.number: int = self._socket.getsockname()[1]
+        self.close = weakref.finalize(self, self._socket.close)
+        """Function that releases the port, as does garbage collection."""
+
+
+def publish(store: Any, address: str, port: int) -> RendezvousStoreInfo:
+    """Publish rank 0's address, then its port: a reader of the port also sees the address."""
+    store.set(MASTER_ADDR, address.encode())
+    store.set(MASTER_PORT, str(port).encode())
+    return RendezvousStoreInfo(address, port)
+
+
+def published(store: Any) -> RendezvousStoreInfo | None:
+    """Return the address and port published by rank 0, or None if there are none yet.
+
+    Raises:
+        RendezvousStateError: the published values are not an address and a port.
+    """
+    if not store.check([MASTER_ADDR, MASTER_PORT]):
+        return None
+    address, port = store.get(MASTER_ADDR), store.get(MASTER_PORT)
+    try:
+        return RendezvousStoreInfo(address.decode(), int(port))
+    except ValueError as error:
+        raise RendezvousStateError(
+            f"rank 0 published an invalid address or port: {address!r}, {port!r}"
+        ) from error
+
+
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 3.0
+"""Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
+PROBE_SECONDS = 1.0
+LOOK_BACK_ROUNDS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Access to torch's shared stores.
+
+    Args:
+        empty: deletes the workers' keys in the TCPStore at an address and port; raises
+            RendezvousConnectionError.
+        lasting: address of the backend's own TCPStore, if it has one.
+    """
+
+    empty: Callable[[str, int], None]
+    lasting: RendezvousStoreInfo | None = None
+
+
+class Masters:
+    """Publisher and reader of the bootstrap addresses for one node.
+
+    Args:
+        node: this node.
+        store_of: returns the store of a round, by its number.
+        sharing: None without torch; no store then serves several rounds.
+    """
+
+    def __init__(
+        self, node: NodeDesc, store_of: Callable[[int], Any], sharing: Sharing | None
+    ) -> None:
+        self._node = node
+        self._store_of = store_of
+        self._sharing = sharing
+        self._port: HeldPort | None = None
+        self._host: NodeDesc | None = None
+        self.shared = False
+        """True if an agent hosts the workers' store of the present round."""
+
+    def publish(self, held: RankAssignment) -> RendezvousStoreInfo:
+        """Publish the bootstrap address of this round, as rank 0."""
+        store = self._store_of(held.round)
+        self.shared = False
+        if held.torchs and (info := self._adopted(held) or self._lasting()) is not None:
+            return publish(store, info.master_addr, info.master_port)
+        if self._port is None or not held.torchs:
+            self.close()
+            self._port = HeldPort()
+        return publish(store, self._node.addr, self._port.number)
+
+    def look(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
+        """Return the bootstrap address of this round if known, as any other rank."""
+        store = self._store_of(held.round)
+        self.shared = False
+        info, silent = published(store), is_torchs(held.master)
+        if info is None and silent:
+            if held.master != self._host and waited_seconds < SILENT_SECONDS:
+                return None
+            if (info := self._adopted(held)) is not None:
+                publish(store, info.master_addr, info.master_port)
+        if info is not None:
+            self._host = held.master if silent else None
+        return info
+
+    def close(self) -> None:
+        """Release our port."""
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def _adopted(self, held: RankAssignment) -> RendezvousStoreInfo | None:
+        """Return the emptied store that an agent has hosted since an earlier round, if any.
+
+        Its host may be a torch node outside this round: the torch nodes in it may still use it.
+        """
+        info = self._earlier(held.round)
+        if info is None or (self._port is not None and info.master_port == self._port.number):
+            return None
+        return info if _listens(info) and self._emptied(info) else None
+
+    def _lasting(self) -> RendezvousStoreInfo | None:
+        """Return the backend's own store, emptied; None if there is none or emptying failed."""
+        info = None if self._sharing is None else self._sharing.lasting
+        return info if info is not None and self._emptied(info) else None
+
+    def _emptied(self, info: RendezvousStoreInfo) -> bool:
+        if self._sharing is None:
+            return False
+        where = f"{info.master_addr}:{info.master_port}"
+        try:
+            self._sharing.empty(info.master_addr, info.master_port)
+        except RendezvousConnectionError as error:
+            log.warning("%s: the store at %s is not used: %s", self._node, where, error)
+            return False
+        log.info("%s: the workers share the store at %s", self._node, where)
+        self.shared = True
+        return True
+
+    def _earlier(self, number: int) -> RendezvousStoreInfo | None:
+        """Return the last address published before that round."""
+        for earlier in range(number - 1, max(-1, number - 1 - LOOK_BACK_ROUNDS), -1):
+            if (info := published(self._store_of(earlier))) is not None:
+                return info
+        return None
+
+
+def _listens(info: RendezvousStoreInfo) -> bool:
+    """Return True if a server listens: an agent, since the last round's workers have ended."""
+    with suppress(OSError):
+        address = (info.master_addr, info.master_port)
+        with socket.create_connection(address, PROBE_SECONDS):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Decisions of the coordinator, the member that writes the rounds. No I/O."""

@@ -1,0 +1,167 @@
+"""Judgement of ended rounds: failures charged or excused, and leaves by preemption. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.coordinator import crash_loop, failure_policy
+from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
+    counted,
+    leave_cause,
+    told_of_preemption,
+)
+from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
+from elasticjob_rendezvous.protocol.coordinator.round_timings import corrected
+from elasticjob_rendezvous.protocol.coordinator.round_writes import (
+    RoundUpdate,
+    Snapshot,
+    write_round,
+)
+from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
+from elasticjob_rendezvous.protocol.records.members import (
+    ABORTED,
+    Cause,
+    CauseKind,
+    RoundState,
+    because,
+    begun_as,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from elasticjob_rendezvous.protocol.replica import View
+
+
+def excuse(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause | None:
+    """Return the real cause of the round's end: members lost, or else leaving; None without any.
+
+    A member that came back under a new session was lost in between, but where others leave, the
+    leave may have caused that. Finished members are not missed. The cause is urgent: peers may be
+    stuck.
+    """
+    if roster is None:
+        return None
+    done = view.dones_of(roster.number)
+    lost: list[RankAssignment] = []
+    returned: list[RankAssignment] = []
+    reasons: dict[str, str] = {}
+    for assignment in roster.seats:
+        if assignment.id in done:
+            continue
+        member, reason = view.member(assignment.id), view.leaves(assignment.id)
+        if reason is not None:
+            reasons[assignment.id] = reason
+        elif member is None:
+            lost.append(assignment)
+        elif assignment.session not in ("", begun_as(member.record.session)):
+            returned.append(assignment)
+        elif (drain_request := bounds.marked(assignment.id)) is not None:
+            # Asked to leave; its own leave notice may have been lost.
+            reasons[assignment.id] = drain_request.reason
+    if lost or (returned and not reasons):
+        return because(
+            CauseKind.LOSS, (assignment.name for assignment in lost or returned), (ABORTED,)
+        )
+    if not reasons:
+        return None
+    left = (assignment for assignment in roster.seats if assignment.id in reasons)
+    found = leave_cause(left, reasons, bounds, urgent=True)
+    return because(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)
+
+
+def pass_verdicts(snapshot: Snapshot, peers: FailureDetector, timers: Timers) -> RoundUpdate | None:
+    """Charge or excuse a round whose failure awaits its verdict."""
+    current = snapshot.current
+    if current.state is RoundState.CLOSED:
+        return None
+    for number in current.pending:
+        if not failure_policy.speaks_for_itself(snapshot.view.failures_of(number).values()):
+            reason = excuse(snapshot.view, snapshot.view.rosters.get(number), snapshot.bounds)
+            if reason is not None:
+                return _excuse(snapshot, number, reason)
+            if not _verdict_is_due(snapshot, number, peers, timers):
+                continue
+        return _charge(snapshot, number, timers)
+    return None
+
+
+def _excuse(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
+    """Excuse a round's failure; a next round that began for the failure gets the real cause."""
+    current = snapshot.current
+    cause = current.cause
+    if cause.kind is CauseKind.FAILURE and current.number == number + 1:
+        cause = reason
+    counts = counted(current.counts, reason.kind)
+    pending = _without(current.pending, number)
+    excused = replace(current, pending=pending, cause=cause, counts=counts)
+    gone = ", ".join(reason.members[:3])
+    note = f"round {number}: failure not charged: {gone} was lost or left"
+    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    return write_round(snapshot, excused, note, ops)
+
+
+def _charge(snapshot: Snapshot, number: int, timers: Timers) -> RoundUpdate:
+    current = snapshot.current
+    failures = snapshot.view.failures_of(number).values()
+    streak = crash_loop.after_failure(current.streak, failures, crash_loop.lived(number, timers))
+    cause = current.cause
+    if cause.kind is CauseKind.FAILURE and current.previous == number:
+        cause = crash_loop.explained(crash_loop.put_right(current, failures), streak)
+    charges = (*current.charged, number)
+    pending = _without(current.pending, number)
+    charged = replace(current, pending=pending, charged=charges, streak=streak, cause=cause)
+    if outcome := outcome_of_charge(snapshot, charges, streak, number):
+        return close(snapshot, outcome, charged)
+    return write_round(snapshot, charged, f"round {number}: failure charged")
+
+
+def _without(pending: tuple[int, ...], number: int) -> tuple[int, ...]:
+    return tuple(other for other in pending if other != number)
+
+
+def _verdict_is_due(
+    snapshot: Snapshot, number: int, peers: FailureDetector, timers: Timers
+) -> bool:
+    """Return True if nothing can explain a failure any more.
+
+    The wait is twice as long while a member of that round answers nothing, since its lease decides
+    whether it is lost, and while a member has not reported the end of its workers, since it may be
+    about to report its own failure or leave.
+    """
+    window = failure_policy.window_seconds(snapshot.bounds)
+    if not timers.over(("verdict", number), window):
+        return False
+    roster = snapshot.view.rosters.get(number)
+    seats = roster.seats if roster else ()
+    silent = any(
+        peers.silent(assignment.id) and not peers.alive(assignment.id, timers.now)
+        for assignment in seats
+    )
+    if not silent and not _some_have_yet_to_tell(snapshot.view, number):
+        return True
+    return timers.over(("verdict", number), 2 * window)
+
+
+def _some_have_yet_to_tell(view: View, number: int) -> bool:
+    """Return True if a member's last report is older than the end of its workers of that round."""
+    found = (view.member(assignment.id) for assignment in view.undone(number))
+    records = [member.record for member in found if member is not None]
+    return any(
+        record.round < number or (record.runs and record.round == number) for record in records
+    )
+
+
+def learn_of_preemption(snapshot: Snapshot) -> RoundUpdate | None:
+    """Turn a leave into a preemption if the operator's report comes after the member's own."""
+    current = snapshot.current
+    ended = snapshot.view.rosters.get(current.number - 1)
+    if current.state is RoundState.CLOSED or ended is None:
+        return None
+    told = told_of_preemption(current.cause, current.counts, ended.seats, snapshot.bounds)
+    if told is None:
+        return None
+    cause, counts = told
+    known = replace(current, cause=cause, counts=counts)
+    note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
+    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    return write_round(snapshot, known, note, ops)

@@ -1,0 +1,111 @@
+"""Checkpoint of the whole gang before the planned end of a final round. No I/O.
+
+First all are asked (`Round.save`), and each member reports the last save point that its script
+passed. From then on no worker passes another one, so the save point after the highest report is
+ahead of every rank: all save there, in the same call, so that saving may use collectives. Losses
+and failures wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.coordinator.round_end import RoundEnd
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    Member,
+    MemberState,
+    Round,
+    Save,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.replica import View
+
+STOP_MARGIN_SECONDS = 5.0
+"""Part of a leaver's time that is kept for the end of its workers."""
+UNHURRIED_SECONDS = 60.0
+"""Maximum duration of a checkpoint if no node must go."""
+ASK_SECONDS = 2.0
+"""Maximum time that a leaver's workers run on to be asked at all."""
+LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
+
+
+def before_end(
+    view: View,
+    roster: Roster,
+    current: Round,
+    bounds: RendezvousParams,
+    look: RoundEnd,
+    timers: Timers,
+) -> Save | RoundEnd | None:
+    """Return the request to the gang, the end that `look` (or an earlier one) saw, or None.
+
+    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop.
+    """
+    if look.cause is not None and look.cause.kills:
+        return look
+    done = view.dones_of(roster.number)
+    pending = [assignment.id for assignment in roster.seats if assignment.id not in done]
+    members = [_training(view, id, roster.number) for id in pending]
+    gang = [member for member in members if member is not None]
+    whole = len(gang) == len(members)
+    save = current.save
+    if save is None:
+        if look.cause is None:
+            return None
+        timers.since(("save", roster.number))
+        return _asked(gang, whole, look, look.cause, bounds)
+    over = timers.over(("save", roster.number), save.seconds)
+    if whole and not over and save.point == 0:
+        return replace(save, point=_point(gang)) if _all_answered(gang) else None
+    if whole and not over and not _have_saved(gang):
+        return None
+    if look.cause is not None:
+        return look
+    if done:
+        return None  # the script has finished: a newcomer stops nobody any more
+    return RoundEnd(cause=save.cause, symptom=timers.known(("save", roster.number)))
+
+
+def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
+    """Return the time that a gang has for its checkpoint; 0 or less: no request."""
+    if cause.kind in LEAVES:
+        return bounds.leave_seconds - STOP_MARGIN_SECONDS
+    return UNHURRIED_SECONDS
+
+
+def _asked(
+    gang: list[Member], whole: bool, look: RoundEnd, cause: Cause, bounds: RendezvousParams
+) -> Save | RoundEnd:
+    """Ask the gang for a checkpoint if every member can and wants to save; else return `look`."""
+    seconds = save_seconds(cause, bounds)
+    if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
+        return look
+    return Save(cause, seconds)
+
+
+def _training(view: View, id: str, number: int) -> Member | None:
+    """Return the member, if its workers of this round run."""
+    versioned = view.member(id)
+    if versioned is None or versioned.record.round != number or versioned.record.stopped:
+        return None
+    runs = versioned.record.state in (MemberState.RUNNING, MemberState.LEAVING)
+    return versioned.record if runs else None
+
+
+def _all_answered(gang: Iterable[Member]) -> bool:
+    return all(member.passed >= 0 for member in gang)
+
+
+def _have_saved(gang: list[Member]) -> bool:
+    """Return True if the gang has saved; one report of a complete checkpoint counts for all."""
+    return any(member.completed for member in gang) or all(member.saved for member in gang)
+
+
+def _point(gang: Iterable[Member]) -> int:
+    """Return the first save point that no rank has passed."""
+    return 1 + max((member.passed for member in gang), default=0)

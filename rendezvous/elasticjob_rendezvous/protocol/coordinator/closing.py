@@ -1,0 +1,53 @@
+"""End of the job: the charge that is one too many, and the write of the outcome. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from elasticjob_rendezvous.protocol.coordinator import crash_loop, failure_policy
+from elasticjob_rendezvous.protocol.coordinator.round_writes import (
+    RoundUpdate,
+    Snapshot,
+    surplus,
+    write_round,
+)
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import (
+    Outcome,
+    OutcomeKind,
+    Round,
+    RoundState,
+    Streak,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+
+def close(snapshot: Snapshot, outcome: Outcome, base: Round | None = None) -> RoundUpdate:
+    """Close the round, or its changed form `base`, with this outcome."""
+    closed = replace(base or snapshot.current, state=RoundState.CLOSED, ids=(), outcome=outcome)
+    said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
+    return write_round(snapshot, closed, said, surplus(snapshot.view))
+
+
+def outcome_of_charge(
+    snapshot: Snapshot, charged: tuple[int, ...], streak: Streak, number: int
+) -> Outcome | None:
+    """Return the outcome of the job if the charge of round `number` was one too many; else None."""
+    failures = snapshot.view.failures_of(number).values()
+    said = failure_policy.told(failures, snapshot.view.dones_of(number).values())
+    if failure_policy.spent(charged, snapshot.bounds):
+        return _failed(f"{said} ({_spent(snapshot.bounds)})", failures)
+    if crash_loop.is_hopeless(streak):
+        return _failed(f"{crash_loop.hopeless(streak)}: {said}", failures)
+    return None
+
+
+def _spent(bounds: RendezvousParams) -> str:
+    most = bounds.max_restarts
+    return f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
+
+
+def _failed(said: str, failures: Collection[Failure]) -> Outcome:
+    first = failure_policy.culprit(failures)
+    return Outcome(OutcomeKind.FAILED, said, first.member if first else "")

@@ -1,0 +1,100 @@
+"""Actions of the coordinator in a final round: close, ask to save, end it, or record its start.
+
+`round_end` judges the round, `checkpoint_gate` handles the checkpoint before a planned end. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_rendezvous.protocol.coordinator import checkpoint_gate, crash_loop, failure_policy
+from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
+from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
+from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
+from elasticjob_rendezvous.protocol.coordinator.round_end import RoundEnd, round_end
+from elasticjob_rendezvous.protocol.coordinator.round_timings import record_start
+from elasticjob_rendezvous.protocol.coordinator.round_writes import (
+    RoundUpdate,
+    Snapshot,
+    clear_surplus,
+    write_round,
+)
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+    Save,
+)
+
+
+def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
+    """Return the action due in a final round."""
+    view, current, bounds, timers = snapshot.view, snapshot.current, snapshot.bounds, memory.timers
+    roster = view.rosters.get(current.number)
+    if roster is None:
+        return None
+    silent = memory.silenced.ids(timers)
+    look = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
+    if look.succeeded:
+        return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
+    match checkpoint_gate.before_end(view, roster, current, bounds, look, timers):
+        case Save() as save:
+            _note_detection(snapshot, memory, look)
+            return _ask_to_save(snapshot, save)
+        case RoundEnd() as end:
+            return _reopen(snapshot, memory, end)
+    return record_start(snapshot, roster) or clear_surplus(snapshot)
+
+
+def _note_detection(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> None:
+    """Note the duration of the decision, once: a checkpoint that follows is no part of it."""
+    if look.symptom is not None:
+        spent_ms = round((snapshot.clock.now - look.symptom) * 1000)
+        memory.detected_ms.setdefault(snapshot.current.number + 1, spent_ms)
+
+
+def _ask_to_save(snapshot: Snapshot, save: Save) -> RoundUpdate:
+    what = f"at save point {save.point}" if save.point else f"first, within {save.seconds:g} s"
+    note = f"round {snapshot.current.number} will end ({save.cause.kind}): all workers save {what}"
+    return write_round(snapshot, replace(snapshot.current, save=save), note)
+
+
+def _reopen(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> RoundUpdate:
+    """Open the next round, or close the job if the charge of this end was one too many."""
+    assert look.cause is not None
+    current, members = snapshot.current, snapshot.view.members().values()
+    number = current.number
+    failures = snapshot.view.failures_of(number).values()
+    retries = 0
+    charged, pending, cause = current.charged, current.pending, look.cause
+    counts = counted(current.counts, cause.kind)
+    if any(m.record.round == number and m.record.step >= 0 for m in members):
+        memory.timers.since(("stepped", number))
+    life = crash_loop.lived(number, memory.timers)
+    streak = crash_loop.after_round(current.streak, life)
+    if cause.kind is CauseKind.MASTER_PORT:
+        retries = current.port_retries + 1
+    if failure_policy.speaks_for_itself(failures) or retries > failure_policy.MASTER_PORT_RETRIES:
+        charged, counts = (*charged, number), current.counts
+        streak = crash_loop.after_failure(current.streak, failures, life)
+        if outcome := outcome_of_charge(snapshot, charged, streak, number):
+            over = replace(current, charged=charged, streak=streak)
+            return close(snapshot, outcome, over)
+        cause = crash_loop.explained(cause, streak)
+    elif failures and cause.kind is CauseKind.FAILURE:
+        pending = (*pending, number)
+    _note_detection(snapshot, memory, look)
+    again = replace(
+        current,
+        number=number + 1,
+        state=RoundState.JOINABLE,
+        cause=cause,
+        charged=charged,
+        pending=pending,
+        port_retries=retries,
+        counts=counts,
+        streak=streak,
+    )
+    who = ", ".join(cause.members[:3])
+    return write_round(snapshot, again, f"round {number + 1} opens: {cause.kind} {who}".rstrip())

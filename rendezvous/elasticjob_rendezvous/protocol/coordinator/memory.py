@@ -1,0 +1,69 @@
+"""Memory of a coordinator between two decisions. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector, Session
+from elasticjob_rendezvous.protocol.records.members import Round
+from elasticjob_rendezvous.protocol.records.roster import Roster
+
+FIRST_PENALTY_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class SilentMembers:
+    """Penalty of each member; every failure to confirm doubles the next one."""
+
+    _penalties: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Member -> number of failures, end of the penalty."""
+
+    def silence(self, id: str, now: float) -> None:
+        times = self._penalties.get(id, (0, 0.0))[0]
+        self._penalties[id] = (times + 1, now + FIRST_PENALTY_SECONDS * 2**times)
+
+    def ids(self, timers: Timers) -> set[str]:
+        """Return the members that do not count now; the timers wake when a penalty ends."""
+        return {id for id, (_, until) in self._penalties.items() if not timers.passed(until)}
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """Memory of one coordinatorship. Correctness does not depend on it.
+
+    Attributes:
+        timers: first sightings; all restart with a new coordinator.
+        peers: links and probes.
+        last: newest final round and roster that this member has seen, to restore them if etcd
+            loses its data.
+        leavers: member of the final round -> its reason for leaving.
+        detected_ms: round -> time from the first symptom to its opening.
+        awaited: number of members that must still report before anything is due; 0: not known.
+    """
+
+    peers: FailureDetector = field(default_factory=FailureDetector)
+    timers: Timers = field(default_factory=Timers)
+    last: tuple[Round, Roster] | None = None
+    silenced: SilentMembers = field(default_factory=SilentMembers)
+    leavers: dict[str, str] = field(default_factory=dict)
+    detected_ms: dict[int, int] = field(default_factory=dict)
+    active: bool = False
+    awaited: int = 0
+
+    def take_over(self, now: float, proven_gone: Iterable[Session]) -> None:
+        """Begin a coordinatorship: all timers restart on this process's clock.
+
+        `proven_gone` are sessions (of former coordinators) whose end this member proved itself.
+        """
+        self.timers.clear()
+        self.timers.begin_step(now)
+        self.peers.begin(proven_gone, now)
+        self.leavers.clear()
+        self.detected_ms.clear()
+        self.active = True
+
+    def resign(self) -> None:
+        self.active = False
+        self.peers.resign()

@@ -1,0 +1,62 @@
+"""Delay of newcomers until the next checkpoint of a round. No I/O."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster, legal_size
+from elasticjob_rendezvous.protocol.replica import View
+
+
+def waiting_newcomers(view: View, roster: Roster, bounds: RendezvousParams) -> list[Member]:
+    """Return the members without a seat that wait for one and may have it."""
+    seated = {assignment.id for assignment in roster.seats}
+    return [
+        versioned.record
+        for id, versioned in view.members().items()
+        if id not in seated
+        and versioned.record.state is MemberState.WAITING
+        and bounds.marked(id) is None
+        and bounds.agrees(versioned.record)
+    ]
+
+
+def must_wait(
+    view: View, roster: Roster, bounds: RendezvousParams, timers: Timers, since: float
+) -> bool:
+    """Return True if newcomers present `since` then must wait on: no checkpoint came after them.
+
+    A checkpoint that members report is compared with the reports before, on the coordinator's
+    clock: the clock of another machine decides nothing.
+    """
+    number = roster.number
+    landed = timers.since(("checkpoint", number, _checkpoint(view, roster)))
+    if bounds.scale_up_wait_seconds <= 0 or landed > since:
+        return False
+    return not timers.passed(since + bounds.scale_up_wait_seconds)
+
+
+def _checkpoint(view: View, roster: Roster) -> int:
+    """Return the newest checkpoint of the round that any of its members reported."""
+    members = (view.member(assignment.id) for assignment in roster.seats)
+    return max(
+        (
+            member.record.checkpoint_step
+            for member in members
+            if member is not None and member.record.round == roster.number
+        ),
+        default=-1,
+    )
+
+
+def waiting_reason(bounds: RendezvousParams, seats: int, waiting: int) -> str:
+    """Return the reason why `waiting` newcomers of a final round are kept waiting, for people."""
+    if waiting == 0:
+        return ""
+    if legal_size(bounds, seats + waiting) <= seats:
+        return f"the size of {seats} does not grow by {waiting}: they are spare"
+    if bounds.scale_up_wait_seconds > 0:
+        most = bounds.scale_up_wait_seconds
+        return f"newcomers wait for the next checkpoint, for {most:g} s at most"
+    return ""

@@ -1,0 +1,151 @@
+"""Protocol engine of one agent: a step function over events, with no I/O.
+
+`Engine.step` takes one event and returns effects; between events nothing happens. After each event
+it looks at its whole state and does what is due (level-triggered), so a lost or repeated event
+costs time and never correctness. At most one request to etcd is in flight; when its outcome is in
+doubt the engine reads again before it decides anew.
+
+This module holds the order of the parts: `state` (the data), `handle_event` and `handle_etcd`
+(handling of events), `upkeep` (upkeep without requests), `next_request` (the next request) and
+`next_directive` (the directive for the agent).
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.protocol.clock import Alarm
+from elasticjob_rendezvous.protocol.config import Config
+from elasticjob_rendezvous.protocol.directives import Directive, Idle, Left, Run
+from elasticjob_rendezvous.protocol.effects import Effect
+from elasticjob_rendezvous.protocol.events import Clock, Event, LeavesTold, PeerHeard, PeerUp
+from elasticjob_rendezvous.protocol.handle_event import take
+from elasticjob_rendezvous.protocol.leaving import is_saving
+from elasticjob_rendezvous.protocol.liveness import leave_notices
+from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
+    live_until,
+    may_go_on,
+    vouched_until,
+)
+from elasticjob_rendezvous.protocol.next_directive import Facts, direct
+from elasticjob_rendezvous.protocol.next_request import next_request
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.replica import View
+from elasticjob_rendezvous.protocol.state import EngineState
+from elasticjob_rendezvous.protocol.upkeep import keep_up
+from elasticjob_rendezvous.protocol.worker_group import Local
+
+
+class Engine:
+    """Protocol of one member; its interface is `events`, `effects` and `directives`.
+
+    Attributes:
+        directive: present order to the agent.
+        wake_at: time to send `Tick`, if nothing else happens before.
+        view, local, session, lease, safety, watches, leadership, coordinator: state of this member
+            (see `state`); read-only.
+    """
+
+    def __init__(self, config: Config) -> None:
+        state = self._our = EngineState(config)
+        self.directive: Directive = Idle("not started")
+        self.config = config
+        self.lease = state.lease
+        self.self_fencing = state.self_fencing
+        self.watches = state.watches
+        self.leader_link = state.leader_link
+        self.coordinator = state.coordinator
+        self._malformed: dict[str, str] = {}
+
+    @property
+    def wake_at(self) -> float | None:
+        return self._our.alarm.at
+
+    @property
+    def view(self) -> View:
+        return self._our.view
+
+    @property
+    def local(self) -> Local:
+        return self._our.local
+
+    @property
+    def session(self) -> str:
+        return self._our.session
+
+    @property
+    def live_until(self) -> float:
+        """Deadline of the workers by present knowledge, on the clock of `step`."""
+        return live_until(self._our)
+
+    @property
+    def vouched_until(self) -> float:
+        """Time until which linked members may rely on their round number, on that clock."""
+        return vouched_until(self._our)
+
+    def step(self, event: Event, clock: Clock) -> list[Effect]:
+        """Take in one event; return the effects to perform, in order."""
+        state = self._our
+        state.clock = clock
+        if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
+            state.coordinator.peers.up(event, clock.now)
+            return []
+        if isinstance(event, LeavesTold):
+            return leave_notices.hear(state, event)
+        state.alarm = Alarm()
+        state.effects = []
+        take(state, event)
+        self._name_malformed()
+        if state.rounds.remember(state.view):
+            state.link_delay.sealed_at = clock.now
+            leave_notices.forget(state)
+        state.coordinator.last = state.rounds.last
+        keep_up(state)
+        self._request()
+        self.directive = self._direct()
+        return state.effects
+
+    def hand_over(self) -> Directive:
+        """Return the directive to the agent, which may obey it from now on.
+
+        Workers ordered by a `Run` that was handed over count as starting until the agent reports
+        otherwise: in answer to a later `Stop` it names their round even if it never started them.
+        """
+        if isinstance(self.directive, Run):
+            self._our.worker_group.promise(self.directive.roster.number)
+        return self.directive
+
+    def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
+        """Return True if the event has no consequence; without a valid lease it is evidence."""
+        state = self._our
+        return state.self_fencing.backed(state.now) and state.coordinator.peers.is_routine(event)
+
+    def _name_malformed(self) -> None:
+        """Log each malformed record once; it counts for nothing."""
+        for key, error in self._our.view.malformed.items():
+            if self._malformed.get(key) != str(error):
+                self._malformed[key] = str(error)
+                self._our.note(f"record ignored: {error}", warning=True)
+
+    def _request(self) -> None:
+        """Send the next request, if none is in flight and no back-off spares etcd."""
+        state = self._our
+        if state.inflight.request is not None or not state.alarm.passed(
+            state.backoff.until, state.now
+        ):
+            return
+        request = next_request(state)
+        if request is not None:
+            state.inflight.send(request, state.view, state.watches)
+            state.effects.append(request)
+
+    def _direct(self) -> Directive:
+        state = self._our
+        if state.refused is not None:
+            return state.refused
+        if state.left or state.leave_state.gave_up(state.now, state.alarm):
+            return Left()
+        bounds = state.bounds
+        grace_seconds = (bounds or RendezvousParams(1, 1)).stop_grace_seconds
+        late = state.worker_group.is_late(state.current, grace_seconds, state.now, state.alarm)
+        saving = is_saving(state)
+        roster = state.rounds.roster
+        return direct(Facts(state.own, bounds, may_go_on(state), roster, late, saving, state.store))

@@ -1,0 +1,51 @@
+"""Leave of a member: announce it, keep the key for others to read, then delete it. No I/O.
+
+`state` holds the start of the leave and its timeouts.
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.protocol import member_key as own_key
+from elasticjob_rendezvous.protocol.coordinator import checkpoint_gate, election
+from elasticjob_rendezvous.protocol.kv import Txn
+from elasticjob_rendezvous.protocol.member_key import MemberKey
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, RoundState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.replica import Versioned
+from elasticjob_rendezvous.protocol.state import EngineState
+
+
+def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Txn | None:
+    """Announce the leave while workers still stop; then delete this member's key."""
+    at, round = state.current, state.local.round
+    seated = at is not None and at.state is RoundState.FINAL and at.number == round
+    said = stored.record.state is MemberState.LEAVING and stored.record.stopped
+    silent = round == 0 or stored.record.state is MemberState.DONE
+    if state.worker_group.idle and (silent or (said and (not seated or _was_seen(state)))):
+        return own_key.drop(own, stored)
+    others = len(state.view.members()) > 1
+    if state.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
+        return election.resign(state, stored)
+    return own_key.say_leaving(own, stored)
+
+
+def _was_seen(state: EngineState) -> bool:
+    """Return True if no member needs to read the reason of the leave any more."""
+    roster = state.rounds.roster
+    alone = roster is not None and len(roster.seats) == 1
+    return alone or state.local.done or state.leave_state.was_seen(state.now, state.alarm)
+
+
+def is_saving(state: EngineState) -> bool:
+    """Return True while a leaving member's workers run on to be asked for a checkpoint and save."""
+    at, since = state.current, state.leave_state.since
+    if at is None or since is None or not state.local.saves:
+        return False
+    if at.state is not RoundState.FINAL or at.number != state.local.round:
+        return False
+    bounds = state.bounds or RendezvousParams(1, 1)
+    leave_seconds = bounds.leave_seconds - checkpoint_gate.STOP_MARGIN_SECONDS
+    seconds = (
+        leave_seconds if at.save is not None else min(checkpoint_gate.ASK_SECONDS, leave_seconds)
+    )
+    return not state.alarm.passed(since + seconds, state.now)

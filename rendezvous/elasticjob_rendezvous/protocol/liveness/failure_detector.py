@@ -1,0 +1,500 @@
+"""Failure detector of the coordinator: links, probes and orphaned workers. No I/O.
+
+A closed link is a question, not an answer: the member's launcher is probed. Only a refusal, or a
+launcher without workers, proves that a member is gone; silence proves nothing and leaves the
+verdict to the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from elasticjob_rendezvous.protocol.clock import Alarm
+from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note, Probe
+from elasticjob_rendezvous.protocol.events import (
+    PeerDown,
+    PeerHeard,
+    PeerQuiet,
+    PeerUp,
+    Probed,
+    Verdict,
+)
+from elasticjob_rendezvous.protocol.liveness.peer_state import (
+    ContactState,
+    KeyState,
+    LinkState,
+    MemberEvent,
+    Orphan,
+    PeerState,
+    SessionEvent,
+    SessionState,
+    WorkersState,
+)
+from elasticjob_rendezvous.protocol.liveness.probes import (
+    FIRST_PROBE_SECONDS,
+    RepeatedProbe,
+    newest_number,
+    probe,
+)
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, RoundState
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment
+from elasticjob_rendezvous.protocol.replica import Versioned, View
+
+ORPHAN_PROBE_SECONDS = 1.0
+STRAY_PROBE_SECONDS = (0.02, 0.06, 0.3)
+"""Delays of repeated probes. A process that is being killed closes its connections one by one, so
+its launcher may not know yet that it is gone: it is probed again at once, then every 0.3 s."""
+ROLL_CALL_SECONDS = 1.0
+MISSED_SECONDS = 1.0
+"""Silence that counts as missed heartbeats: two intervals."""
+LINK_SILENCE_SECONDS = 3.0
+"""Silence after which a link is as good as none."""
+TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
+"""Maximum time that both sides of a link may rely on its evidence. The other side waits four
+seconds from the last message that it received, which is no earlier; the rest is the time
+to kill."""
+RELAY_SECONDS = 1.0
+"""Additional validity, at the far end of another link, of the evidence that a coordinator without
+a lease has from its gang: two heartbeat intervals."""
+COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
+"""Silence after which a member no longer counts as alive; longer than the member may trust the
+link."""
+
+Session = tuple[str, str]
+
+
+@dataclass(slots=True)
+class FailureDetector:
+    """Mutable knowledge of one coordinatorship; links and evidence outlive it.
+
+    Attributes:
+        orphan_seconds: maximum life of workers without their agent.
+        inquiry_seconds: maximum duration of the inquiry about a silent member that has its key.
+        leader: former coordinator of which we heard last on our own link.
+        states: the state of each member of which anything is known.
+    """
+
+    orphan_seconds: float = 30.0
+    inquiry_seconds: float = 10.0
+    roll_call_at: float | None = None
+    leader: str = ""
+    states: dict[str, PeerState] = field(default_factory=dict)
+    _open: dict[str, PeerState] = field(default_factory=dict)
+    """Subset of `states` for which `tend` has something to do."""
+    _orphans: int = 0
+    """Number of orphaned sessions; every heartbeat depends on it."""
+
+    # -- state --------------------------------------------------------------------------
+
+    def state(self, member: str) -> PeerState:
+        """Return the state of a member to read; not kept if nothing is known of it."""
+        return self.states.get(member) or PeerState()
+
+    def session(self, member: str, session: str) -> SessionState:
+        """Return the state of a session to read; not kept if nothing is known of it."""
+        return self.state(member).sessions.get(session) or SessionState()
+
+    def take_session(self, member: str, session: str, event: SessionEvent) -> SessionState:
+        """Apply an event to a session; return its state."""
+        peer = self._stored(member)
+        state = peer.sessions.setdefault(session, SessionState())
+        orphaned = state.workers is WorkersState.ORPHANED
+        state.take(event)
+        self._orphans += (state.workers is WorkersState.ORPHANED) - orphaned
+        if not state.known:
+            del peer.sessions[session]
+        self._index(member, peer)
+        return state
+
+    def take(self, member: str, event: MemberEvent) -> PeerState:
+        """Apply an event to a member; return its state."""
+        peer = self._stored(member)
+        peer.take(event)
+        self._index(member, peer)
+        return peer
+
+    def _stored(self, member: str) -> PeerState:
+        return self.states.get(member) or self.states.setdefault(member, PeerState())
+
+    def _index(self, member: str, peer: PeerState) -> None:
+        if not peer.open:
+            self._open.pop(member, None)
+        elif member not in self._open:
+            self._open[member] = peer
+
+    def _open_sessions(self) -> list[tuple[str, str, SessionState]]:
+        """Return the sessions for which there is something to do."""
+        return [
+            (member, session, state)
+            for member, peer in self._open.items()
+            for session, state in peer.sessions.items()
+            if state.open
+        ]
+
+    # -- coordinatorship ----------------------------------------------------------------
+
+    def begin(self, proven_gone: Iterable[Session], now: float) -> None:
+        """Begin a coordinatorship: drop judgements of members; keep links, proofs and orphans.
+
+        The inquiry about the previous coordinator, which has begun already, stays, too.
+        """
+        for member, peer in self.states.items():
+            self.take(member, MemberEvent.TOOK_OVER)
+            for session in list(peer.sessions):
+                self.take_session(member, session, SessionEvent.TOOK_OVER)
+        for member, session in proven_gone:
+            self.take_session(member, session, SessionEvent.GONE)
+        self.roll_call_at = now + ROLL_CALL_SECONDS
+
+    def resign(self) -> None:
+        """End a coordinatorship: drop the inquiries."""
+        for member in list(self._open):
+            self.take(member, MemberEvent.RESIGNED)
+
+    # -- links --------------------------------------------------------------------------
+
+    def up(self, event: PeerUp | PeerHeard, now: float) -> None:
+        member, opened = event.member, isinstance(event, PeerUp)
+        heard = SessionEvent.LINK_OPENED if opened else SessionEvent.HEARD
+        self.take_session(member, event.session, heard).heard = now
+        peer = self.take(member, MemberEvent.LINK_OPENED if opened else MemberEvent.HEARD)
+        peer.last_heard = now
+        proven = proven_at(event.sent, now)
+        peer.proven = proven if peer.proven is None else max(proven, peer.proven)
+        if opened and len(peer.sessions) > 1:
+            for other in [session for session in peer.sessions if session != event.session]:
+                self.take_session(member, other, SessionEvent.OTHER_LINK_OPENED)
+
+    def is_routine(self, event: PeerUp | PeerHeard) -> bool:
+        """Return True if a heartbeat only confirms what is already known.
+
+        That is so if nothing stands against the member. A new judgement of members is unnecessary
+        then; with a thousand members and a heartbeat per second from each, it would take all the
+        time.
+        """
+        session = self.session(event.member, event.session)
+        if isinstance(event, PeerHeard) and not session.linked:
+            return False
+        peer = self.state(event.member)
+        doubted = peer.contact is not ContactState.NORMAL or peer.inquiry is not None
+        return not (doubted or self._orphans or session.link is LinkState.STRAY)
+
+    def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
+        """Probe a member that misses heartbeats, to know by its lease's end whether it answers."""
+        member = view.member(event.member)
+        if member is not None and member.record.session == event.session:
+            self.suspect(member.record, now)
+
+    def suspect(self, member: Member, at: float) -> None:
+        """Probe a member that has a key repeatedly, until a message of it arrives."""
+        peer = self._stored(member.id)
+        other = peer.inquiry is not None and peer.inquiry.whom.session != member.session
+        if peer.inquiry is None or other:
+            peer.inquiry = RepeatedProbe(member, at, at + self.inquiry_seconds)
+        self.take(member.id, MemberEvent.SESSION_SUSPECTED if other else MemberEvent.SUSPECTED)
+
+    def led_by(self, member: str, now: float) -> None:
+        """Note a heartbeat of the coordinator on our link to it."""
+        self.take(member, MemberEvent.LED).led = now
+        self.leader = member
+
+    def led_at(self, member: str) -> float | None:
+        """Return the time of the last heartbeat of a former coordinator on our link to it."""
+        return self.state(member).led
+
+    def heard_at(self, member: str) -> float | None:
+        """Return the time of a member's last heartbeat on any link, whichever side held it."""
+        peer = self.state(member)
+        return max((at for at in (peer.last_heard, peer.led) if at is not None), default=None)
+
+    def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
+        """Probe a member whose link closed, unless it announced its leave or linked again."""
+        self.take_session(event.member, event.session, SessionEvent.LINK_CLOSED)
+        member = view.member(event.member)
+        if member is None or self.state(event.member).linked:
+            return []
+        closed = view.round is not None and view.round.record.state is RoundState.CLOSED
+        if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):
+            return []
+        peer = self.take(event.member, MemberEvent.LINK_LOST)
+        peer.symptom = now if peer.symptom is None else peer.symptom
+        self.suspect(member.record, now + FIRST_PROBE_SECONDS)
+        return [probe(member.record, newest_number(view))]
+
+    # -- answers to probes --------------------------------------------------------------
+
+    def answered(self, event: Probed, now: float) -> None:
+        """Keep the result of a probe for the inquiry that waits for it."""
+        inquiry = self.state(event.member).inquiry
+        if inquiry is not None:
+            inquiry.answer(event, now)
+
+    def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
+        session = (event.member, event.session)
+        self.answered(event, now)
+        if event.verdict is Verdict.UNKNOWN:
+            self.take_session(*session, SessionEvent.NO_ANSWER)
+        if event.verdict is Verdict.GONE:
+            self.take_session(*session, SessionEvent.GONE)
+        member = view.member(event.member)
+        if member is None or member.record.session != event.session:
+            return []
+        name = member.record.name
+        match event.verdict:
+            case Verdict.GONE:
+                return [Note(f"{name} is gone: a probe found no workers of it")]
+            case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
+                return self.adopt(member.record, newest_number(view), now, orphan_seconds)
+            case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE:
+                state = self.take_session(*session, SessionEvent.AGENT_ANSWERED)
+                if state.link is LinkState.STRAY:
+                    pause = STRAY_PROBE_SECONDS[min(state.answers, len(STRAY_PROBE_SECONDS) - 1)]
+                    state.answers += 1
+                    state.next_probe = now + pause
+            case Verdict.UNKNOWN if not self.session(*session).linked:
+                known = self.silent(event.member)
+                self.take(event.member, MemberEvent.NO_ANSWER)
+                text = f"{name} does not answer probes: waiting for its lease to expire"
+                return [] if known else [Note(text, warning=True)]
+        return []
+
+    def adopt(self, member: Member, number: int, now: float, orphan_seconds: float) -> list[Effect]:
+        """Look after a member's workers until its agent comes back, for a limited time."""
+        if self.session(member.id, member.session).orphan is not None:
+            return []
+        every = ORPHAN_PROBE_SECONDS
+        state = self.take_session(member.id, member.session, SessionEvent.WORKERS_ONLY)
+        state.orphan = Orphan(member, now + orphan_seconds, now + every, number)
+        note = Note(f"{member.name} lost its agent; its workers keep running", warning=True)
+        return [KeepAlive(member.lease), note]
+
+    def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
+        """Extend the life of workers without an agent to the end of their member's renewed lease.
+
+        No newer round begins while their member's key, which hangs on that lease, is there.
+        """
+        for id, _, state in self._open_sessions():
+            orphan, member = state.orphan, view.member(id)
+            if orphan is None or orphan.record.lease != lease:
+                continue
+            if member is None or member.record.lease != lease:
+                continue
+            orphan.renewing = False
+            orphan.kept_until = max(orphan.kept_until, deadline)
+            return [self._permission(orphan, view, now)]
+        return []
+
+    def _permission(self, orphan: Orphan, view: View, now: float) -> Probe:
+        """Return the probe of a launcher whose workers may live as long as their member's lease."""
+        asked = probe(orphan.record, newest_number(view))
+        member = view.member(orphan.record.id)
+        if member is None or member.record.lease != orphan.record.lease:
+            return asked
+        until = min(orphan.kept_until, orphan.until)
+        if until <= now:
+            return asked
+        peer = self._stored(orphan.record.id)
+        peer.granted = until if peer.granted is None else max(until, peer.granted)
+        return replace(asked, live_until=until)
+
+    # -- upkeep -------------------------------------------------------------------------
+
+    def tend(
+        self, view: View, own: str, now: float, keep_every: float
+    ) -> tuple[list[Effect], float | None]:
+        """Look after strays and orphans; return effects and the time of the next call."""
+        alarm = Alarm()
+        effects = self._call_roll(view, own, now, alarm)
+        effects += self._tend_strays(view, now, alarm)
+        effects += self._tend_orphans(view, now, keep_every, alarm)
+        effects += self.tend_inquiries(view, now, alarm)
+        return effects, alarm.at
+
+    def tend_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+        """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
+        effects: list[Effect] = []
+        for member, peer in list(self._open.items()):
+            if peer.inquiry is None:
+                continue
+            if peer.inquiry.is_over(view, now):
+                self.take(member, MemberEvent.INQUIRY_OVER)
+            elif (due := peer.inquiry.due(view, now, alarm)) is not None:
+                effects.append(due)
+        return effects
+
+    def inquire(self, assignment: RankAssignment, now: float) -> Verdict | None:
+        """Return the last result for a member without a key; without any, probe it now."""
+        return self._inquire(assignment, now, now)
+
+    def inquire_meanwhile(
+        self, assignment: RankAssignment, now: float, seconds: float
+    ) -> Verdict | None:
+        """Do the same as `inquire` for a member that has `seconds` to register again.
+
+        Its round stands meanwhile. The first probe waits a moment if no link of the member missed
+        heartbeats: after an outage of etcd nearly all members are back at once.
+        """
+        heard = self.heard_at(assignment.id)
+        missed = heard is not None and now - heard >= MISSED_SECONDS
+        at = now if missed else now + FIRST_PROBE_SECONDS
+        return self._inquire(assignment, at, now + seconds)
+
+    def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
+        """Return the last result for a member without a key; without any, probe it from `at` on."""
+        peer = self._stored(assignment.id)
+        inquiry = peer.inquiry = peer.inquiry or RepeatedProbe(assignment, at, until)
+        inquiry.hurry(at)
+        self.take(assignment.id, MemberEvent.ABSENT)
+        return inquiry.verdict
+
+    # -- evidence -----------------------------------------------------------------------
+
+    def first_probe_at(self, member: str) -> float | None:
+        """Return the time of the first probe of an inquiry, if that is still to come."""
+        inquiry = self.state(member).inquiry
+        return None if inquiry is None else inquiry.first_at
+
+    def live_until(self, member: str) -> float | None:
+        """Return the deadline of a member's workers, if an answer contained one."""
+        inquiry = self.state(member).inquiry
+        return None if inquiry is None else inquiry.live_until
+
+    def granted_until(self, member: str) -> float | None:
+        """Return the latest time until which we let a member's workers live without an agent."""
+        return self.state(member).granted
+
+    def is_gone(self, member: str, session: str) -> bool:
+        """Return True if a session is proven to be gone."""
+        return self.session(member, session).key is KeyState.GONE
+
+    def silent(self, member: str) -> bool:
+        """Return True if a member without a link did not answer a probe since it was heard."""
+        return self.state(member).silent
+
+    @property
+    def orphaned(self) -> bool:
+        """Return True if workers of any member run without their agent."""
+        return self._orphans > 0
+
+    def closed_sessions(self) -> frozenset[Session]:
+        """Return the sessions that are proven gone, or whose agent will not come back."""
+        return frozenset(
+            (member, session)
+            for member, session, state in self._open_sessions()
+            if state.key is not KeyState.VALID
+        )
+
+    def evidence(self, others: Collection[str]) -> float | None:
+        """Return the latest time for which all of `others` are proven to hear us, and we them.
+
+        None if there is no such time.
+        """
+        heard = [self.state(id).proven for id in others]
+        known = [at for at in heard if at is not None]
+        return min(known) if known and len(known) == len(heard) else None
+
+    def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
+        """Probe, once and soon after the takeover, members with workers that did not link."""
+        if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
+            return []
+        self.roll_call_at = None
+        missing = [
+            versioned.record
+            for id, versioned in view.members().items()
+            if id != own
+            and versioned.record.state is MemberState.RUNNING
+            and self.session(id, versioned.record.session).orphan is None
+            and not self.alive(id, now)
+        ]
+        for member in missing:
+            self.suspect(member, now + FIRST_PROBE_SECONDS)
+        return [probe(member, newest_number(view)) for member in missing]
+
+    def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+        effects: list[Effect] = []
+        for id, session, state in self._open_sessions():
+            member = view.member(id)
+            if state.link is not LinkState.STRAY:
+                continue
+            if member is None:
+                self.take_session(id, session, SessionEvent.KEY_LOST)
+            elif member.record.session != session:
+                self.take_session(id, session, SessionEvent.REPLACED)
+            elif alarm.passed(state.next_probe, now):
+                self.take_session(id, session, SessionEvent.PROBE_REPEATED)
+                effects.append(probe(member.record, newest_number(view)))
+        return effects
+
+    def _tend_orphans(
+        self, view: View, now: float, keep_every: float, alarm: Alarm
+    ) -> list[Effect]:
+        """Renew an orphan's lease while it has one, and probe its launcher repeatedly.
+
+        A newer round is sent at once: the launcher ends workers that are older.
+        """
+        effects: list[Effect] = []
+        number = newest_number(view)
+        for id, session, state in self._open_sessions():
+            member, orphan = view.member(id), state.orphan
+            if orphan is None:
+                continue
+            if member is not None and member.record.session != session:
+                self.take_session(id, session, SessionEvent.REPLACED)
+            elif alarm.passed(orphan.until, now):
+                self.take_session(id, session, SessionEvent.ORPHAN_EXPIRED)
+            elif number > orphan.told or alarm.passed(orphan.next_probe, now):
+                told, orphan.told = orphan.told, number
+                orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
+                alarm.set(orphan.next_probe)
+                if number > told or orphan.renewing or member is None:
+                    effects.append(self._permission(orphan, view, now))
+                if member is not None:
+                    orphan.renewing = True
+                    effects.append(KeepAlive(orphan.record.lease))
+        return effects
+
+    def alive(self, member: str, now: float) -> bool:
+        """Return True if `member` may still trust its link to us."""
+        sessions = self.state(member).sessions.values()
+        return any(session.linked and _fresh(session.heard, now) for session in sessions)
+
+    def cut_off(self, others: Collection[str]) -> bool:
+        """Return True if more than half of `others` fell silent without a refusal.
+
+        The silence of a single other member does not show which side is cut off.
+        """
+        if len(others) < 2:
+            return False
+        return sum(self.silent(id) for id in others) * 2 > len(others)
+
+    def symptom(self, members: Collection[str]) -> float | None:
+        """Return the time of the first sign of trouble with any of `members`."""
+        seen = [self.state(id).symptom for id in members]
+        return min((at for at in seen if at is not None), default=None)
+
+
+def proven_at(sent: float | None, now: float) -> float:
+    """Return the time until which a message received now proves that a link carries both ways.
+
+    An agent that does not report what it received may have heard us half a second ago.
+    """
+    return now - (TRUST_SECONDS - LINK_SILENCE_SECONDS) if sent is None else sent
+
+
+def _fresh(heard: float, now: float) -> bool:
+    return now - heard < COUNTS_AS_ALIVE_SECONDS
+
+
+def gone_keys(
+    peers: FailureDetector, members: Mapping[str, Versioned[Member]]
+) -> list[Versioned[Member]]:
+    """Return the keys of sessions that are proven gone, or whose agent will not come back."""
+    over = peers.closed_sessions()
+    if not over:
+        return []
+    return [
+        versioned
+        for versioned in members.values()
+        if (versioned.record.id, versioned.record.session) in over
+    ]

@@ -1,0 +1,248 @@
+"""Failure detector: loss of a member without a key, and the end of its workers. No I/O.
+
+Two questions of different weight. *Is the member lost?* If so, a new round opens. An etcd outage
+that costs a member its lease must not stop a healthy gang, so a member has time to register again
+after a change of coordinator and while a link to it is alive. *Have its workers stopped?* If so,
+the new round may start. The coordinator probes the member first; only its answer, or a silence
+after which the member must have fenced itself, proves that they have.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import assert_never
+
+from elasticjob_rendezvous.protocol.clock import Timers
+from elasticjob_rendezvous.protocol.events import Verdict
+from elasticjob_rendezvous.protocol.liveness.failure_detector import (
+    LINK_SILENCE_SECONDS,
+    RELAY_SECONDS,
+    TRUST_SECONDS,
+    FailureDetector,
+)
+from elasticjob_rendezvous.protocol.liveness.leader_link import HANDOVER_SECONDS
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment
+from elasticjob_rendezvous.protocol.replica import View
+
+TOOK_OVER = "took over"
+RETURNED = "returned"
+ASK_SOON_SECONDS = 0.001
+KILL_SECONDS = 0.5
+"""Fixed allowance for killing workers: from their deadline, which their launcher knows beforehand,
+to their end."""
+OBEY_SECONDS = 1.0
+"""Maximum time for an agent to act on a newer round number."""
+
+
+def patience_seconds(bounds: RendezvousParams) -> float:
+    """Return the time that a member has to register again.
+
+    Covers its lease, and its life on the evidence of links alone plus the time to kill its
+    workers.
+    """
+    return max(bounds.keep_alive_seconds, TRUST_SECONDS + KILL_SECONDS)
+
+
+def is_lost(
+    assignment: RankAssignment,
+    view: View,
+    bounds: RendezvousParams,
+    peers: FailureDetector,
+    timers: Timers,
+) -> bool:
+    """Return True if a seat's member, which has no key, is lost; else request a later check."""
+    since = timers.since(("absent", assignment.id))
+    if peers.is_gone(assignment.id, _last_session(assignment, view)):
+        return True
+    took_over = timers.known(TOOK_OVER)
+    patience = 0.0
+    if peers.alive(assignment.id, timers.now):
+        patience = patience_seconds(bounds)
+    elif took_over is not None and since <= took_over:
+        patience = patience_seconds(bounds)
+        if _nobody_answers(assignment, peers, timers, patience):
+            return True
+    return timers.passed(since + patience)
+
+
+def _nobody_answers(
+    assignment: RankAssignment, peers: FailureDetector, timers: Timers, seconds: float
+) -> bool:
+    """Return True if neither a link nor the launcher of the member answers, as after a power loss.
+
+    After an etcd outage, the reason for the time to register again, both would answer.
+    """
+    verdict = peers.inquire_meanwhile(assignment, timers.now, seconds)
+    _wake_to_ask(assignment, peers, timers)
+    if verdict is not Verdict.UNKNOWN:
+        return False
+    heard = peers.heard_at(assignment.id)
+    return heard is None or timers.passed(heard + LINK_SILENCE_SECONDS)
+
+
+def _last_session(assignment: RankAssignment, view: View) -> str:
+    """Return the member's last session known here."""
+    last = view.departed.get(assignment.id)
+    return assignment.session if last is None else last.session
+
+
+class StopRule(StrEnum):
+    """Time at which the workers of an absent member count as stopped.
+
+    Each value names the end of a wait; the values of a rule are computed in `_deadline`.
+    """
+
+    AT_ONCE = "at once"
+    AFTER_AN_ANSWER = "not before an answer"
+    REPORTED = "the deadline that its launcher reported, or that we permitted since"
+    ORPHANED = "the maximum life of workers without their agent"
+    OBEYED = "the time of its agent to register again, or to act on the round"
+    EVIDENCE = "the latest evidence that the member may have"
+
+
+STOP_RULES: dict[tuple[Verdict | None, bool], StopRule] = {
+    (None, False): StopRule.AFTER_AN_ANSWER,
+    (None, True): StopRule.AFTER_AN_ANSWER,
+    (Verdict.GONE, False): StopRule.AT_ONCE,
+    (Verdict.GONE, True): StopRule.AT_ONCE,
+    (Verdict.WORKERS_ALIVE, False): StopRule.ORPHANED,
+    (Verdict.WORKERS_ALIVE, True): StopRule.REPORTED,
+    (Verdict.BOTH_ALIVE, False): StopRule.ORPHANED,
+    (Verdict.BOTH_ALIVE, True): StopRule.ORPHANED,
+    (Verdict.AGENT_ALIVE, False): StopRule.OBEYED,
+    (Verdict.AGENT_ALIVE, True): StopRule.OBEYED,
+    (Verdict.UNKNOWN, False): StopRule.EVIDENCE,
+    (Verdict.UNKNOWN, True): StopRule.EVIDENCE,
+}
+"""Rule by the last result of a probe and whether any answer contained a deadline of the workers.
+
+A launcher ends workers without an agent at their deadline; an agent that is attached moves it. The
+rules hold for members with a launcher and without one: an agent answers for its own children, and
+always as attached.
+"""
+
+
+def has_stopped(
+    assignment: RankAssignment,
+    view: View,
+    bounds: RendezvousParams,
+    peers: FailureDetector,
+    timers: Timers,
+    opened: float,
+) -> bool:
+    """Return True if no worker runs any more at the seat of a member that has no key.
+
+    A member that reported the end of its workers before its key went counts as stopped. Any other
+    is probed: its launcher kills workers older than the newest round, its agent has a fixed time
+    from the moment that round `opened`, and without an answer the workers count as stopped once
+    the member can have no valid evidence left. Workers seen running have not stopped, even past
+    the time that their agent had: the agent may have hung a moment ago, or belong to a gang that
+    outlives etcd.
+    """
+    timers.since(("absent", assignment.id))
+    last = view.departed.get(assignment.id)
+    if last is not None and _said_stopped(last, view):
+        return True
+    if peers.is_gone(assignment.id, _last_session(assignment, view)):
+        return True
+    verdict = peers.inquire(assignment, timers.now)
+    rule = STOP_RULES[verdict, peers.live_until(assignment.id) is not None]
+    deadline = _deadline(rule, assignment, view, bounds, peers, timers, opened)
+    if deadline is None:
+        _wake_to_ask(assignment, peers, timers)
+        return False
+    return timers.passed(deadline)
+
+
+def _deadline(
+    rule: StopRule,
+    assignment: RankAssignment,
+    view: View,
+    bounds: RendezvousParams,
+    peers: FailureDetector,
+    timers: Timers,
+    opened: float,
+) -> float | None:
+    """Return the time from which the workers count as stopped; None: not known yet."""
+    since = timers.since(("absent", assignment.id))
+    match rule:
+        case StopRule.AT_ONCE:
+            return timers.now
+        case StopRule.AFTER_AN_ANSWER:
+            return None
+        case StopRule.REPORTED:
+            known = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
+            return max(at for at in known if at is not None) + KILL_SECONDS
+        case StopRule.ORPHANED:
+            return max(since, opened) + peers.orphan_seconds
+        case StopRule.OBEYED:
+            return max(since + patience_seconds(bounds), opened + OBEY_SECONDS)
+        case StopRule.EVIDENCE:
+            return _latest_deadline(assignment, since, view, bounds, peers, timers) + KILL_SECONDS
+        case _:
+            assert_never(rule)
+
+
+def _latest_deadline(
+    assignment: RankAssignment,
+    since: float,
+    view: View,
+    bounds: RendezvousParams,
+    peers: FailureDetector,
+    timers: Timers,
+) -> float:
+    """Return the latest time until which a silent member's workers may have been allowed to live.
+
+    The launcher ends workers at a deadline, which only evidence moves: the member's lease, which
+    has ended, or not yet in the member's own view if its key was deleted; its link, from the last
+    heartbeat; permissions granted by this coordinator; or the member's last answer. The evidence
+    of a member that was never linked to this coordinator came through the previous one.
+    """
+    fenced = view.round is not None and assignment.id in view.round.record.fenced
+    latest = [since + bounds.keep_alive_seconds if fenced else since]
+    told = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
+    latest += [at for at in told if at is not None]
+    heard, took_over = peers.heard_at(assignment.id), timers.known(TOOK_OVER)
+    latest += [] if heard is None else [heard + TRUST_SECONDS]
+    # A member that comes back shows that its gang outlived etcd: the others were linked to it.
+    returned = timers.known(RETURNED)
+    latest += [] if returned is None else [returned + TRUST_SECONDS]
+    relied_on_us = heard is not None and took_over is not None and heard >= took_over
+    if took_over is not None and not relied_on_us and peers.leader != assignment.id:
+        led = peers.led_at(peers.leader)
+        led = took_over if led is None else led
+        latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
+    return max(latest)
+
+
+def _wake_to_ask(assignment: RankAssignment, peers: FailureDetector, timers: Timers) -> None:
+    """Request a wake-up for the first probe of a new inquiry, which the next step sends."""
+    at = peers.first_probe_at(assignment.id)
+    if at is not None:
+        timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
+
+
+def _said_stopped(last: Member, view: View) -> bool:
+    """Return True if the member last reported that no worker of the last round runs there."""
+    match last.state:
+        case MemberState.DONE:
+            return True
+        case MemberState.LEAVING:
+            return last.stopped
+        case MemberState.WAITING:
+            return view.round is not None and last.round >= view.round.record.previous
+    return False
+
+
+def ended(id: str, timers: Timers) -> None:
+    """Note that the member has a key again."""
+    timers.forget(("absent", id))
+
+
+def returned(assignment: RankAssignment, timers: Timers) -> None:
+    """Note that a member of the last roster has a key again after its absence."""
+    if timers.known(("absent", assignment.id)) is not None:
+        timers.start(RETURNED, timers.now)
+        ended(assignment.id, timers)

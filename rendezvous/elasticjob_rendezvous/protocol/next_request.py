@@ -1,0 +1,114 @@
+"""Next request to etcd of a member: one at a time, the most urgent first. No I/O.
+
+The member must first know the state, then its own key must be up to date; its work as coordinator
+comes last.
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.protocol import leaving, session
+from elasticjob_rendezvous.protocol import member_key as own_key
+from elasticjob_rendezvous.protocol.coordinator import election
+from elasticjob_rendezvous.protocol.directives import RefusalKind, Refused
+from elasticjob_rendezvous.protocol.effects import Grant, Read, Write
+from elasticjob_rendezvous.protocol.kv import Range, Txn
+from elasticjob_rendezvous.protocol.member_key import MemberKey
+from elasticjob_rendezvous.protocol.records.members import Member, OutcomeKind, RoundState
+from elasticjob_rendezvous.protocol.records.params import LEAST_KEEP_ALIVE_SECONDS
+from elasticjob_rendezvous.protocol.replica import Versioned
+from elasticjob_rendezvous.protocol.requests import Request
+from elasticjob_rendezvous.protocol.state import EngineState
+
+
+def next_request(state: EngineState) -> Request | None:
+    """Return the request that is due, if there is one."""
+    own = state.own
+    if state.refused or state.left:
+        return Write(own_key.drop(own, own.stored)) if own.stored else None
+    if not state.session:
+        return _enter(state, own)
+    if not state.watches.ready:
+        return None
+    if state.doubt or state.leader_link.look_due(state.now, state.alarm):
+        return _look(state, own)
+    if _idle_too_long(state):
+        return _look(state, own)
+    if (missing := _missing(state)) is not None:
+        return missing
+    if own.stored is None:
+        session.lose(state, "its key is gone")
+        return _enter(state, state.own)
+    if reason := own_key.disagreement(own):
+        state.refused = Refused(reason, RefusalKind.BOUNDS)
+        return Write(own_key.drop(own, own.stored))
+    txn = _own_write(state, own, own.stored)
+    return Write(txn) if txn is not None else election.next_write(state, own, own.stored)
+
+
+def _enter(state: EngineState, own: MemberKey) -> Request | None:
+    """Create this member's session; read the round first if the member has a past."""
+    local, idle = state.local, state.worker_group.idle
+    if own.leaving and idle:
+        state.left = True
+        return None
+    if state.round_is(RoundState.CLOSED):
+        return None
+    if not state.lease.holds(state.now):
+        state.lease.ttl_seconds = max(LEAST_KEEP_ALIVE_SECONDS, round(state.keep_alive_seconds))
+        return Grant(state.lease.ttl_seconds)
+    if idle and not local.ready:
+        return None
+    carries = not idle or local.round > 0 or state.sessions > 0
+    if state.doubt and carries:
+        return _look(state, own) if state.watches.ready else None
+    at = state.current
+    if not idle and at is not None and at.number > local.round:
+        return None  # fenced while workers stop: register again when none runs
+    if not state.watches.ready:
+        return None
+    session.begin(state)
+    return Write(own_key.take_up(state.own, carries))
+
+
+def _look(state: EngineState, own: MemberKey) -> Read:
+    """Read everything that this member's part needs, at one revision."""
+    if state.coordinator.active:
+        return Read(state.everything)
+    return Read((*own.look, own.folder))
+
+
+def _idle_too_long(state: EngineState) -> bool:
+    """Return True if the member has waited so long that its key may have been deleted."""
+    if state.coordinator.active or not state.worker_group.idle:
+        return False
+    return state.alarm.passed(state.looked_at + 2 * state.keep_alive_seconds, state.now)
+
+
+def _missing(state: EngineState) -> Read | None:
+    """Read the roster of a final round, or the failures that closed the job, if missing."""
+    current = state.current
+    if current is None or state.coordinator.active:
+        return None
+    number = current.number
+    final = current.state is RoundState.FINAL
+    roster = Range(state.keys.roster(number))
+    if final and number not in state.view.rosters and roster.key not in state.answered:
+        return Read((roster,))
+    failed = current.outcome is not None and current.outcome.kind is OutcomeKind.FAILED
+    if failed and current.charged:
+        failures = Range(state.keys.failures(current.charged[-1]), prefix=True)
+        return Read((failures,)) if failures.key not in state.answered else None
+    return None
+
+
+def _own_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Txn | None:
+    """Return the write due for this member's key, or the end of the job if its agent wants it."""
+    if state.round_is(RoundState.CLOSED):
+        return own_key.drop(own, stored) if state.worker_group.idle else None
+    if state.close is not None and (
+        txn := own_key.close(own, stored, state.close, state.clock.utc_ms)
+    ):
+        return txn
+    if own.leaving:
+        return own_key.report(own, stored) or leaving.next_write(state, own, stored)
+    return own_key.update(own, stored)

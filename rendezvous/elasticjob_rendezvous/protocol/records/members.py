@@ -1,0 +1,346 @@
+"""Records of one rendezvous, as stored in etcd.
+
+| record    | written by                                            | in         |
+|-----------|-------------------------------------------------------|------------|
+| `RendezvousParams`  | the operator; outside Kubernetes the first member     | `bounds`   |
+| `Member`  | its own agent, under a lease                          | here       |
+| `Round`   | the coordinator                                       | here       |
+| `Roster`  | the coordinator, once, in the Txn that sets `final`   | `roster`   |
+| `History` | the coordinator: cost of each round                   | `costs`    |
+| `Failure` | the agent whose worker failed                         | `failures` |
+| `Done`    | the agent whose workers all ended with success        | here       |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticjob_rendezvous.protocol.records.codec import prepare
+
+
+class RoundState(StrEnum):
+    JOINABLE = "joinable"
+    FROZEN = "frozen"
+    FINAL = "final"
+    CLOSED = "closed"
+
+
+NEXT_STATES: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.JOINABLE: frozenset({RoundState.FROZEN, RoundState.CLOSED}),
+    RoundState.FROZEN: frozenset({RoundState.FINAL, RoundState.JOINABLE, RoundState.CLOSED}),
+    RoundState.FINAL: frozenset({RoundState.JOINABLE, RoundState.CLOSED}),
+    RoundState.CLOSED: frozenset(),
+}
+"""Legal transitions. A return from `frozen` or `final` to `joinable` takes a new number."""
+
+
+class MemberState(StrEnum):
+    """State that a member reports. `Member.round` qualifies it."""
+
+    WAITING = "waiting"  # no worker of any round runs here; ready for the next
+    RUNNING = "running"  # workers of `round` run here
+    STOPPING = "stopping"  # workers of `round` are being ended here
+    LEAVING = "leaving"  # as stopping, and this member will not wait again
+    DONE = "done"  # every worker of `round` here ended with success
+
+
+class CauseKind(StrEnum):
+    """Reason for a new round."""
+
+    START = "start"
+    JOIN = "join"
+    LEAVE = "leave"
+    PREEMPTION = "preemption"  # a leave that the cluster asked for: evicted, preempted, tainted
+    LOSS = "loss"
+    FAILURE = "failure"
+    SCALE_DOWN = "scaleDown"
+    UNCONFIRMED = "unconfirmed"
+    MASTER_PORT = "masterPort"
+    DATA_LOST = "dataLost"
+
+
+URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, CauseKind.DATA_LOST})
+"""Causes for which running workers are killed at once: their collectives cannot end."""
+
+
+ABORTED = "PeersAborted"
+"""Reason in a cause: the collectives of the members' peers broke."""
+
+_TEXTS = {ABORTED: "its peers' collectives broke"}
+"""Texts that stand for reasons in a detail; other reasons stand there as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Cause of a new round.
+
+    Args:
+        kind: the kind.
+        members: names of the members behind it.
+        detail: text for people. `because` repeats the reasons in it, for the previous release.
+        urgent: collectives broke already, so workers are killed at once whatever the kind.
+        reasons: reasons of the members as they or their drain requests gave them, such as
+            `SIGTERM`; empty if the detail is a text. Read with `reasons_of`.
+    """
+
+    kind: CauseKind
+    members: tuple[str, ...] = ()
+    detail: str = ""
+    urgent: bool = False
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def kills(self) -> bool:
+        """True if running workers are killed at once: they may be stuck in a collective."""
+        return self.urgent or self.kind in URGENT
+
+
+def because(
+    kind: CauseKind, members: Iterable[str], reasons: Iterable[str], urgent: bool = False
+) -> Cause:
+    """Return the cause with these reasons, each once; empty ones are left out."""
+    ordered = sorted({*reasons} - {""}, key=lambda reason: (reason == ABORTED, reason))
+    detail = _SEPARATOR.join(_TEXTS.get(reason, reason) for reason in ordered)
+    return Cause(kind, tuple(members), detail, urgent, tuple(ordered))
+
+
+def reasons_of(cause: Cause) -> tuple[str, ...]:
+    """Return the reasons of a cause, also of one that the previous release wrote."""
+    return cause.reasons or reasons_within(cause.kind, cause.detail)
+
+
+def reasons_within(kind: str, detail: str) -> tuple[str, ...]:
+    """Return the reasons in the detail of a cause of the previous release, which had no others."""
+    known = {text: reason for reason, text in _TEXTS.items()}
+    found = tuple(known.get(part, part) for part in detail.split(_SEPARATOR) if part)
+    if kind in (CauseKind.LEAVE, CauseKind.PREEMPTION):
+        return found
+    # The detail of another loss is a text.
+    return found if kind == CauseKind.LOSS and found == (ABORTED,) else ()
+
+
+_SEPARATOR = "; "
+
+
+class OutcomeKind(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timedOut"
+    STOPPED = "stopped"  # ended from outside: deletion, suspension, deadline, set_closed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """End of a job, written with `closed`.
+
+    Args:
+        kind: the kind.
+        detail: text for people.
+        culprit: the member whose failure ended the job.
+        reason: the operator's reason to close it, one word such as `Suspended`; empty if the
+            operator did not, or was of a release that wrote the reason into `detail`.
+    """
+
+    kind: OutcomeKind
+    detail: str = ""
+    culprit: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Session of one agent.
+
+    Args:
+        id: the member: a pod's uid, or a nonce of the agent's process.
+        session: a nonce; an agent that returns continues its member under a new one.
+        name: display name; natural order of names gives the ranks.
+        address: address of its workers for peers.
+        agent_port: port on which its agent answers peers.
+        launcher_port: port on which its launcher answers probes; 0 when the workers are the
+            agent's own children, which die with it.
+        slots: number of workers that it runs (torch's local world size).
+        state: see `MemberState`.
+        round: round of its workers; for `waiting` the highest round of which a worker ever ran
+            here (none runs any more).
+        confirmed: mod_revision of the frozen round it has confirmed, or 0.
+        master_port: a port held for this member's next round.
+        master_served: a store for the workers listens there already.
+        lease: lease of this key.
+        known: highest round number seen, which survives a loss of etcd's data.
+        reason: reason for the leave, for `leaving`.
+        start_ms: for `running`: milliseconds from `final` to started workers.
+        sizes: the sizes it was started with, where no operator sets them.
+        stopped: for `leaving`: no worker runs here any more.
+        first_step_ms: for `running`: milliseconds from started workers to the first step that all
+            of them have reported; 0 while unknown.
+        step: the last step of `round` that its workers reported, updated every few seconds; -1
+            while there is none.
+        checkpoint_step: the last step that a checkpoint of this round contains, or -1.
+        busy_ms: duration of a step of its slowest worker without the wait for others, where the
+            script reports it; 0 else.
+        saves: its workers want to save before a planned stop.
+        passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
+        saved: its workers passed the save point that `Round.save` names.
+        completed: one of them has reported a checkpoint since then: that of the whole gang.
+        cold: for `running`: reason why they were not forked from a zygote; empty if they
+            were, None where that was not wanted or is unknown.
+    """
+
+    id: str
+    session: str
+    name: str
+    address: str
+    agent_port: int
+    launcher_port: int = 0
+    slots: int = 1
+    role: str = "default"
+    node: str = ""
+    state: MemberState = MemberState.WAITING
+    round: int = 0
+    confirmed: int = 0
+    master_port: int = 0
+    lease: int = 0
+    known: int = 0
+    reason: str = ""
+    start_ms: int = 0
+    sizes: str = ""
+    stopped: bool = False
+    first_step_ms: int = 0
+    step: int = -1
+    checkpoint_step: int = -1
+    master_served: bool = False
+    busy_ms: int = 0
+    saves: bool = False
+    passed: int = -1
+    saved: bool = False
+    completed: bool = False
+    cold: str | None = None
+
+    @property
+    def runs(self) -> bool:
+        """True if workers of its round run, or are being stopped."""
+        return self.state in (MemberState.RUNNING, MemberState.STOPPING)
+
+
+ASIDE = "~"
+"""Suffix of a session that was set aside: its member does not coordinate."""
+
+
+def begun_as(session: str) -> str:
+    """Return the name of a session before it was set aside."""
+    return session.rstrip(ASIDE)
+
+
+def agent_of(session: str) -> str:
+    """Return the process of the agent that began a session."""
+    return begun_as(session).rpartition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveNotice:
+    """Leave notice on links: the member's id, its agent's process, and the reason."""
+
+    id: str
+    agent: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Checkpoint that all workers of a final round are asked for before its planned end.
+
+    Args:
+        cause: reason for the planned end.
+        seconds: time for the checkpoint, counted from the request.
+        point: save point of the scripts at which all save; 0 until all have answered.
+    """
+
+    cause: Cause
+    seconds: float
+    point: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Number of ended rounds by each cause that costs no restart; see `cause_counts`.
+
+    others: fewer members wanted, a taken port, etcd's data lost.
+    """
+
+    losses: int = 0
+    leaves: int = 0
+    preemptions: int = 0
+    joins: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Charged failures in a row; see `crash_loop`.
+
+    row: number of those soon after the start, before a first step.
+    step: step of the last one that reported its step, or -1.
+    times: number of failures in a row at that step.
+    """
+
+    row: int = 0
+    step: int = -1
+    times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """State machine of the job: one key, written by the coordinator; any member may close it.
+
+    Args:
+        number: only ever grows; sealed by at most one roster.
+        previous: number of the last round that became final, or 0.
+        ids: members asked to confirm (while frozen).
+        charged: rounds whose failure was charged to the budget.
+        pending: rounds with a failure that still waits for its verdict.
+        coordinator, successor: member ids, so that watchers know who acts next.
+        nodes, world_size, master_*: of the last final roster, for observers.
+        port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
+        since_ms: UTC time of the last transition, for people.
+        counts: number of rounds that ended so far without a charge, by cause.
+        streak: the charged failures in a row up to now.
+        save: while final: the checkpoint requested before this round ends.
+        fenced: until it is final: members whose key was deleted while workers ran there.
+    """
+
+    number: int
+    state: RoundState
+    cause: Cause
+    previous: int = 0
+    ids: tuple[str, ...] = ()
+    charged: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()
+    coordinator: str = ""
+    successor: str = ""
+    nodes: int = 0
+    world_size: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    master_name: str = ""
+    port_retries: int = 0
+    outcome: Outcome | None = None
+    since_ms: int = 0
+    counts: Counts = Counts()
+    streak: Streak = Streak()
+    save: Save | None = None
+    fenced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Success of every worker of `member` in `round`."""
+
+    round: int
+    member: str
+    name: str
+
+
+prepare(Member, Round, Done)

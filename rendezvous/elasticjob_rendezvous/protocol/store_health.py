@@ -1,0 +1,93 @@
+"""State of a rendezvous store as one client sees it: reachable, unreachable or refusing writes.
+
+No I/O. `elasticjob_rendezvous.store_monitor` probes the store and feeds `StoreHealth`, which
+selects the log lines: a trouble is reported once it has lasted `TOLERATED_SECONDS`, each distinct
+reason of it once, and its end once, with the duration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.protocol.effects import Note
+from elasticjob_rendezvous.protocol.events import Clock
+from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble, shortened
+
+FIRST_SECONDS = 1.2
+"""Pause before the first probe: a starting client has other requests to the store first."""
+PROBE_SECONDS = 0.75
+"""Pause between two probes of a healthy store."""
+LONGEST_PROBE_SECONDS = 1.2
+"""Pause between two probes of a healthy store in a large gang."""
+ANSWER_SECONDS = 1.5
+"""Maximum duration of a probe."""
+TOLERATED_SECONDS = 1.4
+"""Maximum duration of a trouble that is not reported. Less than `ANSWER_SECONDS`: a store that
+does not answer one probe is in trouble. With the pause it leaves a slow machine half a second of
+the 3 s in which a trouble is named."""
+CONFIRM_SECONDS = 0.25
+"""Pause after a failed probe, until the trouble is reported."""
+SPARING_SECONDS = 3.0
+"""Pause while the store refuses the user: each attempt makes etcd hash a password."""
+MOST_REASONS = 16
+"""Maximum number of distinct reasons of one trouble that are reported; further ones are dropped."""
+CONSEQUENCE = "workers that run go on, and no round can change until it is over"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Failed probe. `costly`: each attempt costs the store much."""
+
+    state: StoreState
+    text: str
+    costly: bool = False
+
+
+@dataclass(slots=True)
+class StoreHealth:
+    """State machine of a store's health: probes in, log lines out.
+
+    Attributes:
+        trouble: the reported trouble; None while the store is usable.
+    """
+
+    store: str
+    endpoint: str
+    trouble: StoreTrouble | None = None
+    _first: Clock | None = None
+    _said: set[tuple[StoreState, str]] = field(default_factory=set)
+    _refused: bool = False
+
+    @property
+    def suspected(self) -> bool:
+        """True if the latest probe failed."""
+        return self._first is not None
+
+    def succeeded(self, now: Clock) -> list[Note]:
+        """Take in a successful probe; return the log line if it ends a trouble."""
+        trouble, first, refused = self.trouble, self._first, self._refused
+        self.trouble, self._first, self._refused = None, None, False
+        self._said.clear()
+        if trouble is None or first is None:
+            return []
+        what = "accepts writes again" if refused else "answers again"
+        seconds = now.now - first.now
+        return [Note(f"{self.store} at {self.endpoint} {what} after {seconds:.1f} s")]
+
+    def failed(self, failure: Failed, sent: Clock, now: Clock) -> list[Note]:
+        """Take in a failed probe that was sent at `sent`; return the log line for a new reason."""
+        if self._first is None:
+            self._first = sent
+        if now.now < self._first.now + TOLERATED_SECONDS:
+            return []
+        text = shortened(failure.text) or "no reason given"
+        self._refused = self._refused or failure.state is StoreState.REFUSING
+        self.trouble = StoreTrouble(
+            self.store, failure.state, self.endpoint, text, self._first.utc_ms
+        )
+        # The text of a connection error varies; the store's own messages do not.
+        reason = (failure.state, text if self.trouble.refuses else "")
+        if reason in self._said or len(self._said) >= MOST_REASONS:
+            return []
+        self._said.add(reason)
+        return [Note(f"{self.trouble.sentence}; {CONSEQUENCE}", warning=True)]

@@ -1,0 +1,82 @@
+"""Upkeep of a member without requests: renew, watch, link, probe, vouch, announce. No I/O."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.protocol.coordinator import election
+from elasticjob_rendezvous.protocol.effects import KeepAlive
+from elasticjob_rendezvous.protocol.liveness import leave_notices
+from elasticjob_rendezvous.protocol.liveness.worker_deadlines import vouch
+from elasticjob_rendezvous.protocol.records.members import RoundState
+from elasticjob_rendezvous.protocol.state import EngineState
+
+
+def keep_up(state: EngineState) -> None:
+    """Do what is due now, and set the alarm for what is due later."""
+    state.leave_state.tell(bool(state.leaving), state.worker_group.idle, state.now)
+    _renew(state)
+    _tend_roles(state)
+    vouch(state)
+    leave_notices.tell(state)
+
+
+def _renew(state: EngineState) -> None:
+    lease = state.lease
+    if not lease.id:
+        return
+    if lease.due(state.now):
+        state.effects.append(KeepAlive(lease.id))
+    state.alarm.set(lease.renew_at)
+    if state.now < lease.deadline:
+        state.alarm.set(lease.deadline)
+
+
+def _tend_roles(state: EngineState) -> None:
+    """Become or stop being the coordinator; watch and link accordingly."""
+    stored = state.stored
+    if stored is not None and state.lease.id:
+        state.self_fencing.backed_until = state.lease.deadline
+    leads = stored is not None and state.leader_link.key == stored.key
+    if leads and not state.coordinator.active:
+        election.take_over(state)
+    _tend_watches(state)
+    state.coordinator.peers.inquiry_seconds = 2 * state.keep_alive_seconds
+    if stored is None:
+        if state.worker_group.idle:
+            state.effects += state.leader_link.unlink(state.now)  # nothing is left to vouch for
+    elif state.coordinator.active:
+        _tend_peers(state)
+    else:
+        _tend_leader(state)
+
+
+def _tend_watches(state: EngineState) -> None:
+    """Watch everything as coordinator; else the job's state and the coordinator's key."""
+    watches, leader_link, now, alarm = state.watches, state.leader_link, state.now, state.alarm
+    leads = state.coordinator.active
+    opened = watches.keep_main(state.everything if leads else state.shared, now, alarm)
+    if opened:
+        state.doubt = True
+        state.effects += opened
+    if leads or not leader_link.key:
+        state.effects += watches.keep_leader("", 0, now, alarm)
+    elif not state.doubt and state.link_delay.may_watch(
+        state.round_is(RoundState.FINAL), now, alarm
+    ):
+        state.effects += watches.keep_leader(leader_link.key, leader_link.seen_at, now, alarm)
+
+
+def _tend_peers(state: EngineState) -> None:
+    """Look after the members, as the coordinator."""
+    every = state.lease.ttl_seconds / 3
+    me = state.config.identity.id
+    effects, wake = state.coordinator.peers.tend(state.view, me, state.now, every)
+    state.effects += effects
+    state.alarm.set(wake)
+
+
+def _tend_leader(state: EngineState) -> None:
+    """Look after the link to the coordinator, and probe it, as any other member."""
+    now, alarm = state.now, state.alarm
+    attend = state.link_delay.may_link(state.round_is(RoundState.FINAL), now, alarm)
+    state.effects += state.leader_link.tend(state.view, now, state.doubt, attend)
+    state.effects += state.coordinator.peers.tend_inquiries(state.view, now, alarm)

@@ -1,0 +1,119 @@
+"""Worker group of this node, and the reports of its agent. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from elasticjob_rendezvous.protocol.clock import Alarm
+from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import Round
+
+
+class Workers(StrEnum):
+    NONE = "none"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """State of this node as the agent sees it now.
+
+    Args:
+        ready: workers could be started (the launcher said hello).
+        workers: state of the workers; `round` is their round, and with `NONE` the highest round of
+            which a worker ever ran here.
+        failure: the first failure of `round`, if it failed.
+        done: every worker of `round` ended with success.
+        leaving: reason why this node is about to leave; empty when it stays.
+        master_port: a port held for the next round, fresh after each round.
+        master_served: a store for the workers listens there already.
+        start_ms: duration of the start of the workers of `round`.
+        first_step_ms: duration from there until all of them reached their first step; 0 while
+            unknown.
+        step: the last step that they reported, updated now and then; -1 before the first.
+        checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
+        busy_ms: see `records.Member`.
+        live_until: deadline of the workers that this agent found, on the machine's monotonic
+            clock; None if there were none, or their launcher has no deadline.
+        saves, passed, saved, completed, cold: see `records.Member`.
+    """
+
+    ready: bool = False
+    workers: Workers = Workers.NONE
+    round: int = 0
+    failure: Failure | None = None
+    done: bool = False
+    leaving: str = ""
+    master_port: int = 0
+    start_ms: int = 0
+    first_step_ms: int = 0
+    step: int = -1
+    checkpoint_step: int = -1
+    master_served: bool = False
+    busy_ms: int = 0
+    saves: bool = False
+    passed: int = -1
+    saved: bool = False
+    completed: bool = False
+    cold: str | None = None
+    live_until: float | None = None
+
+
+@dataclass(slots=True)
+class WorkerGroup:
+    """State of the worker group.
+
+    `local` is the agent's last report; workers that it was ordered to start count as starting.
+    """
+
+    local: Local = field(default_factory=Local)
+    _promised: int = 0
+    _told: bool = False
+    _found_round: int = 0
+    _over_since: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True if no worker runs here."""
+        return self.local.workers is Workers.NONE
+
+    def tell(self, local: Local) -> None:
+        """Take in a report of the agent; its first one shows workers that it found at its start."""
+        if not self._told and local.workers is not Workers.NONE:
+            self._found_round = local.round
+        self._told = True
+        self.local = self._with_promise(local)
+
+    def promise(self, number: int) -> None:
+        """Count workers of round `number` as starting from now on, whatever the last report was."""
+        self._promised = max(self._promised, number)
+        self.local = self._with_promise(self.local)
+
+    def _with_promise(self, local: Local) -> Local:
+        if self._promised <= local.round or local.workers is not Workers.NONE:
+            return local
+        return replace(
+            local, workers=Workers.STARTING, round=self._promised, failure=None, done=False
+        )
+
+    def is_late(self, at: Round | None, grace_seconds: float, now: float, alarm: Alarm) -> bool:
+        """Return True if the workers should have stopped long ago, given the current round `at`.
+
+        That is so for workers that were running at the agent's start although their round was
+        over, and once the grace period has passed since this member saw their round end.
+        """
+        number = self.local.round
+        if at is None or self.idle:
+            return False
+        if at.number <= number:
+            self._found_round = 0
+            self._over_since = None
+            return False
+        if self._found_round == number:
+            return True
+        if self._over_since is None:
+            self._over_since = now
+        return alarm.passed(self._over_since + grace_seconds, now)

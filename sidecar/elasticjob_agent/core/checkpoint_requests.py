@@ -1,0 +1,128 @@
+"""Checkpoint requests to this node's workers before a planned stop, and their answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from elasticjob.layout import Request
+from elasticjob_agent.core.model import CheckpointRequest, RequestCheckpoint, State, WorkerGroup
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
+from elasticjob_rendezvous.protocol.directives import Run
+from elasticjob_rendezvous.protocol.records.members import Save
+
+
+def request_checkpoint(state: State) -> tuple[State, tuple[RequestCheckpoint, ...]]:
+    """Forward the rendezvous' save request to the running worker group, each request once."""
+    group, save = state.group, _request(state)
+    if group is None or group.empty or group.order is not None or save is None:
+        return state, ()
+    if group.asked is not None and group.asked.point == save.point:
+        return state, ()
+    first = CheckpointRequest(save.point, group.progress)
+    asked = first if group.asked is None else replace(group.asked, point=save.point)
+    state = replace(state, group=replace(group, asked=asked))
+    return state, (RequestCheckpoint(group.round, Request(save.point, save.seconds)),)
+
+
+def record_answer(
+    asked: CheckpointRequest | None, progress: Mapping[int, WorkerProgress]
+) -> CheckpointRequest | None:
+    """Record the last save point passed: no worker passes another while a request is in place."""
+    if asked is None or asked.passed >= 0:
+        return asked
+    return replace(asked, passed=max((worker.points for worker in progress.values()), default=0))
+
+
+def end_obedient_workers(state: State, now: float) -> State:
+    """Count workers that saved and exited as done if the end of their round does not follow.
+
+    This happens when peers finished before the save point.
+    """
+    until, group = state.obeyed_until, state.group
+    if until is None or group is None or now < until:
+        return state
+    return replace(state, group=replace(group, asked=None))
+
+
+def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
+    """Return True if a leaving node's workers keep running because the job may save first."""
+    if state.hurried or state.leaving_at is None or not _supports_saving(state, group):
+        return False
+    return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
+
+
+def is_unasked(state: State, number: int) -> bool:
+    """Return True if that round's workers want to save before a planned stop but were not asked."""
+    group = state.group
+    if group is None or group.round != number or group.empty or group.asked is not None:
+        return False
+    return _supports_saving(state, group) and _request(state) is None
+
+
+def request_timeout_at(state: State) -> float | None:
+    """Return the monotonic time at which workers stop waiting for a save request and are ended."""
+    group = state.group
+    if group is None or group.empty or group.order is not None or _request(state) is not None:
+        return None
+    if state.leaving_at is None or not waits_to_save(state, group, state.leaving_at):
+        return None
+    return state.leaving_at + ASK_SECONDS
+
+
+def wants_to_save(group: WorkerGroup) -> bool:
+    """Return True if a script here wants to save before a planned stop."""
+    return any(worker.saves for worker in group.progress.values())
+
+
+def completed(group: WorkerGroup) -> bool:
+    """Return True if a worker here has reported a checkpoint since the request."""
+    asked = group.asked
+    if asked is None or asked.point == 0:
+        return False
+    workers = ((asked.before.get(rank), worker) for rank, worker in group.progress.items())
+    return any(
+        _has_saved(before or WorkerProgress(), worker)
+        # Progress in text form has no save points.
+        and (worker.points == 0 or worker.points >= asked.point)
+        for before, worker in workers
+    )
+
+
+def saved(group: WorkerGroup) -> bool:
+    """Return True if all workers here have passed the agreed save point or exited.
+
+    A worker that reports its checkpoints does not count: it may still be writing this one.
+    """
+    asked = group.asked
+    if asked is None or asked.point == 0:
+        return False
+    ended = {found.exit.local_rank for found in group.exits}
+    workers = [(rank, worker) for rank, worker in group.progress.items() if worker.saves]
+    return all(
+        worker.points > asked.point and not asked.before.get(rank, worker).checkpoints
+        for rank, worker in workers
+        if rank not in ended
+    )
+
+
+def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:
+    more = now.checkpoints > before.checkpoints or now.saved_ns != before.saved_ns
+    return more or now.checkpoint_step != before.checkpoint_step
+
+
+def _supports_saving(state: State, group: WorkerGroup) -> bool:
+    """Return True if workers want to save before a planned stop and the round supports it."""
+    directive = state.directive
+    if not isinstance(directive, Run) or group.round != directive.roster.number:
+        return False
+    return directive.asks and wants_to_save(group)
+
+
+def _request(state: State) -> Save | None:
+    """Return the rendezvous' save request for the worker group's round."""
+    directive, group = state.directive, state.group
+    if not isinstance(directive, Run) or group is None or group.round != directive.roster.number:
+        return None
+    return directive.save

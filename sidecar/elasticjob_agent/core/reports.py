@@ -1,0 +1,307 @@
+"""Reports of a node about itself: local state and progress for the rendezvous, and log lines.
+
+Each report of progress is a write to etcd that the coordinator reads, so the interval grows
+with the number of nodes. A new checkpoint is reported sooner: joining nodes may wait for it.
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from elasticjob_agent.core.checkpoint_requests import (
+    completed,
+    is_unasked,
+    record_answer,
+    saved,
+    wants_to_save,
+)
+from elasticjob_agent.core.failures import ending_text
+from elasticjob_agent.core.model import (
+    DirectiveChanged,
+    Event,
+    LeaveRequested,
+    LogLine,
+    ReportedProgress,
+    RuntimeEvent,
+    State,
+    WorkerGroup,
+    WorkersProgressed,
+)
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.worker_runtime import (
+    Hello,
+    LogTrouble,
+    Prepared,
+    WorkerExited,
+    WorkerRuntimeLost,
+)
+from elasticjob_rendezvous.protocol.directives import Directive, Idle, Run, Stop
+from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure
+from elasticjob_rendezvous.protocol.records.members import Cause
+from elasticjob_rendezvous.protocol.worker_group import Local, Workers
+
+STEP_SECONDS = 5.0
+CHECKPOINT_SECONDS = 1.0
+BUSY_METRIC = "busy_seconds"
+"""Metric name for a script's own time per step, excluding waits for peers."""
+MAX_BUSY_SECONDS = 86400.0
+"""Maximum plausible step time; longer and infinite values are discarded."""
+BUSY_MEMORY = 0.9
+"""Weight of the previous average in the exponential smoothing of step times."""
+SECONDS_PER_NODE = 0.05
+"""Report interval per node of the job: all nodes together report at most 20 times a second."""
+
+
+def record_progress(state: State, event: WorkersProgressed, now: float) -> State:
+    """Return the state after progress of the worker group's own round."""
+    group = state.group
+    if group is None or group.round != event.round:
+        return state
+    news = _advancing_fields(event.progress) != _advancing_fields(group.progress)
+    group = replace(group, busy_seconds=_busy(group, event))
+    group = replace(group, progress=event.progress, advanced_at=now if news else group.advanced_at)
+    if event.asked:
+        group = replace(group, asked=record_answer(group.asked, event.progress))
+    return replace(state, group=replace(group, first_step_ms=_first_step_ms(group, event, now)))
+
+
+def _advancing_fields(
+    progress: Mapping[int, WorkerProgress],
+) -> dict[int, tuple[int, int, int, int]]:
+    """Return the fields that advance with training; repeating them does not count as progress."""
+    return {
+        rank: (worker.step, worker.checkpoint_step, worker.checkpoints, worker.points)
+        for rank, worker in progress.items()
+        if worker.step >= 0 or worker.checkpoints or worker.points
+    }
+
+
+def _busy(group: WorkerGroup, event: WorkersProgressed) -> dict[int, float]:
+    """Return the smoothed step times, with the latest step of each worker included."""
+    found = dict(group.busy_seconds)
+    for rank, worker in event.progress.items():
+        said = worker.metrics.get(BUSY_METRIC, -1.0)
+        before = group.progress.get(rank)
+        if 0 <= said <= MAX_BUSY_SECONDS and (before is None or worker.step != before.step):
+            found[rank] = said + (found.get(rank, said) - said) * BUSY_MEMORY
+    return found
+
+
+def _first_step_ms(group: WorkerGroup, event: WorkersProgressed, now: float) -> int:
+    """Return the time from start to the slowest worker's first step; 0 until all have made one."""
+    if group.first_step_ms or not group.started or len(event.progress) < group.slots:
+        return group.first_step_ms
+    firsts = [worker.first_step_ms for worker in event.progress.values()]
+    known = [first for first in firsts if first is not None]
+    if len(known) < len(firsts):
+        return 0
+    since_began = (now - group.began) * 1000 - (event.utc_ms - max(known))
+    return max(1, round(since_began) - group.start_ms)
+
+
+def report_progress(state: State, now: float) -> State:
+    """Update the progress to report if a report is due."""
+    due = report_due_at(state)
+    return (
+        state if due is None or now < due else replace(state, reported_progress=_latest(state, now))
+    )
+
+
+def report_due_at(state: State) -> float | None:
+    """Return the monotonic time of the next report; None if there is nothing new."""
+    reported_progress, latest = state.reported_progress, _latest(state, 0.0)
+    if latest is None:
+        return None
+    if (
+        reported_progress is not None
+        and replace(reported_progress, at=0.0, busy_ms=latest.busy_ms) == latest
+    ):
+        return None
+    if reported_progress is None or reported_progress.round != latest.round:
+        return 0.0
+    saved = latest.checkpoint_step != reported_progress.checkpoint_step
+    return reported_progress.at + max(
+        CHECKPOINT_SECONDS if saved else STEP_SECONDS, SECONDS_PER_NODE * _node_count(state)
+    )
+
+
+def _latest(state: State, now: float) -> ReportedProgress | None:
+    group = state.group
+    if group is None or group.empty or not group.progress:
+        return None
+    workers = group.progress.values()
+    step = max(worker.step for worker in workers)
+    saved = max(worker.checkpoint_step for worker in workers)
+    busy = max(group.busy_seconds.values(), default=0.0)
+    return ReportedProgress(group.round, step, saved, now, round(busy * 1000))
+
+
+def _node_count(state: State) -> int:
+    return len(state.directive.roster.seats) if isinstance(state.directive, Run) else 1
+
+
+REASON_CHARACTERS = 200
+
+
+def local_state(state: State) -> Local:
+    """Return the complete local state, to be reported whenever it changes."""
+    group = state.group
+    training = group if state.busy else None
+    reported_progress = state.reported_progress if training is not None else None
+    if reported_progress is not None and reported_progress.round != state.round:
+        reported_progress = None
+    able = state.hello is not None and not state.gone and state.port > 0
+    able = able and state.prepare_by is None
+    return Local(
+        ready=able,
+        workers=_workers(state),
+        round=state.round,
+        failure=_failure(group),
+        done=group is not None and group.done,
+        leaving=state.leaving,
+        master_port=state.port,
+        master_served=state.served,
+        start_ms=0 if group is None else group.start_ms,
+        first_step_ms=0 if group is None else group.first_step_ms,
+        step=-1 if reported_progress is None else reported_progress.step,
+        checkpoint_step=-1 if reported_progress is None else reported_progress.checkpoint_step,
+        busy_ms=0 if reported_progress is None else reported_progress.busy_ms,
+        saves=training is not None and wants_to_save(training),
+        passed=-1 if training is None or training.asked is None else training.asked.passed,
+        saved=training is not None and saved(training),
+        completed=training is not None and completed(training),
+        cold=_cold(state),
+        live_until=None if state.hello is None else state.hello.live_until,
+    )
+
+
+def _cold(state: State) -> str | None:
+    """Return the cold-start reason; None without warm start or if another agent did the start."""
+    group = state.group
+    if group is None or not group.start_ms or not state.facts.warm_start:
+        return None
+    return group.cold_reason.strip().partition("\n")[0][:REASON_CHARACTERS]
+
+
+def _failure(group: WorkerGroup | None) -> Failure | None:
+    """Return the first failure; an aborted collective only once all workers here have exited.
+
+    The cause of the abort may be another worker of this node that exits a moment later, and the
+    rendezvous keeps the first failure it receives. The workers are being killed in the meantime.
+    """
+    if group is None or group.failure is None:
+        return None
+    echo = group.failure.kind in ECHOES
+    return None if echo and not group.empty else group.failure
+
+
+def _workers(state: State) -> Workers:
+    group = state.group
+    if group is None or not state.busy:
+        return Workers.NONE
+    if group.order is not None:
+        return Workers.STOPPING
+    return Workers.RUNNING if group.started else Workers.STARTING
+
+
+LINE_CHARACTERS = 160
+TOOK_OVER = "took over round"
+"""Begin of the line of an agent that continues a round of its predecessor."""
+
+
+def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:
+    """Yield the log lines for one step."""
+    match event:
+        case DirectiveChanged(directive) if directive != before.directive:
+            yield from _directive_lines(directive, before)
+        case RuntimeEvent(heard):
+            yield from _runtime_lines(before, after, heard)
+        case LeaveRequested(reason) if not after.leaving:
+            yield LogLine(f"ignoring the request to leave, the agent is already ending: {reason}")
+    if after.leaving and not before.leaving:
+        yield LogLine(f"leaving: {after.leaving}")
+    if after.group is not None:
+        yield from _group_lines(before.group, after.group)
+
+
+def _directive_lines(directive: Directive, before: State) -> Iterator[LogLine]:
+    match directive:
+        case Idle(reason):
+            yield LogLine(f"waiting: {reason}")
+        case Stop(number, kill, cause):
+            how = "at once" if kill else f"with {directive.grace_seconds:g} s of grace"
+            yield LogLine(f"stopping workers of round {number} {how}: {cause_text(cause)}")
+            if not kill and is_unasked(before, number):
+                yield LogLine(
+                    f"round {number} stops without the checkpoint that its workers want: all ranks "
+                    "of all nodes must call should_checkpoint or on_leave, and a leaving node "
+                    "needs more than 5 s for it",
+                    warning=True,
+                )
+
+
+def _runtime_lines(before: State, after: State, heard: object) -> Iterator[LogLine]:
+    match heard:
+        case Hello() if after.group is not None and before.group is None:
+            state = "still run" if after.busy else "ended meanwhile"
+            pids = ", ".join(str(pid) for _, pid in sorted(heard.pids.items()))
+            which = f" (pids {pids})" if pids else ""
+            yield LogLine(f"{TOOK_OVER} {after.group.round}: its workers {state}{which}")
+        case WorkerRuntimeLost(reason) if before.ending is None:
+            yield LogLine(f"the launcher is gone: {reason}", warning=not before.leaving)
+        case Prepared(ready, reason):
+            yield LogLine(
+                "workers will start warm" if ready else f"workers will start cold: {reason}"
+            )
+        case LogTrouble(message):
+            yield LogLine(f"worker logs are incomplete: {message}", warning=True)
+        case WorkerExited() if after.group is not None:
+            yield _exit_line(after.group, heard)
+
+
+def _exit_line(group: WorkerGroup, exit_: WorkerExited) -> LogLine:
+    who = f"local rank {exit_.local_rank}"
+    if group.base_rank is not None:
+        who = f"rank {group.base_rank + exit_.local_rank} ({who}, pid {exit_.pid})"
+    failed = group.failure is not None and group.failure.local_rank == exit_.local_rank
+    return LogLine(f"round {exit_.round}: {who} ended: {ending_text(exit_)}", warning=failed)
+
+
+def _group_lines(before: WorkerGroup | None, after: WorkerGroup) -> Iterator[LogLine]:
+    same = before is not None and before.round == after.round
+    known = before if same else None
+    if known is None and not after.started:
+        last = "" if after.base_rank is None else f"-{after.base_rank + after.slots - 1}"
+        yield LogLine(f"round {after.round}: starting ranks {after.base_rank}{last}")
+    if after.started and known is not None and not known.started:
+        how = f"cold: {after.cold_reason}" if after.cold_reason else "warm"
+        yield LogLine(
+            f"round {after.round}: {after.slots} workers run after {after.start_ms} ms, {how}"
+        )
+    if after.failure is not None and (known is None or known.failure != after.failure):
+        failure = after.failure
+        yield LogLine(
+            f"round {after.round}: rank {failure.rank} failed ({failure.kind}): "
+            f"{_first_line(failure.message)}",
+            warning=True,
+        )
+    if after.empty and not (known is not None and known.empty):
+        end = "done" if after.done else "no worker is left"
+        if after.obeyed:
+            end = "workers exited after the requested checkpoint, not counted as success"
+        yield LogLine(f"round {after.round}: {end}")
+
+
+def cause_text(cause: Cause) -> str:
+    """Return a short text for a cause."""
+    names = f" of {', '.join(cause.members)}" if cause.members else ""
+    detail = f": {_first_line(cause.detail)}" if cause.detail else ""
+    return f"{cause.kind}{names}{detail}"
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of a text, cut to the length of a log line."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"

@@ -1,0 +1,251 @@
+"""Composition root: assembles one agent, runs it to its end and explains the end.
+
+The termination message explains an agent's end without etcd; a kubelet keeps 4096 bytes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+from pathlib import Path
+
+from elasticjob_agent import settings as agent_settings
+from elasticjob_agent.api.native_handler import DirectedHandler
+from elasticjob_agent.api.runtime_agent import NodeElasticAgent
+from elasticjob_agent.api.spec import WorkerSpec
+from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.polling.backends import job_handler
+from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
+from elasticjob_agent.settings import AgentSettings, SettingsError
+from elasticjob_agent.status_server import JobReporter, serve_status
+from elasticjob_agent.threads import in_thread
+from elasticjob_agent.worker_runtime import WorkerRuntime
+from elasticjob_rendezvous.api import RendezvousHandler
+from elasticjob_rendezvous.etcd.member import MemberSettings
+from elasticjob_rendezvous.protocol.config import Config, Identity
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+
+TERMINATION_BYTES = 4096
+_CUT = "\n[…]\n"
+
+
+def clip_message(message: str, max_bytes: int = TERMINATION_BYTES) -> str:
+    """Cut the message in the middle: the first lines name the error, the last lines the cause."""
+    raw = message.encode(errors="replace")
+    if len(raw) <= max_bytes:
+        return raw.decode()
+    room = max_bytes - len(_CUT.encode())
+    head = raw[: room // 3].decode(errors="ignore")
+    tail = raw[len(raw) - (room - room // 3) :].decode(errors="ignore")
+    return head + _CUT + tail
+
+
+def write_termination_message(path: Path | None, message: str) -> OSError | None:
+    """Write the message, unless `path` is None.
+
+    Errors are returned, not raised: the agent's end continues.
+    """
+    if path is None:
+        return None
+    try:
+        path.write_bytes(clip_message(message).encode())
+    except OSError as error:
+        return error
+    return None
+
+
+log = logging.getLogger("elasticjob.agent")
+
+NONCE_BYTES = 6
+LAUNCHERS_COMMAND = "launcher"
+"""Placeholder entrypoint: the launcher, not the agent, has the workers' command."""
+MONITOR_SECONDS = 1.0
+SHUTDOWN_SECONDS = 15.0
+
+
+def run_beside_launcher() -> int:
+    """Run the agent of a pod, configured by the environment, and return its exit code."""
+    log_to_standard_error()
+    try:
+        settings = agent_settings.from_environment()
+        handler = job_handler(settings)
+    except SettingsError as error:
+        log.error("%s", error)
+        write_termination_message(agent_settings.told_termination_log(), str(error))
+        return ExitCode.USAGE
+    session = session_nonce()
+    runtime = launcher_runtime(settings, session)
+    ending = asyncio.run(run_agent(settings, runtime, session, handler, to_the_end=True))
+    level = logging.INFO if ending.code is ExitCode.OK else logging.ERROR
+    log.log(level, "%s: %s", settings.name, ending.message)
+    return ending.code
+
+
+def log_to_standard_error(level: int = logging.INFO) -> None:
+    """Log to standard error in lines of time, level, name and message."""
+    _set_log_handler("elasticjob", "%(message)s", level)
+
+
+def _prefix_rendezvous_logs(settings: AgentSettings) -> None:
+    """Prefix the rendezvous library's log lines with the agent's name, which it does not know."""
+    name = settings.name.replace("%", "%%")
+    level = logging.getLogger("elasticjob").level
+    _set_log_handler("elasticjob_rendezvous", f"{name}: %(message)s", level)
+
+
+def _set_log_handler(logger: str, message: str, level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {message}"))
+    target = logging.getLogger(logger)
+    target.handlers = [handler]
+    target.setLevel(level)
+    target.propagate = False
+
+
+def launcher_runtime(settings: AgentSettings, session: str) -> LauncherClient:
+    """Return a client of the launcher in the training container beside this process."""
+    attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
+    return LauncherClient(settings.socket, attach)
+
+
+def session_nonce() -> str:
+    return secrets.token_hex(NONCE_BYTES)
+
+
+def identity_of(settings: AgentSettings) -> Identity:
+    """Return this node's identity in its job."""
+    return Identity(
+        id=settings.member,
+        name=settings.name,
+        address=settings.address,
+        agent_port=0,
+        slots=settings.slots,
+        role=settings.role,
+        node=settings.node,
+    )
+
+
+def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
+    """Return the handler of this node for the job's v3 rendezvous."""
+    config = Config(
+        prefix=settings.prefix,
+        identity=identity_of(settings),
+        session_nonce=session,
+        bounds=settings.bounds,
+        jitter=secrets.randbelow(1000) / 1000,
+        orphan_seconds=settings.orphan_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
+    )
+    member = MemberSettings(
+        endpoints=settings.etcd.endpoints,
+        config=config,
+        job_key=settings.job_key,
+        tls=settings.etcd.tls,
+        user=settings.etcd.user,
+        password=settings.etcd.password,
+        bind_address=settings.bind_address,
+    )
+    return DirectedHandler(member, settings.run_id)
+
+
+def elastic_agent(
+    settings: AgentSettings,
+    runtime: WorkerRuntime,
+    handler: RendezvousHandler,
+    reporter: JobReporter | None = None,
+) -> NodeElasticAgent:
+    """Return this node's agent behind torch's elastic agent API."""
+    bounds = settings.bounds or RendezvousParams(1, 1)
+    spec = WorkerSpec(
+        role=settings.role,
+        local_world_size=settings.slots,
+        rdzv_handler=handler,
+        entrypoint=LAUNCHERS_COMMAND,
+        max_restarts=bounds.max_restarts,
+        monitor_interval=MONITOR_SECONDS,
+        local_addr=settings.address,
+    )
+    return NodeElasticAgent(spec, settings, runtime, None if reporter is None else reporter.stepped)
+
+
+def job_reporter(settings: AgentSettings, session: str, handler: RendezvousHandler) -> JobReporter:
+    """Return the reporter of store problems and, for a job without records in etcd v3, of its
+    status."""
+    return JobReporter(
+        identity_of(settings),
+        session,
+        settings.prefix,
+        settings.bounds or RendezvousParams(1, 1),
+        handler.get_backend(),
+        settings.job_key,
+        getattr(handler, "setting_up", lambda: False),
+    )
+
+
+async def run_agent(
+    settings: AgentSettings,
+    runtime: WorkerRuntime,
+    session: str,
+    handler: RendezvousHandler | None = None,
+    to_the_end: bool = False,
+) -> Ending:
+    """Run an agent to its end, answer probes meanwhile, and write the termination message.
+
+    `handler` replaces the job's rendezvous over etcd v3; it is shut down at the end.
+    `to_the_end`: the process exits right after this, so signals are ignored from then on.
+    """
+    _prefix_rendezvous_logs(settings)
+    used = v3_handler(settings, session) if handler is None else handler
+    reporter = job_reporter(settings, session, used)
+    elastic = elastic_agent(settings, runtime, used, None if handler is None else reporter)
+    reporter.trouble = lambda: elastic.shell.trouble
+    # A kubelet's SIGTERM, which follows the trainer's end, must not interrupt the last writes.
+    with elastic.shell.signals.handling(to_the_end):
+        ending = await _run_and_serve(settings, elastic, reporter)
+        if handler is not None:
+            await _release_handler(handler, ending, elastic.alone)
+        await explain_end(settings, ending)
+    return ending
+
+
+async def _run_and_serve(
+    settings: AgentSettings, elastic: NodeElasticAgent, reporter: JobReporter
+) -> Ending:
+    """Run the agent and its health server."""
+    address, port = settings.bind_address, settings.health_port
+    try:
+        async with serve_status(elastic.shell, address, port, settings.control, reporter):
+            ending = await elastic.run_in_loop()
+            await reporter.end_read()
+            return ending
+    except OSError as error:
+        text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
+        return Ending(ExitCode.USAGE, ExitCode.USAGE, text)
+
+
+async def _release_handler(handler: RendezvousHandler, ending: Ending, alone: bool) -> None:
+    """Release the handler; close the rendezvous only at the job's end.
+
+    Handlers like torch's close the rendezvous on `shutdown`, so otherwise call `leave` if present.
+    """
+    ended = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
+    let_go = (
+        handler.shutdown if ended and not alone else getattr(handler, "leave", handler.shutdown)
+    )
+    for call in (let_go, getattr(handler, "close", None)):
+        try:
+            if call is not None:
+                await in_thread(call, SHUTDOWN_SECONDS)
+        except Exception as error:
+            log.warning("cannot leave the rendezvous: %r", error)
+
+
+async def explain_end(settings: AgentSettings, ending: Ending) -> None:
+    """Write the termination message of the pod."""
+    trouble = await asyncio.to_thread(
+        write_termination_message, settings.termination_log, ending.message
+    )
+    if trouble is not None:
+        log.warning("%s: cannot write the termination message: %s", settings.name, trouble)

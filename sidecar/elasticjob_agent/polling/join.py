@@ -1,0 +1,82 @@
+"""Join of a round, and lookup of the outcome of a job that ended meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob_agent.core.polling import Join, JoinTrouble
+from elasticjob_agent.polling.poll import ENDED_NOTE, read_note, trouble_of
+from elasticjob_agent.polling.round_store import RETRY_SECONDS, TERMINAL_STATE_SYNC_ID, last_member
+from elasticjob_agent.threads import CALL_SECONDS, in_thread
+from elasticjob_rendezvous.api import RendezvousTimeoutError
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.roster import Roster
+
+log = logging.getLogger("elasticjob.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place in a round: the roster with this node, and the round's store if it has one."""
+
+    roster: Roster
+    store: Any
+
+
+class RoundJoiner(Protocol):
+    """Port to join a round, called in a thread; `SimpleElasticAgent` implements it."""
+
+    def join_round(self, charge: bool, restarts: int, least: int) -> Place:
+        """Block until this node has a place in a round numbered above `least`.
+
+        `charge`: the last round ended by a failure to charge; `restarts`: failures charged so far.
+        """
+        ...
+
+
+async def join_round(handler: Any, joiner: RoundJoiner, order: Join, least: int) -> Place:
+    """Join a round; retry after errors if the handler survives a loss of its store.
+
+    Raises any exception of the handler, which may be user code.
+    """
+    began, limit_seconds = time.monotonic(), getattr(handler, "join_seconds", 0.0)
+    while True:
+        try:
+            return await in_thread(lambda: joiner.join_round(order.charge, order.restarts, least))
+        except Exception as error:
+            waited = time.monotonic() - began
+            persists = getattr(handler, "persists", False)
+            # The round lost its store or a node during the join: join the next one.
+            if not persists or trouble_of(error) is not JoinTrouble.ERROR:
+                raise
+            if waited > limit_seconds:
+                raise RendezvousTimeoutError(str(error)) from error
+            log.warning("lost the place in a round while joining, retrying: %r", error)
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def read_outcome(handler: Any, place: Place | None) -> Outcome | None:
+    """Return the job's outcome as recorded in the store of this node's last round or a newer one.
+
+    None if there is no record: the job was stopped, or ended by agents that write no notes.
+    """
+
+    def look() -> Outcome | None:
+        stores = [] if place is None or place.store is None else [place.store]
+        stores += getattr(handler, "last_stores", list)()
+        for store in stores:
+            if text := read_note(store, ENDED_NOTE):
+                return Outcome(OutcomeKind.FAILED, text)
+        last = last_member(TERMINAL_STATE_SYNC_ID)
+        done = any(store.check([last]) for store in stores)
+        return Outcome(OutcomeKind.SUCCEEDED) if done else None
+
+    try:
+        return await in_thread(look, CALL_SECONDS)
+    except Exception as error:
+        log.warning("cannot read the job's outcome: %r", error)
+        return None

@@ -1,0 +1,1 @@
+"""Worker runtimes: a pod's launcher, a launcher below the agent, and forks of the agent."""

@@ -1,0 +1,162 @@
+"""Function entrypoint: a Python function as a worker, passed to its process through files.
+
+The worker writes its return value to a file, or an error file in the format of torch's `record`.
+The folder must be accessible to the agent's user alone, since its content is executed.
+
+Not in `api`: a worker must not import everything that the agent needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing.context
+import multiprocessing.spawn
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+from elasticjob_agent.core.worker_environment import ERROR_FILE
+
+PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from elasticjob_agent.runtimes.function_entrypoint import main; main()"
+)
+PACKAGES = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall:
+    """A function and its arguments. `${local_rank}` in a string argument is replaced."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    def arguments(self, local_rank: int) -> tuple[Any, ...]:
+        return with_local_rank(self.args, local_rank)
+
+
+def with_local_rank(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
+    """Return the arguments with `${local_rank}` replaced; any other `$` is kept."""
+    return tuple(
+        arg.replace("${local_rank}", str(local_rank)) if isinstance(arg, str) else arg
+        for arg in args
+    )
+
+
+class CallFolder:
+    """Folder of a pickled call and its results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def call(self) -> Path:
+        return self.path / "call.pickle"
+
+    def returned(self, number: int, local_rank: int) -> Path:
+        """Return the path of one worker's pickled return value in a round."""
+        return self.path / f"returned-{number}-{local_rank}.pickle"
+
+    def value(self, number: int, local_rank: int) -> Any:
+        """Return a worker's return value; None if it did not return, e.g. after `sys.exit(0)`."""
+        try:
+            return pickle.loads(self.returned(number, local_rank).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def write(self, call: FunctionCall) -> tuple[int, ...]:
+        """Pickle a call for spawned processes; return the descriptors they must inherit.
+
+        As with multiprocessing's spawn, functions are pickled by name, and arguments may contain
+        pipes, queues and locks. Raises the errors of pickle.
+        """
+        carrier = _Carrier()
+        former = multiprocessing.context.get_spawning_popen()
+        multiprocessing.context.set_spawning_popen(carrier)  # type: ignore[arg-type]
+        try:
+            with self.call.open("wb") as file:
+                reduction.dump(multiprocessing.spawn.get_preparation_data("worker"), file)
+                reduction.dump(call, file)
+        finally:
+            multiprocessing.context.set_spawning_popen(former)
+        return tuple(carrier.descriptors)
+
+    def command(self) -> tuple[str, ...]:
+        """Return the command that runs the call; the caller appends round and local rank."""
+        return (sys.executable, "-u", "-c", PROGRAM, str(PACKAGES), str(self.path))
+
+
+class _Carrier:
+    """Stand-in for multiprocessing's spawn process: records the descriptors to inherit."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        self.descriptors.append(descriptor)
+        return descriptor
+
+    class DupFd:
+        """Descriptor that has the same number in the worker."""
+
+        def __init__(self, descriptor: int) -> None:
+            self._descriptor = descriptor
+
+        def detach(self) -> int:
+            return self._descriptor
+
+
+def main() -> None:
+    """Run the call as a worker process that `CallFolder.command` started."""
+    folder, number, local_rank = sys.argv[1:4]
+    del sys.argv[1:]
+    place = CallFolder(Path(folder))
+    with place.call.open("rb") as file:
+        multiprocessing.spawn.prepare(pickle.load(file))
+        call: FunctionCall = pickle.load(file)
+    sys.exit(
+        run_call(call, place.returned(int(number), int(local_rank)), int(local_rank), os.environ)
+    )
+
+
+def run_call(
+    call: FunctionCall, returned: Path, local_rank: int, environ: Mapping[str, str]
+) -> int:
+    """Call the function, store its return value or error, and return the exit code."""
+    try:
+        value = call.function(*call.arguments(local_rank))
+        draft = returned.with_suffix(".draft")
+        draft.write_bytes(pickle.dumps(value))
+        draft.replace(returned)
+    except SystemExit as end:
+        return _code(end)
+    except BaseException as error:
+        traceback.print_exc()
+        _report(error, environ.get(ERROR_FILE, ""))
+        return 1
+    return 0
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _report(error: BaseException, path: str) -> None:
+    """Write the error file, unless the function wrote one itself."""
+    if not path or Path(path).exists():
+        return
+    extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+    message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}))

@@ -1,0 +1,425 @@
+"""Agent started by hand: options of `elasticjob agent`, named as torchrun's, and preflight check.
+
+The options give settings and the workers' command. The preflight check ends early if etcd does
+not answer or the run is closed. In a pod the agent waits for etcd instead, and an operator
+chooses the incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from elasticjob_agent.rdzv_conf import Conf, read_conf
+from elasticjob_agent.settings import (
+    AgentSettings,
+    Backend,
+    EtcdAccess,
+    LogSettings,
+    SettingsError,
+    endpoints_of,
+    told_termination_log,
+    visible_devices,
+    warm_start_of,
+)
+from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
+from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
+from elasticjob_rendezvous.etcd.errors import EtcdError, InvalidConfiguration, Retryable
+from elasticjob_rendezvous.etcd.reach import address_of, address_towards
+from elasticjob_rendezvous.links.wire import run_key
+from elasticjob_rendezvous.protocol.kv import Range
+from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import Round, RoundState
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.text import bounded, echoed
+
+
+def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
+    """Return the command of each worker. Raises `SettingsError` if it cannot be run."""
+    here = _current_folder()
+    if not words or not words[0]:
+        raise SettingsError(
+            "no command: give a script, -m and a module, or --no-python and a program"
+        )
+    if module and no_python:
+        raise SettingsError("-m and --no-python must not be given together")
+    program, *arguments = words
+    if no_python:
+        if shutil.which(program) is None:
+            raise SettingsError(f"{echoed(program)} is not a program that can be run")
+        return (program, *arguments)
+    if module:
+        top = program.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [str(here), *sys.path]) is None:
+            raise SettingsError(
+                f"-m {bounded(program)}: there is no module {echoed(top)} here or installed"
+            )
+        return (sys.executable, "-u", "-m", program, *arguments)
+    path = Path(program)
+    if not path.exists():
+        raise SettingsError(f"the script {echoed(program)} does not exist (looked in {here})")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise SettingsError(f"{echoed(program)} is a folder without a __main__.py, not a script")
+    return (sys.executable, "-u", program, *arguments)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:  # programs fail in confusing ways in a removed folder
+        raise SettingsError("the current folder was removed: change to another one") from error
+
+
+NAMESPACE = "default"
+CONNECT_SECONDS = 30.0
+"""Default time to wait for etcd v3 at the start."""
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
+_GPU = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Command-line options, not validated."""
+
+    nnodes: str
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_id: str
+    rdzv_conf: str
+    max_restarts: int
+    local_addr: str
+    role: str
+    log_dir: str
+    name: str
+    no_python: bool
+    module: bool
+    command: tuple[str, ...]
+    warm_start: str = "auto"
+    warm_start_modules: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneAgent:
+    """Settings and command of an agent whose workers are its own children."""
+
+    settings: AgentSettings
+    command: tuple[str, ...]
+    connect_seconds: float
+
+    @property
+    def hung_agent_seconds(self) -> float:
+        """Maximum time that workers outlive a hang of this agent, in seconds.
+
+        With etcd v3 they also have a deadline, which the agent's evidence of its lease extends.
+        """
+        settings = self.settings
+        if settings.backend is not Backend.ETCD or settings.bounds is None:
+            return settings.orphan_seconds
+        return max(settings.orphan_seconds, settings.bounds.keep_alive_seconds)
+
+
+def standalone_agent(options: Options) -> StandaloneAgent:
+    """Validate the options and convert them to settings. Raises `SettingsError`."""
+    command = worker_command(options.command, options.module, options.no_python)
+    least, most = _nodes(options.nnodes)
+    backend = _backend(options.rdzv_backend)
+    if options.max_restarts < 0:
+        raise SettingsError(f"--max-restarts must be 0 or more, got {options.max_restarts}")
+    conf = read_conf(options.rdzv_conf, backend)
+    run_id = _run_id(options.rdzv_id)
+    name = _named("--name", options.name or f"{socket.gethostname()}-{os.getpid()}")
+    etcd = _etcd(options.rdzv_endpoint, conf, backend)
+    address = _address(options.local_addr, etcd)
+    prefix = job_prefix(NAMESPACE, run_id, conf.incarnation)
+    loopback = ip_address(address).is_loopback
+    everywhere = "::" if ":" in address else "0.0.0.0"
+    settings = AgentSettings(
+        prefix=prefix,
+        run_id=run_id,
+        member=secrets.token_hex(8),
+        name=name,
+        address=address,
+        etcd=etcd,
+        job_key=run_key(prefix, etcd.user, etcd.password),
+        slots=slots_of(options.nproc_per_node),
+        node=socket.gethostname(),
+        role=options.role,
+        bounds=RendezvousParams(
+            min_nodes=least,
+            max_nodes=most,
+            increment=conf.increment,
+            max_restarts=options.max_restarts,
+            join_timeout_seconds=conf.timeout,
+            last_call_seconds=conf.last_call_timeout,
+            keep_alive_seconds=conf.lost_seconds,
+            confirm_seconds=conf.confirm,
+            settle_seconds=conf.settle,
+            stop_grace_seconds=conf.stop_grace,
+            scale_up_wait_seconds=conf.scale_up_wait,
+            leave_seconds=conf.leave_grace,
+        ),
+        # Agents of one run may share the folder, so each gets a subfolder.
+        logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),
+        stop_grace_seconds=conf.stop_grace,
+        hang_seconds=conf.hang_timeout,
+        bind_address=address if loopback else everywhere,
+        termination_log=told_termination_log(),
+        announce=False,  # the CLI command prints the outcome once
+        backend=backend,
+        rendezvous_id=run_id,
+        hosts_store=_hosts(conf),
+        warm_start=warm_start_of(options.warm_start, options.warm_start_modules, "--warm-start"),
+        backend_options=conf.backend_options,
+    )
+    patience = CONNECT_SECONDS if conf.connect_timeout is None else conf.connect_timeout
+    return StandaloneAgent(settings, command, patience)
+
+
+def _backend(text: str) -> Backend:
+    """Return the backend. `elasticjob`, the name of torchrun's plug-in, means the v3 API too."""
+    try:
+        return Backend.ETCD if text == "elasticjob" else Backend(text)
+    except ValueError as error:
+        known = "etcd (the v3 API), etcd-v2 (the v2 API, which torchrun calls etcd) or c10d"
+        raise SettingsError(f"--rdzv-backend must be {known}, got {echoed(text)}") from error
+
+
+def _hosts(conf: Conf) -> bool | None:
+    """Return True if this agent hosts the c10d store; None to decide by the endpoint's address."""
+    match conf.is_host.lower():
+        case "":
+            return None
+        case "true" | "1" | "yes":
+            return True
+        case "false" | "0" | "no":
+            return False
+    raise SettingsError(f"--rdzv-conf is_host must be true or false, got {echoed(conf.is_host)}")
+
+
+def slots_of(text: str) -> int:
+    """Return the number of workers per node.
+
+    `auto` is the number of GPUs visible to workers, or 1 without any; `gpu`, `cpu` and a number
+    are accepted as well.
+    """
+    gpus = _gpus()
+    match text:
+        case "auto":
+            return gpus or 1
+        case "gpu" if gpus:
+            return gpus
+        case "gpu":
+            raise SettingsError("--nproc-per-node=gpu: there is no NVIDIA GPU on this machine")
+        case "cpu":
+            return len(os.sched_getaffinity(0))
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
+        raise SettingsError(
+            "--nproc-per-node must be auto, gpu, cpu or a number from 1 to 1024, "
+            f"got {echoed(text)}"
+        )
+    return int(text)
+
+
+def _gpus() -> int:
+    devices = sum(bool(_GPU.fullmatch(entry.name)) for entry in Path("/dev").iterdir())
+    visible = visible_devices()
+    if visible is None:
+        return devices
+    return min(devices, len([part for part in visible.split(",") if part.strip()]))
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least_text, colon, most_text = text.partition(":")
+    parts = (least_text, most_text if colon else least_text)
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingsError(f"--nnodes must be MIN:MAX or a number, got {echoed(text)}")
+    least, most = int(parts[0]), int(parts[1])
+    if not 1 <= least <= most:
+        raise SettingsError(f"--nnodes must have 1 <= MIN <= MAX, got {echoed(text)}")
+    return least, most
+
+
+def _run_id(text: str) -> str:
+    if not text:
+        raise SettingsError("--rdzv-id must be given: all agents of one run share it")
+    if not _RUN_ID.fullmatch(text):
+        raise SettingsError(
+            "--rdzv-id must be letters, digits, spaces, '.', '_' and '-', at most 253, beginning "
+            f"and ending with a letter or digit; got {echoed(text)}"
+        )
+    return text
+
+
+def _named(option: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise SettingsError(
+            f"{option} must be letters, digits, '.', '_' and '-', at most 253, beginning and "
+            f"ending with a letter or digit; got {echoed(text)}"
+        )
+    return text
+
+
+def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
+    if backend is Backend.C10D:
+        return EtcdAccess((_store_endpoint(text),))
+    if not text:
+        raise SettingsError("--rdzv-endpoint must name etcd, such as host:2379")
+    endpoints = endpoints_of(text, "--rdzv-endpoint")
+    for path in (conf.cacert, conf.cert, conf.key, conf.password_file):
+        if path and not Path(path).is_file():
+            raise SettingsError(f"--rdzv-conf names a file that does not exist: {echoed(path)}")
+    if bool(conf.cert) != bool(conf.key):
+        raise SettingsError("--rdzv-conf must give cert and key together")
+    password = _password(conf.password_file) if conf.password_file else conf.password
+    if bool(conf.user) != bool(password):
+        raise SettingsError("--rdzv-conf must give user and password (or password_file) together")
+    if conf.protocol not in ("", "http", "https"):
+        raise SettingsError(
+            f"--rdzv-conf protocol must be http or https, got {echoed(conf.protocol)}"
+        )
+    wants_tls = conf.protocol == "https" or bool(conf.cacert or conf.cert or conf.server_name)
+    if wants_tls and conf.protocol == "http":
+        raise SettingsError("--rdzv-conf has TLS files, so protocol must be https")
+    tls = None
+    if wants_tls:
+        names = (conf.cacert, conf.cert, conf.key, conf.server_name)
+        tls = Tls(*(name or None for name in names))
+    try:
+        for endpoint in endpoints:
+            parse_endpoint(endpoint, tls)
+    except InvalidConfiguration as error:
+        raise SettingsError(f"--rdzv-endpoint {error.endpoint}: {error.detail}") from error
+    return EtcdAccess(endpoints, tls, conf.user or None, password or None)
+
+
+def _password(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        told = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        told = "is not UTF-8 text"
+    raise SettingsError(f"--rdzv-conf password_file {echoed(path)} {told}")
+
+
+def _store_endpoint(text: str) -> str:
+    """Return host and port of the c10d store; as with torchrun, this machine by default."""
+    try:
+        host, port = parse_store_endpoint(text, DEFAULT_C10D_PORT)
+    except ValueError as error:
+        raise SettingsError(f"--rdzv-endpoint: {error}") from error
+    if not 0 < port < 65536:
+        raise SettingsError(f"--rdzv-endpoint must have a port from 1 to 65535, got {echoed(text)}")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address(local_addr: str, etcd: EtcdAccess) -> str:
+    """Return the address at which peers reach this machine.
+
+    Without `--local-addr` it is the local address of a connection to etcd.
+    """
+    host, port = local_addr, 0
+    if not host:
+        target = etcd.endpoints[0].rpartition("://")[2]
+        host, _, number = target.rpartition(":")
+        host, port = host.strip("[]"), int(number or DEFAULT_PORT)
+    try:
+        return address_of(local_addr) if local_addr else address_towards(host, port)
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name has no IDNA form
+        if local_addr:
+            raise SettingsError(
+                f"--local-addr {echoed(local_addr)} is not an address: {error}"
+            ) from error
+        raise SettingsError(
+            f"--rdzv-endpoint: {echoed(host)} cannot be reached from here ({error}); correct it, "
+            "or give --local-addr if only this machine's own address cannot be found"
+        ) from error
+
+
+def _log_folder(log_dir: str, name: str) -> Path | None:
+    if not log_dir:
+        return None
+    folder = Path(log_dir).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"--log-dir {echoed(log_dir)} is not a folder")
+    return folder / name
+
+
+log = logging.getLogger("elasticjob.agent")
+
+ATTEMPT_SECONDS = 3.0
+
+
+class PreflightError(Exception):
+    """The agent cannot join; the text names the cause and the fix."""
+
+
+async def preflight_check(settings: AgentSettings, connect_seconds: float) -> None:
+    """Wait up to `connect_seconds` for etcd, then check that the run is open.
+
+    Raises:
+        PreflightError: etcd does not answer, or the run is closed.
+    """
+    deadline = time.monotonic() + connect_seconds
+    try:
+        async with Client(
+            settings.etcd.endpoints,
+            tls=settings.etcd.tls,
+            user=settings.etcd.user,
+            password=settings.etcd.password,
+            request_timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, connect_seconds)),
+        ) as client:
+            round_ = await _read_round(client, settings, deadline)
+    except Retryable as error:
+        where = ", ".join(settings.etcd.endpoints)
+        problem = f"no etcd answered at {where} within {connect_seconds:g} s"
+        raise PreflightError(f"{problem}: {error}") from error
+    except EtcdError as error:
+        raise PreflightError(str(error)) from error
+    if round_ is not None and round_.state is RoundState.CLOSED:
+        raise PreflightError(_closed(settings, round_))
+
+
+async def _read_round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:
+    key = Keys(settings.prefix).round
+    said = False
+    while True:
+        try:
+            found = await client.range(Range(key))
+            break
+        except Retryable as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not said:
+                log.warning("%s: %s; retrying", settings.name, error)
+                said = True
+            await asyncio.sleep(error.delay_seconds)
+    try:
+        return decode(Round, key, found.kvs[0].value) if found.kvs else None
+    except MalformedRecord as error:
+        raise PreflightError(str(error)) from error
+
+
+def _closed(settings: AgentSettings, round_: Round) -> str:
+    how = f" ({round_.outcome.kind})" if round_.outcome is not None else ""
+    incarnation = int(settings.prefix.rstrip("/").rpartition("/")[2])
+    return (
+        f"the run {settings.run_id!r} is closed{how} and cannot continue. For a new run give "
+        f"a --rdzv-id of its own, or --rdzv-conf incarnation={incarnation + 1} on every agent"
+    )

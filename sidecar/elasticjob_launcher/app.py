@@ -1,0 +1,393 @@
+"""Launcher process: attached agent, worker deadlines, probes and the exit.
+
+With an agent attached, the launcher only obeys it. Without one, it lets the workers continue for a
+limited time, forwards SIGTERM to them, and kills them if no agent returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.probe import ProbeServer, answer, newer_round, permission
+from elasticjob_launcher.processes.output import Output
+from elasticjob_launcher.processes.process_info import kill_descendants, open_pidfd
+from elasticjob_launcher.processes.spawn import become_subreaper, spawn
+from elasticjob_launcher.processes.starter import Starter, StoreProcesses
+from elasticjob_launcher.processes.workers import Workers
+from elasticjob_launcher.settings import Settings, worker_environment
+from elasticjob_launcher.sockets import AgentServer, Connection
+from elasticjob_launcher.watchdog import SILENT_SECONDS, AgentLiveness, Deadline
+from elasticjob_launcher.wire import (
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Heartbeat,
+    Prepare,
+    Release,
+    Signal,
+    Start,
+    Stop,
+    WireError,
+    parse_request,
+)
+from elasticjob_launcher.zygote.manager import ZygoteManager
+
+if TYPE_CHECKING:
+    from elasticjob_launcher.processes.spawn import Spawn
+    from elasticjob_launcher.wire import Request
+
+FLUSH_SECONDS = 2.0
+SWEEP_SECONDS = 5.0
+LIFELINE_CHECK_SECONDS = 1.0
+TERMINATION_MESSAGE_BYTES = 4096
+EXIT_AGENT_LOST = 1
+
+
+class Launcher:
+    """Launcher process; `run` returns its exit code.
+
+    `start` replaces the function that starts a worker. `init_fd` becomes readable when the init
+    process dies.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        start: Spawn | None = None,
+        init_fd: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._init_fd = init_fd
+        self._loop = Loop()
+        self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
+        self._env = worker_environment(environ, settings.library)
+        # A custom `start` has no command to preload for.
+        self._zygote = None if start is not None else self._new_zygote()
+        self._stores = self._new_stores(self._zygote)
+        cold = start or partial(spawn, keep_fds=settings.keep_fds)
+        starter = Starter(cold, self._zygote, self._stores)
+        self._workers = Workers(self._loop, self._output, self._env, self._tell, starter)
+        self._cwd = str(Path.cwd())
+        self._attach = Attach("", "", b"", settings.orphan_seconds)
+        self._agent: Connection | None = None
+        self._liveness = AgentLiveness()
+        self._orphan_timer: Timer | None = None
+        self._deadline = Deadline(self._loop, self._deadline_passed)
+        self._signalled: int | None = None
+        self._ending = False
+        self._exit_code: int | None = None
+        self._log_trouble: str | None = None
+        self._server: AgentServer | None = None
+        self._probe: ProbeServer | None = None
+
+    def _new_zygote(self) -> ZygoteManager:
+        return ZygoteManager(
+            self._loop,
+            self._output,
+            self._env,
+            self._settings.keep_fds,
+            self._settings.zygote,
+            self._zygote_settled,
+        )
+
+    def _new_stores(self, zygote: ZygoteManager | None) -> StoreProcesses | None:
+        if zygote is None:
+            return None
+        return StoreProcesses(self._loop, zygote, self._store_spare)
+
+    def run(self) -> int:
+        become_subreaper()
+        self._loop.on_signal(signal.SIGCHLD, self._workers.reap)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.on_signal(signum, partial(self._asked_to_end, signum))
+        self._follow_lifeline()
+        if self._init_fd is not None:
+            self._loop.watch(self._init_fd, lambda: self._end(EXIT_AGENT_LOST))
+        if self._settings.probe_port is not None:
+            address, port = self._settings.probe_address, self._settings.probe_port
+            self._probe = ProbeServer(
+                self._loop, address, port, self._probed, self._permitted, self._output.say
+            )
+        self._listen()
+        self._loop.run()
+        return self._finish()
+
+    def _listen(self) -> None:
+        if self._settings.agent_fd is None:
+            path = self._settings.socket_path
+            self._server = AgentServer(self._loop, path, self._connected, self._output.say)
+        else:
+            sock = socket.socket(fileno=self._settings.agent_fd)
+            self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
+
+    def _follow_lifeline(self) -> None:
+        """End when the process named in the settings ends, for any reason."""
+        pid = self._settings.lifeline_pid
+        if not pid:
+            return
+        try:
+            fd = open_pidfd(pid)
+        except ProcessLookupError:
+            self._end(EXIT_AGENT_LOST)
+            return
+        if fd is not None:
+            self._loop.watch(fd, lambda: self._end(EXIT_AGENT_LOST))
+        else:  # a kernel before 5.3
+            self._loop.call_later(LIFELINE_CHECK_SECONDS, self._follow_lifeline)
+
+    # --- agents
+
+    def _connected(self, connection: Connection) -> None:
+        connection.on_message = lambda message: self._received(connection, message)
+        connection.on_closed = lambda: self._disconnected(connection)
+
+    def _received(self, connection: Connection, message: dict[str, Any]) -> None:
+        asked = parse_request(message)
+        if isinstance(asked, Attach):
+            self._attached(connection, asked)
+        elif connection is not self._agent:
+            raise WireError("the first message must be `attach`")
+        else:
+            self._obey(asked)
+
+    def _attached(self, connection: Connection, attach: Attach) -> None:
+        if self._attach.member not in ("", attach.member):
+            raise WireError(
+                f"this launcher belongs to member {self._attach.member!r}, not to "
+                f"{attach.member!r}: connect to the launcher of your own node"
+            )
+        previous, self._agent = self._agent, connection
+        if previous is not None and previous is not connection:
+            previous.send({"type": "taken_over", "session": attach.session})
+            previous.close_when_sent()
+        if attach.orphan_seconds is None:
+            attach = attach._replace(orphan_seconds=self._settings.orphan_seconds)
+        self._attach = attach
+        self._liveness.attached(attach.session)
+        self._deadline.attached(attach.deadlines)
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        connection.send(self._hello())
+        if self._log_trouble is not None:
+            connection.send({"type": "log_trouble", "message": self._log_trouble})
+        if self._signalled is not None:
+            connection.send({"type": "launcher_signalled", "signum": self._signalled})
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "type": "hello",
+            "argv": list(self._settings.argv),
+            "pid": os.getpid(),
+            "python": sys.executable,
+            "cwd": self._cwd,
+            "probe_port": self._probe.port if self._probe is not None else 0,
+            "running": self._workers.running_round,
+            "pids": {str(rank): pid for rank, pid in self._workers.running_pids.items()},
+            "exits": self._workers.exits,
+            "env_names": sorted(self._env),
+            "warms": True,
+            "hears_beats": True,
+            "save_signal": self._settings.save_signal,
+            "live_seconds": self._deadline.live_seconds,
+        }
+
+    def _obey(self, asked: Request) -> None:
+        if isinstance(asked, Heartbeat):
+            self._liveness.heard()
+            self._deadline.heard(asked.at, asked.live_seconds)
+            self._watch_over_orphans()
+        elif isinstance(asked, Prepare):
+            if self._zygote is not None and not self._ending:
+                self._zygote.prepare(asked)
+            else:
+                self._zygote_settled(False, "workers of this launcher are not started by command")
+        elif isinstance(asked, Start):
+            self._start(asked)
+        elif isinstance(asked, Stop):
+            self._workers.stop(asked.round, asked.grace_seconds, asked.dump)
+        elif isinstance(asked, Signal):
+            caught = asked.signum == self._settings.save_signal
+            self._workers.signal(asked.round, asked.signum, caught)
+        elif isinstance(asked, Release):
+            self._released(asked)
+
+    def _start(self, asked: Start) -> None:
+        if self._ending:
+            message = "the launcher is ending"
+            self._tell({"type": "start_refused", "round": asked.round, "message": message})
+        elif self._liveness.may_start(asked.round) or self._workers.running_round is not None:
+            self._deadline.heard(asked.beat.at, asked.beat.live_seconds)
+            self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
+            self._deadline.watch()
+        else:  # not a failure: the other nodes have started a newer round, or are about to
+            self._output.say(
+                f"not starting round {asked.round}: "
+                "its agent was unresponsive and other nodes may have moved on"
+            )
+            self._tell({"type": "stopped", "round": asked.round})
+
+    def _disconnected(self, connection: Connection) -> None:
+        if connection is not self._agent:
+            return
+        self._agent = None
+        self._liveness.left()
+        if self._settings.agent_fd is not None:
+            self._end(EXIT_AGENT_LOST)
+        elif self._signalled is not None:
+            self._end_by_myself(self._signalled)
+        elif self._workers.running_round is not None:
+            self._watch_over_orphans()
+
+    def _watch_over_orphans(self) -> None:
+        """Restart the timer that limits the workers' life without an agent."""
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        seconds = self._attach.orphan_seconds or 0.0
+        self._orphan_timer = self._loop.call_later(seconds, self._orphaned)
+
+    def _orphaned(self) -> None:
+        running = self._workers.running_round
+        if running is not None and not self._liveness.present:
+            said = "no agent came back" if self._agent is None else "the agent was silent"
+            self._output.say(
+                f"{said} for {self._attach.orphan_seconds:g} s: "
+                f"killing the workers of round {running}"
+            )
+            self._workers.stop_unasked(running)
+
+    def _deadline_passed(self) -> None:
+        """Kill the workers after their deadline: other nodes may now start a newer round."""
+        running = self._workers.running_round
+        if running is not None:
+            self._output.say(
+                f"killing the workers of round {running}: "
+                "no confirmation in time that it is the newest round"
+            )
+            self._workers.stop_unasked(running)
+
+    def _permitted(self, said: dict[str, Any], nonce: str, asked_at: float) -> None:
+        """Extend the workers' deadline on a coordinator's permission; it keeps the member's lease.
+
+        A responsive agent with its own evidence takes precedence.
+        """
+        given = permission(said, self._attach.job_key, nonce)
+        if given is None or (self._liveness.present and self._deadline.told):
+            return
+        number, live_seconds = given
+        if number == self._workers.running_round:
+            orphan_seconds = self._attach.orphan_seconds or 0.0
+            self._deadline.permitted(asked_at, live_seconds, orphan_seconds)
+
+    # --- events
+
+    def _zygote_settled(self, ready: bool, reason: str) -> None:
+        """Report the zygote to the agent, together with the store, which takes only a moment."""
+        if ready and self._stores is not None and not self._stores.spare_port:
+            self._stores.refill(lambda: self._tell_zygote(True, ""))
+        else:
+            self._tell_zygote(ready, reason)
+
+    def _tell_zygote(self, ready: bool, reason: str) -> None:
+        if self._stores is not None and self._stores.spare_port:
+            self._store_spare(self._stores.spare_port)
+        self._tell({"type": "standby", "ready": ready, "reason": reason})
+
+    def _store_spare(self, port: int) -> None:
+        self._tell({"type": "store", "port": port})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._agent is not None:
+            self._agent.send(event)
+        if event["type"] == "stopped" and self._ending:
+            self._end(128 + (self._signalled or signal.SIGTERM))
+
+    def _trouble(self, message: str) -> None:
+        if self._log_trouble is None:
+            self._log_trouble = message
+            self._output.say(message)
+            self._tell({"type": "log_trouble", "message": message})
+
+    def _probed(self, question: dict[str, Any], nonce: str) -> dict[str, Any]:
+        running = self._workers.running_round
+        newest = newer_round(question, self._attach.job_key)
+        present = self._liveness.present
+        if not present:
+            self._liveness.told_absent(newest, running is not None)
+            if running is not None and running < newest:
+                self._workers.stop_unasked(running)
+        body: dict[str, Any] = {
+            "member": self._attach.member,
+            "session": self._attach.session,
+            "round": self._workers.running_round,
+            "workers": len(self._workers.running_pids),
+            "agent_attached": present,
+        }
+        live_seconds = self._deadline.live_seconds
+        if running is not None and live_seconds is not None:
+            body["live_seconds"] = round(live_seconds + 0.0005, 3)
+        if nonce:
+            body["nonce"] = nonce
+        return answer(question, self._attach.job_key, body)
+
+    # --- the end
+
+    def _asked_to_end(self, signum: int) -> None:
+        first, self._signalled = self._signalled is None, signum
+        if self._agent is not None:
+            self._tell({"type": "launcher_signalled", "signum": signum})
+        if first or self._agent is None:
+            self._end_unless_an_agent_does()
+
+    def _end_unless_an_agent_does(self) -> None:
+        """End the launcher if the agent is silent; check again in case it hangs before it acts."""
+        if self._liveness.present:
+            self._loop.call_later(SILENT_SECONDS, self._end_unless_an_agent_does)
+        else:
+            self._end_by_myself(self._signalled or signal.SIGTERM)
+
+    def _end_by_myself(self, signum: int) -> None:
+        running = self._workers.running_round
+        if running is None:
+            self._end(128 + signum)
+            return
+        self._ending = True
+        name = signal.Signals(signum).name
+        self._output.say(f"stopping the workers: {name} received and no agent responds")
+        self._workers.stop(running, self._settings.stop_grace_seconds)
+
+    def _released(self, asked: Release) -> None:
+        if asked.message:
+            self._output.say(asked.message)
+            self._write_termination_message(asked.message)
+        self._end(asked.exit_code)
+
+    def _write_termination_message(self, message: str) -> None:
+        path = Path(self._settings.termination_log)
+        with contextlib.suppress(OSError):
+            if path.exists():  # created by the kubelet only
+                path.write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
+
+    def _end(self, exit_code: int) -> None:
+        if self._exit_code is None:
+            self._exit_code = exit_code
+        self._loop.stop()
+
+    def _finish(self) -> int:
+        running = self._workers.running_round
+        if running is not None:
+            self._workers.stop(running, 0)
+        kill_descendants(SWEEP_SECONDS)
+        self._workers.drain()
+        if self._server is not None:
+            self._server.close()
+        self._output.flush(FLUSH_SECONDS)
+        return self._exit_code if self._exit_code is not None else EXIT_AGENT_LOST

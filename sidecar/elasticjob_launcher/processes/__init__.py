@@ -1,0 +1,1 @@
+"""Processes of the launcher: start, output, signals and reaping."""

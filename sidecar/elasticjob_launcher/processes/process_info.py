@@ -1,0 +1,205 @@
+"""Process information from the kernel: groups, orphans, signal handlers, and memory kills.
+
+A worker killed by the kernel for memory ends by SIGKILL like any other; only the counters of
+its cgroup distinguish it. In a container the cgroup's files are at the root of the mount,
+whatever path the kernel reports for the process; outside, they are below that path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+# The same number on every architecture; os.pidfd_open requires Python 3.9.
+SYS_PIDFD_OPEN = 434
+
+
+class Stat(NamedTuple):
+    """Fields of /proc/<pid>/stat used here."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+
+
+def processes() -> Iterator[Stat]:
+    """Yield every visible process; processes that end in the meantime are skipped."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                yield _parse_stat((entry / "stat").read_bytes())
+
+
+def _parse_stat(stat: bytes) -> Stat:
+    # The name, in parentheses, may contain spaces and parentheses.
+    head, _, tail = stat.rpartition(b")")
+    state, parent, group = tail.split()[:3]
+    return Stat(int(head.split()[0]), state.decode("ascii"), int(parent), int(group))
+
+
+def group_exists(group: int) -> bool:
+    """Return True if the process group has a member, zombies included."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def group_has_only_zombies(group: int) -> bool:
+    return all(stat.state in "ZX" for stat in processes() if stat.group == group)
+
+
+def members(group: int) -> list[int]:
+    return [stat.pid for stat in processes() if stat.group == group]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the start times, by pid, of a process's descendants and other session members."""
+    every = list(processes())
+    found, size = {pid}, 0
+    while size < len(found):
+        size = len(found)
+        found |= {stat.pid for stat in every if stat.parent in found}
+    for stat in every:
+        with contextlib.suppress(OSError):
+            if os.getsid(stat.pid) == pid:
+                found.add(stat.pid)
+    return {each: _start_time(each) for each in found - {pid}}
+
+
+def kill_unless_reused(pid: int, began: str) -> None:
+    """Send SIGKILL to a process unless its pid has been reused."""
+    if began and _start_time(pid) == began:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start_time(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def kill_group(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_descendants(within_seconds: float) -> None:
+    """Kill and reap all processes left below this subreaper, such as daemons of a worker.
+
+    This process adopts the children of each killed process, so a few iterations reach all.
+    """
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        own = os.getpid()
+        left = [stat.pid for stat in processes() if stat.parent == own]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when the process ends; None if unsupported.
+
+    Raises ProcessLookupError if the process has already ended.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(SYS_PIDFD_OPEN, pid, 0))
+    if fd >= 0:
+        return fd
+    with contextlib.suppress(PermissionError):
+        os.kill(pid, 0)
+    return None
+
+
+def has_handler(pid: int, signum: int) -> bool:
+    """Return True if a process has its own handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(mask & 1 << (signum - 1))
+
+
+def signal_if_caught(pid: int, signum: int) -> bool:
+    """Send a signal if the process has a handler for it; return True if it has."""
+    if not has_handler(pid, signum):
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+    return True
+
+
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+UNLIMITED = 1 << 60
+"""Threshold for no limit: cgroup version 1 then reports a value slightly below 2**63."""
+
+
+class _CgroupFiles(NamedTuple):
+    events: Path
+    limit: Path
+
+
+class MemoryCgroup:
+    """Cgroup that limits the memory of this process and its workers."""
+
+    def __init__(self, mount: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> None:
+        self._files = next((f for f in _cgroup_candidates(mount, own) if f.events.is_file()), None)
+
+    def kills(self) -> int | None:
+        """Return the number of processes that the kernel has killed for memory; None if unknown.
+
+        The count only grows and includes processes in child cgroups.
+        """
+        said = _read_file(self._files.events) if self._files else ""
+        found = _KILLS.search(said)
+        return int(found.group(1)) if found else None
+
+    def limit_text(self) -> str:
+        """Return the memory limit, such as `512 MiB`; empty if there is none."""
+        said = _read_file(self._files.limit).strip() if self._files else ""
+        if not said.isdigit() or int(said) >= UNLIMITED:
+            return ""
+        return f"{int(said) / (1 << 20):.0f} MiB"
+
+
+def _cgroup_candidates(mount: Path, own: Path) -> Iterator[_CgroupFiles]:
+    for line in _read_file(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        places = (path.lstrip("/"), "")
+        if not controllers:
+            for place in places:
+                yield _CgroupFiles(mount / place / "memory.events", mount / place / "memory.max")
+        elif "memory" in controllers.split(","):
+            for place in places:
+                folder = mount / "memory" / place
+                yield _CgroupFiles(folder / "memory.oom_control", folder / "memory.limit_in_bytes")
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

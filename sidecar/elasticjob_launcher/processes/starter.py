@@ -1,0 +1,205 @@
+"""Start of a round's processes: workers, forked from the zygote or cold, and their store.
+
+If rank 0 serves torch's store itself, as in torch, peers that connect slightly too early wait
+for up to a second, and the store ends with rank 0. A fork of the zygote serves it instead, at
+a free port and ahead of time: the agent offers that port for the next round in which this node
+is first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.processes.spawn import LaunchError
+from elasticjob_launcher.zygote.manager import ForkRequest, ZygoteManager
+
+SERVE_SECONDS = 5.0
+END_SECONDS = 2.0
+MASTER_PORT = "MASTER_PORT"
+USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class StoreProcesses:
+    """Keeper of one spare store while the zygote can fork; `on_spare` gets its port, or 0."""
+
+    def __init__(self, loop: Loop, zygote: ZygoteManager, on_spare: Callable[[int], None]) -> None:
+        self._loop = loop
+        self._zygote = zygote
+        self._on_spare = on_spare
+        self._told: int | None = None  # descriptor for the answer of a store being started
+        self._timer: Timer | None = None
+        self._spare_pid = 0
+        self.spare_port = 0
+        self._used_pid = 0
+        self._then: Callable[[], None] = lambda: None
+        zygote.on_able = self.refill
+
+    def refill(self, then: Callable[[], None] = lambda: None) -> None:
+        """Start a spare store if possible; call back once it is ready or will not come."""
+        possible = not (self._spare_pid or self._told is not None or self._zygote.reason)
+        told = self._zygote.serve() if possible else None
+        if told is None:
+            then()
+            return
+        self._told, self._then = told, then
+        self._loop.watch(told, self._heard)
+        self._timer = self._loop.call_later(SERVE_SECONDS, self._heard)
+
+    def starting(self, envs: Sequence[Mapping[str, str]]) -> None:
+        """Prepare the start of workers: end the last round's store and assign or end the spare."""
+        self._end(self._used_pid)
+        self._used_pid = 0
+        env = envs[0] if envs else {}
+        if not self._spare_pid or env.get(MASTER_PORT) != str(self.spare_port):
+            return
+        pid, self._spare_pid, self.spare_port = self._spare_pid, 0, 0
+        if env.get(USE_AGENT_STORE) == "True":
+            self._used_pid = pid
+        else:
+            self._end(pid)
+            _await_end(pid)  # rank 0 binds the port itself
+        self._on_spare(0)
+
+    def reaped(self, pid: int) -> None:
+        if pid == self._used_pid:
+            self._used_pid = 0
+        if pid == self._spare_pid:
+            self._spare_pid = self.spare_port = 0
+            self._on_spare(0)
+
+    def _heard(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        told, self._told = self._told, None
+        if told is None:
+            return
+        self._loop.unwatch(told)
+        os.set_blocking(told, False)
+        text = ""
+        with contextlib.suppress(BlockingIOError):
+            text = os.read(told, 4096).decode("utf-8", "replace")
+        os.close(told)
+        pid, _, port = text.partition(" ")
+        if port.isdigit():
+            self._spare_pid, self.spare_port = int(pid), int(port)
+            self._on_spare(self.spare_port)
+        self._then()
+
+    def _end(self, pid: int) -> None:
+        """Kill a store process; the launcher reaps it."""
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a killed child has closed its sockets, without reaping it."""
+    deadline = time.monotonic() + END_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.001)
+
+
+if TYPE_CHECKING:
+    from typing import Union
+
+    from elasticjob_launcher.processes.spawn import Spawn, Spawned
+
+    Result = Union[Spawned, LaunchError]
+
+
+class ProcessPlan(NamedTuple):
+    """Process to start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    stdout_fd: int = -1
+    stderr_fd: int = -1
+
+    def to(self, fds: Sequence[int]) -> ProcessPlan:
+        return self._replace(stdout_fd=fds[0], stderr_fd=fds[1])
+
+
+class StartResult(NamedTuple):
+    """Results of the plans, in order; `cold_reason` is empty if all processes were forked."""
+
+    processes: list[Result]
+    cold_reason: str
+
+
+class Starter:
+    """Starter of worker processes; with `zygote` None, all start cold."""
+
+    def __init__(
+        self, spawn: Spawn, zygote: ZygoteManager | None, stores: StoreProcesses | None
+    ) -> None:
+        self._spawn = spawn
+        self._zygote = zygote
+        self._stores = stores
+
+    def when_able(self, plans: Sequence[ProcessPlan], then: Callable[[], None]) -> None:
+        """Call back once there is nothing to wait for: at once, unless the zygote is loading.
+
+        The wait costs nothing: the zygote loads modules that the workers would load themselves.
+        """
+        if self._zygote is None or self._unsuited(plans):
+            then()
+        else:
+            self._zygote.when_settled(then)
+
+    def start(self, plans: Sequence[ProcessPlan]) -> StartResult:
+        if self._stores is None:
+            return self._started(plans)
+        self._stores.starting([plan.env for plan in plans])
+        how = self._started(plans)
+        self._stores.refill()
+        return how
+
+    def _started(self, plans: Sequence[ProcessPlan]) -> StartResult:
+        reason = self._unsuited(plans)
+        if self._zygote is None or reason:
+            how = StartResult([self._cold(plan) for plan in plans], reason)
+            if self._zygote is not None and len({plan.argv for plan in plans}) == 1:
+                self._zygote.suit(plans[0].argv, plans[0].env)
+            return how
+        if self._zygote.reason:
+            return StartResult([self._cold(plan) for plan in plans], self._zygote.reason)
+        requests = [ForkRequest(plan.env, plan.stdout_fd, plan.stderr_fd) for plan in plans]
+        processes: list[Result] = []
+        for plan, forked in zip(plans, self._zygote.fork(requests)):
+            if isinstance(forked, str):
+                reason = reason or forked
+                processes.append(self._cold(plan))
+            else:
+                processes.append(forked)
+        return StartResult(processes, reason)
+
+    def reaped(self, pid: int, status: int) -> None:
+        if self._zygote is not None:
+            self._zygote.reaped(pid, status)
+        if self._stores is not None:
+            self._stores.reaped(pid)
+
+    def _cold(self, plan: ProcessPlan) -> Result:
+        try:
+            return self._spawn(plan.argv, plan.env, plan.stdout_fd, plan.stderr_fd)
+        except LaunchError as error:
+            return error
+
+    def _unsuited(self, plans: Sequence[ProcessPlan]) -> str:
+        """Return the reason why the zygote does not suit these workers; empty if it does."""
+        if self._zygote is None or not self._zygote.asked_for:
+            return "warm start is off"
+        for plan in plans:
+            unlike = self._zygote.unlike(plan.argv, plan.env)
+            if unlike:
+                return unlike
+        return ""

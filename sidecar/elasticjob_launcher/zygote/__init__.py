@@ -1,0 +1,1 @@
+"""Zygote: preloaded interpreter from which workers are forked; both sides of it."""

@@ -1,0 +1,105 @@
+"""Fork-safety checks of this process: one thread, no CUDA, no module that shadows a user's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from typing import Any
+
+_CUDA = "libcuda.so"
+_CUDA_NOT_INITIALIZED = 3
+_BUILT_FOR = ("_cuda_isInBadFork", "_xpu_isInBadFork")
+_BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
+
+
+def thread_count() -> int:
+    """Return the number of threads of this process, those of libraries included."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def unfit_for_fork() -> str:
+    """Return the reason that this process must not be forked; empty if it may be."""
+    count = thread_count()
+    if count > 1:
+        return f"it runs {count} threads"
+    if _cuda_initialized():
+        return "it initialised CUDA, which does not work in a fork"
+    return ""
+
+
+def hidden_module(names: Iterable[str], folder: str) -> str:
+    """Return the reason if a loaded module would be another one in a fresh interpreter, or "".
+
+    This happens if the program's own folder, which is searched first, has a module of that name.
+    """
+    for name in sorted(names):
+        if "." in name or BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
+            continue
+        spec = PathFinder.find_spec(name, [folder])
+        here: Any = getattr(sys.modules[name], "__spec__", None)
+        if spec is not None and spec.loader is not None and here and here.origin != spec.origin:
+            return f"{spec.origin} takes the place of a module of Python's that it needs"
+    return ""
+
+
+def bad_fork() -> str:
+    """Return, in a fork, torch's reason why its accelerator cannot be used; empty if it can."""
+    for name in _BAD_FORK:
+        asked = _of_torch(name)
+        if asked is not None and asked():
+            return f"torch says that its accelerator cannot be used in a fork of it ({name})"
+    return ""
+
+
+def bad_fork_in_worker() -> str:
+    """Return the result of `bad_fork` in a worker, for a torch built for CUDA or XPU.
+
+    With such a build, counting devices is enough to break forks, even without a device. Only a fork
+    can check this, so a short-lived one is made.
+    """
+    if not any(_of_torch(name) for name in _BUILT_FOR):
+        return ""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, bad_fork().encode())
+        os._exit(0)
+    os.close(tell)
+    try:
+        return os.read(told, 512).decode()
+    finally:
+        os.close(told)
+        os.waitpid(pid, 0)
+
+
+def _of_torch(name: str) -> Any:
+    """Return a function of `torch._C`, or None if torch is not imported or lacks it."""
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
+
+
+def _cuda_initialized() -> bool:
+    """Return True if CUDA is initialised, from a driver call that does not initialise it."""
+    library = _library_path(_CUDA)
+    if not library:
+        return False
+    try:
+        driver = ctypes.CDLL(library)
+        count = ctypes.c_int()
+        return int(driver.cuDeviceGetCount(ctypes.byref(count))) != _CUDA_NOT_INITIALIZED
+    except (OSError, AttributeError):
+        return True
+
+
+def _library_path(name: str) -> str:
+    """Return the path of a loaded library, or an empty string."""
+    try:
+        with open("/proc/self/maps") as maps:  # noqa: PTH123
+            for line in maps:
+                if name in line:
+                    return line.split(None, 5)[5].strip()
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,313 @@
+"""Detection of values drawn by an import that must differ in each worker, and of exit functions.
+
+Covers random numbers, seeds, identifiers, and a process number or time that a module keeps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import re
+import sys
+import sysconfig
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from os import getpid
+from typing import Any
+
+# Packages whose identifiers and exit functions stay within the process. Their other effects, such
+# as files and processes, do count.
+TRUSTED = frozenset(
+    {
+        "torch", "torchgen", "functorch", "numpy", "sympy", "scipy", "sklearn", "joblib",
+        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub",
+    }
+)  # fmt: skip
+# Identifiers that leave the process, redrawn in each worker as texts of 32 hex digits.
+REDRAWN = {"transformers.utils.hub": "SESSION_ID", "diffusers.utils.hub_utils": "SESSION_ID"}
+GENERATORS = ("random", "numpy.random", "torch")
+MOST_VALUES = 200_000
+_DRAWS = "draws a random seed or identifier (uuid) when it is imported"
+_DEEP = 3
+_LIBRARY = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
+_UNITS = (1, 1000, 1_000_000, 1_000_000_000)
+
+
+class _ReportingFunction:
+    """Wrapper around a built-in function that reports each call."""
+
+    def __init__(self, function: Any, tell: Callable[[], None]) -> None:
+        self.function = function
+        self._tell = tell
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self._tell()
+        return self.function(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+class Identifiers:
+    """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[Any, str, Any, Any]] = []
+        self._states: dict[str, Any] = {}
+        self._modules: set[str] = set()
+        self._noted: dict[str, str] = {}
+        self._numbered = False
+        self._began = (0.0, 0.0)
+        self._fresh: list[tuple[Any, Any, str]] = []
+        self._unseeded: list[Any] = []
+
+    def start(self) -> None:
+        for name in GENERATORS:
+            self.loaded(name)
+        for holder, name in (
+            (os, "urandom"), (os, "getrandom"), (random, "_urandom"), (uuid, "uuid1"),
+        ):  # fmt: skip
+            self._put(holder, name, _ReportingFunction(getattr(holder, name), self._draws))
+        self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
+        self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
+        seed, fresh = random.Random.seed, self._fresh
+
+        def told(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
+            seed(self, a, *args, **options)
+            if a is None:
+                fresh.append((self, self.getstate(), calling_module("tempfile")))
+
+        self._put(random.Random, "seed", told)
+
+    def stop(self) -> None:
+        for holder, name, before, _ in self._told:
+            setattr(holder, name, before)
+        functions = {id(put): before for _, _, before, put in self._told}
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if isinstance(names, dict):
+                for name in [n for n, value in list(names.items()) if id(value) in functions]:
+                    names[name] = functions[id(names[name])]
+        self._told = []
+
+    def _put(self, holder: Any, name: str, function: Any) -> None:
+        self._told.append((holder, name, getattr(holder, name), function))
+        setattr(holder, name, function)
+
+    def loaded(self, name: str) -> None:
+        """Record the current state of that module's generator as the baseline."""
+        state = _generator(name)
+        if state is not None:
+            self._states[name] = state
+
+    def begin(self) -> None:
+        self._noted = {}
+        self._fresh.clear()
+        self._numbered = False
+        self._modules = set(sys.modules)
+        self._began = (time.time(), time.monotonic())
+
+    def found(self, culprits: dict[str, str]) -> list[str]:
+        reasons = []
+        for name, before in list(self._states.items()):
+            self.loaded(name)
+            if self._states[name] != before:
+                reasons.append(f"seeds or uses the random numbers of {name}")
+        for generator, state, module in self._fresh:
+            if module and generator.getstate() != state:
+                self._noted.setdefault(module, _DRAWS)
+        self._unseeded += [generator for generator, _, _ in self._fresh]
+        for module, reason in self._noted.items():
+            culprits.setdefault(module, f"it {reason}")
+            reasons.append(reason)
+        return reasons + self._kept()
+
+    def seed_anew(self) -> None:
+        """Reseed, in a worker, the generators and identifiers that imports seeded from entropy."""
+        for generator in self._unseeded:
+            generator.seed()
+        for name, identifier in REDRAWN.items():
+            if hasattr(sys.modules.get(name), identifier):
+                setattr(sys.modules[name], identifier, uuid.uuid4().hex)
+
+    # --- calls
+
+    def _draws(self) -> None:
+        self._note(_DRAWS, unless="tempfile")
+
+    def _registers(self) -> None:
+        self._note("registers a function for the end of the program (atexit)", unless="weakref")
+
+    def _numbers(self) -> None:
+        self._numbered = self._numbered or bool(calling_module())
+
+    def _note(self, reason: str, unless: str) -> None:
+        module = calling_module(unless)
+        if module:
+            self._noted.setdefault(module, reason)
+
+    # --- kept values
+
+    def _kept(self) -> list[str]:
+        """Return the reason if a newly loaded module keeps the time or the process number."""
+        new = sorted(
+            name
+            for name in set(sys.modules) - self._modules
+            if name.partition(".")[0] not in TRUSTED and not is_python_module(name)
+        )
+        if not new:
+            return []
+        drawn = _DrawnValues(self._began, getpid() if self._numbered else 0)
+        for name in new:
+            for value in _values(sys.modules[name], name):
+                if what := drawn.is_one(value):
+                    return [f"keeps {what} (module {name})"]
+        return []
+
+
+class _DrawnValues:
+    """Recogniser of values taken from the clock during an import, or from the process number."""
+
+    def __init__(self, began: tuple[float, float], pid: int) -> None:
+        self._wall = (began[0] - 0.001, time.time() + 0.001)
+        self._monotonic = (began[1], time.monotonic())
+        self._pid = pid
+        self._number = re.compile(rf"(?<!\d){pid}(?!\d)") if pid else None
+        self._texts = set()
+        for second in range(
+            int(self._wall[0]), min(int(self._wall[1]), int(self._wall[0]) + 99) + 1
+        ):
+            self._texts.add(str(second))
+            for moment in (time.localtime(second), time.gmtime(second)):
+                self._texts.add(time.strftime("%Y%m%d%H%M", moment))
+                self._texts.add(time.strftime("%m%d%H%M%S", moment))
+
+    def is_one(self, value: Any) -> str:
+        """Return a description of a drawn value; empty for any other value."""
+        try:
+            return self._is_one(value)
+        except (ArithmeticError, ValueError, OSError):  # a number or date out of any clock's range
+            return ""
+
+    def _is_one(self, value: Any) -> str:
+        kind = type(value)
+        if kind is float:
+            low, high = self._monotonic
+            known = self._in(value) or (low <= value <= high and value != int(value))
+            return "the time of its import" if known else ""
+        if kind is int:
+            if self._pid and value == self._pid:
+                return "the process number"
+            return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
+        if kind is str and len(value) <= 400:
+            if self._number is not None and self._number.search(value):
+                return "the process number"
+            digits = re.sub(r"\D", "", value)
+            if len(digits) >= 10 and any(text in digits for text in self._texts):
+                return "the time of its import"
+        elif kind is time.struct_time:
+            return "the time of its import" if self._in(time.mktime(value)) else ""
+        elif kind.__name__ == "datetime" and kind.__module__ == "datetime":
+            moments = (value, value.replace(tzinfo=_utc()))
+            known = any(self._in(moment.timestamp()) for moment in moments)
+            return "the time of its import" if known else ""
+        return ""
+
+    def _in(self, seconds: float) -> bool:
+        low, high = self._wall
+        return low - 1 <= seconds <= high and (seconds >= low or seconds == int(seconds))
+
+
+def _utc() -> Any:
+    return sys.modules["datetime"].timezone.utc
+
+
+def _values(module: Any, name: str) -> Iterator[Any]:
+    """Yield the values that a module holds, including its containers, classes and objects."""
+    todo: list[tuple[Any, int]] = [(_names(module), 0)]
+    seen: set[int] = set()
+    count = 0
+    while todo and count < MOST_VALUES:
+        holder, deep = todo.pop()
+        if id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        for value in list(holder.values() if isinstance(holder, dict) else holder):
+            count += 1
+            kind = type(value)
+            if kind in (str, int, float):
+                yield value
+            elif kind in (dict, list, tuple, set):
+                if deep < _DEEP and len(value) <= 1000:
+                    todo.append((value, deep + 1))
+            elif _module_of(kind) in ("datetime", "time"):
+                yield value
+            elif deep < _DEEP:
+                own = (
+                    _module_of(value) == name
+                    if issubclass(kind, type)
+                    else _module_of(kind) == name
+                )
+                if own:
+                    todo.append((_names(value), deep + 1))
+
+
+def _names(value: Any) -> dict[str, Any]:
+    """Return an object's attributes without running any of its code."""
+    look = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
+    try:
+        return dict(look(value, "__dict__"))
+    except Exception:
+        return {}
+
+
+def _module_of(kind: Any) -> str:
+    """Return the module name of a class."""
+    try:
+        return str(type.__getattribute__(kind, "__module__"))
+    except Exception:
+        return ""
+
+
+def calling_module(unless: str = "") -> str:
+    """Return the module that makes a call; empty for Python and trusted packages."""
+    frame: Any = sys._getframe()
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        name = str(frame.f_globals.get("__name__", ""))
+        if not is_python_module(name):
+            return "" if name.partition(".")[0] in TRUSTED or name in REDRAWN else name
+        if name == unless or frame.f_code.co_name == "<module>":
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def _is_ours(frame: Any) -> bool:
+    return bool(frame.f_globals.get("__package__") == __package__)
+
+
+def is_python_module(name: str) -> bool:
+    known: Any = getattr(sys, "stdlib_module_names", None)
+    top = name.partition(".")[0]
+    if known is not None:
+        return top in known
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or (file.startswith(_LIBRARY) and "-packages/" not in file)
+
+
+def _generator(name: str) -> Any:
+    """Return the state of a module's own generator, or None if it has none yet."""
+    module: Any = sys.modules.get(name)
+    try:
+        if name == "random":
+            return module.getstate()
+        if name == "torch":
+            return module.default_generator.get_state().tolist()
+        state = module.get_state()
+        return (state[1].tobytes(), *state[2:])
+    except (AttributeError, TypeError, IndexError):
+        return None

@@ -1,0 +1,369 @@
+"""Detection of lasting effects of an import beyond the modules that it loads.
+
+Such effects would be shared by forks or must happen in each process: files, open descriptors,
+locks, shared memory, processes, signal handlers, exit functions. A module with such an effect must
+be imported by each worker itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from os import getpid
+from typing import Any
+
+from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
+from elasticjob_launcher.zygote.temporary_files import remove_path
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_SHARED = re.compile(r" .w.s \S+ \S+ (\d+) *(.*)")
+_NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SPAWNS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
+_STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
+_IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+MOST_REASONS = 4
+_TRUSTED_FILE = ("", "")
+"""Reason and module of a file that a trusted package created: its creator may change it."""
+
+
+class Effects:
+    """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`.
+
+    `on_temporary` is called with the path of each temporary file or folder when it is created.
+    """
+
+    def __init__(self, on_temporary: Callable[[str], object]) -> None:
+        self._on_temporary = on_temporary
+        self._active = self._hooked = False
+        self._before: dict[str, Any] = {}
+        self.identifiers = Identifiers()
+        self.culprits: dict[str, str] = {}
+        """Modules observed to have an effect, possibly deep inside an import."""
+        self.temporary: list[str] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._made: dict[str, tuple[str, str]] = {}
+        self._noted: dict[str, tuple[str, str]] = {}
+        self._locked: dict[int, str] = {}
+        self._spawned = False
+        self.culprits = {}
+
+    def start(self) -> None:
+        if not self._hooked:
+            sys.addaudithook(self._hook())  # remains in all forks, but inactive
+            self._hooked = True
+        self.identifiers.start()
+        self._before = _state()
+
+    def stop(self) -> None:
+        self._active = False
+        self.identifiers.stop()
+
+    def begin(self) -> None:
+        self._clear()
+        self.identifiers.begin()
+        self._active = True
+
+    def found(self) -> str:
+        """Return the import's lasting effects in words; empty when it only loaded modules."""
+        self._active = False
+        before, now = self._before, _state()
+        reasons = self._differences(before, now)
+        if reasons:  # some of these objects may be garbage
+            gc.collect()
+            now = _state()
+            reasons = self._differences(before, now)
+        self._before = now
+        reasons += self._files(now)
+        if self._spawned:
+            reasons += _left_running()
+        reasons += self.identifiers.found(self.culprits)
+        return ", and it ".join(list(dict.fromkeys(reasons))[:MOST_REASONS])
+
+    def clean_up(self) -> None:
+        """Stop this process's helpers and remove its temporary files, before it ends."""
+        tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
+        with suppress(Exception):
+            tracker._resource_tracker._stop()  # removes shared memory
+        for path in self.temporary:
+            remove_path(path)
+
+    # --- actions during an import, from Python's audit events
+
+    def _hook(self) -> Callable[[str, tuple[Any, ...]], None]:
+        pid = getpid()
+        kinds: dict[str, Callable[..., None]] = {
+            "open": self._opens,
+            "os.mkdir": self._makes_folder,
+            "os.rename": self._renames,
+            "os.remove": self._removes,
+            "os.rmdir": self._removes,
+            "os.link": self._links,
+            "os.symlink": self._links,
+            "tempfile.mkdtemp": self._makes_temporary,
+            "tempfile.mkstemp": self._makes_temporary,
+            "fcntl.flock": self._locks,
+            "fcntl.lockf": self._locks,
+            "sqlite3.connect": self._connects,
+            **dict.fromkeys(_SPAWNS, self._spawns),
+            **dict.fromkeys(_CHANGES, self._changes),
+        }
+        find = kinds.get
+
+        def heard(event: str, details: tuple[Any, ...]) -> None:
+            if not self._active:
+                return
+            does = find(event)
+            if does is not None and getpid() == pid:
+                self._active = False
+                try:
+                    does(*details)
+                except Exception:  # the audited call itself raises the error
+                    pass
+                finally:
+                    self._active = True
+
+        return heard
+
+    def _opens(self, path: Any, mode: Any, flags: int) -> None:
+        if isinstance(path, int) or not flags & _WRITES:
+            return
+        name = _absolute(path)
+        if os.path.lexists(name):
+            if os.path.isfile(name) and name not in self._made:  # noqa: PTH113
+                self._note(name, f"writes to the file {name}")
+        else:
+            self._make(name, "file")
+
+    def _makes_folder(self, path: Any, mode: Any, dir_fd: int) -> None:
+        name = _absolute(path, dir_fd)
+        if not os.path.lexists(name):
+            self._make(name, "folder")
+
+    def _makes_temporary(self, path: Any) -> None:
+        name = _absolute(path)
+        self._make(name, "temporary file or folder", unique=True)
+        self.temporary.append(name)
+        self._on_temporary(name)
+
+    def _renames(self, old: Any, new: Any, old_fd: int, new_fd: int) -> None:
+        source, target = _absolute(old, old_fd), _absolute(new, new_fd)
+        if self._made.pop(source, None) is None:
+            self._note(source, f"renames {source}")
+        elif os.path.lexists(target) and target not in self._made:
+            self._note(target, f"writes to the file {target}")
+        else:
+            self._make(target, "file")
+
+    def _removes(self, path: Any, dir_fd: int) -> None:
+        name = _absolute(path, dir_fd)
+        if name not in self._made and os.path.lexists(name):
+            self._note(name, f"removes {name}")
+
+    def _links(self, source: Any, path: Any, *fds: int) -> None:
+        self._make(_absolute(path, fds[-1] if fds else -1), "link")
+
+    def _changes(self, path: Any, *details: Any) -> None:
+        if not isinstance(path, int):
+            name = _absolute(path)
+            if name not in self._made and os.path.lexists(name):
+                self._note(name, f"changes {name}")
+
+    def _locks(self, fd: Any, operation: int, *details: Any) -> None:
+        number = fd if isinstance(fd, int) else fd.fileno()
+        with suppress(OSError):
+            self._locked[number] = os.readlink(f"/proc/self/fd/{number}")
+
+    def _connects(self, database: Any, *details: Any) -> None:
+        self._note("sqlite3", f"opens a database connection ({os.fsdecode(database)})")
+
+    def _spawns(self, *details: Any) -> None:
+        self._spawned = True
+
+    def _make(self, name: str, kind: str, unique: bool = False) -> None:
+        """Record a creation; caches of trusted packages have the same names in every process.
+
+        `unique`: True if each process creates another name.
+        """
+        maker = calling_module()
+        if maker or unique:
+            reason = f"makes the {kind} {name} when it is imported"
+            self._made.setdefault(name, (reason, maker))
+        else:
+            self._made.setdefault(name, _TRUSTED_FILE)
+
+    def _note(self, key: str, reason: str) -> None:
+        if not _is_cache(key):
+            self._noted.setdefault(key, (f"{reason} when it is imported", calling_module()))
+
+    def _files(self, now: dict[str, Any]) -> list[str]:
+        """Return reasons for created files that still exist, other file changes and held locks."""
+        made = [
+            each
+            for name, each in self._made.items()
+            if each != _TRUSTED_FILE and not _is_cache(name) and os.path.lexists(name)
+        ]
+        reasons = []
+        for reason, module in [*made, *self._noted.values()]:
+            reasons.append(reason)
+            if module:
+                self.culprits.setdefault(module, f"it {reason}")
+        for number, name in self._locked.items():
+            if (number, name) in now["fds"]:
+                reasons.append(f"keeps the file {name} locked")
+        return reasons
+
+    # --- state left by an import, from the kernel and Python
+
+    def _differences(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        reasons = []
+        if now["threads"] > before["threads"]:
+            reasons.append("starts threads")
+        new = now["fds"] - before["fds"]
+        links = sorted(link for _, link in new)
+        if any(_is_channel(link) for link in links):
+            reasons.append("opens a socket or an event loop, which workers must not share")
+        reasons += [f"keeps {link} open" for link in links if not _is_channel(link)]
+        for name in sorted(now["shared"] - before["shared"]):
+            what = "a semaphore or shared memory" if name.startswith("/dev/") else "shared memory"
+            reasons.append(f"makes {what}, which workers must not share ({name})")
+        for kind, ident in sorted(now["ipc"] - before["ipc"]):
+            reasons.append(f"makes a System V {_IPC[kind]} ({ident})")
+        if now["children"] and not before["children"]:
+            reasons.append("starts a process, which stays its child")
+        if now["signals"] != before["signals"]:
+            reasons.append("changes signal handlers or masks")
+        if now["timers"] != before["timers"]:
+            reasons.append("sets a timer")
+        if now["folder"] != before["folder"]:
+            reasons.append("changes the working directory")
+        if now["finalizers"] - before["finalizers"]:
+            reasons.append("registers a finalizer (weakref.finalize) for the end of the program")
+        if now["mp"] - before["mp"]:
+            reasons.append("registers a finalizer of multiprocessing")
+        return reasons
+
+
+def _state() -> dict[str, Any]:
+    return {
+        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
+        "fds": _descriptors(),
+        "shared": _shared_maps(),
+        "ipc": {(kind, ident) for kind in _IPC for ident in _system_v(kind)},
+        "children": _has_children(),
+        "signals": _signals(),
+        "timers": [signal.getitimer(which)[0] > 0 for which in _TIMERS],
+        "folder": _folder(),
+        "finalizers": _finalizers(),
+        "mp": _registry("multiprocessing.util", "_finalizer_registry"),
+    }
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # the listing's own descriptor, already closed
+            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return {(fd, link) for fd, link in found if link not in _NO_FILES}
+
+
+def _is_channel(link: str) -> bool:
+    return link.startswith(("socket:", "anon_inode:[eventpoll]"))
+
+
+def _shared_maps() -> set[str]:
+    """Return the writable mappings that forks would share, by file and inode."""
+    try:
+        with open("/proc/self/maps") as maps:  # noqa: PTH123
+            text = maps.read()
+    except OSError:
+        return set()
+    # 00400000-0040b000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
+    return {f"{name} {inode}".strip() for inode, name in _SHARED.findall(text)}
+
+
+def _system_v(kind: str) -> set[str]:
+    """Return this user's System V identifiers; for shared memory, only those of this process."""
+    try:
+        with open(f"/proc/sysvipc/{kind}") as listed:  # noqa: PTH123
+            rows = [line.split() for line in listed]
+    except OSError:
+        return set()
+    names, pid, user = rows[0], str(getpid()), str(os.geteuid())
+    column, own = ("cpid", pid) if "cpid" in names else ("cuid", user)
+    return {row[1] for row in rows[1:] if row[names.index(column)] == own}
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _left_running() -> list[str]:
+    """Return a reason for a process of this session that is still running."""
+    own = getpid()
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{int(name)}/stat", "rb") as stat:  # noqa: PTH123
+                fields = stat.read().rpartition(b")")[2].split()
+            if int(fields[3]) == own and int(name) != own and fields[0] != b"Z":
+                return [f"starts a process that runs on ({name})"]
+    return []
+
+
+def _signals() -> list[Any]:
+    found: list[Any] = [signal.getsignal(each) for each in signal.valid_signals()]
+    with suppress(OSError), open("/proc/self/status") as status:  # noqa: PTH123
+        found += [line for line in status if line.startswith(_STATUS)]
+    return found
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except OSError:
+        return ""
+
+
+def _finalizers() -> set[int]:
+    """Return the `weakref.finalize` objects that run at exit, without those of trusted packages."""
+    kind: Any = getattr(sys.modules.get("weakref"), "finalize", None)
+    entries = dict(getattr(kind, "_registry", ()))
+    return {
+        id(each)
+        for each, info in entries.items()
+        if info.atexit and _package(info.func) not in TRUSTED
+    }
+
+
+def _package(function: Any) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
+
+
+def _registry(module: str, name: str) -> set[Any]:
+    return set(getattr(sys.modules.get(module), name, ()))
+
+
+def _absolute(path: Any, dir_fd: Any = -1) -> str:
+    name = os.fsdecode(path)
+    if isinstance(dir_fd, int) and dir_fd >= 0 and not os.path.isabs(name):  # noqa: PTH117
+        name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118
+    return os.path.abspath(name)  # noqa: PTH100
+
+
+def _is_cache(name: str) -> bool:
+    """Return True for compiled Python modules and for files that do not persist."""
+    if name.startswith(("/dev/", "/proc/")):
+        return not name.startswith("/dev/shm/")
+    return name.endswith((".pyc", "/__pycache__")) or ".pyc." in os.path.basename(name)  # noqa: PTH119

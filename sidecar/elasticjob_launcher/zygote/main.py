@@ -1,0 +1,391 @@
+"""Zygote process: preloads modules, then forks a worker on each request of the launcher.
+
+Runs in the workers' interpreter, started with the options of their command. Requests and
+answers are JSON, one per packet, on a socket to the launcher. The process never starts a
+thread. On request it also forks a process that serves torch's TCPStore.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn
+
+from elasticjob_launcher.zygote import run_module
+from elasticjob_launcher.zygote.child_init import (
+    WHILE_PRELOADING,
+    ForkStreams,
+    await_adoption,
+    become_worker,
+    loaded_openblas,
+)
+from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
+from elasticjob_launcher.zygote.fork_safety import hidden_module, unfit_for_fork
+from elasticjob_launcher.zygote.identifiers import is_python_module
+from elasticjob_launcher.zygote.import_recorder import ImportPage, ImportRecorder
+from elasticjob_launcher.zygote.preload import ImportGuard, is_excluded
+from elasticjob_launcher.zygote.program_imports import (
+    ImportAnalysis,
+    Source,
+    WantedImport,
+    analyse_imports,
+    module_files,
+)
+from elasticjob_launcher.zygote.run_module import Target
+from elasticjob_launcher.zygote.search_path import searching
+from elasticjob_launcher.zygote.worker_environment import (
+    RESERVED_SPACE,
+    differs_by_worker,
+    set_variables,
+    show_process_as,
+)
+
+
+def serve_store(tell: int, launcher: int) -> NoReturn:
+    """Write the pid and port to `tell`, then serve; write nothing if the store cannot start."""
+    try:
+        os.setsid()
+        await_adoption(launcher)
+        store = _start_store()
+        os.write(tell, f"{os.getpid()} {store.port}".encode())
+        os.close(tell)
+        while True:
+            signal.pause()
+    finally:
+        os._exit(1)
+
+
+def _start_store() -> Any:
+    distributed = sys.modules["torch"].distributed
+    return distributed.TCPStore("localhost", 0, None, True, wait_for_workers=False)
+
+
+PACKET_BYTES = 1 << 20
+FDS = 3
+MOST_NAMES = 4000
+
+
+class Zygote:
+    """Zygote that serves the launcher on `sock` until it closes; `serve` returns only in a worker.
+
+    `own` are the modules imported for the zygote itself, which a fresh interpreter lacks; `given`
+    is the environment at its start.
+    """
+
+    def __init__(self, sock: socket.socket, own: Collection[str], given: Mapping[str, str]) -> None:
+        self._sock = sock
+        self._given = given
+        self._applied: dict[str, str | None] = {}
+        self._direct: set[str] = set()
+        self._counted: dict[str, dict[str, str]] = {}
+        self._own = own
+        self._launcher = os.getppid()
+        self._pages: list[ImportPage] = []
+        self._heard: dict[str, None] = {}
+        self._tried: set[str] = set()
+        self._guard: ImportGuard | None = None
+        self._excluded: frozenset[str] = frozenset()
+        self._target: Target | None = None
+        self._first: Sequence[str] = ()
+        self._last: Sequence[str] = ()
+        self._reading = ImportAnalysis((), frozenset())
+        self._dates: Sequence[object] = ()
+
+    def serve(self) -> Callable[[], Callable[[], object]]:
+        """Handle requests; return, in each worker, a function that gives its program."""
+        while True:
+            message, fds = self._received()
+            kind = message["do"]
+            if kind == "preload":
+                self._preload(message)
+            elif kind == "learn":
+                self._learn(message["workers"])
+            elif kind == "serve":
+                self._serve(fds)
+            elif kind == "fork":
+                streams = ForkStreams(fds)
+                if self._forked(message, streams):
+                    return self._program
+                streams.close()
+
+    # --- preloading
+
+    def _preload(self, asked: dict[str, Any]) -> None:
+        began = time.monotonic()
+        self._target = Target(
+            asked["module"], asked["target"], asked["arguments"], asked["command"]
+        )
+        run_module.set_argv_and_path(self._target)
+        self._end_if_unfit(hidden_module(self._own, sys.path[0]))
+        self._excluded = frozenset(asked["excluded"])
+        guard = ImportGuard((), asked["modules"])
+        reading = self._reading = self._read(guard)
+        self._dates = _file_stamps(reading.files)
+        self._end_if_unfit(reading.unread)
+        for folder in reading.first:
+            self._end_if_unfit(hidden_module(self._own, folder))
+        self._first, self._last = reading.first, reading.last
+        self._end_if_unknown(reading.steps)
+        chosen = self._chosen(reading, asked["modules"])
+        steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
+        wanted: list[WantedImport | EnvironmentChange] = [
+            each
+            for each in steps
+            if isinstance(each, EnvironmentChange) or not is_excluded(each.module, self._excluded)
+        ]
+        wanted += self._known(asked["learned"], guard)
+        self._guard = ImportGuard(reading.sets, asked["modules"], self._excluded, self._temporary)
+        gc.disable()  # imports allocate much and free little: collections would gain nothing
+        self._import(wanted)
+        self._answer("ready", seconds=time.monotonic() - began)
+
+    def _end_if_unknown(self, steps: Sequence[WantedImport | EnvironmentChange]) -> None:
+        """End if an installed package is imported after a change to an unknown value."""
+        unknown: EnvironmentChange | None = None
+        for step in steps:
+            if isinstance(step, EnvironmentChange):
+                if not (step.known or differs_by_worker(step.name)):
+                    unknown = unknown or step
+            elif unknown is not None and not is_python_module(step.module):
+                self._end_if_unfit(
+                    f"{unknown.where}: it sets {unknown.name or 'variables'} to what cannot be "
+                    f"read, before it imports {step.module}"
+                )
+
+    def _chosen(self, reading: ImportAnalysis, modules: Sequence[str]) -> Sequence[str]:
+        """Return the configured modules; none if the program may change variables before them."""
+        changed = {step.name for step in reading.steps if isinstance(step, EnvironmentChange)}
+        found = [n for n in sorted({*changed, *reading.later}) if not differs_by_worker(n)]
+        unknown = any(
+            isinstance(step, EnvironmentChange) and not step.known for step in reading.steps
+        )
+        if not modules or not found or not (unknown or reading.later):
+            return modules
+        print(  # noqa: T201
+            f"not preloaded: {', '.join(modules)}: your program may change "
+            f"{found[0] or 'variables'} before it imports them",
+            flush=True,
+        )
+        return ()
+
+    def _read(self, guard: ImportGuard) -> ImportAnalysis:
+        return analyse_imports(self._entry(guard), sys.path, guard.installed, self._given)
+
+    def _outdated(self) -> str:
+        """Return the reason if preloaded modules no longer match the program; empty otherwise."""
+        if _file_stamps(self._reading.files) == self._dates:
+            return ""
+        assert self._guard is not None
+        now = self._read(self._guard)
+        if now.import_context != self._reading.import_context:
+            return "the program has changed, in what it sets before its imports"
+        self._reading, self._dates = now, _file_stamps(now.files)
+        return ""
+
+    def _entry(self, guard: ImportGuard) -> list[Source]:
+        target = self._target
+        assert target is not None
+        if target.module:
+            return module_files(target.name, sys.path)
+        if target.is_folder:
+            return [Source(os.path.join(target.name, "__main__.py"))]  # noqa: PTH118
+        return [Source(target.name)]
+
+    def _learn(self, workers: int) -> None:
+        """Import the modules that workers have imported since; stop on a request of the launcher.
+
+        Only the last `workers` workers can still write.
+        """
+        for page in self._pages:
+            self._heard.update(dict.fromkeys(page.names()))
+        self._pages = self._pages[-workers:]
+        fresh = [name for name in self._heard if name not in self._tried][:MOST_NAMES]
+        assert self._guard is not None
+        self._import(self._known(fresh, self._guard), while_idle=True)
+        self._answer("learned", names=fresh)
+
+    def _known(self, names: Sequence[str], guard: ImportGuard) -> list[WantedImport]:
+        """Return those of a worker's modules that may be imported here."""
+        with searching(self._first, self._last):
+            return [
+                WantedImport(name)
+                for name in names
+                if not is_excluded(name, self._excluded) and guard.lets_in(name)
+            ]
+
+    def _import(
+        self, wanted: Sequence[WantedImport | EnvironmentChange], while_idle: bool = False
+    ) -> None:
+        """Import modules and apply changes; report and end if the process can no longer fork."""
+        guard = self._guard
+        assert guard is not None
+        with searching(self._first, self._last), guard.watching():
+            for each in wanted:
+                if while_idle and select.select([self._sock], [], [], 0)[0]:
+                    break
+                if isinstance(each, EnvironmentChange):
+                    self._change(each)
+                    continue
+                self._tried.add(each.module)
+                if each.module not in sys.modules or each.names:
+                    self._send({"is": "importing", "module": each.module})
+                    guard.load(each)
+                    self._count(each)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if guard.refusals:
+            guard.effects.clean_up()
+            self._end_unfit(guard.refusals, "")
+        self._end_if_unfit(unfit_for_fork())
+        gc.collect()
+        gc.freeze()  # keeps these pages shared during the workers' collections
+
+    def _change(self, change: EnvironmentChange) -> None:
+        """Apply a change that the program would have made to the environment by now."""
+        if differs_by_worker(change.name) or not change.known:
+            return  # not read by any preloaded module
+        if change.direct:
+            self._direct.add(change.name)
+            if change.value is None:
+                os.unsetenv(change.name)
+            elif change.name not in WHILE_PRELOADING:
+                os.putenv(change.name, change.value)
+        else:
+            self._applied[change.name] = change.value
+            if change.name not in WHILE_PRELOADING:
+                set_variables(os.environ, {change.name: change.value})
+
+    def _count(self, wanted: WantedImport) -> None:
+        """Record the variables that the program has set by the time an OpenBLAS is loaded."""
+        if self._applied and not is_python_module(wanted.module):
+            now = {name: value for name, value in self._applied.items() if value is not None}
+            for path in loaded_openblas():
+                self._counted.setdefault(path, now)
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment with the changes of Python and packages, without the program's."""
+        found = dict(os.environ)
+        for name, value in self._applied.items():
+            if name not in WHILE_PRELOADING and found.get(name) == value:
+                set_variables(found, {name: self._given.get(name)})
+        return found
+
+    def _temporary(self, path: str) -> None:
+        self._send({"is": "made", "path": path})
+
+    def _end_if_unfit(self, reason: str) -> None:
+        if reason:
+            self._end_unfit({}, reason)
+
+    def _end_unfit(self, refused: dict[str, str], reason: str) -> None:
+        """Report the reason, then wait until the launcher has listed this process's descendants."""
+        self._send({"is": "unfit", "refused": refused, "reason": reason})
+        while self._sock.recv(PACKET_BYTES):
+            pass
+        os._exit(0)
+
+    def _answer(self, kind: str, **more: Any) -> None:
+        self._send({"is": kind, "modules": len(sys.modules), **more})
+
+    # --- forking
+
+    def _forked(self, asked: dict[str, Any], streams: ForkStreams) -> bool:
+        """Fork a worker; return True in the worker.
+
+        The intermediate process ends at once, so that the launcher adopts the worker.
+        """
+        page = ImportPage()
+        self._pages.append(page)
+        trouble = unfit_for_fork() or self._outdated()
+        if trouble:
+            os.write(streams.tell, f"0 {trouble}".encode())
+            return False
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return False
+        self._forked_again()
+        self._sock.close()
+        self._pages = [page]
+        listener = ImportRecorder(page, [*self._first, *sys.path, *self._last])
+        sys.meta_path.insert(0, listener)
+        assert self._guard is not None
+        here = self._environment()
+        for name in self._direct:
+            os.unsetenv(name)
+        become_worker(streams, asked["env"], self._launcher, here, self._applied, self._counted)
+        self._guard.effects.identifiers.seed_anew()
+        listener.expect(self._applied)
+        show_process_as(asked["command"], asked["env"])
+        return True
+
+    def _serve(self, fds: list[int]) -> None:
+        """Fork a process that serves a store."""
+        if "torch" in sys.modules and not unfit_for_fork():
+            between = os.fork()
+            if not between:
+                self._forked_again()
+                self._sock.close()
+                serve_store(fds[0], self._launcher)
+            os.waitpid(between, 0)
+        os.close(fds[0])
+
+    def _forked_again(self) -> None:
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+
+    def _program(self) -> Callable[[], object]:
+        assert self._target is not None
+        return run_module.program_runner(self._target)
+
+    # --- the socket
+
+    def _received(self) -> tuple[dict[str, Any], list[int]]:
+        fds = array("i")
+        room = socket.CMSG_SPACE(FDS * fds.itemsize)
+        data, controls, _, _ = self._sock.recvmsg(PACKET_BYTES, room)
+        if not data:
+            os._exit(0)  # the launcher is gone
+        for level, kind, content in controls:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        return json.loads(data), list(fds)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)
+
+
+def _file_stamps(paths: Sequence[str]) -> list[object]:
+    """Return a stamp of these files, which changes when one of them is written."""
+    found: list[object] = []
+    for path in paths:
+        try:
+            known = os.stat(path)  # noqa: PTH116
+            found.append((known.st_mtime_ns, known.st_size, known.st_ino))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def run_zygote(fd: int, own: Collection[str]) -> Callable[[], Callable[[], object]]:
+    """Run the zygote on socket `fd`; return, in each worker, a function that gives its program."""
+    os.environ.pop(RESERVED_SPACE, None)
+    given = dict(os.environ)
+    os.environ.update(WHILE_PRELOADING)
+    sock = socket.socket(fileno=fd)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    return Zygote(sock, own, given).serve()

@@ -1,0 +1,402 @@
+"""Launcher's side of the zygote (standby interpreter): its state, and forking from it.
+
+The zygote is started on the agent's request and restarted if it is lost or if it finds a
+module that must not be preloaded. If restarts do not help, it is given up with a reason.
+Waiting does not block the event loop; only a fork does, for milliseconds. Each worker is
+requested separately and reports its own pid.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.processes.output import Output
+from elasticjob_launcher.processes.spawn import LaunchError
+from elasticjob_launcher.settings import Limits
+from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
+from elasticjob_launcher.zygote.preload_cache import LearnSchedule, PreloadCache
+from elasticjob_launcher.zygote.process import ImportLimits, ZygoteProcess
+from elasticjob_launcher.zygote.worker_environment import shared_variables
+
+if TYPE_CHECKING:
+    from elasticjob_launcher.zygote.command import Program
+
+    Pass = Callable[[dict[str, Any], Sequence[int]], None]
+
+FORK_SECONDS = 5.0
+
+
+class ForkedWorker:
+    """Worker forked by the zygote; this launcher is its parent."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+class ForkRequest(NamedTuple):
+    """Environment and streams for one worker; the caller keeps ownership of the descriptors."""
+
+    env: Mapping[str, str]
+    stdout_fd: int
+    stderr_fd: int
+
+
+def request_forks(
+    pass_on: Pass, program: Program, requests: Sequence[ForkRequest]
+) -> list[ForkedWorker | str]:
+    """Return a worker, or the reason for its absence, for each request.
+
+    `pass_on` sends the zygote a message with descriptors, and raises OSError on failure.
+    """
+    deadline = time.monotonic() + FORK_SECONDS
+    heard: list[socket.socket] = []
+    refusal = ""
+    try:
+        for request in requests:
+            heard.append(_request_fork(pass_on, program, request))
+    except OSError as error:
+        refusal = f"the standby took no request: {error}"
+    # Read even if the zygote is lost by now: workers that it forked before run as our children.
+    results: list[ForkedWorker | str] = [receive_worker(told, deadline) for told in heard]
+    results += [refusal] * (len(requests) - len(heard))
+    for told in heard:
+        told.close()
+    return results
+
+
+def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> socket.socket:
+    """Request one worker; return the socket that delivers its pid."""
+    told, tell = socket.socketpair()
+    env = {**request.env, **program.env}
+    message = {"do": "fork", "env": env, "command": program.command}
+    try:
+        pass_on(message, [request.stdout_fd, request.stderr_fd, tell.fileno()])
+    except OSError:
+        told.close()
+        raise
+    finally:
+        tell.close()
+    return told
+
+
+def receive_worker(told: socket.socket, deadline: float) -> ForkedWorker | str:
+    """Return the worker at the other end of the socket, or the reason for its absence.
+
+    A late worker must not run beside its replacement: after the socket's shutdown it cannot report
+    its pid, and exits. A pid reported before the shutdown is still read.
+    """
+    left = max(0.0, deadline - time.monotonic())
+    late = not select.select([told], [], [], left)[0]
+    if late:
+        told.shutdown(socket.SHUT_RD)
+    pid, _, trouble = told.recv(4096).decode("utf-8", "replace").partition(" ")
+    if trouble:
+        return trouble
+    if pid:
+        return ForkedWorker(int(pid))
+    late_text = f"the standby did not fork within {FORK_SECONDS:g} s"
+    return late_text if late else "the standby could not fork"
+
+
+if TYPE_CHECKING:
+    from elasticjob_launcher.wire import Prepare
+
+# Used until a load time has been measured: about the load time of a worker.
+START_WAIT_SECONDS = 5.0
+LEAST_WAIT_SECONDS = 2.0
+MOST_WAIT_SECONDS = 20.0
+MOST_STARTS = 4
+MOST_REFUSALS = 20
+REST_SECONDS = 600.0
+SETTLED_SECONDS = 60.0
+MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the learned modules
+
+
+class ZygoteState:
+    """Zygote state: `OFF` was never requested, `LOADING` is preloading, `OVER` was given up."""
+
+    OFF = "off"
+    LOADING = "loading"
+    READY = "ready"
+    LEARNING = "learning"
+    OVER = "over"
+
+
+class ZygoteManager:
+    """Zygote manager; `on_settled` is called once it is ready or given up, with the reason."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        output: Output,
+        base_env: Mapping[str, str],
+        keep_fds: Sequence[int],
+        limits: Limits,
+        on_settled: Callable[[bool, str], None],
+    ) -> None:
+        self._loop = loop
+        self._output = output
+        self._base_env = base_env
+        self._keep_fds = keep_fds
+        self._on_settled = on_settled
+        self._asked: Prepare | None = None
+        self._program: Program | None = None
+        self._preload_cache = PreloadCache(None)
+        self._process: ZygoteProcess | None = None
+        self._import_limits = ImportLimits(loop, limits)
+        self._second_try_seconds = limits.seconds
+        self._second_try: Timer | None = None
+        self._was_slow = False
+        self._rest_seconds = REST_SECONDS
+        self._learn_schedule = LearnSchedule(loop, self._learn)
+        self._starts = 0
+        self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
+        self._began = 0.0
+        self._load_seconds = 0.0
+        self._workers = 1
+        self._state = ZygoteState.OFF
+        self._reason = "warm start was not asked for"
+        self._waiting: Callable[[], None] | None = None
+        self.on_able: Callable[[], object] = lambda: None
+        """Callback for when the zygote can fork again after learning."""
+
+    @property
+    def asked_for(self) -> bool:
+        return self._asked is not None
+
+    @property
+    def settled(self) -> bool:
+        """True if waiting longer would not change the state."""
+        return self._state not in (ZygoteState.LOADING, ZygoteState.LEARNING)
+
+    @property
+    def reason(self) -> str:
+        """Reason that prevents a fork now; empty if there is none."""
+        return "" if self._state == ZygoteState.READY else self._reason
+
+    def prepare(self, asked: Prepare) -> None:
+        """Prepare a zygote for these workers; an identical request keeps the existing one."""
+        if asked == self._asked and self._state != ZygoteState.OFF:
+            if self._state != ZygoteState.LOADING:
+                over = self._state == ZygoteState.OVER
+                self._on_settled(not over, self._reason if over else "")
+            return
+        self._end()
+        self._asked, self._was_slow, self._rest_seconds = asked, False, REST_SECONDS
+        self._starts, self._most_starts = 0, MOST_STARTS
+        self._preload_cache = PreloadCache(Path(asked.memory) if asked.memory else None)
+        env = {**self._base_env, **asked.env}
+        try:
+            if sum(map(len, asked.argv)) > MOST_ARGV_LETTERS:
+                raise ColdStart(f"the command line is longer than {MOST_ARGV_LETTERS} letters")
+            self._program = parse_command(asked.argv, env.get("PATH", os.defpath))
+        except ColdStart as reason:
+            self._give_up(str(reason))
+            return
+        self._preload_cache.read(self._program.key)
+        self._start()
+
+    def when_settled(self, then: Callable[[], None]) -> None:
+        """Call back once: when ready, when given up, or after the load time of a cold start."""
+        if self.settled:
+            then()
+            return
+        if self._state == ZygoteState.LEARNING and self._process is not None:
+            self._process.send({"do": "pause"})
+        self._waiting = then
+        known = min(max(self._load_seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
+        seconds = known if self._load_seconds else START_WAIT_SECONDS
+        self._loop.call_later(seconds, lambda: self._waited(then))
+
+    def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Prepare a zygote for workers like this one from now on."""
+        if self._asked is not None:
+            self.prepare(self._asked._replace(argv=tuple(argv), env=shared_variables(env)))
+
+    def unlike(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
+        """Return the difference between a worker and the preloaded ones, or an empty string."""
+        assert self._asked is not None
+        return self._asked.unlike(self._base_env, argv, env)
+
+    def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedWorker | str]:
+        """Return a forked worker, or the reason for its absence, for each request."""
+        assert self._program is not None
+        results = request_forks(self._pass_on, self._program, requests)
+        lost = [result for result in results if isinstance(result, str)]
+        if lost:
+            self._lost(lost[0])
+        else:
+            self._workers = len(requests)
+            self._learn_schedule.begin()
+        return results
+
+    def serve(self) -> int | None:
+        """Request a store; return the descriptor that delivers its pid and port, or None.
+
+        The caller closes the descriptor.
+        """
+        try:
+            told, tell = os.pipe()
+        except OSError:  # too many open files
+            return None
+        try:
+            self._pass_on({"do": "serve"}, [tell])
+        except OSError:
+            os.close(told)
+            return None
+        finally:
+            os.close(tell)
+        return told
+
+    def reaped(self, pid: int, status: int) -> None:
+        """Handle the end of a launcher child that is not a worker."""
+        if self._process is not None:
+            self._process.reaped(pid, status)
+
+    def _pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        if self._process is None:
+            raise BrokenPipeError("it is not there")
+        self._process.pass_on(message, fds)
+
+    # --- life cycle
+
+    def _start(self) -> None:
+        asked, wanted = self._asked, self._program
+        assert asked is not None
+        assert wanted is not None
+        self._end()
+        self._starts += 1
+        self._began = time.monotonic()
+        env = shared_variables({**self._base_env, **asked.env, **wanted.env})
+        try:
+            process = self._process = ZygoteProcess(
+                self._loop, self._output, wanted, env, self._keep_fds,
+                self._said_by_it, self._lost,
+            )  # fmt: skip
+        except LaunchError as error:
+            self._give_up(error.message)
+            return
+        self._state = ZygoteState.LOADING
+        self._reason = "the standby is still preloading"
+        self._import_limits.begin(process.pid, "preloading", self._exceeded)
+        process.send(
+            {
+                "do": "preload",
+                "module": wanted.module,
+                "target": wanted.target,
+                "arguments": wanted.arguments,
+                "command": wanted.command,
+                "modules": list(asked.modules),
+                "learned": self._preload_cache.learned,
+                "excluded": sorted(self._preload_cache.excluded),
+            }
+        )
+
+    def _said_by_it(self, message: dict[str, Any]) -> None:
+        kind = message["is"]
+        if kind == "unfit":
+            self._unfit(message["refused"], message["reason"])
+            return
+        if kind == "importing":
+            self._import_limits.imports(message["module"])
+            return
+        if kind == "learned":
+            self._preload_cache.learn(message["names"])
+        else:
+            self._load_seconds = time.monotonic() - self._began
+        self._import_limits.end()
+        if excess := self._import_limits.too_large():
+            self._give_up(excess)
+            return
+        first = self._state == ZygoteState.LOADING
+        self._state, self._reason = ZygoteState.READY, ""
+        self._go_on()
+        if first:
+            self._on_settled(True, "")
+        else:
+            self.on_able()
+
+    def _learn(self) -> None:
+        if self._state == ZygoteState.READY:
+            self._state, self._reason = ZygoteState.LEARNING, "the standby is loading more"
+            assert self._process is not None
+            self._import_limits.begin(self._process.pid, "loading more", self._exceeded)
+            self._process.send({"do": "learn", "workers": self._workers})
+
+    def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
+        """Restart without the modules that must not be preloaded."""
+        for name, why in refused.items():
+            self._output.say(f"not preloaded: {name}: {why}")
+        if not self._preload_cache.excluded.issuperset(refused):
+            self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
+        self._preload_cache.exclude(refused)
+        self._end()
+        if refused:
+            self._again(next(iter(refused.values())))
+        else:
+            self._give_up(f"the standby cannot be forked: {reason}")
+
+    def _lost(self, reason: str) -> None:
+        self._end()
+        self._again(reason)
+
+    def _again(self, reason: str) -> None:
+        if time.monotonic() - self._began > SETTLED_SECONDS:
+            self._starts, self._most_starts = 0, MOST_STARTS
+        if self._starts < self._most_starts:
+            self._start()
+            return
+        self._give_up(f"given up after {self._starts} standbys: {reason}")
+        # The cause, such as a memory shortage, may be gone by then.
+        self._second_try = self._loop.call_later(self._rest_seconds, self._anew)
+        self._rest_seconds *= 2
+
+    def _anew(self) -> None:
+        self._starts, self._most_starts = 0, MOST_STARTS
+        self._start()
+
+    def _give_up(self, reason: str) -> None:
+        self._end()
+        self._state, self._reason = ZygoteState.OVER, reason
+        self._on_settled(False, reason)
+        self._go_on()
+
+    def _exceeded(self, reason: str, slow: bool) -> None:
+        """Give up; try once more if only the time limit was exceeded.
+
+        A first read of a disk or image is slow; by the second try the workers have read the same.
+        """
+        again = slow and not self._was_slow
+        self._give_up(reason)
+        if again:
+            self._was_slow = True
+            self._second_try = self._loop.call_later(self._second_try_seconds, self._start)
+
+    def _end(self) -> None:
+        self._import_limits.end()
+        if self._second_try is not None:
+            self._second_try.cancel()
+            self._second_try = None
+        self._learn_schedule.end()
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.end()
+
+    # --- waiting callers
+
+    def _waited(self, then: Callable[[], None]) -> None:
+        if self._waiting is then:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting()

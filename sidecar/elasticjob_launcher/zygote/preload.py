@@ -1,0 +1,224 @@
+"""Guarded imports in the zygote: modules that all workers can share, and no others.
+
+All later workers share these modules, so they must not depend on a worker's identity. The guard
+refuses the user's own modules and modules that read, while being imported, a rank or a variable
+that the user's program sets.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
+from elasticjob_launcher.zygote.identifiers import GENERATORS, calling_module
+from elasticjob_launcher.zygote.import_effects import Effects
+from elasticjob_launcher.zygote.program_imports import WantedImport
+from elasticjob_launcher.zygote.worker_environment import is_rank
+
+# Importing these has visible effects or fails.
+NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
+
+
+class ImportRefused(BaseException):
+    """Import refused in the zygote. Not an Exception, because libraries catch those."""
+
+
+class ImportGuard:
+    """Import finder ahead of all others, and observer of environment access during imports.
+
+    `refusals` holds the refused items with the reason. After a refusal this process is no longer
+    clean: parts of the refused package stay loaded.
+    """
+
+    def __init__(
+        self,
+        sets: Collection[str],
+        allowed: Collection[str],
+        excluded: Collection[str] = (),
+        on_temporary: Callable[[str], object] = lambda path: None,
+    ) -> None:
+        self._sets = frozenset(sets)
+        self._allowed = frozenset(name.partition(".")[0] for name in allowed)
+        self._excluded = frozenset(excluded)
+        self.effects = Effects(on_temporary)
+        self._places = _installed_folders()
+        self.refusals: dict[str, str] = {}
+        self._item = ""
+        self._spoilt = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Guard the imports within the `with` block."""
+        environ: Any = os.environ
+        plain = environ._data
+        environ._data = _ReportingDict(plain, self._heard, self._changed)
+        sys.meta_path.insert(0, self)
+        self.effects.start()
+        try:
+            yield
+        finally:
+            self.effects.stop()
+            sys.meta_path.remove(self)
+            environ._data = plain
+
+    def load(self, wanted: WantedImport) -> None:
+        """Import a module, or record the refusal. The program itself reports a missing module."""
+        self._item = wanted.module
+        fit = thread_count() == 1 and not self._spoilt  # otherwise an earlier import is the cause
+        self.effects.begin()
+        try:
+            # Like the import statement, which also imports names that are modules.
+            __import__(wanted.module, None, None, wanted.names or ("__name__",))
+        except ImportRefused:
+            pass
+        except ImportError:
+            pass  # possibly optional; otherwise the program reports it
+        except BaseException as error:
+            self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
+        effect = self.effects.found()
+        trouble = ""
+        if fit and thread_count() == 1 and wanted.module not in self.refusals:
+            trouble = unfit_for_fork() or bad_fork_in_worker()
+        if trouble:
+            self._refuse(trouble)
+            self._spoilt = True
+        elif effect:
+            self._refuse(f"it {effect}")
+            for module, reason in self.effects.culprits.items():
+                self.refusals.setdefault(module, reason)
+
+    def lets_in(self, name: str) -> bool:
+        """Return True if the module's top-level package is an installed one."""
+        top = name.partition(".")[0]
+        module = sys.modules.get(top)
+        try:
+            spec = importlib.util.find_spec(top) if module is None else module.__spec__
+        except (ImportError, ValueError, AttributeError):
+            return False
+        return spec is not None and self.installed(spec)
+
+    def installed(self, spec: Any) -> bool:
+        """Return True if the spec belongs to Python or an installed package, not to the user."""
+        if spec.origin in ("built-in", "frozen"):
+            return True
+        places = list(spec.submodule_search_locations or ())
+        if spec.origin and os.path.isabs(spec.origin):  # noqa: PTH117
+            places.append(spec.origin)
+        return all(self._is_installed(place) for place in places)  # empty: made by a loaded package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a spec through the other finders; refuse excluded modules and the user's own."""
+        if name in self._excluded:
+            self._refuse(f"it imports {name}, which is not preloaded")
+            raise ImportRefused(name)
+        if path is not None and name not in GENERATORS:
+            return None  # part of an admitted package
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if finder is not self and find is not None else None
+            if spec is not None:
+                if path is None and name not in self._allowed and not self.installed(spec):
+                    self._refuse(f"it imports {name}, which is your own")
+                    raise ImportRefused(name)
+                if name in GENERATORS and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _LoaderWrapper(spec.loader, self.effects.identifiers.loaded)
+                return spec
+        return None
+
+    def _is_installed(self, place: str) -> bool:
+        for each in (place, os.path.realpath(place)):
+            # Includes packages of another environment on this one's path.
+            if any(folder in f"{each}/" for folder in ("/site-packages/", "/dist-packages/")):
+                return True
+            if each.startswith(self._places):
+                return True
+        return False
+
+    def _heard(self, name: str, there: bool) -> None:
+        if name in self._sets and calling_module():
+            self._refuse(f"it reads {name}, which your program sets")
+            raise ImportRefused(name)
+        if is_rank(name) and not there:
+            self._refuse(f"it reads {name} when it is imported")
+            raise ImportRefused(name)
+
+    def _changed(self, name: str) -> None:
+        if name in self._sets and calling_module():
+            self._refuse(f"it changes {name}, which your program sets")
+
+    def _refuse(self, reason: str) -> None:
+        self.refusals.setdefault(self._item, reason)
+
+
+class _LoaderWrapper:
+    """Loader wrapper that calls back once the module is loaded and leaves no trace of itself."""
+
+    def __init__(self, loader: Any, then: Callable[[str], object]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then(module.__name__)
+
+
+class _ReportingDict(dict):  # type: ignore[type-arg]
+    """Dictionary for `os.environ` that reports each name looked up or changed."""
+
+    def __init__(self, content: Any, heard: Any, changed: Any) -> None:
+        super().__init__(content)
+        self._content = content
+        self._told = heard
+        self._changed = changed
+
+    def __contains__(self, key: Any) -> bool:
+        there = super().__contains__(key)
+        self._told(os.fsdecode(key), there)
+        return there
+
+    def __getitem__(self, key: Any) -> Any:
+        # A copy of the whole environment looks up only existing names.
+        self._told(os.fsdecode(key), super().__contains__(key))
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._changed(os.fsdecode(key))
+        super().__setitem__(key, value)
+        self._content[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        self._changed(os.fsdecode(key))
+        super().__delitem__(key)
+        del self._content[key]
+
+
+def is_excluded(name: str, excluded: Collection[str]) -> bool:
+    """Return True if a module or one of its parent packages is excluded."""
+    parts = name.split(".")
+    packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return parts[0] in NEVER or any(package in excluded for package in packages)
+
+
+def _installed_folders() -> tuple[str, ...]:
+    """Return the folders of the standard library and installed packages, with trailing slash."""
+    found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    if hasattr(site, "getsitepackages"):  # missing if an old virtualenv replaced the module
+        found += site.getsitepackages()
+        if site.ENABLE_USER_SITE:
+            found.append(site.getusersitepackages())
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    found += [os.path.join(sys.base_prefix, "lib", version)]  # noqa: PTH118
+    real = [os.path.realpath(path) for path in found if path]
+    places = (path.rstrip("/") + "/" for path in [*found, *real] if path)
+    return tuple(dict.fromkeys(places))

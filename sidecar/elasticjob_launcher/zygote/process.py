@@ -1,0 +1,282 @@
+"""Zygote process from the launcher's side: start, limits, messages over a socket, end.
+
+Messages are JSON, one per packet. The launcher forwards the process's output with a prefix.
+The zygote runs the import code of arbitrary packages, whose duration and memory use are
+unbounded: the launcher checks it from outside, a few times a second, only while it imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.processes.output import Output
+from elasticjob_launcher.processes.process_info import descendants, kill_unless_reused
+from elasticjob_launcher.processes.spawn import LaunchError, spawn
+from elasticjob_launcher.processes.worker_stream import WorkerStream
+from elasticjob_launcher.settings import Limits
+from elasticjob_launcher.zygote.temporary_files import remove_path
+from elasticjob_launcher.zygote.worker_environment import RESERVED_SPACE, RESERVED_SPACE_VALUE
+
+if TYPE_CHECKING:
+    from elasticjob_launcher.zygote.command import Program
+
+# Runs this package from its location, then removes it from `sys.modules`: a program may have
+# modules of these names. The working directory is not searched in the meantime, so that no module
+# of the user's is imported.
+BOOT = """
+import sys
+def begin():
+    before = set(sys.modules)
+    own = [sys.path.pop(0)] if sys.path[:1] == [""] else []
+    import importlib.machinery, importlib.util
+    folder, package, fd = sys.argv[1:4]
+    spec = importlib.machinery.PathFinder.find_spec(package, [folder])
+    if hasattr(spec.loader, "exec_module"):
+        sys.modules[package] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:  # of a zip file, before Python 3.10
+        spec.loader.load_module(package)
+    main = importlib.import_module(package + ".zygote.main")
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
+    sys.path[:0] = own
+    loaded = set(sys.modules) - before
+    return main.run_zygote(int(fd), loaded), main.run_module.hide_own_frames
+program, shown = begin()
+try:
+    program()()
+except BaseException as error:
+    shown(error)
+    raise
+"""
+BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
+
+
+def boot_command(wanted: Program, fd: int) -> list[str]:
+    """Return the command for the program's interpreter; `fd` is its end of the launcher socket."""
+    folder, package = _own_location()
+    start = [wanted.interpreter, *wanted.options, "-c", BOOT_LINE]
+    return [*start, folder, package, str(fd)]
+
+
+def _own_location() -> tuple[str, str]:
+    """Return the folder or zip file that contains this package, and the package's name."""
+    package = Path(__file__).parents[1]
+    return str(package.parent), package.name
+
+
+CHECK_SECONDS = 0.25
+
+
+class ImportLimits:
+    """Time and memory limits of one process, enforced from `begin` to `end`."""
+
+    def __init__(self, loop: Loop, limits: Limits) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._timer: Timer | None = None
+        self._pid = 0
+        self._module = ""
+
+    def begin(self, pid: int, doing: str, exceeded: Callable[[str, bool], None]) -> None:
+        """Call `exceeded` once if a limit is exceeded while the process is `doing` something.
+
+        The arguments are the reason, and True if only the time limit was exceeded: another attempt
+        may take less time.
+        """
+        self.end()
+        self._pid, self._module = pid, ""
+        until = time.monotonic() + self._limits.seconds
+
+        def look() -> None:
+            left = until - time.monotonic()
+            large = self.too_large()
+            if large:
+                exceeded(large, False)
+            elif left <= 0:
+                seconds = f"{self._limits.seconds:g} s"
+                exceeded(f"{doing} took longer than {seconds}{self._where()}", True)
+            else:
+                self._timer = self._loop.call_later(min(CHECK_SECONDS, left), look)
+
+        look()
+
+    def imports(self, module: str) -> None:
+        """Record the module being imported, to name it if a limit is exceeded."""
+        self._module = module
+
+    def too_large(self) -> str:
+        """Return the reason if the memory limit is exceeded; empty otherwise."""
+        if _resident_bytes(self._pid) <= self._limits.most_bytes:
+            return ""
+        return f"the standby grew over {self._limits.most_bytes >> 20} MiB{self._where()}"
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _where(self) -> str:
+        return f", importing {self._module}" if self._module else ""
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
+
+if TYPE_CHECKING:
+    from elasticjob_launcher.zygote.command import Program
+
+PACKET_BYTES = 1 << 20
+PASS_SECONDS = 5.0
+PREFIX = b"[standby] "
+# Time for helper processes, such as multiprocessing's resource tracker, to clean up.
+HELPER_SECONDS = 1.0
+
+
+class ZygoteProcess:
+    """Zygote process, started on construction, which may raise LaunchError.
+
+    `env` is the workers' environment. `on_message` receives its messages; `on_lost` is called once
+    with the reason if it ends without `end`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        output: Output,
+        wanted: Program,
+        env: Mapping[str, str],
+        keep_fds: Sequence[int],
+        on_message: Callable[[dict[str, Any]], object],
+        on_lost: Callable[[str], object],
+    ) -> None:
+        self._loop = loop
+        self._output = output
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._over = False
+        self._temporary: list[str] = []
+        ours, theirs, read_fd, write_fd = _channels()
+        argv = boot_command(wanted, theirs.fileno())
+        fds = (theirs.fileno(), *keep_fds)
+        try:
+            self._process = spawn(
+                argv, {**env, RESERVED_SPACE: RESERVED_SPACE_VALUE}, write_fd, write_fd, fds
+            )
+        except BaseException:
+            os.close(read_fd)
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(write_fd)
+        self.pid: int = self._process.pid
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        self._sock: socket.socket | None = ours
+        self._stream = WorkerStream(loop, output, read_fd, 2, PREFIX, None, 0)
+        loop.watch(ours.fileno(), self._hear)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; log a failure. SIGCHLD reports the end of the process."""
+        if self._sock is not None:
+            try:
+                self._sock.send(json.dumps(message).encode())
+            except OSError as error:
+                self._output.say(f"cannot send {message['do']!r} to the standby: {error}")
+
+    def pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        """Send a message with descriptors; raise OSError on failure."""
+        if self._sock is None:
+            raise BrokenPipeError("it is not there")
+        if not select.select([], [self._sock], [], PASS_SECONDS)[1]:
+            raise BlockingIOError("it is stuck")
+        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        self._sock.sendmsg([json.dumps(message).encode()], [passed])
+
+    def reaped(self, pid: int, status: int) -> None:
+        """Handle the end of a launcher child that is not a worker."""
+        if self._over or pid != self.pid:
+            return
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        self._process.returncode = -signum if signum else os.WEXITSTATUS(status)
+        self._hear()  # a last message may be pending
+        if not self._over:
+            how = f"signal {signum}" if signum else f"exit code {os.WEXITSTATUS(status)}"
+            tail = self._stream.tail.strip().rpartition("\n")[2]
+            self._on_lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
+
+    def end(self) -> None:
+        """Kill the process, its helpers and temporary files; the launcher reaps the process."""
+        self._hear()  # reads the paths of its temporary files
+        self._over = True
+        helpers = descendants(self.pid)
+        self._hang_up()
+        if self._process.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._process.returncode = -signal.SIGKILL  # reaped together with all other children
+        self._stream.drain()
+        self._stream.close()
+        self._remove_temporary()
+        if helpers:
+            self._loop.call_later(HELPER_SECONDS, lambda: self._end_helpers(helpers))
+
+    def _end_helpers(self, helpers: Mapping[int, str]) -> None:
+        for pid, began in helpers.items():
+            kill_unless_reused(pid, began)
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        for path in self._temporary:
+            remove_path(path)
+
+    def _hear(self) -> None:
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._hang_up()
+                return  # SIGCHLD reports the end
+            message = json.loads(data)
+            if message["is"] == "made":
+                self._temporary.append(message["path"])
+            elif not self._over:
+                self._on_message(message)
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+
+def _channels() -> tuple[socket.socket, socket.socket, int, int]:
+    """Return a socket pair for messages and a pipe for output; raise LaunchError on failure."""
+    pair: tuple[socket.socket, ...] = ()
+    try:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return (*pair, *os.pipe())
+    except OSError as error:
+        for end in pair:
+            end.close()
+        raise LaunchError(126, f"no channels to the standby: {error}") from error

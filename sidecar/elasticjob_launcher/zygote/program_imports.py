@@ -1,0 +1,251 @@
+"""Static analysis of a program's imports; the program is not run.
+
+Runs in the zygote, so that the Python that will run the sources also parses them.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from elasticjob_launcher.zygote.environment_changes import (
+    ChangeAnalyser,
+    EnvironmentChange,
+    nodes,
+    variables_set,
+)
+from elasticjob_launcher.zygote.search_path import added_folders
+
+MAX_FILES = 100
+MAX_SOURCE_BYTES = 1024 * 1024
+# Loaded by torch on demand, in every run of a program that mentions the key: 2 s if cold.
+_IMPLIED = {"DistributedDataParallel": "torch._dynamo"}
+
+
+class WantedImport(NamedTuple):
+    """`import module`, or `from module import names`."""
+
+    module: str
+    names: tuple[str, ...] = ()
+
+
+class ImportAnalysis(NamedTuple):
+    """Result of the analysis: imports in order, and the environment variables that are set.
+
+    `first` and `last` are the folders put before and after `sys.path`; `unread` names a place
+    where they cannot be read. `steps` are the imports and environment changes in execution order;
+    `later` are variables that functions set at an unknown time.
+    """
+
+    wanted: tuple[WantedImport, ...]
+    sets: frozenset[str]
+    first: tuple[str, ...] = ()
+    unread: str = ""
+    last: tuple[str, ...] = ()
+    steps: tuple[WantedImport | EnvironmentChange, ...] = ()
+    later: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+
+    @property
+    def import_context(self) -> tuple[object, ...]:
+        """Environment changes and search path in which modules are loaded, for comparison."""
+        changed = any(isinstance(step, EnvironmentChange) for step in self.steps)
+        return (self.steps if changed else (), self.first, self.last, self.unread, self.later)
+
+
+class Source(NamedTuple):
+    """Source file of the user; `package` is the base of its relative imports."""
+
+    path: str
+    package: str = ""
+
+
+def analyse_imports(
+    entry: Sequence[Source],
+    search: Sequence[str],
+    installed: Callable[[Any], bool],
+    given: Mapping[str, str] | None = None,
+) -> ImportAnalysis:
+    """Follow the entry's imports through the user's own files, in execution order.
+
+    Args:
+        entry: the files that run first; the last one is `__main__`.
+        search: the program's `sys.path`.
+        installed: predicate for specs of the standard library or installed packages.
+        given: the program's initial environment.
+    """
+    program = _Program(search, installed, ChangeAnalyser(os.environ if given is None else given))
+    try:
+        for source in entry:
+            program.run(source, source is entry[-1])
+    except RecursionError:
+        program.unread = program.unread or "your program's files import each other too deeply"
+    return program.reading()
+
+
+class _Program:
+    """Analyser that reads each file at its first import."""
+
+    def __init__(
+        self, search: Sequence[str], installed: Callable[[Any], bool], changes: ChangeAnalyser
+    ) -> None:
+        self._search = search
+        self._installed = installed
+        self._changes = changes
+        self._steps: list[WantedImport | EnvironmentChange] = []
+        self._sets: set[str] = set()
+        self._later: set[str] = set()
+        self._seen: set[str] = set()
+        self._files: list[str] = []
+        self._first: list[str] = []
+        self._last: list[str] = []
+        self.unread = ""
+        changes.on_change = self._steps.append
+
+    def reading(self) -> ImportAnalysis:
+        wanted = [step for step in self._steps if isinstance(step, WantedImport)]
+        return ImportAnalysis(
+            tuple(dict.fromkeys(wanted)),
+            frozenset(self._sets),
+            tuple(self._first),
+            self.unread,
+            tuple(self._last),
+            tuple(dict.fromkeys(self._steps)),
+            frozenset(self._later),
+            tuple(self._files),
+        )
+
+    def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
+        if source.path in self._seen or len(self._seen) >= MAX_FILES:
+            return
+        self._seen.add(source.path)
+        tree = _parsed(source.path)
+        if tree is None:
+            return
+        self._files.append(source.path)
+        self._sets.update(variables_set(tree))
+        for node in nodes(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                self._later.update(variables_set(node))
+        self._search_path(tree, source.path)
+
+        def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
+            for found in _wanted(node, source.package):
+                self._import(found, certain)
+
+        self._changes.file(tree, source.path, main, imports, certain)
+        for name, module in _IMPLIED.items():
+            if _mentions(tree, name):
+                self._steps.append(WantedImport(module))
+
+    def _search_path(self, tree: ast.Module, path: str) -> None:
+        put = added_folders(tree, path)
+        self._first[:0] = [folder for folder in put.folders if folder not in self._first]
+        self._last += [folder for folder in put.last if folder not in self._last]
+        for line, what in ((put.unread, "puts first on"), (put.unread_last, "appends to")):
+            if line and not self.unread:
+                self.unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
+
+    def _import(self, found: WantedImport, certain: bool | None) -> None:
+        spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
+        if spec is None:
+            return
+        if self._installed(spec):
+            self._steps.append(found)
+            return
+        if certain is not None:
+            for source in _own_files(found, spec):
+                self.run(source, certain=certain)
+
+
+def module_files(name: str, search: Sequence[str]) -> list[Source]:
+    """Return the user's files that `python -m name` runs, its packages first."""
+    spec = _top_spec(name, search)
+    if spec is None:
+        return []
+    files = list(_own_files(WantedImport(name), spec))
+    main = list(_own_files(WantedImport(f"{name}.__main__"), spec))
+    return files + [source for source in main if source not in files]
+
+
+def _parsed(path: str) -> ast.Module | None:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            content = file.read(MAX_SOURCE_BYTES + 1)
+        return ast.parse(content, path) if len(content) <= MAX_SOURCE_BYTES else None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # the program itself reports it
+
+
+def _wanted(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[WantedImport]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield WantedImport(alias.name)
+    else:
+        module = _absolute(node, package)
+        names = tuple(alias.name for alias in node.names if alias.name != "*")
+        if module:
+            yield WantedImport(module, names)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".") if package else []
+    if len(parts) < node.level:
+        return ""
+    base = ".".join(parts[: len(parts) - node.level + 1])
+    return f"{base}.{node.module}" if node.module else base
+
+
+def _top_spec(name: str, search: Sequence[str]) -> Any:
+    top = name.partition(".")[0]
+    for finder in (importlib.machinery.BuiltinImporter, importlib.machinery.FrozenImporter):
+        spec = finder.find_spec(top)
+        if spec is not None:
+            return spec
+    return _found(top, search)
+
+
+def _found(name: str, search: Sequence[str]) -> Any:
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, list(search))
+    except Exception:  # raised by a user's path hook for unusual path entries
+        return None
+
+
+def _own_files(found: WantedImport, top: Any) -> Iterator[Source]:
+    """Yield the user's files that this import runs, as far as they can be found."""
+    parts = found.module.split(".")
+    spec, name = top, parts[0]
+    yield from _file_of(spec, name)
+    for part in parts[1:]:
+        spec = _found(f"{name}.{part}", _locations(spec))
+        if spec is None:
+            return
+        name = f"{name}.{part}"
+        yield from _file_of(spec, name)
+    for each in found.names:
+        inner = _found(f"{name}.{each}", _locations(spec))
+        if inner is not None:
+            yield from _file_of(inner, f"{name}.{each}")
+
+
+def _file_of(spec: Any, name: str) -> Iterator[Source]:
+    if spec.origin and spec.has_location and spec.origin.endswith(".py"):
+        package = name if spec.submodule_search_locations else name.rpartition(".")[0]
+        yield Source(spec.origin, package)
+
+
+def _locations(spec: Any) -> list[str]:
+    return list(spec.submodule_search_locations or ())
+
+
+def _mentions(tree: ast.Module, name: str) -> bool:
+    return any(
+        name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
+        for node in nodes(tree)
+    )

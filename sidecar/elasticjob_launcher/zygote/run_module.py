@@ -1,0 +1,119 @@
+"""Execution of a program as `__main__` in an already running interpreter.
+
+Follows the steps of `python script.py` and `python -m module`: the program sees the same
+`__main__`, `sys.argv` and `sys.path`, and its failures print the same text.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+
+class Target(NamedTuple):
+    """Program to run; `command` is the full command line of a cold start."""
+
+    module: bool
+    name: str
+    arguments: Sequence[str]
+    command: Sequence[str]
+
+    @property
+    def path(self) -> str:
+        """Path of a script or folder: absolute from Python 3.9 on, before that as given."""
+        if sys.version_info < (3, 9):
+            return self.name
+        return os.path.join(os.getcwd(), self.name)  # noqa: PTH109, PTH118
+
+    @property
+    def is_folder(self) -> bool:
+        """True if the target is a folder or archive with a `__main__.py`."""
+        return not self.module and _importer(self.name) is not None
+
+
+def set_argv_and_path(target: Target) -> None:
+    """Set `sys.argv` and the first entry of `sys.path` as Python does before it runs the target.
+
+    This interpreter was started with `-c`, so its `sys.path` begins with "" unless safe-path mode
+    is on.
+    """
+    sys.argv = ["-m" if target.module else target.name, *target.arguments]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = list(target.command)
+    if sys.path and sys.path[0] == "":
+        if target.module:
+            sys.path[0] = os.getcwd()  # noqa: PTH109
+        elif target.is_folder:
+            sys.path[0] = target.path
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(target.name))  # noqa: PTH120
+    elif target.is_folder:
+        sys.path.insert(0, target.path)
+
+
+def program_runner(target: Target) -> Callable[[], object]:
+    """Return a function that runs the program without frames of ElasticJob.
+
+    Raises the errors that Python raises before it runs a program.
+    """
+    importlib.invalidate_caches()
+    run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
+    if target.module:
+        return partial(run_module, target.name, True)
+    if target.is_folder:
+        return partial(run_module, "__main__", False)
+    return _script(target.path)
+
+
+def _script(path: str) -> Callable[[], object]:
+    main: Any = sys.modules["__main__"]
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        raise SystemExit(2) from None
+    main.__file__ = path
+    main.__cached__ = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    # Without `dont_inherit`, this file's own `from __future__` imports would apply.
+    code = compile(source, path, "exec", dont_inherit=True)
+    return partial(exec, code, main.__dict__)
+
+
+def _importer(path: str) -> Any:
+    """Return the importer for a script path, found as Python does; None for a plain file."""
+    for hook in sys.path_hooks:
+        try:
+            return hook(path)
+        except ImportError:
+            continue
+    return None
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Remove the frames before the program's first line from the traceback."""
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    hook = sys.excepthook
+
+    def shown(kind: Any, value: Any, traceback: Any) -> None:
+        while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename, here):
+            traceback = traceback.tb_next
+        value.__traceback__ = traceback
+        hook(kind, value, traceback)
+
+    if not isinstance(error, SystemExit):
+        sys.excepthook = shown
+
+
+def _is_ours(filename: str, here: str) -> bool:
+    return filename == "<string>" or filename.startswith(here)

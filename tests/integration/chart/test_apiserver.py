@@ -1,0 +1,226 @@
+"""Chart on a real API server: accepted whole, installed, upgraded, uninstalled."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.programs import programs
+from tests.integration.apiserver import NOBODY, ApiServer, Refused
+from tests.integration.helm_chart import (
+    CHART,
+    MATRIX,
+    NAMESPACE,
+    RELEASE,
+    HelmRefused,
+    Json,
+    helm,
+    render,
+)
+
+SECONDS = 30.0
+TAKE = "--take-ownership"
+"""Option that takes over the definition, applied to the tests' server by hand."""
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
+
+
+JOB: Json = {
+    "apiVersion": "elasticjob.dev/v1alpha1",
+    "kind": "ElasticJob",
+    "metadata": {"name": "kept"},
+    "spec": {
+        "minNodes": 1,
+        "maxNodes": 2,
+        "template": {"spec": {"containers": [{"name": "t", "image": "i:1", "command": ["a"]}]}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Yield a private server: the chart's cluster-wide objects disturb no other test."""
+    started = ApiServer(tmp_path_factory.mktemp("apiserver"))
+    try:
+        started.start()
+        for name in (NAMESPACE, "team-a", "team-b"):
+            started.namespace(name)
+        yield started
+    finally:
+        started.close()
+
+
+def kubectl(
+    kubeconfig: Path, *arguments: str, objects: list[Json]
+) -> subprocess.CompletedProcess[str]:
+    """Run kubectl with these objects on its standard input."""
+    text = "\n---\n".join(json.dumps(found) for found in objects)
+    program = str(programs("kubernetes") / "kubectl")
+    return subprocess.run(
+        [program, *arguments, "-f", "-", "--kubeconfig", str(kubeconfig)],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_server_accepts_every_object(server: ApiServer, name: str) -> None:
+    # Without kinds that the server does not define: the ServiceMonitor is Prometheus'.
+    objects = [o for o in render(MATRIX[name]).objects if o["kind"] != "ServiceMonitor"]
+    dry = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
+    done = kubectl(server.kubeconfig(), *dry, objects=objects)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(objects)
+
+
+def test_restricted_namespace_admits_every_pod(server: ApiServer) -> None:
+    guarded = server.namespace(f"restricted-{uuid.uuid4().hex[:8]}")
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    server.patch(f"/api/v1/namespaces/{guarded}", {"metadata": {"labels": label}})
+    path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All&fieldValidation=Strict"
+
+    def made(pod: Json) -> Json:
+        names = {volume["name"] for volume in pod["spec"].setdefault("volumes", [])}
+        for mount in pod["spec"]["containers"][0].get("volumeMounts", ()):
+            if mount["name"] not in names:  # of a StatefulSet's claim
+                pod["spec"]["volumes"].append({"name": mount["name"], "emptyDir": {}})
+        return {"metadata": {"generateName": "p-", **pod["metadata"]}, "spec": pod["spec"]}
+
+    pods = dict(render({"etcd": {"members": 3}}).pods())
+    assert len(pods) == 4
+    for pod in pods.values():
+        server.request("POST", path, made(pod))
+    bad = made(pods["Deployment/elasticjob-operator"])
+    del bad["spec"]["securityContext"]["runAsNonRoot"]
+    with pytest.raises(Refused, match="violates PodSecurity"):
+        server.request("POST", path, bad)
+
+
+@pytest.fixture
+def kubeconfig(server: ApiServer) -> Iterator[Path]:
+    """Yield a kubeconfig for releases of the usual name, which is uninstalled at the end."""
+    path = server.kubeconfig()
+    yield path
+    helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", kubeconfig=path)
+
+
+def install(kubeconfig: Path, values: Json, *options: str, verb: str = "install") -> str:
+    """Install or upgrade without the hook's job, which nothing runs here; return the notes."""
+    words = ("--namespace", NAMESPACE, "--no-hooks", *options)
+    said = helm(verb, RELEASE, str(CHART), *words, values=values, kubeconfig=kubeconfig)
+    return said.partition("NOTES:\n")[2]
+
+
+def names(server: ApiServer, path: str) -> set[str]:
+    items = server.request("GET", f"{path}?labelSelector=app.kubernetes.io/instance={RELEASE}")
+    return {item["metadata"]["name"] for item in items["items"]}
+
+
+def test_chart_is_installed_upgraded_and_uninstalled(server: ApiServer, kubeconfig: Path) -> None:
+    notes = install(kubeconfig, {}, TAKE)
+    assert "kubectl apply -f examples/digits/elasticjob.yaml" in notes
+    assert f"--namespace {NAMESPACE} rollout status deployment/elasticjob-operator" in notes
+    deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+    assert names(server, deployments) == {"elasticjob-operator"}
+
+    # An upgrade installs the chart's definition over any other.
+    server.patch(CRD, {"spec": {"names": {"shortNames": ["old"]}}})
+    values = {"watchNamespaces": ["team-a"], "operator": {"replicas": 2}}
+    install(kubeconfig, values, verb="upgrade")
+    assert server.request("GET", CRD)["spec"]["names"]["shortNames"] == ["ej"]
+    found = server.request("GET", f"{deployments}/elasticjob-operator")
+    assert found["spec"]["replicas"] == 2
+    roles = "/apis/rbac.authorization.k8s.io/v1/namespaces/team-a/roles"
+    assert names(server, roles) == {"elasticjob-operator"}
+
+    jobs = "/apis/elasticjob.dev/v1alpha1/namespaces/team-b/elasticjobs"
+    server.request("POST", jobs, JOB)
+    helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--no-hooks", kubeconfig=kubeconfig)
+    assert names(server, deployments) == names(server, roles) == set()
+    kept = server.request("GET", f"{jobs}/{JOB['metadata']['name']}")
+    assert "deletionTimestamp" not in kept["metadata"]
+    server.request("DELETE", f"{jobs}/{JOB['metadata']['name']}")
+
+    install(kubeconfig, {})  # over the remains of the first release
+
+
+def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubeconfig: Path) -> None:
+    install(kubeconfig, {}, TAKE)
+    with pytest.raises(HelmRefused, match=r"etcd\.members must stay 1, with which this release"):
+        install(kubeconfig, {"etcd": {"members": 3}}, verb="upgrade")
+    install(kubeconfig, {"etcd": {"members": 1}}, verb="upgrade")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"etcd": {"persistence": {"enabled": False}}}, "etcd stores its data in its pod"),
+        ({"networkPolicy": {"enabled": False}}, "No NetworkPolicy protects etcd"),
+        ({"etcd": {"auth": {"enabled": False}}}, "etcd requires no password"),
+        ({"crds": {"install": False}}, "not part of this release"),
+        (
+            {"watchNamespaces": ["team-b", "team-a"]},
+            "kubectl apply --namespace team-b -f examples/digits/elasticjob.yaml",
+        ),
+    ],
+)
+def test_notes_describe_special_settings(kubeconfig: Path, values: Json, said: str) -> None:
+    usual = notes(kubeconfig, {})
+    assert said not in usual
+    assert said in notes(kubeconfig, values)
+    for text in (usual, notes(kubeconfig, values)):
+        assert not re.search(r"\n\n\n|<no value>|[{}]", text)
+
+
+def notes(kubeconfig: Path, values: Json) -> str:
+    words = ("--dry-run=server", "--namespace", NAMESPACE, TAKE, "-o", "json")
+    said = helm("install", RELEASE, str(CHART), *words, values=values, kubeconfig=kubeconfig)
+    found: dict[str, Any] = json.loads(said)
+    return str(found["info"]["notes"])
+
+
+def allow(server: ApiServer, namespace: str, resource: str, group: str = "") -> None:
+    """Let NOBODY create these resources in the namespace."""
+    name = f"create-{resource}"
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rule = {"apiGroups": [group], "resources": [resource], "verbs": ["create"]}
+    server.request("POST", f"{path}/roles", {"metadata": {"name": name}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "User", "name": NOBODY}],
+    }
+    server.request("POST", f"{path}/rolebindings", binding)
+
+
+def apply_as_nobody(server: ApiServer, namespace: str) -> str:
+    """Return the server's refusal of a job of NOBODY, empty if it accepts the job."""
+    words = ("create", "--dry-run=server", "--namespace", namespace)
+    done = kubectl(server.kubeconfig(NOBODY), *words, objects=[JOB])
+    return done.stderr if done.returncode else ""
+
+
+def test_user_without_pod_permission_cannot_create_jobs(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    namespace = server.namespace("people")
+    install(kubeconfig, {}, TAKE)
+    allow(server, namespace, "elasticjobs", "elasticjob.dev")
+    wanted = f"you must be allowed to create pods in namespace {namespace}"
+    deadline = time.monotonic() + SECONDS
+    while wanted not in (said := apply_as_nobody(server, namespace)):  # a policy takes a moment
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    allow(server, namespace, "pods")
+    while said := apply_as_nobody(server, namespace):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)

@@ -1,0 +1,234 @@
+"""Chart's etcd, as its StatefulSet starts it: real members, certificates and users."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from elasticjob_operator.etcd_tls.certificates import PASSWORD, Data, apply_changes, parse_data
+from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
+from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unauthenticated
+from elasticjob_rendezvous.etcd.users import ROOT, Users
+from elasticjob_rendezvous.protocol.kv import Put, Range
+from tests.integration.etcd_server import Ports, binary, wait_until
+from tests.integration.helm_chart import CHART, Json, Rendered, pod_template, render
+
+NAME = "elasticjob-etcd"
+SECONDS = 30.0
+STOP_SECONDS = 20.0
+
+
+def image_version(rendered: Rendered) -> str:
+    image = pod_template(rendered.find("StatefulSet", NAME))["spec"]["containers"][0]["image"]
+    found: str = image.rpartition(":v")[2]
+    return found
+
+
+@dataclass
+class Member:
+    """Pod of the StatefulSet, on loopback."""
+
+    rendered: Rendered
+    folder: Path
+    ordinal: int
+    others: list[Member]
+    ports: Ports = field(default_factory=lambda: Ports(3))
+    process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        """Return the container's command, with addresses and folders of this machine."""
+        container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
+        program = binary(image_version(self.rendered).rpartition(".")[0])
+        return [str(program), *map(self._here, container["command"][1:])]
+
+    def _here(self, word: str) -> str:
+        word = word.replace("$(POD_NAME)", f"{NAME}-{self.ordinal}")
+        for member in (*self.others, self):
+            host = rf"{NAME}-{member.ordinal}\.{NAME}-members\.[a-z-]+\.svc"
+            for container_port, port in zip((2379, 2380), member.ports.numbers, strict=False):
+                word = re.sub(f"{host}:{container_port}", f"127.0.0.1:{port}", word)
+        for container_port, port in zip((2379, 2380, 2381), self.ports.numbers, strict=True):
+            word = word.replace(f"0.0.0.0:{container_port}", f"127.0.0.1:{port}")
+        word = word.replace("/var/lib/etcd", str(self.folder / f"member-{self.ordinal}"))
+        return word.replace("/etc/etcd/tls", str(self.folder / "tls"))
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://127.0.0.1:{self.ports.numbers[0]}"
+
+    def start(self) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
+        with (self.folder / f"member-{self.ordinal}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Return a page of its port for probes and metrics, which requires no certificate."""
+        try:
+            url = f"http://127.0.0.1:{self.ports.numbers[2]}{path}"
+            with urllib.request.urlopen(url, timeout=5) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def probe(self, kind: str) -> str:
+        """Return the path of the container's probe of this kind."""
+        container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
+        found: str = container[kind]["httpGet"]["path"]
+        return found
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log()
+            return self.page(self.probe("readinessProbe"))[0] == 200
+
+        try:
+            wait_until(ready, f"member {self.ordinal}", SECONDS)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}:\n{self.log()}") from error
+
+    def log(self) -> str:
+        return (self.folder / f"member-{self.ordinal}.log").read_text()[-3000:]
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait(STOP_SECONDS)
+
+
+def secret() -> Data:
+    """Return the content of the Secret made by the chart's hook."""
+    wanted, now = Wanted(frozenset({"localhost", "127.0.0.1"})), datetime.now(UTC)
+    return apply_changes({}, due_changes(parse_data({}), wanted, now), wanted, now)
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[Member], Data]]:
+    """Yield the members that these values request, started together."""
+    values: Json = getattr(request, "param", {})
+    rendered, data = render(values), secret()
+    (tmp_path / "tls").mkdir()
+    for item in ("ca.crt", "tls.crt", "tls.key"):
+        (tmp_path / "tls" / item).write_bytes(data[item])
+    members: list[Member] = []
+    replicas = rendered.find("StatefulSet", NAME)["spec"]["replicas"]
+    members += [Member(rendered, tmp_path, ordinal, members) for ordinal in range(replicas)]
+    try:
+        for member in members:
+            member.start()
+        for member in members:
+            member.wait_ready()
+        yield members, data
+    finally:
+        for member in members:
+            member.kill()
+            member.ports.close()
+
+
+def client(members: list[Member], user: str | None = None, password: str | None = None) -> Client:
+    """Return a client like the operator's: it trusts the bundle, without a certificate."""
+    ca_file = members[0].folder / "tls" / "ca.crt"
+    endpoints = [member.endpoint for member in members]
+    return Client(endpoints, tls=Tls(ca_file), user=user, password=password)
+
+
+@pytest.mark.parametrize(
+    "cluster", [{}, {"etcd": {"members": 3}}], ids=["one", "three"], indirect=True
+)
+def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
+    cluster: tuple[list[Member], Data],
+) -> None:
+    members, data = cluster
+    password = data[PASSWORD].decode()
+
+    async def main() -> None:
+        async with (
+            client(members, ROOT, password) as root,
+            client(members, "job-1", "secret") as job,
+            client(members) as nobody,
+        ):
+            users = Users(root)
+            await users.enable_auth()
+            await users.put_role("job-1", "/elasticjob/ns/1/")
+            await users.put_user("job-1", "secret")
+            await users.grant("job-1", "job-1")
+            await job.put(Put("/elasticjob/ns/1/a", b"x"))
+            with pytest.raises(PermissionDenied):
+                await job.range(Range("/elasticjob/ns/2/a"))
+            with pytest.raises(Unauthenticated):
+                await nobody.range(Range("/elasticjob/ns/1/a"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("cluster", [{"etcd": {"members": 3}}], ids=["three"], indirect=True)
+def test_two_members_continue_and_third_returns(cluster: tuple[list[Member], Data]) -> None:
+    members, _ = cluster
+
+    async def main() -> None:
+        async with client(members) as connection:
+            await connection.put(Put("/a", b"1"))
+            members[0].kill()
+            assert (await connection.range(Range("/a"))).kvs[0].value == b"1"
+
+    asyncio.run(main())
+    members[0].start()
+    members[0].wait_ready()
+
+
+def test_data_is_stored_on_the_volume(cluster: tuple[list[Member], Data]) -> None:
+    (member,), _ = cluster
+    assert (member.folder / "member-0" / "data" / "member" / "wal").is_dir()
+
+
+def test_probes_and_metrics_are_served(cluster: tuple[list[Member], Data]) -> None:
+    (member,), _ = cluster
+    assert member.page(member.probe("livenessProbe")) == (200, "ok\n")
+    code, text = member.page("/metrics")
+    assert code == 200
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"\betcd_\w+", target["expr"])
+    }
+    assert len(asked) >= 4
+    assert {name for name in asked if name not in text} == set()
+
+
+def test_quota_and_durations_are_passed_in_etcd_units(
+    cluster: tuple[list[Member], Data],
+) -> None:
+    (member,), _ = cluster
+    assert "etcd_server_quota_backend_bytes 2.147483648e+09" in member.page("/metrics")[1]
+    log = (member.folder / "member-0.log").read_text()
+    started = next(
+        json.loads(line) for line in log.splitlines() if "starting an etcd server" in line
+    )
+    assert started["heartbeat-interval"] == "100ms"
+    assert started["election-timeout"] == "1s"
+    assert started["auto-compaction-retention"] == "5m0s"
+    assert started["snapshot-count"] == 10000

@@ -1,0 +1,150 @@
+"""Permissions: roles, Secrets, tokens, networks; each as small as possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from tests.integration.helm_chart import EXTERNAL, MATRIX, NAMESPACE, Json, Rendered, render
+
+GOLDEN = Path(__file__).parents[2] / "unit" / "chart" / "golden" / "rbac.yaml"
+
+
+def mounted_keys(pod: Json) -> set[str]:
+    return {
+        item["key"]
+        for volume in pod["spec"].get("volumes", ())
+        for item in volume.get("secret", {}).get("items", ())
+    }
+
+
+def test_pods_mount_only_required_keys_of_etcd_secret() -> None:
+    pods = dict(render().pods())
+    assert mounted_keys(pods["Deployment/elasticjob-operator"]) == {"ca.crt", "user", "password"}
+    assert mounted_keys(pods["StatefulSet/elasticjob-etcd"]) == {"ca.crt", "tls.crt", "tls.key"}
+    for name, pod in pods.items():
+        for volume in pod["spec"].get("volumes", ()):
+            assert "secret" not in volume or volume["secret"]["items"], name
+
+
+def test_only_api_server_clients_have_token() -> None:
+    for name, pod in render().pods():
+        blind = pod["spec"].get("automountServiceAccountToken") is False
+        assert blind == (name == "StatefulSet/elasticjob-etcd")
+
+
+def rules(rendered: Rendered) -> Json:
+    """Return the rules of every role except those for people, by kind, namespace and name."""
+    return {
+        "/".join([o["kind"], o["metadata"].get("namespace", "-"), o["metadata"]["name"]]): o[
+            "rules"
+        ]
+        for o in sorted(rendered.objects, key=lambda o: (o["kind"], o["metadata"]["name"]))
+        if o["kind"] in ("Role", "ClusterRole")
+    }
+
+
+def test_permissions_equal_golden_file() -> None:
+    golden = yaml.safe_load(GOLDEN.read_text())
+    assert rules(render()) == golden["everywhere"]
+    three = rules(render(MATRIX["three members"]))
+    assert three == golden["everywhere"] | golden["with three members"]
+    assert (
+        rules(render({"watchNamespaces": ["team-a"], "rbac": {"aggregate": False}}))
+        == (golden["in one namespace"])
+    )
+
+
+def test_every_role_is_bound_and_every_binding_has_service_account() -> None:
+    for values in ({}, MATRIX["two namespaces"], MATRIX["little"]):
+        rendered = render(values)
+        roles, bound = set(), set()
+        for found in rendered.objects:
+            place = found["metadata"].get("namespace")
+            if found["kind"] in ("Role", "ClusterRole"):
+                if found["metadata"]["labels"]["app.kubernetes.io/component"] != "users":
+                    roles.add((found["kind"], place, found["metadata"]["name"]))
+            elif found["kind"].endswith("Binding") and "roleRef" in found:
+                bound.add((found["roleRef"]["kind"], place, found["roleRef"]["name"]))
+                for subject in found["subjects"]:
+                    assert subject["namespace"] == NAMESPACE
+                    given = subject["name"] == "given"
+                    assert given or rendered.has("ServiceAccount", subject["name"])
+        assert roles == bound
+
+
+def test_operator_with_namespace_list_has_no_access_to_other_namespaces() -> None:
+    rendered = render(MATRIX["two namespaces"])
+    found = rendered.find("ClusterRole", f"{NAMESPACE}-elasticjob-operator")
+    nodes, identity = found["rules"]
+    assert nodes["resources"] == ["nodes"]
+    assert (identity["resources"], identity["resourceNames"]) == (["namespaces"], ["kube-system"])
+    places = {
+        o["metadata"]["namespace"]
+        for o in rendered.objects
+        if o["kind"] == "Role" and o["metadata"]["name"] == "elasticjob-operator"
+    }
+    assert places == {"team-a", "team-b"}
+
+
+def test_only_operator_and_jobs_can_reach_etcd() -> None:
+    jobs = {"matchExpressions": [{"key": "elasticjob.dev/job-name", "operator": "Exists"}]}
+    clients = render().find("NetworkPolicy", "elasticjob-etcd")["spec"]["ingress"][0]
+    assert [list(port.values()) for port in clients["ports"]] == [["client"]]
+    operator, pods = clients["from"]
+    assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    assert "namespaceSelector" not in operator
+    assert pods == {"podSelector": jobs, "namespaceSelector": {}}
+    some = render(MATRIX["two namespaces"]).find("NetworkPolicy", "elasticjob-etcd")
+    assert some["spec"]["ingress"][0]["from"][1]["namespaceSelector"] == {
+        "matchExpressions": [
+            {
+                "key": "kubernetes.io/metadata.name",
+                "operator": "In",
+                "values": ["team-a", "team-b"],
+            }
+        ]
+    }
+
+
+def test_restricted_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
+    values = {"networkPolicy": {"jobNamespaces": ["team-a"]}}
+    spec = render(values).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    peers, dns, etcd = spec["egress"]
+    assert spec["ingress"][0]["from"] == peers["to"]
+    assert [port["port"] for port in dns["ports"]] == [53, 53]
+    assert etcd["ports"] == [{"port": 2379}]
+    assert etcd["to"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": NAMESPACE
+    }
+    asking = spec["ingress"][1]
+    assert asking["ports"] == [{"port": HEALTH_PORT}]
+    operator = render(values).find("NetworkPolicy", "elasticjob-operator")
+    assert asking["from"][0]["podSelector"] == operator["spec"]["podSelector"]
+    allowed = {"allowedEndpoints": ["http://old:4001", "http://[fd00::1]:2379"]}
+    wide = render(values | allowed).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    assert wide["egress"][3] == {"ports": [{"port": 4001}, {"port": 2379}]}
+    far = render(values | EXTERNAL).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    assert far["egress"][2] == {"ports": [{"port": 2379}]}
+
+
+def test_users_cannot_write_status() -> None:
+    rendered = render()
+    for role in ("view", "edit", "admin"):
+        found = rendered.find("ClusterRole", f"elasticjob-{role}")
+        assert (
+            found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
+        )
+        for rule in found["rules"]:
+            if "elasticjobs/status" in rule["resources"]:
+                assert rule["verbs"] == ["get"]
+            if role == "view":
+                assert set(rule["verbs"]) <= {"get", "list", "watch"}
+
+
+def test_admission_policy_needs_kubernetes_1_30() -> None:
+    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert kinds <= render(kubernetes="v1.30.0").kinds()
+    assert not kinds & render(kubernetes="v1.29.4").kinds()

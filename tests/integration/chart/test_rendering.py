@@ -1,0 +1,146 @@
+"""Rendered chart, for many values: labelled, restricted, bounded, complete."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from tests.integration.helm_chart import (
+    CHART,
+    MATRIX,
+    RELEASE,
+    HelmRefused,
+    Rendered,
+    helm,
+    pod_template,
+    render,
+    template,
+)
+
+
+@pytest.fixture(scope="module", params=MATRIX, ids=lambda name: name.replace(" ", "-"))
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    return render(MATRIX[request.param])
+
+
+def test_lint_reports_nothing() -> None:
+    helm("lint", "--strict", str(CHART), "--kube-version", "1.36.3")
+
+
+def test_objects_have_labels_and_namespace(rendered: Rendered) -> None:
+    seen = set()
+    for found in rendered.objects:
+        metadata, kind = found["metadata"], found["kind"]
+        labels = metadata["labels"]
+        assert labels["app.kubernetes.io/name"] == "elasticjob"
+        assert labels["app.kubernetes.io/instance"] == RELEASE
+        assert labels["app.kubernetes.io/part-of"] == "elasticjob"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert labels["app.kubernetes.io/version"] == "0.1.0"
+        assert labels["app.kubernetes.io/component"]
+        assert labels["helm.sh/chart"] == "elasticjob-0.1.0"
+        clusterwide = kind.startswith(("Cluster", "Validating", "CustomResource"))
+        assert ("namespace" in metadata) != clusterwide, metadata
+        place = (kind, metadata.get("namespace"), metadata["name"])
+        assert place not in seen
+        seen.add(place)
+
+
+def test_pod_labels_do_not_depend_on_version(rendered: Rendered) -> None:
+    for name, pod in rendered.pods():
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & pod["metadata"]["labels"].keys()
+        assert pod["metadata"]["labels"]["app.kubernetes.io/part-of"] == "elasticjob", name
+
+
+def test_no_chart_object_matches_job_pod_labels(rendered: Rendered) -> None:
+    for name, pod in rendered.pods():
+        assert not any(
+            label.startswith("elasticjob.dev/") for label in pod["metadata"]["labels"]
+        ), name
+
+
+def test_pods_satisfy_restricted_profile(rendered: Rendered) -> None:
+    for name, pod in rendered.pods():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["enableServiceLinks"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert not any("hostPath" in volume for volume in spec.get("volumes", ())), name
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+
+
+def test_images_are_pinned_and_resources_are_limited(rendered: Rendered) -> None:
+    for name, pod in rendered.pods():
+        for container in pod["spec"]["containers"]:
+            tag = container["image"].rpartition(":")[2]
+            assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag), name
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+            assert "memory" in container["resources"]["limits"], name
+
+
+def test_mounts_and_volumes_match(rendered: Rendered) -> None:
+    for found in rendered.objects:
+        if found["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        spec = pod_template(found)["spec"]
+        claims = found["spec"].get("volumeClaimTemplates", ())
+        volumes = {v["name"] for v in spec.get("volumes", ())} | {
+            claim["metadata"]["name"] for claim in claims
+        }
+        assert volumes == {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
+
+
+def test_selectors_match_their_own_pods_only(rendered: Rendered) -> None:
+    labels = {name: pod["metadata"]["labels"] for name, pod in rendered.pods()}
+    for found in rendered.objects:
+        selector = found["spec"].get("selector", {}) if "spec" in found else {}
+        selector = selector.get("matchLabels", selector)
+        if found["kind"] not in ("Service", "PodDisruptionBudget", "Deployment", "StatefulSet"):
+            continue
+        selector = {k: v for k, v in selector.items() if not k.startswith("statefulset.")}
+        chosen = {name for name, own in labels.items() if selector.items() <= own.items()}
+        component = found["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert chosen == {name for name in labels if name.endswith(f"-{component}")}, found
+
+
+def test_crd_equals_source_file_and_is_kept_on_uninstall() -> None:
+    made = render().find("CustomResourceDefinition", "elasticjobs.elasticjob.dev")
+    source = CHART.parents[1] / "crds" / "elasticjobs.elasticjob.dev.yaml"
+    assert made["spec"] == yaml.safe_load(source.read_text())["spec"]
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not render(MATRIX["little"]).kinds() & {"CustomResourceDefinition"}
+
+
+def test_dashboard_is_rendered_unchanged() -> None:
+    made = render(MATRIX["watched"]).find("ConfigMap", "elasticjob-dashboard")
+    source = json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert json.loads(made["data"]["elasticjob.json"]) == source
+
+
+def test_kubernetes_1_28_is_refused() -> None:
+    with pytest.raises(HelmRefused, match=r"requires kubeVersion: >=1\.29\.0-0"):
+        render(kubernetes="v1.28.9")
+    render(kubernetes="v1.31.2-eks-1234567")
+
+
+def test_long_release_name_gives_valid_object_names() -> None:
+    rendered = render(
+        {"etcd": {"members": 3}}, name="a-name-of-53-characters-as-long-as-helm-lets-it-be-01"
+    )
+    for found in rendered.objects:
+        limit = 52 if found["kind"] == "CronJob" else 63
+        if found["kind"] != "CustomResourceDefinition" and "namespace" in found["metadata"]:
+            assert len(found["metadata"]["name"]) <= limit
+
+
+def test_rendering_is_deterministic() -> None:
+    assert template() == template()

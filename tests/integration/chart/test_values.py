@@ -1,0 +1,265 @@
+"""Chart's values: wrong ones are refused by their path, and each one has an effect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.helm_chart import CHART, HelmRefused, Json, template
+
+VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def nested(path: str, value: Any) -> Json:
+    """Return values with only this one set."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)
+
+
+def merged(*layers: Json) -> Json:
+    """Merge the layers; later ones take precedence."""
+    made: Json = {}
+    for layer in layers:
+        for key, value in layer.items():
+            both = isinstance(value, dict) and isinstance(made.get(key), dict)
+            made[key] = merged(made[key], value) if both else value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named", "reason"),
+    [
+        ("replicas", 2, "", "'replicas' not allowed"),
+        ("operator.replica", 2, "/operator", "'replica' not allowed"),
+        ("operator.replicas", "two", "/operator/replicas", "want integer"),
+        ("operator.replicas", -1, "/operator/replicas", "minimum"),
+        ("operator.logLevel", "verbose", "/operator/logLevel", "one of 'debug'"),
+        ("operator.logFormat", "xml", "/operator/logFormat", "one of 'json'"),
+        ("operator.image.tag", "latest", "/operator/image/tag", "not"),
+        ("operator.image.digest", "sha256:abc", "/operator/image/digest", "pattern"),
+        ("operator.image.repository", "Not An Image", "/operator/image/repository", "pattern"),
+        ("operator.resources.limit", {}, "/operator/resources", "'limit' not allowed"),
+        ("operator.resources.limits.memory", "1 GB", "/operator/resources/limits/memory", ""),
+        ("operator.tolerations", [{"keys": "a"}], "/operator/tolerations/0", "'keys' not allowed"),
+        (
+            "operator.podSecurityContext.runAsUser",
+            0,
+            "/operator/podSecurityContext/runAsUser",
+            "minimum",
+        ),
+        (
+            "operator.podSecurityContext.runAsNonRoot",
+            False,
+            "/operator/podSecurityContext",
+            "'runAsNonRoot' not allowed",
+        ),
+        (
+            "operator.podSecurityContext.seccompProfile",
+            {"type": "Unconfined"},
+            "/operator/podSecurityContext",
+            "'seccompProfile' not allowed",
+        ),
+        ("sidecar.image.pullPolicy", "Sometimes", "/sidecar/image/pullPolicy", "one of 'Always'"),
+        ("sidecar.resources.cpu", "half", "/sidecar/resources/cpu", "pattern"),
+        ("sidecar.pullSecrets", "registry", "/sidecar/pullSecrets", "want array"),
+        ("imagePullSecrets", ["registry"], "/imagePullSecrets/0", "want object"),
+        ("watchNamespaces", "team-a", "/watchNamespaces", "want array"),
+        ("watchNamespaces", ["Team A"], "/watchNamespaces/0", "pattern"),
+        ("watchNamespaces", ["a", "a"], "/watchNamespaces", "equal"),
+        ("allowedEndpoints", ["etcd:2379"], "/allowedEndpoints/0", "pattern"),
+        ("etcd.members", 2, "/etcd/members", "one of 1, 3"),
+        ("etcd.enabled", "false", "/etcd/enabled", "want boolean"),
+        ("etcd.persistence.size", "big", "/etcd/persistence/size", "pattern"),
+        ("etcd.persistence.whenDeleted", "Keep", "/etcd/persistence/whenDeleted", "one of"),
+        ("etcd.persistence.storageClass", "fast", "/etcd/persistence", "'storageClass' not"),
+        ("etcd.quotaBackendBytes", 99999999999, "/etcd/quotaBackendBytes", "maximum"),
+        ("etcd.electionMilliseconds", 10000, "/etcd/electionMilliseconds", "maximum"),
+        ("etcd.autoCompactionRetention", "soon", "/etcd/autoCompactionRetention", "pattern"),
+        ("etcd.certificates.schedule", "daily", "/etcd/certificates/schedule", "pattern"),
+        ("etcd.antiAffinity", "hard", "/etcd/antiAffinity", "one of"),
+        ("externalEtcd.endpoints", ["ftp://etcd:2379"], "/externalEtcd/endpoints/0", "pattern"),
+        ("externalEtcd.secretKeys", ["ca.pem"], "/externalEtcd/secretKeys/0", "one of 'ca.crt'"),
+        ("networkPolicy.etcdFrom", [{"pods": {}}], "/networkPolicy/etcdFrom/0", "'pods' not"),
+        (
+            "networkPolicy.metricsFrom",
+            [{"ipBlock": {}}],
+            "/networkPolicy/metricsFrom/0/ipBlock",
+            "cidr",
+        ),
+        ("metrics.serviceMonitor.interval", 15, "/metrics/serviceMonitor/interval", "want string"),
+        ("crds", True, "/crds", "want object"),
+        ("commonLabels", {"a": 1}, "/commonLabels/a", "want string"),
+    ],
+)
+def test_invalid_value_is_refused_with_its_path(
+    path: str, value: Any, named: str, reason: str
+) -> None:
+    with pytest.raises(HelmRefused) as refused:
+        template(nested(path, value))
+    complaint = re.search(rf"- at '{re.escape(named)}': (.*)", str(refused.value))
+    assert complaint, refused.value
+    assert reason in complaint[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        (
+            {"etcd": {"members": 3, "persistence": {"enabled": False}}},
+            "etcd.persistence.enabled must be true with etcd.members 3",
+        ),
+        ({"etcd": {"enabled": False}}, "externalEtcd.endpoints must be given"),
+        (
+            {
+                "etcd": {"enabled": False},
+                "externalEtcd": {
+                    "endpoints": ["http://etcd:2379"],
+                    "secretName": "etcd",
+                    "secretKeys": ["user"],
+                },
+            },
+            "externalEtcd.secretKeys must have both user and password",
+        ),
+        (
+            {
+                "etcd": {"enabled": False},
+                "externalEtcd": {
+                    "endpoints": ["http://etcd:2379"],
+                    "secretName": "etcd",
+                    "secretKeys": ["tls.crt"],
+                },
+            },
+            "externalEtcd.secretKeys must have both tls.crt and tls.key",
+        ),
+        (
+            {"operator": {"serviceAccount": {"create": False}}},
+            "operator.serviceAccount.name must be given",
+        ),
+    ],
+)
+def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
+    with pytest.raises(HelmRefused, match=re.escape(complaint)):
+        template(values)
+
+
+def test_parent_chart_may_set_globals() -> None:
+    assert template({"global": {"registry": "mirror.example"}}) == template()
+
+
+def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that a user sets; maps and Kubernetes types count as one value."""
+    for key, value in values.items():
+        here = f"{path}.{key}".lstrip(".")
+        whole = key in ("podSecurityContext", "labels") or here.endswith(
+            ("operator.resources", "etcd.resources")
+        )
+        if isinstance(value, dict) and value and not whole:
+            yield from leaves(value, here)
+        else:
+            yield here, value
+
+
+MONITORED: Json = {"metrics": {"serviceMonitor": {"enabled": True}}}
+SHOWN: Json = {"metrics": {"dashboard": {"enabled": True}}}
+# Other values that must be set for a value to matter.
+CONTEXT: dict[str, Json] = {
+    "externalEtcd": {
+        "etcd": {"enabled": False},
+        "externalEtcd": {"endpoints": ["http://etcd:2379"], "secretName": "etcd"},
+    },
+    "externalEtcd.manageUsers": {"externalEtcd": {"secretKeys": ["user", "password"]}},
+    "etcd.enabled": {"externalEtcd": {"endpoints": ["http://etcd:2379"]}},
+    "etcd.antiAffinity": {"etcd": {"members": 3}},
+    "metrics.serviceMonitor.interval": MONITORED,
+    "metrics.serviceMonitor.labels": MONITORED,
+    "metrics.dashboard.labels": SHOWN,
+    "metrics.dashboard.annotations": SHOWN,
+    "operator.serviceAccount.create": {"operator": {"serviceAccount": {"name": "given"}}},
+}
+# Values other than the default that the default's type does not suggest.
+OTHER: dict[str, Any] = {
+    "etcd.members": 3,
+    "etcd.antiAffinity": "required",
+    "etcd.autoCompactionRetention": "1h",
+    "etcd.certificates.schedule": "0 0 * * 0",
+    "etcd.persistence.size": "9Gi",
+    "etcd.persistence.whenDeleted": "Delete",
+    "operator.logFormat": "text",
+    "operator.logLevel": "debug",
+    "operator.affinity": {"nodeAffinity": {}},
+    "sidecar.resources.cpu": "250m",
+    "sidecar.resources.memory": "96Mi",
+    "metrics.serviceMonitor.interval": "99s",
+    "allowedEndpoints": ["http://other:2379"],
+    "externalEtcd.endpoints": ["http://other:2379"],
+    "externalEtcd.secretKeys": ["ca.crt"],
+    "imagePullSecrets": [{"name": "other"}],
+    "networkPolicy.metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+    "networkPolicy.etcdFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+    "networkPolicy.jobNamespaces": ["other"],
+    "watchNamespaces": ["other"],
+    "sidecar.pullSecrets": ["other"],
+}
+
+
+def another(path: str, value: Any) -> Any:
+    """Return a legal value other than the default."""
+    match path.rpartition(".")[2], value:
+        case _ if path in OTHER:
+            return OTHER[path]
+        case _, bool():
+            return not value
+        case _, int():
+            return value + 1
+        case "digest", _:
+            return "sha256:" + "0" * 64
+        case "pullPolicy", _:
+            return "Always"
+        case "tag", _:
+            return "v9.9.9"
+        case "resources", _:
+            return {"limits": {"memory": "3Gi"}}
+        case "podSecurityContext", _:
+            return {"runAsUser": 4242}
+        case "tolerations", _:
+            return [{"operator": "Exists"}]
+        case "topologySpreadConstraints", _:
+            return [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+        case _, dict():
+            return {"other": "thing"}
+        case _, str():
+            return "other"
+    raise AssertionError(f"say in OTHER what else {path} may be")
+
+
+def context(path: str) -> Json:
+    return merged(*(layer for key, layer in CONTEXT.items() if f"{path}.".startswith(f"{key}.")))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves(VALUES)])
+def test_every_value_changes_rendering(path: str) -> None:
+    around, default = context(path), dict(leaves(VALUES))[path]
+    changed = template(merged(around, nested(path, another(path, default))))
+    assert changed != template(around)
+
+
+def test_null_removes_user_id() -> None:
+    values = {"operator": {"podSecurityContext": {"runAsUser": None, "fsGroup": None}}}
+    deployment = template(values, "--show-only", "templates/operator/deployment.yaml")
+    spec = yaml.safe_load(deployment)["spec"]["template"]["spec"]
+    assert spec["securityContext"] == {
+        "runAsGroup": 65532,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_digest_takes_precedence_over_tag() -> None:
+    digest = "sha256:" + "1" * 64
+    text = template({"etcd": {"image": {"digest": digest}}})
+    assert f"image: gcr.io/etcd-development/etcd@{digest}\n" in text

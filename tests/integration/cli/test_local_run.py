@@ -1,0 +1,400 @@
+"""`elasticjob run` and the control commands, with real etcd and real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.local_rig import LocalRig, rig, until
+
+__all__ = ["rig"]
+
+
+def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
+    rig.finish()
+    ran = rig.call("run", rig.manifest(), "--plain", "--logs")
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Succeeded" in ran.stdout
+    assert "rank 1 of 2 round 1" in ran.stdout
+    rig.nothing_left()
+    table = rig.call("get").stdout.splitlines()
+    assert table[0].split() == [
+        "NAME",
+        "PHASE",
+        "RENDEZVOUS",
+        "ROUND",
+        "NODES",
+        "WANTED",
+        "RESTARTS",
+        "AGE",
+    ]
+    assert table[1].split()[:4] == ["job", "Succeeded", "closed", "1"]
+    assert "MASTER" in rig.call("get", "-o", "wide").stdout
+    assert rig.call("get", "-o", "name").stdout == "elasticjob.elasticjob.dev/job\n"
+    listed = json.loads(rig.call("get", "-o", "json").stdout)
+    assert listed["kind"] == "List"
+    shown = yaml.safe_load(rig.call("get", "job", "-o", "yaml").stdout)
+    assert shown == listed["items"][0]
+    assert shown["status"]["phase"] == "Succeeded"
+    assert rig.call("get", "job", "-w").returncode == 0  # ended: the watch ends as well
+    assert "rank 1 of 2 round 1" in rig.call("logs", "job").stdout
+    assert rig.call("logs", "job", "--rank", "1").stdout == "rank 1 of 2 round 1\n"
+    described = rig.call("describe", "job").stdout
+    assert "Rounds (times in milliseconds):" in described
+    assert rig.call("delete", "job").returncode == 0
+    gone = rig.call("get", "job")
+    assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+def test_manifest_can_be_read_from_pipe(rig: LocalRig) -> None:
+    """The manifest's command then runs in `elasticjob`'s working directory."""
+    rig.finish()
+    text = rig.manifest().read_text()
+    command = rig.command("run", "-", "--plain")
+    ran = subprocess.run(
+        command, cwd=rig.job, env=rig.env, input=text, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert json.loads((rig.state / "elasticjob/default/job/run.json").read_text())["manifest"] == (
+        "standard input"
+    )
+    rig.nothing_left()
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_status_reports_warm_starts(rig: LocalRig, cold: bool) -> None:
+    command = ["sh", "-c", "python3 work.py; exit $?"] if cold else ["python3", "work.py"]
+    runner = rig.start(rig.manifest(command=command), "--plain")
+    first = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    os.kill(rig.workers()[0], signal.SIGKILL)
+    rig.running(2, after=first)
+    until(lambda: rig.status()["rounds"][-1].get("startMs"), "the start of the second round")
+    status = rig.status()
+    rounds = [found for found in status["rounds"] if found.get("startMs")]
+    members = status["members"]
+    explained = rig.call("explain", "job").stdout
+    described = rig.call("describe", "job").stdout
+    if cold:
+        assert all(found["coldNodes"] == found["nodes"] for found in rounds)
+        assert all("shell" in found["coldReason"] for found in rounds)
+        assert {member["start"] for member in members} == {"cold"}
+        assert "Workers started cold on all 2 nodes: " in explained
+        assert f"cold: {members[0]['coldReason']}" in described
+    else:
+        assert all(found["coldNodes"] == 0 for found in rounds)
+        assert [(m["start"], m.get("coldReason")) for m in members] == [("warm", None)] * 2
+        assert "cold" not in explained
+    rig.finish()
+    assert runner.wait(20) == 0
+
+
+def test_running_job_scales_up_and_down(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    first = rig.running(2)["rendezvous"]["round"]
+
+    scaled = rig.call("scale", "job", "--nodes", "3")
+    assert scaled.stdout == "elasticjob.elasticjob.dev/job scaled to 3 nodes\n"
+    grown = rig.running(3, after=first)
+    assert grown["wantedNodes"] == 3
+    assert grown["rendezvous"]["cause"]["kind"] == "join"
+
+    assert rig.call("scale", "job", "--replicas", "1").returncode == 0
+    shrunk = rig.running(1, after=grown["rendezvous"]["round"])
+    assert [member["pod"] for member in shrunk["members"]] == ["job-0"]
+
+    clamped = rig.call("scale", "job", "--nodes", "9")
+    assert "scaled to 3 nodes (9 is not a legal size of this job)" in clamped.stdout
+    rig.running(3, after=shrunk["rendezvous"]["round"])
+    rig.finish()
+    assert runner.wait(20) == 0
+    assert rig.status()["restarts"] == 0
+    rig.nothing_left()
+
+
+def test_job_survives_death_of_nodes_and_workers(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+
+    before = rig.workers()
+    assert "killed the agent of job-1" in rig.call("fault", "kill-agent", "job", "job-1").stdout
+    log = rig.state / "elasticjob/default/job/logs/job-1/agent.log"
+    until(lambda: "took over round" in log.read_text(), "the agent to be back")
+    assert rig.workers() == before  # they never noticed
+    assert rig.round() == number
+
+    os.kill(before[0], signal.SIGKILL)
+    status = rig.running(2, after=number)
+    assert status["restarts"] == 1
+    assert status["firstFailure"]["signal"] == 9
+    assert status["firstFailure"]["rank"] == 0
+
+    lost = status["rendezvous"]["round"]
+    assert rig.call("fault", "kill-node", "job", "job-1").returncode == 0
+    status = rig.running(2, after=lost)
+    assert [member["pod"] for member in status["members"]] == ["job-0", "job-2"]
+    assert status["avoidedNodes"] == [], "there is no other machine"
+
+    drained = status["rendezvous"]["round"]
+    assert rig.call("fault", "drain", "job", "job-0").returncode == 0
+    status = rig.running(2, after=drained)
+    assert "job-0" not in [member["pod"] for member in status["members"]]
+    assert status["restarts"] == 1  # losses and leaves are free
+
+    wrong = rig.call("fault", "drain", "job", "job-77")
+    assert (wrong.returncode, 'no running pod "job-77"; running are: ' in wrong.stderr) == (2, True)
+    rig.finish()
+    assert runner.wait(20) == 0
+    rounds = json.loads((rig.state / "elasticjob/default/job/rounds.json").read_text())
+    causes = [item["cause"] for item in rounds]
+    assert causes[:2] == ["start", "failure"]
+    assert {"loss", "leave"} <= set(causes)
+    rig.nothing_left()
+
+
+def test_delete_ends_and_removes_running_job(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    deleted = rig.call("delete", "job")
+
+    assert deleted.stdout == 'elasticjob.elasticjob.dev "job" deleted\n'
+    assert runner.wait(20) == 130
+    assert rig.object() == {}
+    rig.nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signal.Signals) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    runner.send_signal(signum)
+
+    assert runner.wait(20) == 130
+    status = rig.status()
+    assert status["phase"] == "Suspended"
+    assert status["restarts"] == 0
+    rig.nothing_left()
+
+
+def test_repeated_signals_do_not_suppress_final_summary(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    def ended() -> bool:
+        runner.send_signal(signal.SIGTERM)
+        return runner.poll() is not None
+
+    until(ended, "its end")
+    assert runner.returncode == 130
+    assert runner.stdout is not None
+    assert "job: Suspended after" in runner.stdout.read()
+    rig.nothing_left()
+
+
+def test_unread_output_does_not_change_outcome(rig: LocalRig) -> None:
+    rig.finish()
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            rig.command("run", "--plain", rig.manifest()),
+            env=rig.env,
+            cwd=rig.job,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == "elasticjob: the output cannot be written: No space left on device\n"
+    rig.nothing_left()
+
+
+def test_job_with_unread_output_drains(rig: LocalRig) -> None:
+    """`| head -1` has this effect, or a Ctrl-C that ends the `tee` behind the pipe first."""
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    assert runner.stdout is not None
+    runner.stdout.close()
+    runner.stdout = None
+    rig.call("scale", "job", "--nodes", "3")  # reported, unless another event was
+    assert runner.wait(30) == 130
+    assert rig.status()["phase"] == "Suspended"
+    rig.nothing_left()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_during_cluster_start_leaves_nothing(
+    rig: LocalRig, signum: signal.Signals, times: int
+) -> None:
+    lock = rig.state / "elasticjob" / "default" / "job" / "lock"
+    for after_seconds in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+        lock.unlink(missing_ok=True)
+        runner = rig.start(rig.manifest(), "--plain")
+        until(lock.exists, "the first thing that it makes")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            runner.wait(after_seconds)
+        for _ in range(times):
+            runner.send_signal(signum)
+        assert runner.wait(20) == 130
+        assert runner.stdout is not None
+        said = runner.stdout.read()
+        assert "Traceback" not in said, said
+        assert "interrupted before the job began" in said or "job: " in said, said
+        rig.nothing_left()
+
+
+def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
+    (rig.job / "stubborn").touch()
+    grace = {"stopGraceSeconds": 60}
+    runner = rig.start(rig.manifest(recovery=grace), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+
+    runner.send_signal(signal.SIGINT)
+    until(lambda: rig.status()["phase"] == "Suspended", "the drain to begin")
+    assert runner.poll() is None
+    runner.send_signal(signal.SIGINT)
+
+    assert runner.wait(10) == 130
+    rig.nothing_left()
+
+
+def test_killed_runner_leaves_nothing(rig: LocalRig) -> None:
+    (rig.job / "daemon").touch()
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    before = rig.processes()
+    for part in (
+        "supervisor.py",
+        "etcd",
+        "elasticjob_agent",
+        "launcher.pyz",
+        "work.py",
+        "sleep 1000",
+    ):
+        assert any(part in command for command in before.values()), (part, before)
+    assert set(rig.workers().values()) <= before.keys()
+
+    runner.kill()
+
+    runner.wait(5)
+    rig.nothing_left()
+    assert rig.status()["phase"] == "Running"  # the last known one
+    assert "not running" in rig.call("describe", "job").stdout
+    refused = rig.call("scale", "job", "--nodes", "1")
+    assert (refused.returncode, "is not running" in refused.stderr) == (2, True)
+    rig.finish()
+    assert rig.call("run", rig.manifest(), "--plain").returncode == 0  # the name is free
+
+
+def test_killed_supervisor_leaves_nothing(rig: LocalRig) -> None:
+    (rig.job / "daemon").touch()
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    supervisor = next(pid for pid, command in rig.processes().items() if "supervisor.py" in command)
+
+    os.kill(supervisor, signal.SIGKILL)
+
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 1
+    assert "the supervisor of this job's processes was killed" in output
+    rig.nothing_left()
+
+
+def test_next_run_removes_remains_of_killed_run_and_supervisor(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    [left] = rig.run_dirs
+    supervisor = next(pid for pid, command in rig.processes().items() if "supervisor.py" in command)
+
+    os.kill(supervisor, signal.SIGSTOP)
+    runner.kill()
+    os.kill(supervisor, signal.SIGKILL)
+    runner.wait(20)
+    until(lambda: not rig.processes(), "the rest to end with them", 30)
+    assert left.exists()
+
+    living = rig.start(rig.manifest("living"), "--plain")
+    until(lambda: rig.status("living").get("phase") == "Running", "the next run")
+    assert not left.exists()
+    rig.note_run_dirs()
+    rig.finish()
+    assert rig.call("run", rig.manifest(), "--plain").returncode == 0
+    assert living.wait(30) == 0, "no run is hurt by another's start"
+    rig.nothing_left()
+
+
+def test_training_survives_etcd_outage(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    before = rig.workers()
+    etcd = next(pid for pid, command in rig.processes().items() if "--data-dir" in command)
+
+    os.kill(etcd, signal.SIGKILL)
+    until(
+        lambda: any("--data-dir" in c and p != etcd for p, c in rig.processes().items()),
+        "etcd to be started again",
+    )
+    until(lambda: rig.status()["rendezvous"]["state"] == "final", "the informer cache to be back")
+    assert (rig.workers(), rig.round()) == (before, number)  # the workers never noticed
+    assert rig.call("scale", "job", "--nodes", "3").returncode == 0
+    grown = rig.running(3, after=number)
+
+    assert grown["rendezvous"]["cause"]["kind"] == "join"
+    assert grown["restarts"] == 0
+    rig.finish()
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 0, output
+    assert "etcd ended (signal 9)" in output
+    rig.nothing_left()
+
+
+def test_run_with_removed_folder_ends_with_error(rig: LocalRig) -> None:
+    """A cleaner of temporary folders removed it: the etcd in it cannot come back."""
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    etcd, command = next(found for found in rig.processes().items() if "--data-dir" in found[1])
+    folder = Path(command.split("--data-dir=")[1].split()[0]).parent
+    shutil.rmtree(folder)
+    with contextlib.suppress(ProcessLookupError):  # it may have noticed by itself
+        os.kill(etcd, signal.SIGKILL)
+
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 1
+    assert f"the folder {folder} of this run was removed" in output
+    rig.nothing_left()
+
+
+def test_logs_follow_rank_through_rounds(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    follower = rig.start_other("logs", "job", "--rank", "0", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "rank 0 of 2 round 1\n"
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    assert rig.call("fault", "kill-worker", "job", "job-1").returncode == 0
+    rig.running(2, after=number)
+    rig.finish()
+    assert runner.wait(20) == 0
+
+    output, _ = follower.communicate(timeout=10)
+    assert output == "rank 0 of 2 round 2\n"
+    wrong = rig.call("logs", "job", "--rank", "5")
+    assert (wrong.returncode, "ranks are 0 to 1" in wrong.stderr) == (2, True)

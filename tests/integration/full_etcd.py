@@ -1,0 +1,39 @@
+"""Etcd filled beyond its quota, and the recovery described in etcd's documentation."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import EtcdError
+from elasticjob_rendezvous.protocol.kv import Put
+from tests.integration.etcd_server import EtcdServer
+
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+SMALL = f"--quota-backend-bytes={4 * 1024 * 1024}"
+_WASTE = "/waste/"
+_PIECES = 64
+
+
+def fill(etcd: EtcdServer, user: str = "", password: str = "") -> None:
+    """Write until the quota of `SMALL` refuses a write."""
+
+    async def refusal() -> str:
+        async with Client([etcd.url], user=user or None, password=password) as client:
+            for number in range(_PIECES):
+                try:
+                    await client.put(Put(f"{_WASTE}{number}", b"x" * 1024 * 256))
+                except EtcdError as error:
+                    return str(error)
+        return "never refused"
+
+    assert NO_SPACE in asyncio.run(refusal())
+
+
+def empty(etcd: EtcdServer, user: str | None = None) -> None:
+    """Delete, compact, defragment, disarm."""
+    etcd.ctl("del", "--prefix", _WASTE, user=user)
+    fields = etcd.ctl("get", "nothing", "-w", "fields", user=user)
+    etcd.ctl("compact", fields.split('"Revision" : ')[1].split()[0], user=user)
+    etcd.ctl("defrag", user=user)
+    etcd.ctl("alarm", "disarm", user=user)

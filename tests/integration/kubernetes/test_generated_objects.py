@@ -1,0 +1,151 @@
+"""Generated pods and owned objects, on a real API server: accepted field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.domain.manifests import owned_objects, pod
+from elasticjob_operator.domain.manifests.owned_objects import Access, access_in
+from elasticjob_operator.domain.manifests.pod import PodSettings
+from elasticjob_operator.model import ElasticJob, parse_manifest
+from tests.integration.apiserver import ApiServer, Refused
+
+Json = dict[str, Any]
+SETTINGS = PodSettings("sidecar:1", pull_secrets=("pull",), endpoints=("http://etcd:2379",))
+ACCESS = Access(b"k" * 32, b"ca", "job-uid", "secret", b"cert", b"key")
+TRAINER = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def job_of(namespace: str, spec: Json | None = None, trainer: Json | None = None) -> ElasticJob:
+    template = {"spec": {"containers": [{**TRAINER, **(trainer or {})}], **(spec or {})}}
+    return parse_manifest(
+        {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "digits", "namespace": namespace, "uid": "a-uid"},
+            "spec": {"maxNodes": 4, "nodes": 4, "trainer": "trainer", "template": template},
+        }
+    )
+
+
+def created(api_server: ApiServer, job: ElasticJob, index: int = 0) -> Json:
+    """Create the pod and return it as stored: a field unknown to the API server is an error."""
+    body = pod.pod(job, index, 0, SETTINGS, ACCESS)
+    return post(api_server, f"/api/v1/namespaces/{job.metadata.namespace}/pods", body)
+
+
+def post(api_server: ApiServer, path: str, body: Json) -> Json:
+    return api_server.request("POST", f"{path}?fieldValidation=Strict", body)
+
+
+def label(api_server: ApiServer, namespace: str, level: str) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    api_server.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": labels}})
+
+
+FULL: Json = {
+    "containers": [
+        {"name": "board", "image": "board:1", "ports": [{"containerPort": 6006}]},
+        {
+            **TRAINER,
+            "args": ["--lr", "$(LR)"],
+            "env": [{"name": "LR", "value": "0.1"}],
+            "resources": {"limits": {"cpu": 2, "memory": "1Gi", "ephemeral-storage": "1Gi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
+            "terminationMessagePath": "/tmp/end",
+        },
+    ],
+    "initContainers": [
+        {"name": "fetch", "image": "fetch:1"},
+        {"name": "proxy", "image": "proxy:1", "restartPolicy": "Always"},
+    ],
+    "volumes": [{"name": "data", "emptyDir": {}}],
+    "imagePullSecrets": [{"name": "mine"}],
+    "automountServiceAccountToken": True,
+    "shareProcessNamespace": True,
+    "securityContext": {"runAsUser": 0, "fsGroup": 5},
+    "terminationGracePeriodSeconds": 90,
+}
+
+
+@pytest.mark.parametrize("spec", [{}, FULL, {"hostNetwork": True}, {"hostUsers": False}])
+def test_pods_are_stored_exactly_as_generated(
+    api_server: ApiServer, namespace: str, spec: Json
+) -> None:
+    sent = pod.pod(job_of(namespace, spec), 0, 0, SETTINGS, ACCESS)
+    kept = created(api_server, job_of(namespace, spec))
+    for kind in ("initContainers", "containers"):
+        names = [one["name"] for one in kept["spec"][kind]]
+        assert names == [one["name"] for one in sent["spec"][kind]]
+    volumes = [one["name"] for one in kept["spec"]["volumes"]]
+    assert volumes == [one["name"] for one in sent["spec"]["volumes"]]
+
+
+def test_restricted_namespace_admits_generated_pods(api_server: ApiServer, namespace: str) -> None:
+    label(api_server, namespace, "restricted")
+    created(api_server, job_of(namespace, trainer={"securityContext": CONFINED}))
+    with pytest.raises(Refused) as refused:
+        created(api_server, job_of(namespace), index=1)
+    said = str(refused.value)
+    assert 'container "trainer"' in said
+    assert "elasticjob-" not in said, "only the user's own container is in the way"
+
+
+def test_quota_counts_and_admits_generated_pods(api_server: ApiServer, namespace: str) -> None:
+    amounts = ["requests.cpu", "limits.cpu", "requests.memory", "limits.memory"]
+    hard = {name: "4Gi" if "memory" in name else "4" for name in amounts}
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    post(api_server, quotas, {"metadata": {"name": "all"}, "spec": {"hard": hard}})
+    used = dict.fromkeys(amounts, "0")
+    # There is no controller to compute the first usage.
+    api_server.patch(f"{quotas}/all/status", {"status": {"hard": hard, "used": used}})
+    resources = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    created(api_server, job_of(namespace, trainer={"resources": resources}))
+    counted = api_server.request("GET", f"{quotas}/all")["status"]["used"]
+    assert counted["limits.cpu"] == counted["requests.cpu"] == "1500m"
+    assert counted["limits.memory"] == counted["requests.memory"] == "1152Mi"
+    with pytest.raises(Refused, match="must specify"):
+        created(api_server, job_of(namespace), index=1)
+
+
+def test_limit_range_defaults_keep_quality_of_service_class(
+    api_server: ApiServer, namespace: str
+) -> None:
+    amounts = {"cpu": "1", "memory": "1Gi"}
+    limit = {
+        "type": "Container",
+        "default": amounts,
+        "defaultRequest": amounts,
+        "min": {"cpu": "100m"},
+    }
+    ranges = f"/api/v1/namespaces/{namespace}/limitranges"
+    post(api_server, ranges, {"metadata": {"name": "all"}, "spec": {"limits": [limit]}})
+    assert created(api_server, job_of(namespace))["status"]["qosClass"] == "Guaranteed"
+
+
+def test_trainer_with_equal_limits_is_guaranteed(api_server: ApiServer, namespace: str) -> None:
+    resources = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    kept = created(api_server, job_of(namespace, trainer={"resources": resources}))
+    assert kept["status"]["qosClass"] == "Guaranteed"
+
+
+def test_other_owned_objects_are_accepted(api_server: ApiServer, namespace: str) -> None:
+    job = job_of(namespace)
+    core, policy = f"/api/v1/namespaces/{namespace}", f"/apis/policy/v1/namespaces/{namespace}"
+    service = post(api_server, f"{core}/services", owned_objects.service(job))
+    assert service["spec"]["clusterIP"] == "None"
+    budget = post(api_server, f"{policy}/poddisruptionbudgets", owned_objects.budget(job, 3))
+    assert budget["spec"]["minAvailable"] == 3
+    secret = post(api_server, f"{core}/secrets", owned_objects.secret(job, ACCESS))
+    assert access_in(secret) == ACCESS
+    for kept in (service, budget, secret):
+        assert owned_objects.is_owned(job, kept)

@@ -1,0 +1,140 @@
+"""Reported obstacles to a job's pods outside the pods themselves, on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.integration.apiserver import Refused
+from tests.integration.etcd_server import Ports, wait_until
+from tests.integration.operator.single_operator import ns, operator
+from tests.integration.operator_rig import SECONDS, Namespace
+
+__all__ = ["ns", "operator"]
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+def await_refused(ns: Namespace, reason: str, words: str) -> None:
+    found = ns.await_condition("PodsReady", reason)
+    assert words in found["message"]
+    assert any(words in said for said in ns.status()["explanation"])
+    ns.await_event(reason, found["message"])
+    assert ns.pods() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("services", "create services "),
+        ("secrets", "create secrets "),
+        ("count/poddisruptionbudgets.policy", "create poddisruptionbudgets "),
+    ],
+)
+def test_quota_on_pod_resources_is_reported_and_awaited(
+    ns: Namespace, what: str, words: str
+) -> None:
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {what: "0"}}}
+    ns.server.request("POST", ns.path("resourcequotas"), quota)
+    counted = {"status": {"hard": {what: "0"}, "used": {what: "0"}}}
+    ns.server.patch(ns.path("resourcequotas", "none") + "/status", counted)
+    ns.create_job(minNodes=1, maxNodes=2)
+    await_refused(ns, "QuotaExceeded", words)
+    ns.server.request("DELETE", ns.path("resourcequotas", "none"))
+    ns.await_pods("job-0", "job-1")
+    ns.await_condition("PodsReady", "PodsStarting")
+
+
+@contextmanager
+def unanswered(ns: Namespace, operation: str, plural: str, port: int) -> Iterator[None]:
+    """Register an admission webhook for these objects whose server does not answer."""
+    hook: dict[str, Any] = {
+        "name": "nobody.answers.test",
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+        "rules": [
+            {
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": [operation],
+                "resources": [plural],
+            }
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ns.name}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }
+    body = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": ns.name},
+        "webhooks": [hook],
+    }
+    ns.server.request("POST", WEBHOOKS, body)
+    try:
+        yield
+    finally:
+        ns.server.request("DELETE", f"{WEBHOOKS}/{ns.name}")
+
+
+@pytest.mark.parametrize("plural", ["pods", "services"])
+def test_unreachable_admission_webhook_is_reported(
+    ns: Namespace, plural: str, dead_port: int
+) -> None:
+    with unanswered(ns, "CREATE", plural, dead_port):
+        _await_hook(ns, "POST", ns.path(plural), _probe(plural))
+        ns.create_job(minNodes=1, maxNodes=2)
+        await_refused(ns, "CreationRefused", "failed calling webhook")
+    ns.await_pods("job-0", "job-1")
+    ns.await_condition("PodsReady", "PodsStarting")
+
+
+def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_port: int) -> None:
+    ns.create_job(minNodes=1, maxNodes=2)
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(pods=2)
+    with unanswered(ns, "DELETE", "pods", dead_port):
+        _await_hook(ns, "DELETE", ns.path("pods", "job-0"))
+        ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+
+        def told() -> bool:
+            begin = "job-0, job-1 cannot be deleted: Internal error occurred: failed calling"
+            found = [text for reason, text in ns.events() if reason == "DeletionRefused"]
+            return any(text.startswith(begin) for text in found)
+
+        wait_until(told, f"the refusal, of {ns.events()}", SECONDS)
+        assert (ns.status()["phase"], ns.status()["pods"]) == ("Suspended", 2)
+    ns.await_pods()
+    ns.await_status(pods=0)
+
+
+def _probe(plural: str) -> dict[str, Any]:
+    container = {"name": "c", "image": "i:1"}
+    spec = {"containers": [container]} if plural == "pods" else {"clusterIP": "None"}
+    return {"metadata": {"name": "probe"}, "spec": spec}
+
+
+def _await_hook(ns: Namespace, method: str, path: str, probe: dict[str, Any] | None = None) -> None:
+    """Wait until the server has learned of the webhook."""
+
+    def refused() -> bool:
+        try:
+            ns.server.request(method, f"{path}?dryRun=All", probe)
+        except Refused as error:
+            return error.status == 500
+        return False
+
+    wait_until(refused, "the webhook", SECONDS)
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    ports = Ports(1)
+    try:
+        yield ports.numbers[0]
+    finally:
+        ports.close()

@@ -1,0 +1,91 @@
+"""Operator with exactly the chart's rights and the chart's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.integration.apiserver import NOBODY, ApiServer, Refused
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.helm_chart import MATRIX, NAMESPACE, Rendered, template
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+Json = dict[str, Any]
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+_ACCOUNT = [{"kind": "User", "name": NOBODY, "apiGroup": "rbac.authorization.k8s.io"}]
+_FIXED = ("ELASTICJOB_ETCD_ENDPOINTS", "ELASTICJOB_METRICS_PORT", "ELASTICJOB_HEALTH_PORT")
+
+
+def rendered(release: str, values: Json) -> Rendered:
+    text = template(MATRIX["neither"] | values, name=release)
+    return Rendered([found for found in yaml.safe_load_all(text) if found])
+
+
+def rights(chart: Rendered) -> Iterator[tuple[str, Json]]:
+    """Yield each of the operator's roles and bindings with its path, bound to the test's user."""
+    for found in chart.objects:
+        kind, namespace = found["kind"], found["metadata"].get("namespace")
+        if kind not in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
+            continue
+        plural = f"{kind.lower()}s"
+        path = f"{RBAC}/namespaces/{namespace}/{plural}" if namespace else f"{RBAC}/{plural}"
+        if kind.endswith("Binding"):
+            if "operator" not in found["subjects"][0]["name"]:
+                continue
+            found = found | {"subjects": _ACCOUNT}
+        yield path, found
+
+
+def environment(chart: Rendered) -> dict[str, str]:
+    """Return the chart's environment of the operator, except values that differ in a test."""
+    (deployment,) = (found for found in chart.objects if found["kind"] == "Deployment")
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    plain = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    return {name: value for name, value in plain.items() if name not in _FIXED}
+
+
+@pytest.mark.parametrize("scope", ["namespace", "cluster"])
+def test_chart_permissions_suffice(
+    scope: str, tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
+) -> None:
+    values = {"watchNamespaces": [namespace]} if scope == "namespace" else {}
+    chart, ns = rendered(f"ej-{scope}", values), Namespace(api_server, namespace)
+    options = environment(chart) | {"ELASTICJOB_LEASE_NAMESPACE": NAMESPACE}
+    replica = Operator(tmp_path, api_server, newest_etcd, options=options, user=NOBODY)
+    with ExitStack() as stack:
+        with suppress(Refused):  # another test has made it
+            api_server.namespace(NAMESPACE)
+        for path, body in rights(chart):
+            api_server.request("POST", path, body)
+            stack.callback(api_server.request, "DELETE", f"{path}/{body['metadata']['name']}")
+        stack.callback(replica.close)
+        replica.start()
+        run_job_lifecycle(ns)
+    assert "orbidden" not in replica.log.read_text()
+
+
+def run_job_lifecycle(ns: Namespace) -> None:
+    """Exercise every operation of the operator on a cluster."""
+    ns.create_job(minNodes=1, maxNodes=3, runPolicy={"ttlSecondsAfterFinished": 1})
+    ns.await_pods("job-0", "job-1", "job-2")
+    for name in ns.pods():
+        ns.run_pod(name)
+    ns.await_status(readyNodes=3)
+    budget = ns.get("poddisruptionbudgets", "job")
+    assert budget is not None
+    assert budget["spec"]["minAvailable"] == 1
+    ns.scale(1)
+    ns.await_pods("job-0")
+    ns.await_event("PodsCreated", "created job-0, job-1, job-2")
+    wait_until(
+        lambda: ns.present("poddisruptionbudgets", "job")["spec"]["minAvailable"] == 0,
+        "a budget for one",
+        SECONDS,
+    )
+    ns.patch_job({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
+    wait_until(lambda: ns.get("elasticjobs", "job") is None, "the job's end", SECONDS)

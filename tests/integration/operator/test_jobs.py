@@ -1,0 +1,247 @@
+"""Operator and its jobs' objects, on a real API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.apiserver import ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+QUIET_SECONDS = 1.5
+
+
+@pytest.fixture(scope="module")
+def operator(
+    tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, newest_etcd: EtcdServer
+) -> Iterator[Operator]:
+    replica = Operator(tmp_path_factory.mktemp("operator"), api_server, newest_etcd)
+    with replica.running():
+        yield replica
+
+
+@pytest.fixture
+def ns(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
+    return Namespace(api_server, namespace)
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    whole = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"], **fields}
+    return {"spec": {"containers": [whole]}}
+
+
+def test_new_job_gets_pods_and_owned_objects(ns: Namespace) -> None:
+    created = ns.create_job(minNodes=2, maxNodes=3)
+    ns.await_pods("job-0", "job-1", "job-2")
+    ns.await_status(phase="Pending", pods=3, wantedNodes=3)
+    assert ns.job()["spec"]["nodes"] == 3
+    uid = created["metadata"]["uid"]
+    for plural, name in (
+        ("pods", "job-0"),
+        ("services", "job"),
+        ("secrets", "job-elasticjob"),
+        ("poddisruptionbudgets", "job"),
+    ):
+        found = ns.get(plural, name)
+        assert found is not None, (plural, name)
+        owner = found["metadata"]["ownerReferences"]
+        assert [(one["uid"], one["controller"], one["blockOwnerDeletion"]) for one in owner] == [
+            (uid, True, False)
+        ]
+    budget = ns.get("poddisruptionbudgets", "job")
+    assert budget is not None
+    assert budget["spec"]["minAvailable"] == 1
+
+
+def quiet(operator: Operator, metric: str) -> float:
+    """Return the metric once the jobs of other tests no longer change it."""
+    deadline, since = time.monotonic() + SECONDS, time.monotonic()
+    seen = operator.metric(metric)
+    while time.monotonic() < since + QUIET_SECONDS:
+        assert time.monotonic() < deadline, f"{metric} never rests"
+        time.sleep(0.1)
+        if (now := operator.metric(metric)) != seen:
+            seen, since = now, time.monotonic()
+    return seen
+
+
+def test_one_reconcile_writes_status_once(ns: Namespace, operator: Operator) -> None:
+    before = quiet(operator, "elasticjob_status_writes_total")
+    ns.create_job(maxNodes=4, nodes=4)
+    ns.await_status(pods=4)
+    written = quiet(operator, "elasticjob_status_writes_total")
+    # One for four pods, and other writes due to the job.
+    assert before < written <= before + 3
+
+
+def test_disruption_budget_follows_ready_pods(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=2)
+    ns.await_pods("job-0", "job-1")
+    for name in ("job-0", "job-1"):
+        ns.run_pod(name)
+    ns.await_status(readyNodes=2)
+
+    def least() -> int:
+        found = ns.get("poddisruptionbudgets", "job")
+        assert found is not None
+        return int(found["spec"]["minAvailable"])
+
+    wait_until(lambda: least() == 1, "minAvailable 1", SECONDS)
+    ns.set_pod("job-1", phase="Running", conditions=[{"type": "Ready", "status": "False"}])
+    wait_until(lambda: least() == 0, "minAvailable 0", SECONDS)
+    ns.patch_job({"spec": {"elasticity": {"disruptionBudget": False}}})
+    wait_until(lambda: ns.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
+
+
+def test_scale_creates_and_deletes_pods_and_reports_reason(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=4, nodes=2)
+    ns.await_pods("job-0", "job-1")
+    ns.scale(4)
+    ns.await_pods("job-0", "job-1", "job-2", "job-3")
+    ns.await_status(wantedNodes=4, pods=4)
+    ns.scale(9)
+    ns.await_condition("Resizing", "AboveMaxNodes")
+    ns.scale(1)
+    ns.await_pods("job-0")
+    ns.await_status(wantedNodes=1, pods=1)
+    ns.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted: 4")
+    ns.await_event("PodsDeleted", "deleted job-1, job-2, job-3: more than wanted; had not started")
+
+
+def test_lost_pod_is_replaced_at_lowest_free_index(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=3)
+    ns.await_pods("job-0", "job-1", "job-2")
+    uid = ns.present("pods", "job-1")["metadata"]["uid"]
+    ns.remove_pod("job-1")
+
+    def replaced() -> bool:
+        """Return True once pod 1 was replaced: it stays for a while as terminating."""
+        found = ns.get("pods", "job-1") or ns.get("pods", "job-3")
+        return found is not None and found["metadata"]["uid"] != uid
+
+    wait_until(replaced, "another job-1, or job-3", SECONDS)
+    assert len(ns.pods()) == 3
+    assert {"job-0", "job-2"} <= set(ns.pods()) <= {"job-0", "job-1", "job-2", "job-3"}
+
+
+def test_exhausted_quota_is_reported_and_pods_are_created_later(ns: Namespace) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    ns.server.request("POST", ns.path("resourcequotas"), quota)
+    counted = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
+    ns.server.patch(ns.path("resourcequotas", "few") + "/status", counted)
+    ns.create_job(minNodes=1, maxNodes=3)
+    found = ns.await_condition("PodsReady", "QuotaExceeded")
+    assert "exceeded quota: few" in found["message"]
+    assert ns.pods() == ["job-0"]
+    ns.await_event("QuotaExceeded", found["message"])
+    ns.server.request("DELETE", ns.path("resourcequotas", "few"))
+    ns.await_pods("job-0", "job-1", "job-2")
+    ns.await_condition("PodsReady", "PodsStarting")
+
+
+def test_foreign_pod_is_kept_and_its_index_skipped(ns: Namespace) -> None:
+    stranger = {"metadata": {"name": "job-0"}, **container()}
+    made = ns.server.request("POST", ns.path("pods"), stranger)
+    ns.create_job(minNodes=1, maxNodes=2)
+    ns.await_pods("job-0", "job-1", "job-2")
+    found = ns.await_condition("NameConflict", "NameConflict")
+    assert found["status"] == "True"
+    assert "job-0" in found["message"]
+    same = ns.get("pods", "job-0")
+    assert same is not None
+    assert same["metadata"]["uid"] == made["metadata"]["uid"]
+    assert "ownerReferences" not in same["metadata"]
+
+
+def test_foreign_service_stops_job_and_is_reported(ns: Namespace) -> None:
+    stranger = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None"}}
+    ns.server.request("POST", ns.path("services"), stranger)
+    ns.create_job(minNodes=1, maxNodes=2)
+    found = ns.await_condition("NameConflict", "NameConflict")
+    assert "service job exists and is not this job's" in found["message"]
+    assert ns.pods() == []
+    ns.server.request("DELETE", ns.path("services", "job"))
+    ns.await_pods("job-0", "job-1")
+    ns.await_condition("NameConflict", "Resolved")
+
+
+def test_template_typo_is_reported(ns: Namespace) -> None:
+    ns.create_job(maxNodes=2, template=container(imagee="oops"))
+    found = ns.await_condition("TemplateInvalid", "TemplateInvalid")
+    assert 'unknown field "spec.containers[0].imagee"' in found["message"]
+    assert ns.pods() == []
+    ns.await_event("TemplateInvalid", found["message"])
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_status(phase="Suspended")
+    ns.patch_job({"spec": {"runPolicy": {"suspend": False}, "template": container()}})
+    ns.await_pods("job-0", "job-1")
+    assert ns.condition("TemplateInvalid")["status"] == "False"
+
+
+def test_endpoints_not_permitted_by_chart_are_refused(ns: Namespace) -> None:
+    ns.create_job(maxNodes=2, rendezvous={"endpoints": ["http://10.0.0.1:2379"]})
+    found = ns.await_condition("PodsReady", "EndpointNotAllowed")
+    assert "http://10.0.0.1:2379" in found["message"]
+    assert ns.pods() == []
+
+
+def test_suspension_deletes_pods_and_resumption_creates_new_ones(ns: Namespace) -> None:
+    ns.create_job(minNodes=1, maxNodes=2)
+    ns.await_pods("job-0", "job-1")
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_pods()
+    ns.await_status(phase="Suspended", pods=0)
+    ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(phase="Pending", pods=2)
+    labels = ns.present("pods", "job-0")["metadata"]["labels"]
+    assert labels["elasticjob.dev/incarnation"] == "2"
+
+
+def test_deleted_job_has_its_rendezvous_closed(ns: Namespace, newest_etcd: EtcdServer) -> None:
+    uid = ns.create_job(maxNodes=2)["metadata"]["uid"]
+    ns.await_pods("job-0", "job-1")
+    ns.server.request("DELETE", ns.path("elasticjobs", "job"))
+    key = f"/elasticjob/{ns.name}/{uid}/1/state/round"
+    wait_until(lambda: "Deleted" in newest_etcd.ctl("get", key), "a closed round", SECONDS)
+
+
+def test_recreated_job_is_a_different_job(ns: Namespace) -> None:
+    ns.create_job(maxNodes=1)
+    ns.await_pods("job-0")
+    ns.server.request("DELETE", ns.path("elasticjobs", "job"))
+    second = ns.create_job(maxNodes=1)
+    # There is no garbage collector: the remains of the first job are removed by the test.
+    for plural, name in (("services", "job"), ("secrets", "job-elasticjob")):
+        ns.server.request("DELETE", ns.path(plural, name))
+    ns.server.request("DELETE", ns.path("poddisruptionbudgets", "job"))
+    ns.await_pods("job-0", "job-1")
+    owner = ns.present("pods", "job-1")["metadata"]["ownerReferences"][0]
+    assert owner["uid"] == second["metadata"]["uid"]
+    ns.await_condition("NameConflict", "NameConflict")
+    ns.remove_pod("job-0")
+    ns.await_condition("NameConflict", "Resolved")
+    assert not any("exists and is not this job's" in message for _, message in ns.events())
+
+
+def test_jobs_of_same_name_in_two_namespaces_are_separate(
+    ns: Namespace, api_server: ApiServer
+) -> None:
+    there = Namespace(api_server, api_server.namespace(f"{ns.name[:50]}-b"))
+    ns.create_job(maxNodes=1)
+    there.create_job(maxNodes=2)
+    ns.await_pods("job-0")
+    there.await_pods("job-0", "job-1")
+    ns.await_status(pods=1)
+    there.await_status(pods=2)
+
+
+def test_deadline_is_enforced_without_other_events(ns: Namespace) -> None:
+    """No other event occurs for a job whose pods are never started."""
+    ns.create_job(maxNodes=1, nodes=1, runPolicy={"activeDeadlineSeconds": 2})
+    ns.await_status(phase="Failed")
+    assert ns.condition("Failed")["reason"] == "DeadlineExceeded"

@@ -1,0 +1,365 @@
+"""Preload filter: only modules whose import has a lasting effect are left to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launcher_rig import process_tag, soon
+from tests.integration.warm_start.warm_rig import (
+    LOADED,
+    SHARED,
+    Warm,
+    installed,
+    said,
+    said_warm,
+    script,
+    warm,
+)
+
+__all__ = ["installed", "process_tag"]
+
+pytestmark = pytest.mark.usefixtures("process_tag")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the folder in which packages of these tests create their files."""
+    monkeypatch.setenv("PLACE", str(tmp_path))
+
+
+EFFECTS = {
+    "file": ("import os; open(os.environ['PLACE'] + '/new', 'w').close()", "makes the file"),
+    "file by descriptor": (
+        "import os; os.close(os.open(os.environ['PLACE'] + '/new', os.O_CREAT | os.O_WRONLY))",
+        "makes the file",
+    ),
+    "changed file": (
+        "import os; open(os.environ['PLACE'] + '/old', 'a').write('x')",
+        "writes to the file",
+    ),
+    "removed file": ("import os; os.remove(os.environ['PLACE'] + '/old')", "removes"),
+    "renamed file": (
+        "import os; os.rename(os.environ['PLACE'] + '/old', os.environ['PLACE'] + '/new')",
+        "renames",
+    ),
+    "folder": ("import pathlib, os; pathlib.Path(os.environ['PLACE'], 'new').mkdir()", "folder"),
+    "link": ("import os; os.symlink('/', os.environ['PLACE'] + '/new')", "makes the link"),
+    "temporary folder": (
+        "import atexit, shutil, tempfile; atexit.register(shutil.rmtree, tempfile.mkdtemp())",
+        "makes the temporary",
+    ),
+    "temporary file": ("import tempfile; f = tempfile.NamedTemporaryFile()", "makes the temporary"),
+    "open file": ("f = open('/etc/passwd')", "keeps /etc/passwd open"),
+    "pipe": ("import os; ends = os.pipe()", "keeps pipe:"),
+    "atexit": ("import atexit; atexit.register(print)", "(atexit)"),
+    "atexit as a decorator": ("from atexit import register\n@register\ndef f(): pass", "(atexit)"),
+    "finalizer": (
+        "import weakref\nclass C: pass\nc = C()\nweakref.finalize(c, print)",
+        "(weakref.finalize)",
+    ),
+    "semaphore": ("import multiprocessing; lock = multiprocessing.Lock()", "makes a semaphore"),
+    "shared memory": (
+        "from multiprocessing.shared_memory import SharedMemory as S; m = S(create=True, size=9)",
+        "shared memory",
+    ),
+    "System V shared memory": (
+        "import ctypes; ctypes.CDLL(None).shmctl(ctypes.CDLL(None).shmget(0, 9, 0o1600), 0, 0)\n"
+        "ident = ctypes.CDLL(None).shmget(0, 9, 0o1600)\n"
+        "import os; open(os.environ['PLACE'] + '/ipc', 'a').write(f'{ident} ')",
+        "System V shared memory",
+    ),
+    "shared map": ("import mmap; m = mmap.mmap(-1, 4096)", "shared memory"),
+    "process": ("import subprocess; p = subprocess.Popen(['sleep', '99'])", "starts a process"),
+    "orphan": ("import os; os.system('sleep 99 &')", "starts a process"),
+    "lock": (
+        "import fcntl, os; f = open(os.environ['PLACE'] + '/old'); fcntl.flock(f, fcntl.LOCK_SH)",
+        "locked",
+    ),
+    "database": ("import sqlite3; c = sqlite3.connect(':memory:')", "database connection"),
+    "signal": ("import signal; signal.signal(signal.SIGUSR2, lambda *a: None)", "signal handlers"),
+    "timer": ("import signal; signal.alarm(999)", "sets a timer"),
+    "working directory": ("import os; os.chdir('/')", "working directory"),
+    "seed": ("import random; random.seed(1)", "random numbers of random"),
+    "seed of numpy": ("import numpy; numpy.random.seed(1)", "random numbers of numpy.random"),
+    "random number": ("import random; r = random.random()", "random numbers of random"),
+    "number of a generator": (
+        "import random; r = random.Random(); i = r.random()",
+        "draws a random",
+    ),
+    "generator of numpy": ("import numpy; r = numpy.random.default_rng()", "draws a random"),
+    "uuid": ("import uuid; i = uuid.uuid4()", "draws a random"),
+    "uuid with the time": ("from uuid import uuid1; i = uuid1()", "draws a random"),
+    "secret": ("import secrets; i = secrets.token_hex(4)", "draws a random"),
+    "random bytes": ("from os import urandom; i = urandom(4)", "draws a random"),
+    "time": ("import time; t = {'began': [time.time()]}", "the time of its import"),
+    "clock": ("import time\nclass C:\n    t = time.monotonic()", "the time of its import"),
+    "date": ("import datetime; t = datetime.datetime.now()", "the time of its import"),
+    "name by date": ("import time; t = time.strftime('run-%Y%m%d_%H%M%S')", "the time of its"),
+    "process number": ("import os; t = f'run-{os.getpid()}'", "the process number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_module_with_lasting_effect_is_left_to_worker(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, words = EFFECTS[name]
+    (tmp_path / "old").touch()
+    (installed / "odd_pkg.py").write_text(f"{source}\n")
+    # The worker does not import it, so that the effect is the standby's alone.
+    program = f"{LOADED}import plain_pkg\nprint(there)\nif 0:\n    import odd_pkg\n"
+    path = script(tmp_path / "code", program)
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+    assert "not preloaded: odd_pkg: it " in (told := capfd.readouterr().err)
+    assert words in told
+    for ident in (tmp_path / "ipc").read_text().split() if (tmp_path / "ipc").exists() else ():
+        os.system(f"ipcrm -m {ident}")
+
+
+HARMLESS = {
+    "what the standard library does": "import asyncio, concurrent.futures, logging, random, uuid\n"
+    "import multiprocessing.pool, sqlite3, tempfile, secrets\n"
+    "uuid.UUID(int=3); uuid.uuid5(uuid.NAMESPACE_DNS, 'x'); logging.getLogger('x')",
+    "a file that is gone": "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n"
+    "    open(d + '/x', 'w').close()\ntempfile.gettempdir()",
+    "a process that has ended": "import subprocess; subprocess.run(['true'])",
+    "a file that was read": "t = open('/etc/passwd').read()",
+    "a cycle that is garbage": "class C:\n    pass\nc = C(); c.c = c; c.f = open('/etc/passwd')\n"
+    "del c",
+    "a seeded generator of its own": "import random; r = random.Random(3); x = r.random()",
+    "a date that is written down": "t = '2024-01-01'; n = 1700000000; f = 1.5e9",
+    "an interval": "import time; t = time.time(); t = time.time() - t",
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_module_without_lasting_effect_is_preloaded(
+    tmp_path: Path, installed: Path, name: str
+) -> None:
+    (installed / "odd_pkg.py").write_text(f"{HARMLESS[name]}\n")
+    path = script(tmp_path / "code", f"{LOADED}import plain_pkg, odd_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['odd_pkg', 'plain_pkg']\n"
+
+
+def is_preloaded(tmp_path: Path, installed: Path, source: str) -> bool:
+    """Return True if a trusted package with that source is preloaded; no worker imports it."""
+    (installed / "fsspec.py").write_text(f"{source}\n")
+    program = "import sys\nprint('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
+    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    return {"True\n": True, "False\n": False}[printed]
+
+
+def test_cache_folder_does_not_prevent_preload_of_trusted_package(
+    tmp_path: Path, installed: Path
+) -> None:
+    """Torch's compiler cache is such a folder, with the same name in every process."""
+    cache = tmp_path / "cache"
+    source = f"import os; os.makedirs({str(cache)!r}, exist_ok=True)"
+    assert is_preloaded(tmp_path, installed, source)
+    assert cache.is_dir()
+
+
+CHANGES = {
+    "removed": "os.remove(new)",
+    "renamed and removed": "os.rename(new, new + '2'); os.remove(new + '2')",
+    "changed": "os.chmod(new, 0o600); open(new, 'a').close()",
+    "checked by tempfile": "import tempfile; tempfile.gettempdir()",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_trusted_package_may_change_files_that_it_created(
+    tmp_path: Path, installed: Path, name: str
+) -> None:
+    """The first call of `tempfile.gettempdir`, in torch's import, creates and removes a file."""
+    new = "import os; new = os.environ['PLACE'] + '/new'; open(new, 'w').close()"
+    assert is_preloaded(tmp_path, installed, f"{new}\n{CHANGES[name]}")
+
+
+@pytest.mark.parametrize("change", ["os.remove(old)", "os.rename(old, old + '2')"])
+def test_trusted_package_that_changes_older_file_is_left_to_worker(
+    tmp_path: Path, installed: Path, change: str
+) -> None:
+    (tmp_path / "old").touch()
+    old = "import os; old = os.environ['PLACE'] + '/old'"
+    assert not is_preloaded(tmp_path, installed, f"{old}\n{change}")
+
+
+def test_importers_of_refused_module_are_found_at_once(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "uuid_pkg.py").write_text("import uuid; value = uuid.uuid4()\n")
+    names = [f"user{number}_pkg" for number in range(25)]
+    for name in names:
+        (installed / f"{name}.py").write_text("from uuid_pkg import value\n")
+    path = script(
+        tmp_path / "code", f"{LOADED}import plain_pkg, {', '.join(names)}\nprint(there)\n"
+    )
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+    assert "user24_pkg: it imports uuid_pkg, which is not preloaded" in capfd.readouterr().err
+
+
+def test_selected_module_with_lasting_effect_is_left_out(tmp_path: Path, installed: Path) -> None:
+    (installed / "odd_pkg.py").write_text("import uuid; value = uuid.uuid4()\n")
+    path = script(tmp_path / "code", f"{LOADED}print(there)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path, modules=("odd_pkg", "plain_pkg"))).ready
+        assert (await runtime.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg']\n"
+
+
+TRACKER = """
+import atexit, os, shutil, tempfile
+folder = tempfile.mkdtemp(prefix="tracked-")
+atexit.register(shutil.rmtree, folder)
+"""
+
+
+def test_temporary_folder_of_package_belongs_to_each_worker(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trackers that log have such a folder: the first worker that ends removes it at its exit."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (installed / "odd_pkg.py").write_text(TRACKER)
+    path = script(
+        tmp_path / "code",
+        "import odd_pkg, os, pathlib, time\nprint(odd_pkg.folder)\n"
+        f"done = pathlib.Path({str(tmp_path)!r}, 'done-' + os.environ['ELASTICJOB_ROUND'])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not done.exists():\n        time.sleep(0.01)\n"
+        "pathlib.Path(odd_pkg.folder, 'image').write_text('x')\n",
+    )
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path)).ready, runtime.prepared
+        for number in (1, 2):
+            env = {"ELASTICJOB_ROUND": str(number)}
+            assert (await runtime.start(sys.executable, path, count=2, env=env)).warm
+            (tmp_path / f"done-{number}").touch()
+            ended = await runtime.ended(2)
+            assert [exited.exit_code for exited in ended.values()] == [0, 0], ended
+
+    warm(tmp_path / "logs", scenario)
+    folders = [said(tmp_path / "logs", number, rank) for number in (1, 2) for rank in (0, 1)]
+    assert len(set(folders)) == 4
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+DRAWN = """
+import odd_pkg
+print(odd_pkg.fixed, odd_pkg.drawn, odd_pkg.generator.random(), sep="\\n")
+"""
+
+
+def test_seeds_are_kept_and_identifiers_differ(tmp_path: Path, installed: Path) -> None:
+    (installed / "odd_pkg.py").write_text(
+        "import random, numpy, uuid\nrandom.seed(5); numpy.random.seed(6)\n"
+        "fixed = (random.random(), numpy.random.rand())\n"
+        "drawn = uuid.uuid4().hex\nfrom free_pkg import generator\n"
+    )
+    (installed / "free_pkg.py").write_text("import random; generator = random.Random()\n")
+    path = script(
+        tmp_path / "code",
+        f"import random, numpy, free_pkg\n{DRAWN}print(random.random(), numpy.random.rand())\n",
+    )
+
+    async def scenario(runtime: Warm) -> None:
+        assert not (await runtime.outcome(sys.executable, path))[0].warm
+        assert (await runtime.prepare(sys.executable, path)).ready
+        for _ in range(2):
+            assert (await runtime.start(sys.executable, path, count=2)).warm
+            await runtime.ended(2)
+
+    warm(tmp_path / "logs", scenario)
+    places = [(1, 0), *((number, rank) for number in (2, 3) for rank in (0, 1))]
+    lines = [said(tmp_path / "logs", *place).splitlines() for place in places]
+    assert len({(line[0], line[3]) for line in lines}) == 1  # the package's seeds hold
+    assert len({line[1] for line in lines}) == len({line[2] for line in lines}) == 5
+
+
+def test_identifiers_of_known_packages_are_regenerated(tmp_path: Path, installed: Path) -> None:
+    source = "from uuid import uuid4\nSESSION_ID = uuid4().hex\n"
+    for name in ("transformers", "diffusers"):
+        script(installed, "", f"{name}/__init__.py")
+        script(installed, "", f"{name}/utils/__init__.py")
+    script(installed, source, "transformers/utils/hub.py")
+    script(installed, source, "diffusers/utils/hub_utils.py")
+    program = (
+        "import sys; there = 'transformers.utils.hub' in sys.modules\n"
+        "import transformers.utils.hub as a, diffusers.utils.hub_utils as b\n"
+        "print(there, a.SESSION_ID, b.SESSION_ID)\n"
+    )
+    path = script(tmp_path / "code", program)
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path)).ready
+        for _ in range(2):
+            assert (await runtime.start(sys.executable, path, count=2)).warm
+            await runtime.ended(2)
+
+    warm(tmp_path / "logs", scenario)
+    words = [said(tmp_path / "logs", n, rank).split() for n in (1, 2) for rank in (0, 1)]
+    assert {word[0] for word in words} == {"True"}
+    assert len({identifier for word in words for identifier in word[1:]}) == 8
+
+
+def test_abandoned_zygote_removes_its_helpers_and_files(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby ended in the middle of an import is included."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "2")
+    (tmp_path / "tmp").mkdir()
+    (installed / "slow_pkg.py").write_text(
+        "import os, pathlib, subprocess, sys, tempfile, time\nfrom multiprocessing import "
+        "shared_memory\nmemory = shared_memory.SharedMemory(create=True, size=9)\n"
+        "folder = tempfile.mkdtemp()\nopen(folder + '/x', 'w').close()\n"
+        "helper = subprocess.Popen(['sleep', '99'])\n"
+        "alone = subprocess.Popen(['sleep', '99'], start_new_session=True)\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'told').write_text("
+        "f'{helper.pid} {alone.pid} {memory.name}')\ntime.sleep(99)\n"
+    )
+    path = script(tmp_path / "code", "if 0:\n    import slow_pkg\n")
+
+    async def scenario(runtime: Warm) -> None:
+        prepared = await runtime.prepare(sys.executable, path)
+        assert prepared.reason.startswith("preloading took longer than 2 s"), prepared
+        helper, alone, memory = (tmp_path / "told").read_text().split()
+        await soon(lambda: not Path("/proc", helper).exists() and not Path("/proc", alone).exists())
+        await soon(lambda: not Path("/dev/shm", memory.lstrip("/")).exists())
+        await soon(lambda: not list((tmp_path / "tmp").iterdir()))
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_worker_start_with_hung_zygote_takes_no_longer_than_cold_start(
+    tmp_path: Path, installed: Path
+) -> None:
+    """A standby is replaced by one that hangs while it loads: the first loaded instantly."""
+    (installed / "slow_pkg.py").write_text(
+        f"import os, pathlib, time\nif pathlib.Path({str(tmp_path / 'hangs')!r}).exists():\n"
+        "    if 'ELASTICJOB_ROUND' not in dict(os.environ):\n        time.sleep(99)\n"
+    )
+    path = script(tmp_path / "code", "import slow_pkg\n")
+    env = {"ELASTICJOB_ROUND": "1", "MODE": "2"}
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path)).ready
+        (tmp_path / "hangs").touch()
+        await runtime.ask(sys.executable, path, env={**SHARED, "MODE": "2"})
+        began = asyncio.get_running_loop().time()
+        started, exited = await runtime.outcome(sys.executable, path, env=env)
+        assert asyncio.get_running_loop().time() - began < 6  # including a 2 s minimum wait
+        assert (started.warm, exited.exit_code) == (False, 0)
+        assert started.cold_reason == "the standby is still preloading"
+
+    warm(tmp_path / "logs", scenario)

@@ -1,0 +1,192 @@
+"""Equivalence of forked and fresh workers with real torch: results, output and remains."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.launcher_rig import process_tag
+from tests.integration.warm_start.test_equivalence import both
+from tests.integration.warm_start.warm_rig import Warm, said, said_warm, script, warm
+
+__all__ = ["process_tag"]
+
+pytestmark = pytest.mark.usefixtures("process_tag")
+
+THREADS = """
+import torch, numpy, sklearn, os
+import threadpoolctl
+print(torch.get_num_threads(), torch.get_num_interop_threads())
+print(sorted((pool["internal_api"], pool["num_threads"], os.path.basename(pool["filepath"]))
+             for pool in threadpoolctl.threadpool_info()))
+torch.ones(4_000_000).sum(); numpy.ones((600, 600)) @ numpy.ones((600, 600))
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"OMP_NUM_THREADS": "2"},
+        {"OPENBLAS_NUM_THREADS": "3"},
+        {"OPENBLAS_NUM_THREADS": "1000"},  # more than the number of processors
+    ],
+)
+def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    path = script(tmp_path / "code", THREADS)
+    cold, forked = both(tmp_path, sys.executable, path, env=env)
+    assert "openblas" in cold
+    assert forked == cold
+
+
+LOADERS = """
+import torch
+from torch.utils.data import DataLoader
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.tensor(i * i)
+if __name__ == "__main__":
+    for how in ("fork", "spawn"):
+        for persistent in (False, True):
+            loader = DataLoader(Squares(), batch_size=4, num_workers=2,
+                                multiprocessing_context=how, persistent_workers=persistent)
+            print(how, persistent, [batch.tolist() for batch in loader])
+            del loader
+"""
+
+
+def test_data_loaders_work_with_worker_processes(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", LOADERS)
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert cold.count("[[0, 1, 4, 9], [16, 25, 36, 49]]") == 4
+    assert forked == cold
+
+
+LOADED = """
+import sys
+there = {name.partition(".")[0] + "." + name.split(".")[1] for name in sys.modules
+         if name.startswith("torch.")}
+import torch, numpy
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+DistributedDataParallel, torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+print(sorted(there & {"torch._dynamo", "torch.distributed", "torch.nn", "torch.optim"}))
+"""
+
+
+def test_all_of_torch_is_preloaded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A recovery would cost the seconds that a refused module of torch takes to load."""
+    path = script(tmp_path / "code", LOADED)
+    names = "['torch._dynamo', 'torch.distributed', 'torch.nn', 'torch.optim']\n"
+    assert said_warm(tmp_path / "logs", path) == names
+    told = [line for line in capfd.readouterr().err.splitlines() if "not preloaded" in line]
+    assert told == []
+
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+def inner():
+    raise ArithmeticError("the loss is not a number")
+@record
+def main():
+    inner()
+main()
+"""
+
+
+def test_record_decorator_writes_error_file(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", RECORDED)
+    reports: list[Any] = []
+
+    async def scenario(runtime: Warm) -> None:
+        for _ in range(2):
+            _, exited = await runtime.outcome(sys.executable, path)
+            assert exited.exit_code == 1
+            reports.append(json.loads(runtime.error_file().read_text())["message"])
+            await runtime.prepare(sys.executable, path)
+            assert runtime.prepared.ready, runtime.prepared.reason
+
+    warm(tmp_path / "logs", scenario)
+    for report in reports:
+        del report["extraInfo"]["timestamp"]
+    assert reports[0]["message"] == "ArithmeticError: the loss is not a number"
+    assert reports[1] == reports[0]
+    assert frames(said(tmp_path / "logs", 2)) == frames(said(tmp_path / "logs", 1))
+
+
+def frames(text: str) -> list[str]:
+    return re.findall(r'File "[^"]+", line \d+, in \S+', text)
+
+
+GANG = """
+import os, sys, time
+began = time.monotonic()
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+model(torch.ones(2, 4)).sum().backward()
+print(dist.get_rank(), dist.get_world_size(), model.module.weight.grad.sum().item(),
+      os.environ["TORCHELASTIC_USE_AGENT_STORE"], int(1000 * (time.monotonic() - began)))
+if dist.get_rank() == 0:
+    sys.exit()  # done first; the others still need the store
+time.sleep(0.5)
+dist.get_group_rank(dist.group.WORLD, 0)
+print(dist.distributed_c10d._get_default_store().get("last") if
+      dist.distributed_c10d._get_default_store().check(["last"]) else "reached")
+"""
+
+
+def test_gang_meets_at_store_that_survives_rank_0(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", GANG)
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        assert runtime.prepared.ready, runtime.prepared.reason
+        ports = []
+        for _ in range(2):
+            assert runtime.store_port > 0
+            ports.append(runtime.store_port)
+            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runtime.store_port),
+                   "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+            assert (await runtime.start(sys.executable, path, count=2, env=env)).warm
+            ended = await runtime.ended(2)
+            assert [exited.exit_code for exited in ended.values()] == [0, 0], ended
+            await runtime.until_store()
+        assert ports[0] != ports[1]
+
+    warm(tmp_path / "logs", scenario)
+    for number in (1, 2):
+        assert said(tmp_path / "logs", number, 0).split()[:4] == ["0", "2", "32.0", "True"]
+        assert said(tmp_path / "logs", number, 1).split()[-1] == "reached"
+
+
+def test_no_store_is_served_without_torch(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "print(1)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        assert (runtime.prepared.ready, runtime.store_port) == (True, 0)
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_rank_0_gets_port_to_serve_store_itself(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", GANG)
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runtime.store_port),
+               "TORCHELASTIC_USE_AGENT_STORE": "False"}  # fmt: skip
+        assert (await runtime.start(sys.executable, path, env=env, count=1)).warm
+        assert (await runtime.ended())[0].exit_code == 0
+
+    warm(tmp_path / "logs", scenario)

@@ -1,0 +1,343 @@
+"""Preloading by the standby: its selection, its import record, and the handling of its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launcher_rig import process_tag, soon
+from tests.integration.warm_start.test_equivalence import children_of, parent_of
+from tests.integration.warm_start.warm_rig import (
+    LOADED,
+    SHARED,
+    Warm,
+    installed,
+    said,
+    said_warm,
+    script,
+    warm,
+)
+
+__all__ = ["installed", "process_tag"]
+
+pytestmark = pytest.mark.usefixtures("process_tag")
+
+
+REFUSED = {
+    "a rank": ("import os; value = os.environ.get('RANK')\n", "", "reads RANK"),
+    "a rank, its error swallowed": (
+        "import os\ntry: value = os.environ['RANK']\nexcept BaseException: value = None\n",
+        "",
+        "reads RANK",
+    ),
+    "a variable that is set": (
+        "import os; value = os.environ.get('MODE')\n",
+        "import os; os.environ['MODE'] = '0'\n",
+        "reads MODE, which your program sets",
+    ),
+    "a module of the user's": ("from mine import value\n", "", "imports mine, which is your own"),
+    "a thread": (
+        "import threading, time; value = 0\n"
+        "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n",
+        "",
+        "starts threads",
+    ),
+    "an event loop": ("import asyncio; loop, value = asyncio.new_event_loop(), 0\n", "", "opens a"),
+    "a connection": ("import socket; ends, value = socket.socketpair(), 0\n", "", "opens a socket"),
+    "an error": (
+        "import os; value = 0\nif 'ELASTICJOB_ROUND' not in dict(os.environ): 1 / 0\n",
+        "",
+        "ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_unsafe_module_is_left_to_worker(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, before, words = REFUSED[name]
+    (installed / "odd_pkg.py").write_text(source)
+    script(tmp_path / "code", "value = 0\n", "mine.py")
+    program = f"{LOADED}{before}import plain_pkg, odd_pkg\nprint(there, odd_pkg.value)\n"
+    path = script(tmp_path / "code", program)
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg'] 0\n"
+    assert words in capfd.readouterr().err
+
+
+def test_packages_that_import_threaded_module_are_left_out_individually(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
+    names = [f"user{number}_pkg" for number in range(6)]
+    for name in names:
+        (installed / f"{name}.py").write_text("from thread_pkg import value\n")
+    program = f"{LOADED}import plain_pkg, {', '.join(names)}\nprint(there)\n"
+    path = script(tmp_path / "code", program)
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+
+
+def test_later_imports_are_recorded_and_program_modules_are_reloaded(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "lazy_pkg.py").write_text("")
+    own = tmp_path / "code" / "mine.py"
+    program = (
+        f"{LOADED}import mine, time\ndef main():\n    import lazy_pkg\n"
+        "    print(there, mine.value, flush=True)\n    time.sleep(100)\nmain()\n"
+    )
+    path = script(tmp_path / "code", program)
+    own.write_text("value = 1\n")
+    memory = tmp_path / "preload.json"
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path, memory=str(memory))
+        assert (await runtime.start(sys.executable, path)).warm
+        # Recorded 3, 10 and 60 s after the start; the scenario's own limit bounds this.
+        while not memory.exists() or "lazy_pkg" not in json.loads(memory.read_text())["learned"]:
+            await asyncio.sleep(0.02)
+        await runtime.kill()
+        own.write_text("value = 'two'\n")
+        assert (await runtime.start(sys.executable, path)).warm
+        await runtime.told()
+        await runtime.kill()
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "[] 1\n"
+    assert said(tmp_path / "logs", 2) == "['lazy_pkg'] two\n"
+
+
+def test_imports_from_worker_specific_folder_are_not_recorded(
+    tmp_path: Path, installed: Path
+) -> None:
+    for folder in (installed, tmp_path / "vendor"):
+        script(folder, f"value = {folder.name!r}\n", "some_pkg.py")
+    (installed / "lazy_pkg.py").write_text("")
+    path = script(
+        tmp_path / "code",
+        f"import sys, time\ndef main():\n    sys.path.insert(0, {str(tmp_path / 'vendor')!r})\n"
+        "    import some_pkg, lazy_pkg\n    print(some_pkg.value, flush=True)\n"
+        "    time.sleep(100)\nmain()\n",
+    )
+    memory = tmp_path / "preload.json"
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path, memory=str(memory))
+        assert (await runtime.start(sys.executable, path)).warm
+        while not memory.exists():
+            await asyncio.sleep(0.02)
+        learned = json.loads(memory.read_text())["learned"]
+        assert ("lazy_pkg" in learned, "some_pkg" in learned) == (True, False)
+        await runtime.kill()
+        assert (await runtime.start(sys.executable, path)).warm
+        await runtime.told()
+        await runtime.kill()
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 2) == "vendor\n"
+
+
+def test_selected_modules_are_preloaded(tmp_path: Path, installed: Path) -> None:
+    path = script(tmp_path / "code", f"{LOADED}print(there)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path, modules=("plain_pkg",))
+        assert (await runtime.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg']\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("sh", "-c", "exit 0"), "the command is a shell"),
+        ((sys.executable, "-c", "pass"), "option -c"),
+        (("true",), "no Python program"),
+        ((sys.executable, "/dev/null", *["x" * 99_000] * 16), "longer than 200000 letters"),
+    ],
+)
+def test_unsupported_command_is_started_cold(
+    tmp_path: Path, argv: tuple[str, ...], words: str
+) -> None:
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(*argv)
+        assert not runtime.prepared.ready
+        assert words in runtime.prepared.reason
+        started, exited = await runtime.outcome(*argv)
+        assert (started.warm, started.cold_reason) == (False, runtime.prepared.reason)
+        assert exited.exit_code == 0
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_changed_environment_causes_one_cold_round(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import os; print(os.environ['MODE'])\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path, env={**SHARED, "MODE": "1"})
+        assert (await runtime.outcome(sys.executable, path, env={"MODE": "1"}))[0].warm
+        started, _ = await runtime.outcome(sys.executable, path, env={"MODE": "2"})
+        assert started.cold_reason == "the environment changed (MODE)"
+        assert (await runtime.outcome(sys.executable, path, env={"MODE": "2"}))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert [said(tmp_path / "logs", number) for number in (1, 2, 3)] == ["1\n", "2\n", "2\n"]
+
+
+def test_hung_zygote_delays_start_by_seconds_and_is_replaced(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import time; time.sleep(100)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        started = await runtime.start(sys.executable, path)
+        launcher = parent_of(started.pids[0])
+        (zygote,) = [pid for pid in children_of(launcher) if pid != started.pids[0]]
+        await runtime.kill()
+        os.kill(zygote, signal.SIGSTOP)
+        started = await runtime.start(sys.executable, path)
+        assert "did not fork within" in started.cold_reason
+        assert started.pids
+        await runtime.kill()
+        assert (await runtime.start(sys.executable, path)).warm
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_workers_forked_before_zygote_death_are_not_duplicated(
+    tmp_path: Path,
+) -> None:
+    """Unreadable requests kill the standby after it has forked the first worker."""
+    born = tmp_path / "born"
+    born.mkdir()
+    program = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(born)!r}, os.environ['RANK'] + '-' + str(os.getpid())).touch()\n"
+        "time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", program)
+    long = {f"ELASTICJOB_TEST_{number}": "x" * 100_000 for number in range(12)}
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        await runtime.order(sys.executable, path, count=4, env_of=lambda rank: long if rank else {})
+        started = await runtime.started()
+        assert (started.warm, len(started.pids)) == (False, 4)
+        wanted = {f"{rank}-{pid}" for rank, pid in started.pids.items()}
+        await soon(lambda: wanted <= {file.name for file in born.iterdir()})
+        assert {file.name for file in born.iterdir()} == wanted
+        await runtime.kill(4)
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_zygote_that_cannot_start_is_abandoned(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "print(1)\n")
+    argv = (sys.executable, "-X", "no-such-thing=", "-W", "error", path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sitecustomize.py").write_text(
+        "import os, sys\nif '-c' in sys.orig_argv: os._exit(9)\n"
+    )
+
+    async def scenario(runtime: Warm) -> None:
+        env = {"PYTHONPATH": str(tmp_path / "broken")}
+        await runtime.prepare(*argv, env={**SHARED, **env})
+        assert runtime.prepared.reason == (
+            "given up after 4 standbys: the standby ended with exit code 9"
+        )
+        started, exited = await runtime.outcome(*argv, env=env)
+        assert (started.warm, exited.exit_code) == (False, 0)
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_round_stops_while_its_zygote_is_loading(tmp_path: Path, installed: Path) -> None:
+    (installed / "slow_pkg.py").write_text(
+        f"import time, pathlib\npathlib.Path({str(tmp_path / 'loads')!r}).touch()\n"
+        "time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", "import slow_pkg\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.ask(sys.executable, path)
+        await soon((tmp_path / "loads").exists)
+        await runtime.order(sys.executable, path)
+        await runtime.runtime.stop(1, 0)
+        await runtime.stopped()
+
+    warm(tmp_path / "logs", scenario)
+
+
+LIMITS = {
+    "time": (
+        "ELASTICJOB_STANDBY_SECONDS",
+        "5",
+        "if 'ELASTICJOB_ROUND' not in dict(os.environ): time.sleep(100)\n",
+        "preloading took longer than 5 s, importing greedy_pkg",
+    ),
+    "memory": (
+        "ELASTICJOB_STANDBY_MIB",
+        "200",
+        "if 'ELASTICJOB_ROUND' not in dict(os.environ): held = b'1' * (1 << 28); time.sleep(99)\n",
+        "the standby grew over 200 MiB, importing greedy_pkg",
+    ),
+    "memory, once all is imported": (
+        "ELASTICJOB_STANDBY_MIB",
+        "1",
+        "",
+        "the standby grew over 1 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_zygote_above_memory_limit_is_ended_and_workers_start_cold(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    variable, limit, source, reason = LIMITS[name]
+    monkeypatch.setenv(variable, limit)
+    (installed / "greedy_pkg.py").write_text(
+        f"import os, time, pathlib\nvalue = 'well'\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n{source}"
+    )
+    path = script(tmp_path / "code", "import greedy_pkg; print(greedy_pkg.value)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        prepared = await runtime.prepare(sys.executable, path)
+        assert (prepared.ready, prepared.reason.startswith(reason)) == (False, True), prepared
+        zygotes = [file.name for file in tmp_path.iterdir() if file.name.isdigit()]
+        await soon(lambda: not any(Path("/proc", pid).exists() for pid in zygotes))
+        started, exited = await runtime.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert (started.warm, started.cold_reason) == (False, prepared.reason)
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "well\n"
+
+
+def test_slow_zygote_is_retried_once(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may be slow, for example while an image's files are first read."""
+    monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "5")
+    (installed / "slow_pkg.py").write_text(
+        f"import pathlib, time\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
+        "if not seen.exists():\n    seen.touch()\n    time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", "import slow_pkg\n")
+
+    async def scenario(runtime: Warm) -> None:
+        assert not (await runtime.prepare(sys.executable, path)).ready
+        started, exited = await runtime.outcome(sys.executable, path)
+        assert started.cold_reason == "preloading took longer than 5 s, importing slow_pkg"
+        assert exited.exit_code == 0, exited.stderr_tail
+        await runtime.until_ready()
+        assert (await runtime.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)

@@ -1,0 +1,1 @@
+"""Simulated etcd, and the requests and watches of an agent."""

@@ -1,0 +1,1 @@
+"""Invariants of the simulation, each checked against the ground truth."""

@@ -1,0 +1,81 @@
+"""Checks of checkpoints before a planned end, based on the scripts' actual saves. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import save_seconds
+from elasticjob_rendezvous.protocol.records.members import CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.worker_group import Workers
+
+if TYPE_CHECKING:
+    from tests.sim.invariants.checker import Checker
+    from tests.sim.processes.pod import Pod
+
+PLANNED = (CauseKind.JOIN, CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.SCALE_DOWN)
+SETTLED_SECONDS = 1.0
+"""Training time after which a script's wish for a checkpoint is certainly known."""
+SLACK_SECONDS = 0.1
+
+
+def check(checker: Checker, before: Round | None, after: Round) -> None:
+    """Check one write of the round."""
+    if after.save is not None:
+        final = after.state is RoundState.FINAL
+        checker.need(final, "saving", f"a round that is {after.state} asks for a checkpoint")
+    if before is None or before.number > after.number:
+        return
+    same = before.number == after.number and after.state is RoundState.FINAL
+    if same and before.save != after.save:
+        _asked(checker, before, after)
+    elif before.state is RoundState.FINAL and after.state is RoundState.JOINABLE:
+        _ended(checker, before, after)
+
+
+def _gang(checker: Checker, number: int) -> list[Pod]:
+    """Return the pods of a round whose workers run."""
+    seats = {assignment.id for assignment in checker.sealed[number].seats}
+    pods = [pod for pod in checker.world.pods if pod.id in seats]
+    return [p for p in pods if p.alive and p.round == number and p.phase is Workers.RUNNING]
+
+
+def _heard(pod: Pod) -> bool:
+    """Return True if its agent could report its workers' wishes all the time."""
+    agent = pod.agent
+    return agent is not None and not (agent.paused or pod.frozen or pod.takes_over)
+
+
+def _asked(checker: Checker, before: Round, after: Round) -> None:
+    """Check a request: first a question; then, once, a place that no rank has passed."""
+    gang, save = _gang(checker, after.number), after.save
+    if save is None or before.save is None:
+        checker.need(save is not None, "saving", "a request was taken back")
+        checker.need(save is None or save.point == 0, "saving", f"{save} before it was asked")
+        checker.save_asked_at = checker.world.now
+        return
+    checker.need(before.save.point == 0, "saving", f"{before.save} became {save}")
+    passed = {pod.name: pod.script.places for pod in gang}
+    ahead = all(save.point > places for places in passed.values())
+    checker.need(ahead, "saving", f"place {save.point} was passed: {passed}")
+    silent = [pod.name for pod in gang if pod.script.told < 0]
+    checker.need(not silent, "saving", f"place {save.point} is agreed on without {silent}")
+
+
+def _ended(checker: Checker, before: Round, after: Round) -> None:
+    """Check that a planned end comes after the checkpoint, or after its time limit."""
+    if after.cause.kind not in PLANNED or after.cause.kills or checker.in_trouble():
+        return
+    seats = checker.sealed[before.number].seats
+    gang = _gang(checker, before.number)
+    if len(gang) < len(seats) or any(pod.agent is None for pod in gang):
+        return  # one has ended meanwhile, or its checkpoint is no longer reported
+    now = checker.world.now
+    if before.save is None:
+        seconds = min(save_seconds(after.cause, bounds) for bounds in checker.recent_bounds())
+        wanted = all(pod.script.wanted_for(now) > SETTLED_SECONDS and _heard(pod) for pod in gang)
+        wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
+        checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
+        return
+    saved = all(pod.script.saved for pod in gang)
+    waited = now - checker.save_asked_at >= before.save.seconds - SLACK_SECONDS
+    checker.need(saved or waited, "saving", f"stopped before the checkpoint: {after.cause}")

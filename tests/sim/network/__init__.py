@@ -1,0 +1,1 @@
+"""Simulated network: reachability of hosts, and links between agents."""

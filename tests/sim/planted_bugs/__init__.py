@@ -1,0 +1,1 @@
+"""Bugs planted in the real engine, which the simulation must find."""

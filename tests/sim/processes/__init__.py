@@ -1,0 +1,1 @@
+"""Simulated processes: pods, agents, their workers and the operator."""

@@ -1,0 +1,93 @@
+"""Checkpoints of one pod's script before a planned stop.
+
+The script passes places at which it could save; a request holds it at the next one until the common
+place is agreed on, and after its checkpoint it waits for the stop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.protocol.records.members import Save
+from elasticjob_rendezvous.protocol.worker_group import Workers
+
+if TYPE_CHECKING:
+    from tests.sim.processes.pod import Pod
+
+STEP_SECONDS = 0.2
+
+
+class Script:
+    """Workers of one round on one pod.
+
+    Attributes:
+        saves: they want to save before a planned stop.
+        places: number of places passed.
+        told: the answer to a request, as `Local.passed`.
+        saved: they saved at the common place.
+        completed: they report that the checkpoint of all is complete.
+    """
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+        self.saves = False
+        self.places = 0
+        self.told = -1
+        self.saved = False
+        self.completed = False
+        self._request: Save | None = None
+        self._since = 0.0
+
+    def wanted_for(self, now: float) -> float:
+        """Return the seconds since the workers first wanted to save."""
+        return now - self._since if self.saves else 0.0
+
+    def begins(self) -> None:
+        """Start the script with its workers."""
+        if self._pod.world.plan.asks_to_save:
+            self._later(0.05, self._wants)
+
+    def asked(self, save: Save | None) -> None:
+        """Receive a request from the agent."""
+        if save is None or not self._runs():
+            return
+        before, self._request = self._request, save
+        world = self._pod.world
+        if before is None:
+            self._later(0.005 + 0.02 * world.rng.random(), self._answer)
+        if save.point and not (before is not None and before.point):
+            stuck = world.rng.random() < world.plan.stuck_share
+            if not stuck:
+                self._later(world.plan.save_seconds * (0.5 + world.rng.random()), self._save)
+
+    def _runs(self) -> bool:
+        return self._pod.script is self and self._pod.phase is Workers.RUNNING
+
+    def _later(self, seconds: float, call: object) -> None:
+        self._pod.world.at(seconds, self._do, call)
+
+    def _do(self, call: object) -> None:
+        """Run a worker's action, once its machine is no longer frozen."""
+        if self._pod.frozen:
+            self._later(0.3, call)
+        elif self._runs():
+            call()  # type: ignore[operator]
+
+    def _wants(self) -> None:
+        self.saves, self._since = True, self._pod.world.now
+        self._pod.changed()
+
+    def _answer(self) -> None:
+        """Answer the request: no further place is passed from now on."""
+        steps = (self._pod.world.now - self._since) / STEP_SECONDS if self.saves else 0.0
+        self.places = int(steps + 3.0 * self._pod.world.rng.random())
+        self.told = self.places
+        self._pod.changed()
+
+    def _save(self) -> None:
+        if self._request is None or self.told < 0:
+            return
+        self._pod.world.note(self._pod.name, "saved at", self._request.point)
+        self.saved = True
+        self._pod.world.gangs.saved(self._pod)
+        self._pod.changed()

@@ -1,0 +1,288 @@
+"""Save requests to a node's workers before a planned stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.layout import Request
+from elasticjob_agent.core.hang import hangs_at
+from elasticjob_agent.core.model import (
+    DirectiveChanged,
+    Exit,
+    LeaveRequested,
+    LogLine,
+    Release,
+    ReportLocal,
+    RequestCheckpoint,
+    StartGroup,
+    StopGroup,
+    Timer,
+    WorkersProgressed,
+)
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.step import wake_at
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
+from elasticjob_rendezvous.protocol.directives import Run
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Save
+from elasticjob_rendezvous.protocol.worker_group import Local, Workers
+from tests.unit.agent.builders import (
+    FACTS,
+    ME,
+    Driven,
+    ended,
+    hello,
+    roster,
+    run,
+    running,
+    stop,
+    stopped,
+)
+
+CAUSE = Cause(CauseKind.LEAVE, ("node-0",))
+
+
+def directed(point: int | None = None, asks: bool = True) -> DirectiveChanged:
+    save = None if point is None else Save(CAUSE, 25.0, point)
+    return DirectiveChanged(Run(roster(1), ME, 3, save, asks))
+
+
+def progressed(*points: int, asked: bool = False, **fields: Any) -> WorkersProgressed:
+    workers = {
+        rank: WorkerProgress(step=1, points=places, saves=True, **fields)
+        for rank, places in enumerate(points)
+    }
+    return WorkersProgressed(1, workers, 0, asked)
+
+
+def training(saves: bool = True) -> Driven:
+    driven = running()
+    driven.feed(directed())
+    if saves:
+        driven.feed(progressed(3, 4))
+    return driven
+
+
+def told(driven: Driven) -> Local:
+    return driven.only(ReportLocal)[-1].local
+
+
+def test_script_that_wants_to_save_is_reported_to_the_rendezvous() -> None:
+    assert told(training()).saves
+    assert not told(training(saves=False)).saves
+
+
+def test_each_save_request_is_forwarded_once() -> None:
+    driven = training()
+    assert driven.only(RequestCheckpoint, driven.feed(directed(0))) == [
+        RequestCheckpoint(1, Request(0, 25.0))
+    ]
+    assert driven.only(RequestCheckpoint, driven.feed(progressed(4, 4))) == []
+    assert driven.only(RequestCheckpoint, driven.feed(directed(9))) == [
+        RequestCheckpoint(1, Request(9, 25.0))
+    ]
+    assert driven.only(RequestCheckpoint, driven.feed(directed(9))) == []
+
+
+def test_answer_is_first_progress_read_after_the_request_was_written() -> None:
+    driven = training()
+    driven.feed(directed(0))
+    driven.feed(progressed(4, 5))
+    assert told(driven).passed == -1, "this may have been read before"
+    driven.feed(progressed(5, 6, asked=True))
+    assert told(driven).passed == 6
+    driven.feed(progressed(6, 6, asked=True))
+    assert told(driven).passed == 6
+
+
+def test_group_has_saved_when_all_passed_the_step_or_one_reports_a_checkpoint() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 6)):
+        driven.feed(event)
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(progressed(7, 7))
+    assert (told(driven).saved, told(driven).completed) == (True, False)
+    driven.feed(progressed(7, 7, checkpoint_step=7, checkpoints=1))
+    assert told(driven).completed
+
+
+def test_checkpoint_before_requested_step_does_not_complete_the_save() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(9)):
+        driven.feed(event)
+    driven.feed(progressed(6, 6, checkpoint_step=6, checkpoints=1))
+    assert not told(driven).completed
+
+
+def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -> None:
+    driven = running()
+    driven.feed(directed())
+    driven.feed(progressed(3, 3, checkpoint_step=2, checkpoints=1))
+    for event in (directed(0), progressed(4, 4, asked=True, checkpoint_step=2, checkpoints=1)):
+        driven.feed(event)
+    driven.feed(directed(5))
+    driven.feed(progressed(6, 6, checkpoint_step=2, checkpoints=1))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+
+
+def test_ended_worker_is_not_waited_for() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 5)):
+        driven.feed(event)
+    driven.feed(ended(1, code=0))
+    assert told(driven).saved
+
+
+def asked_to_end(*points: int) -> Driven:
+    """End the workers with 0 after these places, of which the fifth is the common save point."""
+    driven = training()
+    for event in (directed(0), progressed(4, 4, asked=True), directed(5)):
+        driven.feed(event)
+    last = progressed(*points).progress
+    for end in (replace(ended(0), progress=last), ended(1), stopped()):
+        driven.feed(end)
+    return driven
+
+
+def test_worker_that_ends_after_saving_is_not_done_and_waits_for_round_end() -> None:
+    driven = asked_to_end(5, 5)
+    local = told(driven)
+    assert (local.done, local.workers, local.saved) == (False, Workers.RUNNING, True)
+    driven.feed(stop(kind=CauseKind.JOIN))
+    local = told(driven)
+    assert (local.done, local.workers, local.round) == (False, Workers.NONE, 1)
+    driven.feed(run(2))
+    assert len(driven.only(StartGroup)) == 2
+
+
+def test_worker_that_ends_before_requested_step_is_done() -> None:
+    local = told(asked_to_end(4, 4))
+    assert (local.done, local.workers) == (True, Workers.NONE)
+
+
+def test_worker_that_ends_at_requested_step_is_done_if_round_does_not_end() -> None:
+    driven = asked_to_end(5, 5)
+    assert wake_at(driven.state) is not None
+    driven.feed(Timer(), after=25.0)
+    local = told(driven)
+    assert (local.done, local.workers) == (True, Workers.NONE)
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_leaving_agent_with_ended_workers_waits_for_peers_unless_hurried(hurry: bool) -> None:
+    driven = asked_to_end(5, 5)
+    driven.feed(LeaveRequested("SIGTERM", hurry=hurry))
+    driven.feed(Timer(), after=20.0)
+    assert bool(driven.only(Exit) or driven.only(Release)) == hurry
+    driven.feed(stop(kind=CauseKind.LEAVE))
+    assert told(driven).workers is Workers.NONE
+
+
+def test_program_without_steps_that_ends_after_request_is_not_done() -> None:
+    driven = training()
+    driven.feed(progressed(0, 0, saved_ns=5))
+    for event in (directed(0), progressed(0, 0, asked=True, saved_ns=5), directed(1)):
+        driven.feed(event)
+    for end in (ended(0), ended(1), stopped()):
+        driven.feed(end)
+    assert not told(driven).done
+
+
+def test_rewritten_file_counts_as_checkpoint() -> None:
+    driven = training()
+    driven.feed(progressed(0, 0, saved_ns=5))
+    driven.feed(directed())
+    driven.feed(progressed(0, 0, asked=True, saved_ns=5))
+    driven.feed(directed(1))
+    driven.feed(progressed(0, 0, saved_ns=5))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(progressed(0, 0, saved_ns=6))
+    assert told(driven).completed
+
+
+def test_reported_checkpoint_counts_by_its_step() -> None:
+    driven = running()
+    driven.feed(directed())
+    text = WorkerProgress(step=9, checkpoint_step=5, saves=True)
+    driven.feed(WorkersProgressed(1, {0: text}, 0))
+    for event in (directed(0), WorkersProgressed(1, {0: text}, 0, asked=True), directed(1)):
+        driven.feed(event)
+    assert not told(driven).completed
+    driven.feed(WorkersProgressed(1, {0: replace(text, checkpoint_step=9)}, 0))
+    assert told(driven).completed
+
+
+# -- leaving nodes ------------------------------------------------------------------
+
+
+def test_workers_of_leaving_member_run_until_saved() -> None:
+    driven = training()
+    assert driven.only(StopGroup, driven.feed(LeaveRequested("SIGTERM"))) == []
+    assert told(driven).leaving == "SIGTERM"
+    driven.feed(directed(0), after=0.3)
+    assert driven.only(StopGroup, driven.feed(Timer(), after=10)) == []
+    assert driven.only(StopGroup, driven.feed(stop(kind=CauseKind.LEAVE, grace=3.0))) == [
+        StopGroup(1, 3.0)
+    ]
+
+
+def test_leaving_agent_waits_at_most_ask_seconds_for_save_request() -> None:
+    driven = training()
+    driven.feed(LeaveRequested("SIGTERM"))
+    assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
+    stops = driven.only(StopGroup, driven.feed(Timer(), after=ASK_SECONDS))
+    assert stops == [StopGroup(1, 7.0)]
+
+
+@pytest.mark.parametrize("why", ["does not save", "nobody asks", "hurried"])
+def test_leaving_agent_stops_at_once_without_save_request(why: str) -> None:
+    driven = training(saves=why != "does not save")
+    if why == "nobody asks":
+        driven.feed(directed(asks=False))
+    stops = driven.only(StopGroup, driven.feed(LeaveRequested("SIGINT", hurry=why == "hurried")))
+    assert len(stops) == 1
+
+
+def test_workers_waiting_for_stop_are_not_a_hang() -> None:
+    driven = Driven(hello(running=1), facts=replace(FACTS, hang_seconds=1.0))
+    driven.feed(directed())
+    driven.feed(progressed(3, 4))
+    assert hangs_at(driven.state) is not None
+    driven.feed(directed(0))
+    assert hangs_at(driven.state) is None
+
+
+def test_loss_stops_workers_with_save_request_at_once() -> None:
+    driven = training()
+    driven.feed(directed(0))
+    assert driven.only(StopGroup, driven.feed(stop(kind=CauseKind.LOSS))) == [StopGroup(1, 0.0)]
+
+
+def test_returning_agent_repeats_save_request() -> None:
+    driven = Driven(hello(running=1))
+    assert driven.only(RequestCheckpoint, driven.feed(directed(5))) == [
+        RequestCheckpoint(1, Request(5, 25.0))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saves", "asks", "asked", "kind", "said"),
+    [
+        (True, True, False, CauseKind.JOIN, True),
+        (True, True, False, CauseKind.LOSS, False),
+        (True, True, True, CauseKind.JOIN, False),
+        (True, False, False, CauseKind.JOIN, False),
+        (False, True, False, CauseKind.JOIN, False),
+    ],
+    ids=["unasked", "lost", "asked", "never-asked", "wants-none"],
+)
+def test_stop_without_possible_checkpoint_is_logged(
+    saves: bool, asks: bool, asked: bool, kind: CauseKind, said: bool
+) -> None:
+    driven = running()
+    driven.feed(directed(9 if asked else None, asks))
+    driven.feed(progressed(3, 4) if saves else WorkersProgressed(1, {0: WorkerProgress(1)}, 0))
+    notes = driven.only(LogLine, driven.feed(stop(kind=kind)))
+    assert any("without the checkpoint" in note.text for note in notes) is said

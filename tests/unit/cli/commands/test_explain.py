@@ -1,0 +1,310 @@
+"""`elasticjob explain`: reading with kubectl or from the disk, and its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticjob_cli.commands.explain import (
+    INTERRUPTED,
+    JUST_BEGUN,
+    RUNNER_GONE,
+    Cluster,
+    event_line,
+)
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.job_store import JobFolder, write_json
+from elasticjob_cli.main import application, plugin
+from elasticjob_operator.domain.manifests.owned_objects import owner_reference
+from elasticjob_operator.domain.observed.node_state import parse_node
+from elasticjob_operator.domain.observed.pod_state import observed_pod
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.status import MemberStatus, Status
+from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
+from tests.unit.operator.builders import NOW, final_round, job, observed
+from tests.unit.operator.domain.observed.raw_pods import RawPod, node
+
+Json = dict[str, Any]
+
+KUBECTL = """#!{python}
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+with (folder / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+answer = folder / sys.argv[2].partition(".")[0]
+if not answer.exists():
+    sys.exit(f"warning: x\\nError from server (NotFound): {{sys.argv[2]}} not found")
+print(answer.read_text())
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a kubectl that answers from files in this folder, and records its calls."""
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(KUBECTL.format(python=sys.executable, folder=str(tmp_path)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def event(when: str, reason: str, **more: Any) -> Json:
+    return {"reason": reason, "message": "said", "eventTime": when, "metadata": {}, **more}
+
+
+PODS = [
+    RawPod(0).ready().raw,
+    RawPod(1).ready().raw,
+    RawPod(2).unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.").raw,
+]
+NODES = [node(ready="False")]
+
+
+def stored() -> tuple[ElasticJob, list[str]]:
+    """Return a job as the operator writes it, and its status's explanation."""
+    a_job = job(minNodes=1, maxNodes=3)
+    nodes = {raw["metadata"]["name"]: parse_node(raw) for raw in NODES}
+    pods = tuple(pod for raw in PODS if (pod := observed_pod(raw, "trainer", nodes)) is not None)
+    here = observed(*pods, view=final_round(1))
+    status = next_status(a_job, here, here.rendezvous, NOW)
+    return a_job.model_copy(update={"status": status}), status.explanation
+
+
+def served(folder: Path, **resources: Json) -> None:
+    for name, document in resources.items():
+        (folder / name).write_text(json.dumps(document))
+
+
+def whole(folder: Path) -> list[str]:
+    a_job, said = stored()
+    document = a_job.manifest()
+    document["metadata"] |= {"resourceVersion": "5"}
+    events = [event(f"2026-01-31T12:00:{n:02}.000000Z", f"E{n}") for n in range(8)]
+    served(
+        folder,
+        elasticjobs=document,
+        pods={"items": PODS},
+        nodes=NODES[0],
+        events={"items": list(reversed(events))},
+    )
+    return said
+
+
+def calls(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_pods_without_label_are_requested_by_name(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("job-0", "job-1", "job-3", "--all", "another-1")
+    members = [MemberStatus(pod=name, state="running") for name in names]
+    a_job = job(Status(phase=Phase.RUNNING, members=members))
+    served(kubectl, elasticjobs=a_job.manifest())
+    lost, stranger = RawPod(1).ready().raw, RawPod(3).ready().raw
+    lost["metadata"] |= {"labels": {}, "ownerReferences": [owner_reference(a_job)]}
+    asked: list[tuple[str, ...]] = []
+
+    def items(_: Cluster, *arguments: str) -> list[Json]:
+        asked.append(arguments)
+        if arguments[0] != "pods":
+            return []
+        return [RawPod(0).ready().raw] if arguments[1] == "--selector" else [lost, stranger]
+
+    monkeypatch.setattr(Cluster, "_items", items)
+    told = Cluster().explain("job").sentences
+    assert ("pods", "job-1", "job-3", "--ignore-not-found") in asked
+    [said] = [said for said in told if " lost the labels " in said]
+    assert said.startswith("job-1 has lost")
+
+
+def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
+    said = whole(kubectl)
+    told = Cluster("team-a", "ctx", Path("/kube")).explain("job")
+    assert list(told.sentences) == said
+    assert "job-2 is Pending: Insufficient nvidia.com/gpu" in said[0]
+    assert "job-1 cannot be reached" in said[0]
+    where = ["--output=json", "--request-timeout=15s", "--namespace=team-a", "--context=ctx"]
+    where.append("--kubeconfig=/kube")
+    assert calls(kubectl) == [
+        ["get", "elasticjobs.elasticjob.dev", "job", *where],
+        ["get", "pods", "--selector", "elasticjob.dev/job-uid=job-uid", *where],
+        ["get", "nodes", "node-a", "--ignore-not-found", *where],
+        ["get", "events", "--field-selector", "involvedObject.uid=job-uid", *where],
+    ]
+
+
+def test_newest_events_come_last(kubectl: Path) -> None:
+    whole(kubectl)
+    assert Cluster().explain("job").events == tuple(f"12:00:0{n} E{n}: said" for n in range(3, 8))
+
+
+def test_missing_permission_for_nodes_and_events_still_explains_job(kubectl: Path) -> None:
+    whole(kubectl)
+    (kubectl / "nodes").unlink()
+    (kubectl / "events").unlink()
+    told = Cluster().explain("job")
+    assert told.events == ()
+    assert "job-2 is Pending: Insufficient nvidia.com/gpu" in told.sentences[0]
+    assert "job-1 is starting" in told.sentences[0], "its node is taken for ready"
+
+
+def test_unknown_job(kubectl: Path) -> None:
+    with pytest.raises(CommandError, match=r"kubectl: Error from server \(NotFound\): elasticjobs"):
+        Cluster().explain("job")
+    result = CliRunner().invoke(application("explain"), ["explain", "job"])
+    assert isinstance(result.exception, CommandError)
+    assert str(result.exception).startswith('this machine has no job "job", and on the cluster ')
+
+
+def test_missing_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(kubectl))
+    with pytest.raises(CommandError, match="kubectl was not found on PATH"):
+        Cluster().explain("job")
+
+
+def test_job_of_another_release(kubectl: Path) -> None:
+    a_job, _ = stored()
+    document = a_job.manifest()
+    document["spec"]["warpNodes"] = 5
+    served(kubectl, elasticjobs=document)
+    with pytest.raises(CommandError, match=r"another release: .*warpNodes"):
+        Cluster().explain("job")
+
+
+@pytest.mark.parametrize(
+    ("times", "line"),
+    [
+        ({"eventTime": "2026-01-31T13:00:00.5+01:00"}, "12:00:00 Why: said"),
+        ({"eventTime": None, "lastTimestamp": "2026-01-31T12:00:01Z"}, "12:00:01 Why: said"),
+        ({"series": {"lastObservedTime": "2026-01-31T12:00:02Z"}}, "12:00:02 Why: said"),
+        ({"message": ""}, "12:00:09 Why"),
+    ],
+)
+def test_event_time(times: Json, line: str) -> None:
+    assert event_line(event("2026-01-31T12:00:09Z", "Why") | times) == line
+
+
+# -- on this machine ----------------------------------------------------------------
+
+
+def local(**changes: Any) -> JobFolder:
+    a_job, _ = stored()
+    folder = JobFolder("default", "job")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    status = a_job.status.model_copy(update=changes)
+    write_json(folder.status_file, a_job.model_copy(update={"status": status}).manifest())
+    return folder
+
+
+def test_local_job_is_explained_in_runner_phrases(kubectl: Path) -> None:
+    local()
+    result = CliRunner().invoke(application("explain"), ["explain", "job"])
+    assert result.output.splitlines()[0] == RUNNER_GONE
+    assert not (kubectl / "calls").exists(), "this machine's job comes before the cluster's"
+
+
+def test_ended_local_job_is_not_abandoned(kubectl: Path) -> None:
+    local(phase=Phase.SUCCEEDED, explanation=["Succeeded."])
+    assert explained() == ["Succeeded."]
+
+
+def explained() -> list[str]:
+    return CliRunner().invoke(application("explain"), ["explain", "job"]).output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("phase", "held", "said"),
+    [
+        (Phase.SUSPENDED, False, INTERRUPTED),  # runPolicy.suspend cannot be set here
+        (Phase.SUSPENDED, True, INTERRUPTED),
+        (None, True, JUST_BEGUN),
+        (None, False, RUNNER_GONE),
+    ],
+)
+def test_local_job_does_not_wait_for_an_operator(
+    kubectl: Path, phase: Phase | None, held: bool, said: str
+) -> None:
+    folder = local()
+    if held:
+        folder.acquire()
+    local(phase=phase, explanation=["Ask the operator."])
+    assert explained() == [said]
+    folder.release()
+
+
+def test_local_job_without_runner_is_interrupted_and_trains_on_no_node(kubectl: Path) -> None:
+    a_job, _ = stored()
+    running = {"phase": Phase.RUNNING, "nodes": 2, "pods": 2, "ready_nodes": 2}
+    folder = local(**running)
+    folder.acquire()
+    local(**running)
+    shown = ElasticJob.model_validate(folder.object()).status
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.RUNNING, 2, 2)
+    folder.release()
+    shown = ElasticJob.model_validate(folder.object()).status
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.INTERRUPTED, 0, 0)
+    assert shown.members == []
+    assert not any(
+        one.type is ConditionType.RUNNING and one.status is ConditionStatus.TRUE
+        for one in shown.conditions
+    )
+    assert shown.restarts == a_job.status.restarts
+    table = CliRunner().invoke(application("get"), ["get"]).stdout
+    assert "Interrupted" in table
+    assert "Running" not in table
+
+
+def test_get_and_describe_report_lost_runner(kubectl: Path) -> None:
+    local()
+    result = CliRunner().invoke(application("get"), ["get"])
+    assert result.stderr.splitlines() == [f"job: {RUNNER_GONE}"]
+    assert RUNNER_GONE in CliRunner().invoke(application("describe"), ["describe", "job"]).output
+    local(phase=Phase.SUCCEEDED)
+    assert CliRunner().invoke(application("get"), ["get"]).stderr == ""
+
+
+def test_get_lists_other_jobs_beside_unreadable_job(kubectl: Path) -> None:
+    local(phase=Phase.SUCCEEDED)
+    folder = JobFolder("default", "broken")
+    folder.path.mkdir()
+    folder.status_file.write_text("{")
+    result = CliRunner().invoke(application("get"), ["get"])
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["NAME", "job"]
+    assert 'the status of local job "broken" cannot be read' in result.stderr
+    assert result.exit_code == 1
+    alone = CliRunner().invoke(application("get"), ["get", "broken"])
+    assert isinstance(alone.exception, CommandError)
+
+
+@pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])
+def test_cluster_can_be_selected_despite_local_job(kubectl: Path, options: list[str]) -> None:
+    local()
+    said = whole(kubectl)
+    result = CliRunner().invoke(application("explain"), ["explain", "job", *options])
+    assert result.output.splitlines()[: len(said)] == said
+    assert "The newest events:" in result.output
+
+
+def test_kubectl_plugin_selects_the_cluster(kubectl: Path) -> None:
+    local()
+    said = whole(kubectl)
+    result = CliRunner().invoke(plugin(), ["explain", "job", "-n", "team-a"])
+    assert result.output.splitlines()[: len(said)] == said
+    assert "--namespace=team-a" in calls(kubectl)[0]
+
+
+def test_local_option_ignores_cluster_jobs(kubectl: Path) -> None:
+    whole(kubectl)
+    result = CliRunner().invoke(application("explain"), ["explain", "job", "--local"])
+    assert isinstance(result.exception, CommandError)
+    assert "local job" in str(result.exception)

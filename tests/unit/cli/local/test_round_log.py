@@ -1,0 +1,49 @@
+"""Round log of a run, in the form of `rounds.json`."""
+
+from __future__ import annotations
+
+from elasticjob_cli.local.round_log import RoundLog
+from elasticjob_operator.domain.observed.etcd_records import Records
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Member
+from elasticjob_rendezvous.protocol.records.roster import seal
+from elasticjob_rendezvous.protocol.records.timings import History
+
+COLD = "the command changed"
+LOST = History(
+    2, Cause(CauseKind.LOSS, ("job-2",), "gone"), 2, 9_500, detect_ms=1, stop_ms=2, join_ms=3,
+    start_ms=4, confirm_ms=5, first_step_ms=6, backoff_ms=7, cold_nodes=1, cold_reason=COLD,
+)  # fmt: skip
+MEMBERS = [Member(f"uid-{n}", "s", f"job-{n}", "host", 1, slots=2) for n in range(2)]
+
+
+def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
+    book = RoundLog(began_ms=8_000)
+    found = Records("/p/", rosters={2: seal(2, MEMBERS, 3)}, histories={2: LOST})
+    assert book.take(found)
+    assert not book.take(found)
+    assert book.rounds() == [
+        {
+            "round": 2,
+            "cause": "loss",
+            "members": ["job-2"],
+            "detail": "gone",
+            "nodes": 2,
+            "worldSize": 4,
+            "restarts": 3,
+            "finalSeconds": 1.5,
+            "detectMs": 1,
+            "stopMs": 2,
+            "joinMs": 3,
+            "startMs": 4,
+            "confirmMs": 5,
+            "firstStepMs": 6,
+            "backoffMs": 7,
+            "coldNodes": 1,
+            "coldReason": COLD,
+            "seats": [
+                {"pod": "job-0", "groupRank": 0, "baseRank": 0, "slots": 2},
+                {"pod": "job-1", "groupRank": 1, "baseRank": 2, "slots": 2},
+            ],
+        }
+    ]
+    assert book.ranks(2) == {"job-0": "0-1", "job-1": "2-3"}

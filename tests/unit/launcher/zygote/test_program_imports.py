@@ -1,0 +1,203 @@
+"""Imports of a program, read from its sources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_launcher.zygote.program_imports import (
+    ImportAnalysis,
+    Source,
+    WantedImport,
+    analyse_imports,
+    module_files,
+)
+
+
+class Project:
+    """Files of a user, beside `lib`, a folder that counts as installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.search = [str(folder), str(folder / "lib"), str(Path(os.__file__).parent)]
+        for name in ("torch", "numpy", "yaml"):
+            self.write(f"lib/{name}/__init__.py", "")
+
+    def write(self, name: str, source: str) -> Source:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        return Source(str(path))
+
+    def read(self, source: str) -> ImportAnalysis:
+        return analyse_imports([self.write("train.py", source)], self.search, self.installed)
+
+    def installed(self, spec: Any) -> bool:
+        return not spec.has_location or "/lib/" in spec.origin or "/python3" in spec.origin
+
+    def modules(self, source: str) -> list[str]:
+        return [wanted.module for wanted in self.read(source).wanted]
+
+
+def test_imports_that_run_at_program_start(tmp_path: Path) -> None:
+    source = """
+import torch.nn, numpy as np
+from torch import distributed, optim
+try:
+    import yaml
+except ImportError:
+    import json
+if __name__ == "__main__":
+    import argparse
+with open("x") as f:
+    import csv
+class Model:
+    import decimal
+def main():
+    import sqlite3
+if TYPE_CHECKING:
+    import fractions
+import no_such_module
+"""
+    project = Project(tmp_path)
+    found = project.read(source).wanted
+    assert [wanted.module for wanted in found] == [
+        "torch.nn", "numpy", "torch", "yaml", "json", "argparse", "csv", "decimal",
+    ]  # fmt: skip
+    assert found[2] == WantedImport("torch", ("distributed", "optim"))
+
+
+def test_own_files_of_user_are_followed_in_order_and_not_preloaded(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("models/__init__.py", "import numpy\n")
+    project.write("models/net.py", "from . import parts\nfrom ..other import x\n")
+    project.write("models/parts.py", "import torch\nfrom .net import again\n")
+    assert project.modules("from models import net\nfrom yaml import load\n") == [
+        "numpy", "torch", "yaml",
+    ]  # fmt: skip
+
+
+def test_user_module_hides_installed_module(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("numpy.py", "import yaml\n")
+    assert project.modules("import numpy") == ["yaml"]
+
+
+def test_module_and_its_packages_run(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    for name in ("a/__init__.py", "a/b/__init__.py", "a/b/__main__.py", "a/c.py"):
+        project.write(name, "")
+    files = module_files("a.b", project.search)
+    assert [Path(f.path).relative_to(tmp_path).as_posix() for f in files] == [
+        "a/__init__.py", "a/b/__init__.py", "a/b/__main__.py",
+    ]  # fmt: skip
+    assert module_files("a.c", project.search)[-1].package == "a"
+    assert module_files("none", project.search) == []
+
+
+def test_variables_set_by_the_program(tmp_path: Path) -> None:
+    source = """
+import os
+from os import environ
+os.environ["A"] = "1"
+def main():
+    environ.setdefault("B", "1")
+    os.environ.update({"C": "1"}, D="2")
+    os.putenv("E", "1")
+    os.environ[name] = "1"
+    settings["F"] = os.environ["G"]
+"""
+    assert Project(tmp_path).read(source).sets == {"A", "B", "C", "D", "E"}
+
+
+def test_ddp_in_source_preloads_its_lazy_imports(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    for source in ("import torch\nx = torch.nn.parallel.DistributedDataParallel",
+                   "from torch.nn.parallel import DistributedDataParallel as DDP"):  # fmt: skip
+        assert "torch._dynamo" in project.modules(source)
+    assert "torch._dynamo" not in project.modules("import torch")
+
+
+def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("broken.py", "def (:\n")
+    (tmp_path / "binary.py").write_bytes(b"\xff\x00\xfe")
+    assert project.modules("import broken, binary, numpy") == ["numpy"]
+    assert analyse_imports(
+        [Source(str(tmp_path / "none.py"))], project.search, project.installed
+    ) == ImportAnalysis((), frozenset())
+
+
+CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
+    "assigned": ("os.environ['A'] = '1'", [("A", "1")]),
+    "assigned by another name": (
+        "from os import environ as there\nhere = os.environ\nthere['A'] = '1'\nhere['B'] = '2'",
+        [("A", "1"), ("B", "2")],
+    ),
+    "default": ("os.environ.setdefault('A', '1')\nos.environ.setdefault('B', '1')", [("B", "1")]),
+    "several": ("os.environ.update({'B': '1'}, C='2')", [("B", "1"), ("C", "2")]),
+    "merged": ("os.environ |= {'B': '1'}", [("B", "1")]),
+    "put": ("os.putenv('B', '1')", [("B", "1")]),
+    "removed": ("del os.environ['A']\nos.environ.pop('B', None)", [("A", None), ("B", None)]),
+    "computed": ("N = 2\nos.environ['B'] = str(N) + os.environ['A']", [("B", "2given")]),
+    "for several": (
+        "for each in ('B', 'C'):\n    os.environ[each] = '1'",
+        [("B", "1"), ("C", "1")],
+    ),
+    "if it is not there": (
+        "if 'B' not in os.environ:\n    os.environ['B'] = '1'\n"
+        "if not os.environ.get('A'):\n    os.environ['A'] = '1'",
+        [("B", "1")],
+    ),
+    "in a function": (
+        "def inner(n):\n    os.environ['B'] = n\ndef outer():\n    inner('1')\nouter()",
+        [("B", "1")],
+    ),
+    "in a function that is not called": ("def f():\n    os.environ['B'] = '1'", []),
+    "if it is the program": (
+        "if __name__ == '__main__':\n    os.environ['B'] = '1'\nelse:\n    os.environ['C'] = '1'",
+        [("B", "1")],
+    ),
+    "unknown value": ("os.environ['B'] = str(len(sys.argv))", [("B", "?")]),
+    "unknown condition": ("if len(sys.argv) > 1:\n    os.environ['B'] = '1'", [("B", "?")]),
+    "value of a rank": ("os.environ['B'] = os.environ.get('LOCAL_RANK', '0')", [("B", "?")]),
+    "value that was unknown": (
+        "os.environ['B'] = f()\nos.environ['C'] = os.environ['B']",
+        [("B", "?"), ("C", "?")],
+    ),
+    "reassigned by a function": (
+        "N = '1'\ndef f():\n    global N\n    N = '2'\nf()\nos.environ['B'] = N",
+        [("B", "?")],
+    ),
+    "reassigned, perhaps": ("N = '1'\nif f():\n    N = '2'\nos.environ['B'] = N", [("B", "?")]),
+    "returned before, perhaps": (
+        "def f():\n    if g():\n        return\n    os.environ['B'] = '1'\nf()",
+        [("B", "?")],
+    ),
+    "unknown name": ("os.environ[f()] = '1'", [("", "?")]),
+    "unknown names": ("os.environ.update(found)", [("", "?")]),
+    "a file of variables": ("load_dotenv()", [("", "?")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_environment_changes_are_read_in_order(tmp_path: Path, name: str) -> None:
+    source, expected = CHANGES[name]
+    project = Project(tmp_path)
+    entry = project.write("train.py", f"import os, sys\n{source}\nimport torch\n")
+    found = analyse_imports([entry], project.search, project.installed, {"A": "given"})
+    changes = [step for step in found.steps if not isinstance(step, WantedImport)]
+    assert [(each.name, each.value if each.known else "?") for each in changes] == expected
+    assert found.steps[-1] == WantedImport("torch")
+
+
+def test_environment_changes_of_imported_files_are_applied_at_their_import(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("settings.py", "import os\nos.environ['A'] = '1'\n")
+    entry = project.write("train.py", "import yaml\nimport settings\nimport torch\n")
+    steps = analyse_imports([entry], project.search, project.installed, {}).steps
+    names = [getattr(step, "module", getattr(step, "name", "")) for step in steps]
+    assert names == ["yaml", "os", "A", "torch"]

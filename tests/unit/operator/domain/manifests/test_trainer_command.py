@@ -1,0 +1,186 @@
+"""Trainer's command behind the launcher: interpreters, shells, nested launchers."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import trainer_command
+
+PYZ = "/elasticjob/launcher.pyz"
+
+
+def run(text: str, workers: int = 1) -> tuple[str, str]:
+    """Return the launcher's interpreter and the started command, for a command line."""
+    found = trainer_command(text.split(), (), workers)
+    assert found.command[1:3] == (PYZ, "--")
+    assert found.args == ()
+    return found.command[0], " ".join(found.command[3:])
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter"),
+    [
+        ("python train.py", "python"),
+        ("python3 -u train.py --lr 1", "python3"),
+        ("python3.11 train.py", "python3.11"),
+        ("/opt/conda/bin/python -m pkg.train", "/opt/conda/bin/python"),
+        ("./venv/bin/python3 -m torch.utils.collect_env", "./venv/bin/python3"),
+        ("$(VENV)/bin/python train.py", "$(VENV)/bin/python"),
+        ("env A=B python train.py", "python"),
+        ("/usr/bin/env -u X A=B /opt/bin/python3 train.py", "/opt/bin/python3"),
+        ("env -i -C /tmp A=B python3.12 train.py", "python3.12"),
+        ("env A=B ./train", "python3"),
+        ("env", "python3"),
+        ("pypy3 train.py", "python3"),
+        ("pythonic train.py", "python3"),
+        ("bash run.sh", "python3"),
+        ("/opt/conda/bin/my-trainer --epochs 3", "python3"),
+        ("deepspeed train.py", "python3"),
+        ("python train.py --launcher torchrun", "python"),
+        ("python -c import-torchrun", "python"),
+        ("python - torchrun", "python"),
+        ("./train torchrun", "python3"),
+        ("bash torchrun.sh", "python3"),
+        ("accelerate config", "python3"),
+    ],
+)
+def test_plain_command_is_unchanged(command: str, interpreter: str) -> None:
+    assert run(command) == (interpreter, command)
+    assert trainer_command(command.split(), (), 1).note == ""
+
+
+def test_arguments_stay_where_the_kubelet_expands_them() -> None:
+    found = trainer_command(["bash", "-c"], ["exec train $(LR) $$HOME"], 1)
+    assert found.command == ("python3", PYZ, "--", "bash", "-c")
+    assert found.args == ("exec train $(LR) $$HOME",)
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter", "started"),
+    [
+        ("torchrun train.py", "python3", "python3 -u train.py"),
+        (
+            "torchrun --nnodes=2 --nproc-per-node 1 train.py --lr 1",
+            "python3",
+            "python3 -u train.py --lr 1",
+        ),
+        (
+            "torchrun --nnodes 1:4 --rdzv_backend c10d --rdzv-endpoint=$(HOST):29400 "
+            "--rdzv_id=$(ID) --rdzv-conf a=b train.py",
+            "python3",
+            "python3 -u train.py",
+        ),
+        (
+            "torchrun --standalone --max_restarts=3 --nproc_per_node=auto train.py",
+            "python3",
+            "python3 -u train.py",
+        ),
+        (
+            "torchrun --node-rank=$(RANK) --master-addr x --master_port 1 train.py",
+            "python3",
+            "python3 -u train.py",
+        ),
+        (
+            "torchrun -r 3 -t3 --log-dir /tmp -m pkg.train --x --standalone",
+            "python3",
+            "python3 -u -m pkg.train --x --standalone",
+        ),
+        ("torchrun --module pkg.train", "python3", "python3 -u -m pkg.train"),
+        ("torchrun --no-python ./train --x", "python3", "./train --x"),
+        ("torchrun --nproc-per-node=$(N) -- train.py", "python3", "python3 -u train.py"),
+        (
+            "/opt/conda/bin/torchrun train.py",
+            "/opt/conda/bin/python",
+            "/opt/conda/bin/python -u train.py",
+        ),
+        ("/usr/local/bin/torchrun train.py", "python3", "python3 -u train.py"),
+        ("/home/me/.local/bin/torchrun train.py", "python3", "python3 -u train.py"),
+        ("python -m torch.distributed.run --nnodes=1 train.py", "python", "python -u train.py"),
+        ("python3 -um torch.distributed.run train.py", "python3", "python3 -u train.py"),
+        (
+            "python3 -X dev -W ignore -mtorch.distributed.run train.py",
+            "python3",
+            "python3 -X dev -W ignore -u train.py",
+        ),
+        ("python /opt/bin/torchrun --nnodes=1 train.py", "python", "python -u train.py"),
+        ("env A=B torchrun train.py", "python3", "env A=B python3 -u train.py"),
+        (
+            "python -m torch.distributed.launch --use_env --nproc_per_node=1 train.py",
+            "python",
+            "python -u train.py",
+        ),
+        ("accelerate launch train.py", "python3", "python3 -u train.py"),
+        (
+            "accelerate launch --multi_gpu --num_processes=4 --num_machines 2 "
+            "--machine_rank $(R) train.py",
+            "python3",
+            "python3 -u train.py",
+        ),
+        (
+            "accelerate-launch --mixed_precision bf16 --cpu -m pkg.train",
+            "python3",
+            "env ACCELERATE_MIXED_PRECISION=bf16 ACCELERATE_USE_CPU=true python3 -u -m pkg.train",
+        ),
+        (
+            "env A=B python -m accelerate.commands.launch --num_cpu_threads_per_process=2 train.py",
+            "python",
+            "env A=B OMP_NUM_THREADS=2 python -u train.py",
+        ),
+    ],
+)
+def test_nested_launcher_is_removed(command: str, interpreter: str, started: str) -> None:
+    assert run(command) == (interpreter, started)
+
+
+def test_launcher_options_may_stand_in_args() -> None:
+    found = trainer_command(["torchrun"], ["--nnodes=2", "train.py", "$(LR)"], 1)
+    assert found.command == ("python3", PYZ, "--", "python3", "-u", "train.py", "$(LR)")
+    assert found.args == ()
+
+
+def test_note_names_unused_launcher_options() -> None:
+    command = ["torchrun", "--nnodes", "2", "--rdzv_backend=c10d", "-m", "train"]
+    found = trainer_command(command, (), 1)
+    assert found.note == (
+        "torchrun was taken out: the job itself starts the workers; "
+        "not used: --nnodes 2, --rdzv_backend=c10d"
+    )
+    accelerate = trainer_command(["accelerate", "launch", "--cpu", "train.py"], (), 1)
+    assert "a default configuration of accelerate in the image is not read" in accelerate.note
+    assert "not used" not in accelerate.note
+
+
+def test_equal_number_of_workers_is_no_conflict() -> None:
+    assert run("torchrun --nproc-per-node=8 train.py", workers=8)[1] == "python3 -u train.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("torchrun --nproc-per-node=2 train.py", "set spec.nprocPerNode to 2"),
+        ("torchrun --future-option train.py", "torchrun --future-option is not understood"),
+        ("torchrun --nnodes", "--nnodes must have a value"),
+        ("torchrun --nnodes=1", "must be given a script"),
+        ("torchrun", "must be given a script"),
+        ("torchrun --run-path /a.py", "first argument instead"),
+        ("torchrun --virtual-local-rank train.py", "take the device of its LOCAL_RANK"),
+        ("python -m torch.distributed.launch train.py", "read LOCAL_RANK from the environment"),
+        ("accelerate launch --use_deepspeed train.py", "accelerate launch --use_deepspeed is not"),
+        ("accelerate launch --config_file c.yaml train.py", "start the script itself"),
+        ("bash -c torchrun train.py", "torchrun is inside of bash"),
+        ("/bin/sh -ec cd /x; exec torchrun --nnodes=1 train.py", "torchrun is inside of sh"),
+        ("bash -lc python -m torch.distributed.run train.py", "torch.distributed.run is inside"),
+        ("sh -c $(/opt/conda/bin/torchrun train.py)", "write `python3 script.py …` in place"),
+        ("bash -c accelerate launch train.py", "accelerate launch is inside of bash"),
+        ("nohup torchrun train.py", "torchrun is inside of nohup"),
+        ("conda run -n env torchrun train.py", "torchrun is inside of conda"),
+        ("env -S torchrun train.py", "torchrun is inside of env"),
+    ],
+)
+def test_command_that_cannot_be_unwrapped_is_refused_with_the_remedy(
+    command: str, reason: str
+) -> None:
+    with pytest.raises(CannotUnwrap) as refused:
+        run(command)
+    assert reason in str(refused.value)

@@ -1,0 +1,80 @@
+"""Pods that cannot be started: retried with growing delays, and a limited number of times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.domain.observed.state import UNREADABLE, Pod, RendezvousView, StopReason
+from elasticjob_operator.domain.plan.actions import CloseRendezvous, CreatePod, WriteParams
+from elasticjob_operator.domain.plan.backends import rendezvous_params
+from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+from tests.unit.operator.builders import NOW, final_round, job, later, observed, pod, running
+
+
+def stillborn(count: int, seconds: float = 0, first: int = 0) -> tuple[Pod, ...]:
+    """Return failed pods; the newest ended this long ago, the others a minute apart before it."""
+    return tuple(
+        pod(first + n).stillborn(seconds + 60 * (count - 1 - n), "no python3").get()
+        for n in range(count)
+    )
+
+
+def planned(*pods: Pod, view: RendezvousView | None = None, at: float = 0) -> Plan:
+    a_job = job(minNodes=2, maxNodes=2)
+    seen = observed(*pods, view=view, bounds=rendezvous_params(a_job, 2, 2))
+    return plan(a_job, seen, later(at))
+
+
+def created(found: Plan) -> int:
+    return sum(isinstance(action, CreatePod) for action in found.actions)
+
+
+def expected(found: Plan) -> int | None:
+    return found.bounds.expected if found.bounds else None
+
+
+@pytest.mark.parametrize(("failures", "delay"), [(0, 0), (1, 0), (2, 2), (3, 4), (4, 8)], ids=str)
+def test_each_launch_failure_in_a_row_doubles_the_wait(failures: int, delay: float) -> None:
+    pods = stillborn(failures)
+    if delay:
+        early = planned(*pods, at=delay - 0.5)
+        assert (created(early), early.wake_at, expected(early)) == (0, later(delay), 0)
+    assert created(planned(*pods, at=delay)) == 2
+
+
+def test_failure_before_the_final_round_no_longer_counts() -> None:
+    before = stillborn(3, seconds=61, first=2)  # the round is a minute old
+    assert created(planned(*running(1), *before, view=final_round(1))) == 1
+    after = stillborn(3, seconds=0, first=2)
+    after = tuple(replace(one, ended_at=NOW) for one in after)
+    assert created(planned(*running(1), *after, view=final_round(1))) == 0
+
+
+def test_job_without_startable_pods_fails_with_the_reason() -> None:
+    found = planned(*stillborn(MOST_LAUNCH_FAILURES))
+    (close,) = found.actions
+    assert isinstance(close, CloseRendezvous)
+    assert (close.kind, close.reason) == (OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED)
+    assert close.outcome.detail == (
+        "LaunchFailed: 5 pods in a row could not be started, the last one job-4: no python3"
+    )
+
+
+def test_training_job_outlives_pods_that_cannot_start() -> None:
+    pods = (*running(1), *stillborn(MOST_LAUNCH_FAILURES, first=2))
+    found = planned(*pods, view=final_round(1, since=later(-3600)))
+    assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
+
+
+def test_job_with_enough_started_pods_waits_for_them() -> None:
+    found = planned(*running(2), *stillborn(MOST_LAUNCH_FAILURES, first=2))
+    assert any(isinstance(action, WriteParams) for action in found.actions) or found.bounds
+    assert not any(isinstance(action, CloseRendezvous) for action in found.actions)
+
+
+def test_unreadable_rendezvous_is_not_closed_for_launch_failures() -> None:
+    assert planned(*stillborn(MOST_LAUNCH_FAILURES), view=UNREADABLE).actions == ()

@@ -1,0 +1,452 @@
+"""Planner decisions, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    NodeState,
+    Observed,
+    Obstacle,
+    Pod,
+    PodPhase,
+    Refusal,
+    RendezvousView,
+    StopReason,
+)
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    DeleteReason,
+    RemoveMembers,
+    WriteNodes,
+    WriteParams,
+)
+from elasticjob_operator.domain.plan.backends import rendezvous_params
+from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, Plan, plan
+from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    job,
+    later,
+    member,
+    observed,
+    pod,
+    running,
+)
+
+
+def created(found: Plan) -> list[int]:
+    return [action.index for action in found.actions if isinstance(action, CreatePod)]
+
+
+def deleted(found: Plan) -> list[tuple[str, DeleteReason]]:
+    return [
+        (action.name, action.reason) for action in found.actions if isinstance(action, DeletePod)
+    ]
+
+
+def of(kind: type[Action], found: Plan) -> list[Any]:
+    return [action for action in found.actions if isinstance(action, kind)]
+
+
+def settled(a_job: ElasticJob, *pods: Pod, view: RendezvousView | None = None) -> Observed:
+    """Return the observation with the bounds that an earlier plan of it wrote."""
+    first = plan(a_job, observed(*pods, view=view), NOW)
+    return observed(*pods, view=view, bounds=first.bounds)
+
+
+def test_new_job_gets_its_size_parameters_and_then_its_pods() -> None:
+    found = plan(job(nodes=None, minNodes=2, maxNodes=5, nodeIncrement=2), observed(), NOW)
+    wanted = rendezvous_params(job(minNodes=2, maxNodes=5, nodeIncrement=2), 4, 4)
+    assert found.actions == (
+        WriteNodes(5),
+        WriteParams(1, wanted),
+        *(CreatePod(index, f"job-{index}", 1) for index in range(4)),
+    )
+    assert found.phase is Phase.PENDING
+    assert found.wake_at is None
+
+
+def test_parameters_contain_the_policies_of_the_spec() -> None:
+    a_job = job(
+        minNodes=2,
+        maxNodes=8,
+        nodes=6,
+        nodeIncrement=2,
+        maxRestarts=7,
+        rendezvous={
+            "joinTimeoutSeconds": 61,
+            "lastCallSeconds": 11,
+            "keepAliveSeconds": 12,
+            "confirmSeconds": 13,
+        },
+        elasticity={
+            "settleSeconds": 14,
+            "scaleUp": "AfterCheckpoint",
+            "scaleUpMaxWaitSeconds": 120,
+        },
+        recovery={"stopGraceSeconds": 15},
+    )
+    bounds = plan(a_job, observed(), NOW).bounds
+    assert bounds is not None
+    assert (bounds.min_nodes, bounds.max_nodes, bounds.increment, bounds.expected) == (2, 6, 2, 6)
+    assert (bounds.max_restarts, bounds.join_timeout_seconds) == (7, 61)
+    assert (bounds.last_call_seconds, bounds.keep_alive_seconds) == (11, 12)
+    assert (bounds.confirm_seconds, bounds.settle_seconds) == (13, 14)
+    assert (bounds.stop_grace_seconds, bounds.marks) == (15, ())
+    assert bounds.scale_up_wait_seconds == 120
+    assert (bounds.ceiling_nodes, bounds.leave_seconds) == (8, 35)
+
+
+def test_job_at_its_size_needs_no_action() -> None:
+    a_job = job(maxNodes=3)
+    assert plan(a_job, settled(a_job, *running(3), view=final_round(3)), NOW).actions == ()
+
+
+HELD = [
+    # existing pods of a job of three nodes; indices of the created pods
+    ([], [0, 1, 2]),
+    ([pod(1)], [0, 2]),
+    ([pod(0), pod(1), pod(2).failed()], [3]),
+    ([pod(0).terminating(), pod(1), pod(2)], [3]),
+    ([pod(0), pod(1), pod(2).on(NodeState.NOT_READY)], [3]),
+    ([pod(0).failed(), pod(1).terminating(), pod(2).on(NodeState.NOT_READY)], [3, 4, 5]),
+    ([pod(0), pod(1), pod(5).terminating()], [2]),
+    ([pod(0), pod(1), pod(2).succeeded()], []),
+    ([pod(0), pod(1), pod(2).on(NodeState.CORDONED)], []),
+    ([pod(0), pod(1), pod(7)], []),
+    ([pod(0), pod(1), pod(2).pending(9999)], []),
+    ([pod(0), pod(0, 1).terminating(), pod(1)], [2]),
+]
+
+
+@pytest.mark.parametrize(("pods", "indices"), HELD)
+def test_index_is_reserved_until_its_pod_is_gone(pods: list[Any], indices: list[int]) -> None:
+    assert created(plan(job(maxNodes=3), observed(*(one.get() for one in pods)), NOW)) == indices
+
+
+def test_shrinking_job_requests_drain_before_deleting_pods() -> None:
+    a_job = job(maxNodes=4, nodes=2)
+    found = plan(a_job, observed(*running(4), view=final_round(4)), NOW)
+    reason = DeleteReason.SURPLUS_HIGHEST_RANK
+    assert [type(action) for action in found.actions] == [WriteParams, DeletePod, DeletePod]
+    assert found.bounds is not None
+    assert found.bounds.marks == (DrainRequest("uid-2-0", reason), DrainRequest("uid-3-0", reason))
+    assert (found.bounds.max_nodes, found.bounds.expected) == (2, 2)
+    assert deleted(found) == [("job-3", reason), ("job-2", reason)]
+
+
+def test_drain_request_stays_when_the_job_grows_again() -> None:
+    shrunk = plan(job(maxNodes=3, nodes=2), observed(*running(3), view=final_round(3)), NOW)
+    found = plan(
+        job(maxNodes=3), observed(*running(3), view=final_round(3), bounds=shrunk.bounds), NOW
+    )
+    assert deleted(found) == [("job-2", DeleteReason.MARKED)]
+    assert created(found) == [3]
+    assert found.bounds is not None
+    assert found.bounds.marks == (DrainRequest("uid-2-0", DeleteReason.SURPLUS_HIGHEST_RANK),)
+
+
+@pytest.mark.parametrize(
+    ("known", "mark"),
+    [
+        ((), DrainRequest("uid-1-0", "EvictionByEvictionAPI", preempted=True)),
+        (
+            (DrainRequest("uid-1-0", "Terminating"),),
+            DrainRequest("uid-1-0", "EvictionByEvictionAPI", True),
+        ),
+        ((DrainRequest("uid-1-0", "SurplusPending"),), DrainRequest("uid-1-0", "SurplusPending")),
+    ],
+    ids=["seen at once", "deletion seen first", "chosen by ourselves before"],
+)
+def test_pod_evicted_by_the_cluster_gets_a_preemption_drain_request(
+    known: tuple[DrainRequest, ...], mark: DrainRequest
+) -> None:
+    evicted = replace(pod(1).terminating().get(), disruption="EvictionByEvictionAPI")
+    before = RendezvousParams(1, 2, marks=known)
+    seen = observed(pod(0).get(), evicted, view=final_round(2), bounds=before)
+    found = plan(job(maxNodes=2), seen, NOW)
+    assert found.bounds is not None
+    assert found.bounds.marks == (mark,)
+
+
+def test_pod_deleted_by_others_gets_a_drain_request() -> None:
+    pods = (pod(0).get(), pod(1).terminating().get())
+    found = plan(job(maxNodes=2), observed(*pods, view=final_round(2)), NOW)
+    assert found.bounds is not None
+    assert found.bounds.marks == (DrainRequest("uid-1-0", "Terminating"),)
+    assert created(found) == [2]
+    assert deleted(found) == []
+
+
+def test_drain_request_is_removed_with_its_pod() -> None:
+    before = plan(
+        job(maxNodes=2), observed(pod(0).get(), pod(1).terminating().get(), pod(2).get()), NOW
+    )
+    after = plan(job(maxNodes=2), observed(pod(0).get(), pod(2).get(), bounds=before.bounds), NOW)
+    assert after.bounds is not None
+    assert after.bounds.marks == ()
+
+
+def test_pod_that_does_not_start_is_no_longer_expected_after_timeout() -> None:
+    a_job = job(maxNodes=3, elasticity={"pendingTimeoutSeconds": 60})
+    young = observed(pod(0).get(), pod(1).get(), pod(2).pending(59).get())
+    found = plan(a_job, young, NOW)
+    assert (found.expected, found.wake_at) == (3, later(1))
+    old = observed(pod(0).get(), pod(1).get(), pod(2).pending(60).get())
+    found = plan(a_job, old, NOW)
+    assert (found.expected, found.wake_at) == (2, None)
+    assert created(found) == []
+
+
+def test_wait_for_quota_is_bounded() -> None:
+    a_job = job(maxNodes=3)
+    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(30))
+    early = plan(a_job, observed(*running(2), refusal=refused), NOW)
+    assert (early.expected, early.wake_at) == (3, later(30))
+    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(60))
+    late = plan(a_job, observed(*running(2), refusal=refused), NOW)
+    assert (late.expected, created(late)) == (2, [2])
+
+
+def test_newest_failed_pods_are_kept_for_inspection() -> None:
+    failed = [pod(index).failed(100 - index).get() for index in range(KEPT_FAILED_PODS + 2)]
+    living = [pod(index).get() for index in (10, 11)]
+    found = plan(job(maxNodes=2), observed(*failed, *living), NOW)
+    assert sorted(deleted(found)) == [
+        ("job-0", DeleteReason.REPLACED),
+        ("job-1", DeleteReason.REPLACED),
+    ]
+
+
+def test_terminating_failed_pod_gets_no_drain_request() -> None:
+    found = plan(job(maxNodes=1), observed(pod(0).get(), pod(1).failed().terminating().get()), NOW)
+    assert found.bounds is not None
+    assert found.bounds.marks == ()
+
+
+def test_deleted_pods_are_not_expected() -> None:
+    pods = (pod(0).pending(99).get(), pod(1).pending(5).get())
+    found = plan(job(maxNodes=2, nodes=1), observed(*pods), NOW)
+    assert deleted(found) == [("job-0", DeleteReason.SURPLUS_PENDING)]
+    assert found.expected == 1
+    stuck = (pod(0).pending(99).get(), pod(1).pending(99).get())
+    assert plan(job(maxNodes=2, nodes=1), observed(*stuck), NOW).expected == 0
+
+
+def test_job_with_a_done_member_is_not_resized() -> None:
+    members = (member("job-0", "done", round=1),)
+    view = final_round(2, members=members)
+    assert created(plan(job(maxNodes=4), observed(*running(2), view=view), NOW)) == []
+    assert deleted(plan(job(maxNodes=4, nodes=1), observed(*running(2), view=view), NOW)) == []
+    below = plan(job(minNodes=3, maxNodes=4), observed(*running(2), view=view), NOW)
+    assert created(below) == [2]
+
+
+def test_unreadable_rendezvous_deletes_no_pod() -> None:
+    found = plan(job(maxNodes=4, nodes=1), observed(*running(2), view=UNREADABLE), NOW)
+    assert found.actions == ()
+    growing = plan(job(maxNodes=4), observed(*running(2), view=UNREADABLE), NOW)
+    assert growing.actions == (CreatePod(2, "job-2", 1), CreatePod(3, "job-3", 1))
+
+
+# -- ends ----------------------------------------------------------------------------
+
+
+def test_suspension_closes_the_rendezvous_before_deleting_pods() -> None:
+    a_job = job(maxNodes=2, runPolicy={"suspend": True})
+    exists = settled(job(maxNodes=2), *running(2), view=final_round(2))
+    found = plan(a_job, exists, NOW)
+    assert found.actions == (
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED),
+        DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),
+        DeletePod("job-1", "uid-1-0", DeleteReason.SUSPENDED),
+    )
+    assert found.phase is Phase.SUSPENDED
+
+
+def test_job_created_suspended_creates_nothing() -> None:
+    assert plan(job(runPolicy={"suspend": True}), observed(), NOW).actions == ()
+
+
+def test_suspension_does_not_wait_for_unreadable_rendezvous() -> None:
+    a_job = job(runPolicy={"suspend": True})
+    found = plan(a_job, observed(pod(0).get(), pod(1).terminating().get(), view=UNREADABLE), NOW)
+    assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
+
+
+SUSPENDED = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
+
+
+def test_resumption_starts_a_new_incarnation() -> None:
+    a_job = job(Status(phase=Phase.SUSPENDED), maxNodes=2)
+    found = plan(a_job, observed(view=SUSPENDED, incarnation=4), NOW)
+    assert found.actions == (
+        WriteParams(5, rendezvous_params(a_job, 2, 2)),
+        CreatePod(0, "job-0", 5),
+        CreatePod(1, "job-1", 5),
+    )
+    assert found.phase is Phase.PENDING
+
+
+def test_resumption_waits_for_pods_that_may_write_checkpoints() -> None:
+    leaving = pod(0).terminating().get()
+    assert plan(job(maxNodes=2), observed(leaving, view=SUSPENDED), NOW).actions == ()
+    staying = plan(job(maxNodes=2), observed(pod(0).get(), view=SUSPENDED), NOW)
+    assert staying.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
+
+
+def test_resumption_does_not_wait_for_unreachable_machine() -> None:
+    lost = pod(0).terminating().on(NodeState.NOT_READY).get()
+    found = plan(job(maxNodes=2), observed(lost, view=SUSPENDED), NOW)
+    assert created(found) == [1, 2]
+
+
+def test_resumption_does_not_wait_for_object_with_finalizer() -> None:
+    """The object has no running process any more, but its name is still taken."""
+    kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
+    found = plan(job(maxNodes=2), observed(kept, view=SUSPENDED), NOW)
+    assert created(found) == [1, 2]
+    ended = replace(kept, over=False, lingering=True)
+    assert plan(job(maxNodes=2), observed(ended, view=SUSPENDED), NOW).actions == ()
+    untold = replace(kept, terminating=False)
+    found = plan(job(maxNodes=2), observed(untold, view=SUSPENDED), NOW)
+    assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
+
+
+def started(seconds: float, **status: Any) -> Status:
+    return Status(phase=Phase.RUNNING, start_time=ago(seconds), **status)
+
+
+def test_deadline_ends_the_job() -> None:
+    policy = {"activeDeadlineSeconds": 100}
+    exists = settled(job(maxNodes=2), *running(2), view=final_round(2))
+    before = plan(job(started(99), maxNodes=2, runPolicy=policy), exists, NOW)
+    assert (before.actions, before.wake_at) == ((), later(1))
+    found = plan(job(started(100), maxNodes=2, runPolicy=policy), exists, NOW)
+    reason = DeleteReason.DEADLINE_EXCEEDED
+    assert of(CloseRendezvous, found) == [
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED)
+    ]
+    assert deleted(found) == [("job-0", reason), ("job-1", reason)]
+    assert found.phase is Phase.FAILED
+
+
+def test_deleted_job_is_closed_and_its_pods_deleted() -> None:
+    exists = settled(job(), *running(1))
+    found = plan(job(deleted=True), exists, NOW)
+    assert of(CloseRendezvous, found) == [
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DELETED)
+    ]
+    assert deleted(found) == [("job-0", DeleteReason.JOB_DELETED)]
+
+
+def finished(seconds: float) -> Status:
+    return Status(phase=Phase.SUCCEEDED, start_time=ago(999), completion_time=ago(seconds))
+
+
+MIXED = (
+    pod(0).succeeded().get(),
+    pod(1).get(),
+    pod(2).failed().get(),
+    pod(3).terminating().get(),
+    pod(4).pending(5).get(),
+    pod(5).succeeded().lingering().get(),
+    pod(6).succeeded().lingering().terminating().get(),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds", "names"),
+    [
+        ("None", 9999, []),
+        ("Running", 0, []),
+        ("Running", 14, []),
+        ("Running", 15, ["job-1", "job-4", "job-5"]),
+        ("All", 14, []),
+        ("All", 15, ["job-0", "job-1", "job-2", "job-4", "job-5"]),
+    ],
+)
+def test_finished_job_deletes_its_pods_after_their_grace(
+    policy: str, seconds: float, names: list[str]
+) -> None:
+    a_job = job(finished(seconds), maxNodes=4, runPolicy={"cleanPodPolicy": policy})
+    found = plan(a_job, observed(*MIXED, view=closed(OutcomeKind.SUCCEEDED)), NOW)
+    assert deleted(found) == [(name, DeleteReason.JOB_FINISHED) for name in names]
+    waits = policy != "None" and seconds < 15
+    assert found.wake_at == (later(15 - seconds) if waits else None)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds", "actions", "wake_at"),
+    [
+        (None, 10**6, (), None),
+        (100, 99, (), later(1)),
+        (100, 100, (DeleteJob(),), None),
+        (0, 0, (DeleteJob(),), None),
+    ],
+)
+def test_finished_job_is_deleted_after_its_ttl(
+    ttl: int | None, seconds: float, actions: tuple[Action, ...], wake_at: datetime | None
+) -> None:
+    a_job = job(finished(seconds), runPolicy={"ttlSecondsAfterFinished": ttl})
+    found = plan(a_job, observed(view=closed(OutcomeKind.SUCCEEDED)), NOW)
+    assert (found.actions, found.wake_at) == (actions, wake_at)
+
+
+def test_outcome_is_reported_before_the_job_is_deleted() -> None:
+    a_job = job(Status(phase=Phase.RUNNING), runPolicy={"ttlSecondsAfterFinished": 0})
+    assert plan(a_job, observed(view=closed(OutcomeKind.FAILED)), NOW).actions == ()
+
+
+@pytest.mark.parametrize("kind", list(OutcomeKind))
+def test_ended_job_creates_no_pod(kind: OutcomeKind) -> None:
+    found = plan(job(maxNodes=4), observed(view=closed(kind)), NOW)
+    assert found.actions == ()
+    assert found.phase is (Phase.SUCCEEDED if kind is OutcomeKind.SUCCEEDED else Phase.FAILED)
+
+
+def test_finished_job_stays_finished_when_its_rendezvous_is_deleted() -> None:
+    for view in (RendezvousView(), UNREADABLE, final_round(2)):
+        found = plan(job(finished(1), runPolicy={"suspend": True}), observed(view=view), NOW)
+        assert (found.actions, found.phase) == ((), Phase.SUCCEEDED)
+
+
+def test_members_without_pod_are_removed_at_once() -> None:
+    members = tuple(
+        member(f"job-{index}", state)
+        for index, state in enumerate(("running", "running", "running", "done"))
+    )
+    view = final_round(4, members=members)
+    # 0 runs, 1 is on a silent machine, 2 and 3 are gone; 3's success stays recorded.
+    seen = observed(pod(0).get(), pod(1).on(NodeState.NOT_READY).get(), view=view)
+    (remove,) = of(RemoveMembers, plan(job(), seen, NOW))
+    assert remove == RemoveMembers(1, ("uid-2-0",))
+
+
+def test_terminating_pod_keeps_its_member_until_it_ended() -> None:
+    view = final_round(1, members=(member("job-0", "running"),))
+    ending = observed(pod(0).terminating().get(), view=view)
+    assert of(RemoveMembers, plan(job(), ending, NOW)) == []
+    over = observed(pod(0).terminating().over().get(), view=view)
+    assert of(RemoveMembers, plan(job(), over, NOW)) == [RemoveMembers(1, ("uid-0-0",))]
+
+
+def test_name_of_foreign_pod_is_skipped() -> None:
+    seen = observed(pod(0).get(), foreign=frozenset({1}))
+    assert created(plan(job(maxNodes=3), seen, NOW)) == [2, 3]

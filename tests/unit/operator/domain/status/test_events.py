@@ -1,0 +1,251 @@
+"""Events of a job: each one once, with its cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.domain.explain.phrases import cause_text
+from elasticjob_operator.domain.observed.state import Obstacle, Refusal, RendezvousView
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    DeleteReason,
+    RemoveMembers,
+    WriteNodes,
+)
+from elasticjob_operator.domain.status.events import (
+    EventType,
+    job_events,
+    settled_rounds,
+    stepped_rounds,
+    without_recent_changes,
+)
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.types import Phase
+from elasticjob_rendezvous.protocol.records.failures import FailureClass
+from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    failure,
+    final_round,
+    history,
+    job,
+    observed,
+    running,
+)
+
+
+def told(before: Status, after: Status, *applied: Action) -> list[tuple[str, str]]:
+    return [(said.reason, said.message) for said in job_events(before, after, applied)]
+
+
+def status_of(view: RendezvousView, before: Status | None = None) -> Status:
+    here = observed(*running(2), view=view)
+    return next_status(job(status=before, maxNodes=2), here, view, NOW)
+
+
+FIRST = history(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
+SECOND = history(
+    3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80, members=("job-2",), detail="drained"
+)
+
+
+def test_unchanged_status_gives_no_event() -> None:
+    status = status_of(final_round(2, rounds=(FIRST,)))
+    assert told(status, status) == []
+
+
+def test_new_round_gives_event_with_cause_members_and_times() -> None:
+    before = status_of(final_round(2, rounds=(FIRST,)))
+    after = status_of(final_round(2, 3, rounds=(FIRST, SECOND)), before)
+    assert told(before, after) == [
+        (
+            "RoundFinal",
+            "round 3 is final with 2 nodes: job-2 left (drained); "
+            "detect 5 ms, stop 120 ms, join 80 ms",
+        )
+    ]
+
+
+def test_recovery_gives_one_event_with_all_parts() -> None:
+    before = status_of(final_round(2, 3, rounds=(FIRST, SECOND)))
+    runs = replace(SECOND, confirm_ms=45, start_ms=650)
+    after = status_of(final_round(2, 3, rounds=(FIRST, runs)), before)
+    assert told(before, after) == [
+        (
+            "Recovered",
+            "round 3: job-2 left (drained); trains again on 2 nodes after 0.9 s: "
+            "detect 5 ms, stop 120 ms, join 80 ms, confirm 45 ms, start 650 ms",
+        )
+    ]
+    cold = replace(runs, cold_nodes=1, cold_reason="the command changed")
+    (said,) = told(before, status_of(final_round(2, 3, rounds=(FIRST, cold)), before))
+    assert said[1].endswith(
+        "start 650 ms; workers started cold on 1 of 2 nodes: the command changed"
+    )
+    stepped = replace(runs, first_step_ms=200)
+    later = status_of(final_round(2, 3, rounds=(FIRST, stepped)), after)
+    assert told(after, later) == []
+    assert [found.round for found in stepped_rounds(after, later)] == [3]
+    assert stepped_rounds(later, later) == []
+
+
+def test_first_round_gives_started_event() -> None:
+    after = status_of(final_round(2, rounds=(FIRST,)))
+    assert [reason for reason, _ in told(Status(), after)] == ["RoundFinal", "Running"]
+
+
+@pytest.mark.parametrize("kind", list(CauseKind))
+def test_every_cause_has_a_phrase(kind: CauseKind) -> None:
+    said = cause_text(CauseStatus(kind=kind.value, members=["job-1"], detail="why"))
+    assert "(why)" in said
+    assert not said.startswith(kind.value)
+
+
+def test_unknown_cause_of_newer_agent_is_shown_unchanged() -> None:
+    assert cause_text(CauseStatus(kind="eclipse", members=["job-1"])) == "eclipse: job-1"
+
+
+def test_actions_of_one_kind_share_an_event() -> None:
+    status = status_of(final_round(2))
+    created = [CreatePod(index, f"job-{index}", 1) for index in range(8)]
+    deleted = [
+        DeletePod("job-10", "u10", DeleteReason.SURPLUS_HIGHEST_RANK),
+        DeletePod("job-9", "u9", DeleteReason.SURPLUS_HIGHEST_RANK),
+        DeletePod("job-11", "u11", DeleteReason.SURPLUS_PENDING),
+    ]
+    done: list[Action] = [WriteNodes(8), RemoveMembers(1, ("a", "b")), *created, *deleted]
+    assert told(status, status, *done) == [
+        ("NodesSet", "spec.nodes was not set: using maxNodes, 8"),
+        ("MembersRemoved", "2 members removed from the rendezvous: their pods are gone"),
+        ("PodsCreated", "created job-0 … job-7 (8)"),
+        ("PodsDeleted", "deleted job-9, job-10: more than wanted; had the highest rank"),
+        ("PodsDeleted", "deleted job-11: more than wanted; had not started"),
+    ]
+
+
+@pytest.mark.parametrize("reason", list(DeleteReason))
+def test_every_delete_reason_has_a_phrase(reason: DeleteReason) -> None:
+    status = status_of(final_round(2))
+    ((_, message),) = told(status, status, DeletePod("job-1", "u", reason))
+    assert message.startswith("deleted job-1: ")
+
+
+def test_first_failure_event_has_the_end_of_its_traceback() -> None:
+    before = status_of(final_round(2))
+    traceback = "\n".join(f"line {number}" for number in range(20))
+    first = failure(
+        1, "job-1", rank=5, node="node-b", exit_code=1, message="ValueError: no",
+        traceback=traceback,
+    )  # fmt: skip
+    after = status_of(final_round(2, first_failure=first), before)
+    (said,) = job_events(before, after, ())
+    assert said.type is EventType.WARNING
+    assert said.message.splitlines() == [
+        "rank 5 (job-1 on node-b) failed in round 1 with exit code 1: UserError: ValueError: no",
+        "line 16", "line 17", "line 18", "line 19",
+    ]  # fmt: skip
+    assert told(after, after) == []
+
+
+def test_lost_node_is_no_failed_worker() -> None:
+    before = status_of(final_round(2))
+    lost = FirstFailure(round=2, pod="job-0", node="node-a", class_="NodeLost")
+    found = told(before, before.model_copy(update={"first_failure": lost}))
+    assert found == [
+        (
+            "NodeLost",
+            "job-0 on node-a was lost in round 2: it disappeared without reporting an error, for "
+            "example because its node was lost",
+        )
+    ]
+
+
+def test_failure_event_names_the_signal() -> None:
+    before = status_of(final_round(2))
+    first = failure(2, "job-0", FailureClass.OUT_OF_MEMORY, exit_code=-9, signal=9)
+    ((_, message),) = told(before, status_of(final_round(2, first_failure=first), before))
+    assert message == "rank 0 (job-0) failed in round 2 by signal 9: OutOfMemory: no message"
+
+
+def test_refusal_gives_one_event_while_it_lasts() -> None:
+    view = final_round(2)
+    before = status_of(view)
+    refusal = Refusal(Obstacle.QUOTA, "exceeded quota", ago(1))
+    few = replace(observed(*running(1), view=view), refusal=refusal)
+    after = next_status(job(status=before, maxNodes=2), few, view, NOW)
+    ((reason, message),) = told(before, after)
+    assert reason == "QuotaExceeded"
+    assert "exceeded quota" in message
+    assert told(after, after) == []
+
+
+def test_invalid_template_gives_its_own_event_only() -> None:
+    view = final_round(2)
+    refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "imagee"', ago(1))
+    few = replace(observed(view=view), refusal=refusal)
+    after = next_status(job(maxNodes=2), few, view, NOW)
+    found = told(status_of(view), after)
+    assert ("TemplateInvalid", 'unknown field "imagee"') in found
+    assert len(found) == 1
+
+
+def test_outcome_event_has_its_reason() -> None:
+    before = status_of(final_round(2))
+    view = closed(OutcomeKind.FAILED, "3 restarts are spent")
+    after = status_of(view, before)
+    ((reason, message),) = told(before, after)
+    assert (reason, message) == ("Failed", "WorkersFailed: 3 restarts are spent")
+
+
+def test_repeated_events_of_a_lost_status_write_are_equal() -> None:
+    """Rounds, their failure and the end are repeated, old events and those without occasion not."""
+    old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
+    new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
+    failure = FirstFailure(round=1, pod="job-1", rank=1, exit_code=1, message="no")
+    status = Status(
+        phase=Phase.SUCCEEDED, rounds=[old, new], first_failure=failure, completion_time=ago(1)
+    )
+    first = job_events(Status(rounds=[old], phase=Phase.RUNNING), status, ())
+    again = job_events(without_recent_changes(status, ago(60)), status, ())
+    assert [said.reason for said in first] == [
+        "WorkerFailed", "RoundFinal", "Recovered", "Succeeded",
+    ]  # fmt: skip
+    assert first == again
+    assert all(said.deduplication_key for said in again)
+    assert len({(said.reason, said.deduplication_key) for said in again}) == 4
+    assert job_events(without_recent_changes(status, ago(0)), status, ()) == ()
+    timeless = status.model_copy(update={"rounds": [RoundStatus(round=1, cause="start", nodes=2)]})
+    assert [
+        said.reason for said in job_events(without_recent_changes(timeless, ago(60)), timeless, ())
+    ] == ["Succeeded"]
+
+
+def test_round_of_resumed_job_has_another_deduplication_key() -> None:
+    one, other = (
+        job_events(Status(), Status(rounds=[RoundStatus(
+            round=1, cause="start", nodes=2, final_time=ago(seconds)
+        )]), ())[0].deduplication_key
+        for seconds in (9, 90)
+    )  # fmt: skip
+    assert one != other
+
+
+def test_round_is_settled_when_its_workers_run_or_a_later_round_exists() -> None:
+    def status(*rounds: RoundStatus) -> Status:
+        return Status(rounds=list(rounds))
+
+    fresh = RoundStatus(round=1, cause="start", nodes=2, join_ms=5)
+    started = RoundStatus(round=1, cause="start", nodes=2, join_ms=5, start_ms=7)
+    second = RoundStatus(round=2, cause="loss", nodes=2)
+    assert settled_rounds(Status(), status(fresh)) == []
+    assert settled_rounds(status(fresh), status(started)) == [started]
+    assert settled_rounds(status(started), status(started)) == []
+    assert settled_rounds(status(fresh), status(fresh, second)) == [fresh]
+    assert settled_rounds(status(started), status(started, second)) == []

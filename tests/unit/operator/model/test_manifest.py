@@ -1,0 +1,157 @@
+"""Manifests in files: every problem with its line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_operator.model.manifest import MAX_NODES, InvalidFile, check_file, load_file
+from tests.paths import ROOT
+
+GOOD = """\
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata:
+  name: good
+spec:
+  maxNodes: 4
+  template:
+    spec:
+      containers:
+        - name: trainer
+          command: [python3, train.py]
+"""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_example_loads(path: Path) -> None:
+    assert check_file(path) == []
+    assert load_file(path)
+
+
+def problems(tmp_path: Path, text: str) -> list[tuple[int, int, str, str]]:
+    file = tmp_path / "job.yaml"
+    file.write_text(text, encoding="utf-8")
+    found = check_file(file)
+    assert {problem.file for problem in found} <= {str(file)}
+    return [(one.line, one.column, one.path, one.message) for one in found]
+
+
+CASES = [
+    # line of GOOD, its replacement, position of the problem, part of its message
+    ("  maxNodes: 4", "  maxNodes: 0", (6, 13, "spec.maxNodes"), "must be at least 1"),
+    ("  maxNodes: 4", "  maxNodes: 4\n  minNodes: 5", (6, 13, "spec.maxNodes"), "minNodes"),
+    ("  maxNodes: 4\n", "", (5, 1, "spec.maxNodes"), "must be set"),
+    ("  maxNodes: 4", "  maxNodes: 4\n  maxNode: 3", (7, 12, "spec.maxNode"), "did you mean"),
+    ("  maxNodes: 4", "  maxNodes: 4\n  maxNodes: 3", (7, 3, "spec.maxNodes"), "given once"),
+    ("  maxNodes: 4", "  maxNodes: 4\n  7: 3", (7, 3, "spec"), "strings as keys"),
+    ("  maxNodes: 4", "  maxNodes: !!binary aGk=", (6, 13, "spec.maxNodes"), "plain YAML value"),
+    ("  maxNodes: 4", "  maxNodes: {a: 1}", (6, 3, "spec.maxNodes"), "must be an integer"),
+    (
+        "          command: [python3, train.py]",
+        "          command:\n            - sleep\n            - 5",
+        (13, 15, "spec.template.spec.containers[0].command[1]"),
+        "put it in quotes",
+    ),
+    (
+        "          command: [python3, train.py]",
+        "          image: x",
+        (10, 11, "spec.template.spec.containers[0].command"),
+        "command must be set",
+    ),
+    ("kind: ElasticJob", "kind: Job", (2, 7, "kind"), "must be ElasticJob"),
+    ("  name: good", "  name: &a good\n  labels: {x: &b [*b]}", (5, 15, None), "refer to itself"),
+    ("  name: good", "  name: [good", (5, 5, ""), "must be YAML"),
+    ("  name: good", "  name: good\n\tx: 1", (5, 1, ""), "must be YAML"),
+    ("  name: good", "  name: *nowhere", (4, 9, ""), "must be YAML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "place", "message"), CASES)
+def test_problem_names_its_line(
+    tmp_path: Path, old: str, new: str, place: tuple[int, int, str | None], message: str
+) -> None:
+    assert old in GOOD
+    found = problems(tmp_path, GOOD.replace(old, new))
+    line, column, path = place
+    matching = [one for one in found if one[:2] == (line, column) and message in one[3]]
+    assert matching, found
+    assert path is None or matching[0][2] == path
+
+
+def test_each_document_of_a_file_is_validated(tmp_path: Path) -> None:
+    foreign = "apiVersion: v1\nkind: ConfigMap\ndata: {spec: 1}\n"
+    text = "\n".join([GOOD, "---", foreign, "---", "- a list", "---", "---", GOOD])
+    lines = [(line, path) for line, _, path, _ in problems(tmp_path, text)]
+    assert lines == [(15, "kind"), (19, "")]
+
+
+def test_jobs_of_a_file_keep_their_order(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(f"{GOOD}---\n{GOOD.replace('good', 'other')}")
+    assert [job.metadata.name for job in load_file(str(file))] == ["good", "other"]
+
+
+def test_anchors_and_merges_follow_yaml(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "  maxNodes: 4",
+        "  maxNodes: 4\n  recovery: &r {stopGraceSeconds: 7}\n  elasticity: {settleSeconds: 2}",
+    ).replace(
+        "        - name: trainer",
+        "        - &t\n          name: trainer\n          image: x",
+    )
+    text += "        - <<: *t\n          name: second\n  trainer: trainer\n"
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    [job] = load_file(file)
+    second = job.spec.template.spec.containers[1]
+    assert (second.name, second.image, second.command) == ("second", "x", ["python3", "train.py"])
+
+
+def test_dates_stay_strings_as_in_kubectl(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(GOOD.replace("  name: good", "  name: good\n  labels: {day: 2026-01-31}"))
+    [job] = load_file(file)
+    assert job.metadata.labels == {"day": "2026-01-31"}
+
+
+def test_alias_bomb_is_refused_quickly(tmp_path: Path) -> None:
+    levels = [f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    text = GOOD + "\n".join(["x:", "  a0: &a0 [1, 2, 3]", *levels])
+    assert any(f"{MAX_NODES:,}" in message for *_, message in problems(tmp_path, text))
+
+
+def test_deep_nesting_is_refused(tmp_path: Path) -> None:
+    [(_, _, _, message)] = problems(tmp_path, "[" * 5000 + "]" * 5000)
+    assert message == "must be YAML: it is nested too deeply"
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    missing = check_file(tmp_path / "missing.yaml")
+    assert [str(one) for one in missing] == [
+        f"{tmp_path}/missing.yaml: must be a readable file: No such file or directory"
+    ]
+    assert "Is a directory" in check_file(tmp_path)[0].message
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"a: \xff\xfe")
+    assert check_file(binary)[0].message == "must be UTF-8 text: byte 3 is not"
+    with pytest.raises(InvalidFile, match="must be UTF-8"):
+        load_file(binary)
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "# nothing\n"])
+def test_empty_file_is_no_job(tmp_path: Path, text: str) -> None:
+    assert problems(tmp_path, text) == [(1, 1, "", "must hold an ElasticJob; it is empty")]
+
+
+def test_unprintable_text_is_malformed(tmp_path: Path) -> None:
+    [(_, _, _, message)] = problems(tmp_path, "a: \x00")
+    assert message.startswith("must be YAML")
+
+
+def test_problem_is_printed_with_file_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(GOOD.replace("maxNodes: 4", "maxNodes: x"))
+    [found] = check_file(file)
+    assert str(found) == f"{file}:6:13: spec.maxNodes: must be an integer; got 'x'"

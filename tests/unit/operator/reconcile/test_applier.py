@@ -1,0 +1,173 @@
+"""Application of a plan on fake ports."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.manifests.pod import PodSettings
+from elasticjob_operator.domain.observed.state import Observation, Obstacle, Refusal, StopReason
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    RemoveMembers,
+    WriteParams,
+)
+from elasticjob_operator.domain.plan.planner import plan, plan_end
+from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json, Kind, NotFound
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.reconcile.applier import Applier
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory
+from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
+from elasticjob_operator.reconcile.owned_objects import NameTaken
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from tests.unit.operator.builders import NOW, job, observed
+from tests.unit.operator.rendezvous.fake_source import FakeSource
+
+BEFORE = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
+
+
+@dataclass
+class Api:
+    """API server; `holder` is the pod that has the name of every new one."""
+
+    taken: bool = False
+    holder: Json | None = None
+    created: list[Json] = field(default_factory=list)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        if self.holder is None:
+            raise NotFound(f"get {kind.plural}", f"{kind.plural} {name} not found")
+        return self.holder
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Json, *, strict: bool = False
+    ) -> Json:
+        if self.taken:
+            raise AlreadyExists(f"create {kind.plural}", "it already exists")
+        self.created.append(body)
+        return body
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        return True
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        return body
+
+
+@dataclass
+class Owned:
+    """Objects that pods need; `error` fails them. `ensured` counts the calls."""
+
+    error: NameTaken | None = None
+    ensured: int = 0
+
+    async def ensure(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        *,
+        needed: bool,
+        renew: bool,
+    ) -> None:
+        self.ensured += 1
+        if self.error is not None:
+            raise self.error
+
+    async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None: ...
+
+
+def apply(
+    *actions: Action,
+    api: Api | None = None,
+    owned: Owned | None = None,
+    source: RendezvousSource | None = None,
+    refusal: Refusal | None = None,
+) -> Applied:
+    applier = Applier(
+        api or Api(), owned or Owned(), PodSettings("sidecar:1"), Metrics(), lambda: NOW
+    )
+    memory = JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
+    memory.owned = OwnedMemory(Access(b"k", None, None, None))
+    wanted = job()
+    context = ReconcileContext(wanted, memory, source or FakeSource(), Observation(observed()))
+    planned = replace(plan(wanted, observed(), NOW), actions=actions, bounds=RendezvousParams(1, 2))
+    return asyncio.run(applier.apply(context, planned))
+
+
+MADE = CreatePod(0, "job-0", 1)
+
+
+def test_pod_name_that_became_free_is_tried_again() -> None:
+    """The end of a foreign pod triggers no reconcile."""
+    applied = apply(MADE, api=Api(taken=True))
+    assert isinstance(applied.error, Retry)
+    assert applied.foreign == set()
+
+
+def test_pod_name_of_another_owner_is_reported() -> None:
+    applied = apply(MADE, api=Api(taken=True, holder={"metadata": {"name": "job-0"}}))
+    assert applied.foreign == {0}
+    assert applied.unlisted == set()
+    assert applied.refused
+
+
+def test_pod_of_the_job_that_no_list_showed_is_reported() -> None:
+    owner = {"uid": "job-uid", "controller": True, "kind": "ElasticJob"}
+    held = {"metadata": {"name": "job-0", "ownerReferences": [owner]}}
+    applied = apply(MADE, api=Api(taken=True, holder=held))
+    assert isinstance(applied.error, Retry)
+    assert applied.unlisted == {"job-0"}
+    assert applied.foreign == set()
+
+
+def test_created_pods_end_a_refusal() -> None:
+    api = Api()
+    applied = apply(MADE, api=api, refusal=BEFORE)
+    assert applied.refusal is None
+    assert [body["metadata"]["name"] for body in api.created] == ["job-0"]
+
+
+def test_refusal_ends_once_no_pod_is_wanted() -> None:
+    assert apply(refusal=BEFORE).refusal is None
+
+
+@pytest.mark.parametrize("actions", [(), (MADE,)], ids=["no pod wanted", "a pod wanted"])
+def test_unusable_store_keeps_its_refusal(actions: tuple[Action, ...]) -> None:
+    api, owned = Api(), Owned()
+    applied = apply(*actions, api=api, owned=owned, source=UnusableSource(), refusal=BEFORE)
+    assert applied.refusal == BEFORE
+    assert applied.refused is bool(actions)
+    assert api.created == []
+    assert owned.ensured == 0
+
+
+@pytest.mark.parametrize("actions", [(), (MADE,)], ids=["later", "before a pod"])
+def test_taken_name_of_an_owned_object_refuses_pods(actions: tuple[Action, ...]) -> None:
+    applied = apply(*actions, owned=Owned(NameTaken(SERVICES, "job")))
+    assert applied.refused is bool(actions)
+    assert isinstance(applied.error, NameTaken) is not bool(actions)
+    assert applied.refusal is not None
+    assert applied.refusal.obstacle is Obstacle.NAME_CONFLICT
+
+
+def test_rendezvous_is_written_through_its_source() -> None:
+    source, entered = FakeSource(), observed(bounds=RendezvousParams(1, 2))
+    [closing] = plan_end(job(), entered, Phase.RUNNING, StopReason.SUSPENDED).actions
+    assert isinstance(closing, CloseRendezvous)
+    applied = apply(
+        WriteParams(1, RendezvousParams(1, 2)), closing, RemoveMembers(1, ("u1",)), source=source
+    )
+    assert source.writes == ["bounds", "close", "remove"]
+    assert len(applied.actions) == 3
+    assert applied.error is None

@@ -1,0 +1,258 @@
+"""Reconcile of a job on fake ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.state import (
+    NO_MEMBERS,
+    Observation,
+    Observed,
+    Obstacle,
+    Refusal,
+    RendezvousView,
+)
+from elasticjob_operator.domain.plan.actions import CreatePod
+from elasticjob_operator.domain.plan.planner import Plan
+from elasticjob_operator.domain.status.events import Event
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.kubernetes.client import (
+    Conflict,
+    Json,
+    Kind,
+    KubeError,
+    NotFound,
+    Unreachable,
+)
+from elasticjob_operator.kubernetes.event_recorder import Subject
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
+from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
+from elasticjob_operator.rendezvous.etcd_source import SETTLING_SECONDS
+from elasticjob_operator.rendezvous.sources import RendezvousSource
+from elasticjob_rendezvous.etcd.errors import EtcdError
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.timings import History
+from tests.unit.operator.builders import NOW, job, manifest, observed
+from tests.unit.operator.rendezvous.fake_source import FakeSource
+
+KEY = JobKey("default", "job")
+MADE = CreatePod(0, "job-0", 1)
+
+
+@dataclass
+class Api:
+    """API server with one job; `error` fails its status updates."""
+
+    error: KubeError | None = None
+    status: Json = field(default_factory=dict)
+    deleted: bool = False
+    writes: list[Json] = field(default_factory=list)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        if self.deleted:
+            raise NotFound("get", "no such job")
+        raw = manifest(nodes=4)
+        raw["metadata"] |= {"namespace": "default", "resourceVersion": "7"}
+        return raw | {"status": self.status}
+
+    async def patch(
+        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
+    ) -> Json:
+        if self.error is not None:
+            raise self.error
+        self.writes.append(body)
+        return {"metadata": {"resourceVersion": "8"}}
+
+
+@dataclass
+class Registry:
+    """Registry with one source, or with a refusal."""
+
+    source: RendezvousSource | EtcdRefused
+
+    async def of(self, job: ElasticJob) -> RendezvousSource:
+        if isinstance(self.source, EtcdRefused):
+            raise self.source
+        return self.source
+
+
+@dataclass
+class JobObserver:
+    """Observer of a job without pods; the rendezvous is `view`. `seen` holds the sources."""
+
+    view: RendezvousView = NO_MEMBERS
+    seen: list[RendezvousSource] = field(default_factory=list)
+
+    async def observe(
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
+    ) -> Observation:
+        self.seen.append(source)
+        return Observation(observed())
+
+    def observe_again(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        before: Observed,
+        applied: Applied,
+    ) -> Observed:
+        return replace(before, rendezvous=self.view, refusal=memory.refusal)
+
+
+class OnePod:
+    """Applier whose plans create one pod."""
+
+    async def apply(self, task: ReconcileContext, planned: Plan) -> Applied:
+        return Applied(actions=[MADE], refusal=task.memory.refusal)
+
+
+class NoBudget:
+    """Budgets of jobs that have none."""
+
+    async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None: ...
+
+
+@dataclass
+class Recorder:
+    """Event recorder; `posted` holds the reasons."""
+
+    posted: list[str] = field(default_factory=list)
+
+    def record(self, subject: Subject, found: Iterable[Event]) -> None:
+        self.posted += [one.reason for one in found]
+
+
+class Rig:
+    """Reconciler on fake ports."""
+
+    def __init__(
+        self,
+        error: KubeError | None = None,
+        view: RendezvousView = NO_MEMBERS,
+        source: RendezvousSource | EtcdRefused | None = None,
+    ) -> None:
+        self.api = Api(error)
+        self.observer = JobObserver(view)
+        self.recorder = Recorder()
+        self.jobs = Jobs(lambda: 0.0, lambda: 0.0)
+        self.closed: list[str] = []
+        self.closing_error: EtcdError | None = None
+        self.reconciler = Reconciler(
+            Dependencies(
+                kube=self.api,
+                jobs=self.jobs,
+                sources=Registry(source or FakeSource()),
+                close_deleted_job=self._close,
+                observer=self.observer,
+                applier=OnePod(),
+                owned_objects=NoBudget(),
+                events=self.recorder,
+                metrics=Metrics(),
+                clock=lambda: 0.0,
+                now=lambda: NOW,
+            )
+        )
+
+    async def _close(self, namespace: str, uid: str, now: datetime) -> None:
+        self.closed.append(uid)
+        if self.closing_error is not None:
+            raise self.closing_error
+
+    def reconcile(self) -> float | None:
+        return asyncio.run(self.reconciler.reconcile(KEY))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Conflict("patch", "it has changed"), Unreachable("patch", "no answer")],
+    ids=["changed", "no answer"],
+)
+def test_applied_actions_are_reported_although_the_status_was_not_written(
+    error: KubeError,
+) -> None:
+    rig = Rig(error)
+    if isinstance(error, Conflict):
+        assert rig.reconcile() == 0.0, "again, at once"
+    else:
+        with pytest.raises(Retry):
+            rig.reconcile()
+    assert rig.recorder.posted == ["PodsCreated"]
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["was written", "was not"])
+def test_events_of_a_status_are_posted_once_although_its_answer_was_lost(written: bool) -> None:
+    start = Cause(CauseKind.START)
+    found = Records(
+        "/elasticjob/default/job-uid/1/",
+        round=Round(1, RoundState.FINAL, start, nodes=2),
+        histories={1: History(1, start, 2)},
+    )
+    view = rendezvous_view(found)
+    status = next_status(job(), observed(), view, NOW)
+    document: dict[str, Any] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    rig = Rig(Unreachable("patch", "no answer"), view)
+    for _ in range(2):  # lost, and lost again
+        with pytest.raises(Retry):
+            rig.reconcile()
+    assert set(rig.recorder.posted) == {"PodsCreated"}
+    rig.api.error = None
+    rig.api.status = document if written else {}
+    for _ in range(2):
+        rig.reconcile()
+        rig.api.status = document
+    assert [rig.recorder.posted.count(reason) for reason in ("RoundFinal", "Running")] == [1, 1]
+
+
+def test_job_with_a_refused_store_is_observed_without_it() -> None:
+    rig = Rig(source=EtcdRefused(Obstacle.ENDPOINT, "not allowed"))
+    rig.reconcile()
+    [source] = rig.observer.seen
+    assert not source.usable
+    memory = rig.jobs.find(KEY)
+    assert memory is not None
+    assert memory.refusal == Refusal(Obstacle.ENDPOINT, "not allowed", NOW)
+
+
+def test_settling_source_keeps_the_status() -> None:
+    rig = Rig(source=FakeSource(settling=True))
+    rig.reconcile()
+    memory = rig.jobs.recall(KEY, "job-uid")
+    memory.change.note(3.0)
+    assert rig.reconcile() == SETTLING_SECONDS
+    assert rig.api.writes == []
+    assert memory.change.at == 3.0, "its change is not shown yet"
+    assert rig.recorder.posted == ["PodsCreated"] * 2
+
+
+def test_written_status_includes_the_pending_change() -> None:
+    rig = Rig()
+    memory = rig.jobs.recall(KEY, "job-uid")
+    memory.change.note(3.0)
+    rig.reconcile()
+    assert memory.change.at is None
+    assert memory.report.version == "8"
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["etcd is down", "closed"])
+def test_rendezvous_of_a_deleted_job_is_closed(fails: bool) -> None:
+    rig = Rig()
+    rig.reconcile()
+    rig.api.deleted = True
+    rig.closing_error = EtcdError("txn", "etcd:2379", "no answer") if fails else None
+    assert rig.reconcile() is None
+    assert rig.closed == ["job-uid"]
+    assert rig.jobs.find(KEY) is None
+    assert rig.jobs.deleted == {("default", "job-uid")}

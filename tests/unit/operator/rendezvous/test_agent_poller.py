@@ -1,0 +1,278 @@
+"""Polling of agents: real HTTP servers in this process, and a clock of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports
+from elasticjob_operator.domain.observed.state import SeenTrouble
+from elasticjob_operator.rendezvous import agent_poller
+from elasticjob_operator.rendezvous.agent_poller import (
+    POLL_ERRORS,
+    Agent,
+    AgentPoller,
+    Polling,
+    PollTarget,
+    fetch_report,
+)
+from elasticjob_rendezvous.protocol.records.agent_reports import AgentReport, agent_report, written
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    Member,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble
+
+PREFIX = job_prefix("team", "uid", 1)
+KEYS = Keys(PREFIX)
+SECONDS = 20.0
+
+
+def answer(member: str, number: int, state: RoundState = RoundState.FINAL) -> bytes:
+    records: dict[str, object] = {
+        KEYS.session(member, "s"): Member(member, "s", member, "10.0.0.1", 0, round=number),
+        KEYS.round: Round(number, state, Cause(CauseKind.START)),
+    }
+    return json.dumps(written(agent_report(PREFIX, "c10d", member, records, state.value))).encode()
+
+
+@dataclass
+class Server:
+    """Server that answers each request with `reply`; `heard` holds the requests."""
+
+    reply: bytes
+    port: int = 0
+    heard: list[bytes] = field(default_factory=list)
+    held: asyncio.Event | None = None
+    """Event that delays the reply until it is set."""
+
+    def says(self, body: bytes, status: str = "200 OK") -> None:
+        self.reply = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+@asynccontextmanager
+async def serving(body: bytes, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Server]:
+    one = Server(b"")
+    one.says(body)
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        one.heard.append(await reader.readuntil(b"\r\n\r\n"))
+        if one.held is not None:
+            await one.held.wait()
+        writer.write(one.reply)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answered, address, port)
+    async with server:
+        one.port = server.sockets[0].getsockname()[1]
+        yield one
+
+
+def often(port: int = HEALTH_PORT) -> Polling:
+    """Return polls of agents at this port, one immediately after the other."""
+    return Polling(period_seconds=0.01, least_period_seconds=0.0, sample_seconds=0.01, port=port)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_agent_report_request_carries_proof_of_the_job_key() -> None:
+    async def scenario() -> None:
+        async with serving(b"{}") as server:
+            assert await fetch_report("127.0.0.1", server.port, b"key") == b"{}"
+        [head] = server.heard
+        assert head.startswith(b"GET /rendezvous HTTP/1.1\r\n")
+        assert b"X-ElasticJob-Proof: " in head
+        assert b"X-ElasticJob-Time: " in head
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 403 Forbidden\r\n\r\n{}",
+        b"garbage\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
+        b"x" * 200_000,
+    ],
+    ids=["refused", "no HTTP", "hung up", "too long", "no end of a head"],
+)
+def test_invalid_answer_is_ignored(reply: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(b"") as server:
+            server.reply = reply
+            with pytest.raises(POLL_ERRORS):
+                await fetch_report("127.0.0.1", server.port, b"key", most_bytes=4096)
+
+    run(scenario)
+
+
+def test_changed_report_wakes_the_job_and_ended_job_is_forgotten() -> None:
+    woken: list[tuple[str, str]] = []
+    pods = {"one"}
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        late = 0.0
+        async with serving(answer("one", 1)) as server:
+            status = AgentPoller(
+                lambda *job: woken.append(job), lambda: loop.time() + late, often(server.port)
+            )
+            asking = asyncio.create_task(status.run())
+            target = PollTarget(PREFIX, b"key", (Agent("one", "127.0.0.1"),))
+            assert status.records("uid", pods) is None
+            status.follow("team", "uid", target)
+            assert status.is_settling("uid")
+            await until(lambda: len(woken) == 1)
+            assert not status.is_settling("uid")
+            assert rounds(status) == 1
+            questions = len(server.heard)
+            await until(lambda: len(server.heard) > questions + 3)
+            assert len(woken) == 1, "nothing has changed since"
+            server.says(answer("one", 2))
+            await until(lambda: len(woken) == 2)
+            assert rounds(status) == 2
+            server.says(answer("other", 9))
+            questions = len(server.heard)
+            await until(lambda: len(server.heard) > questions + 3)
+            assert rounds(status) == 2, "another pod has the address now: it says nothing of ours"
+            late = agent_poller.REPORT_LIFETIME_SECONDS + 1
+            status.follow("team", "uid", target)
+            await until(lambda: len(woken) == 3)
+            assert status.records("uid", pods) is None
+            assert not status.is_settling("uid")
+            server.says(answer("one", 3, RoundState.CLOSED))
+            await until(lambda: len(woken) == 4)
+        late += agent_poller.REPORT_LIFETIME_SECONDS + 1
+        assert rounds(status) == 3, "the last word stays"
+        status.follow("team", "uid", PollTarget(PREFIX, b"key", ()))
+        assert status.records("uid", set()) is None, "as long as its pod"
+        status.forget("uid")
+        assert status.records("uid", pods) is None
+        asking.cancel()
+
+    def rounds(status: AgentPoller) -> int:
+        found = status.records("uid", pods)
+        assert found is not None
+        assert found.round is not None
+        return found.round.number
+
+    run(scenario)
+
+
+def test_reports_of_some_agents_are_not_complete() -> None:
+    """A starting operator would consider the slow ones lost."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            serving(answer("one", 1)) as quick,
+            serving(answer("two", 1), "127.0.0.2", quick.port) as slow,
+        ):
+            slow.held = asyncio.Event()
+            status = AgentPoller(lambda *_: None, loop.time, Polling(port=quick.port))
+            asking = asyncio.create_task(status.run())
+            agents = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
+            status.follow("team", "uid", PollTarget(PREFIX, b"key", agents))
+            await until(lambda: status.records("uid", {"one", "two"}) is not None)
+            assert status.is_settling("uid")
+            slow.held.set()
+            await until(lambda: not status.is_settling("uid"))
+            found = status.records("uid", {"one", "two"})
+            assert found is not None
+            assert {member.id for member in found.members} == {"one", "two"}
+        asking.cancel()
+
+    run(scenario)
+
+
+def test_contradictory_reports_of_one_job_do_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Answers of one job's agents must not affect the other jobs."""
+    woken: list[str] = []
+
+    def not_of_these(
+        prefix: str, said: Collection[AgentReport], present: Collection[str]
+    ) -> Records:
+        if {"one", "two"} & set(present):
+            raise ValueError("they contradict each other")
+        return merge_reports(prefix, said, present)
+
+    monkeypatch.setattr(agent_poller, "merge_reports", not_of_these)
+
+    async def scenario() -> None:
+        async with (
+            serving(answer("one", 1)) as bad,
+            serving(answer("two", 1), "127.0.0.2", bad.port),
+            serving(answer("three", 1), "127.0.0.3", bad.port),
+        ):
+            clock = asyncio.get_running_loop().time
+            status = AgentPoller(lambda _, uid: woken.append(uid), clock, often(bad.port))
+            asking = asyncio.create_task(status.run())
+            those = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
+            status.follow("team", "bad", PollTarget(PREFIX, b"key", those))
+            await until(lambda: len(bad.heard) > 3)
+            status.follow(
+                "team", "good", PollTarget(PREFIX, b"key", (Agent("three", "127.0.0.3"),))
+            )
+            await until(lambda: "good" in woken)
+        asking.cancel()
+
+    run(scenario)
+    told = [(vars(one).get("job"), one.message) for one in caplog.records]
+    assert told.count(("team/bad", "cannot read its agents' reports")) == 1
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Poll until the condition holds; the scenario has the deadline."""
+    while not so():
+        await asyncio.sleep(0.005)
+
+
+def test_etcd_agents_are_sampled_and_those_in_trouble_polled_again() -> None:
+    trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
+    woken: list[tuple[str, str]] = []
+    calls: list[str] = []
+    in_trouble = {"pod-9"}
+
+    async def answer(address: str, port: int, job_key: bytes) -> bytes:
+        calls.append(address)
+        store = trouble if address in in_trouble else None
+        return json.dumps(written(AgentReport("etcd", address, {}, store=store))).encode()
+
+    async def scenario() -> None:
+        status = AgentPoller(lambda *job: woken.append(job), polling=often(), request=answer)
+        agents = tuple(Agent(f"pod-{n}", f"pod-{n}") for n in range(20))
+        status.follow("team", "uid", PollTarget(PREFIX, b"key", agents, sampled=True))
+        asking = asyncio.create_task(status.run())
+        await until(lambda: status.trouble("uid") is not None)
+        assert status.trouble("uid") == SeenTrouble(trouble, ("pod-9",))
+        assert woken[-1] == ("team", "uid")
+        before = len(calls)
+        await until(lambda: len(calls) > before + 10 * agent_poller.SAMPLE)
+        some = calls[before:]
+        assert some.count("pod-9") > 2 * some.count("pod-3"), "it is asked each time"
+        in_trouble.clear()
+        await until(lambda: status.trouble("uid") is None)
+        asking.cancel()
+
+    run(scenario)

@@ -1,0 +1,201 @@
+"""Rendezvous sources: incarnation, and content of the job's Secret."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Set
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.from_agents import Attendance, Participant
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
+from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.agent_poller import AgentPoller
+from elasticjob_operator.rendezvous.agents_source import AgentsSource
+from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
+from elasticjob_operator.rendezvous.informer_cache import InformerCache
+from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource, agents_of
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from tests.unit.operator.builders import NOW, job, observed, pod
+
+AUTHORS = {"username": b"author", "password": b"pass"}
+
+
+def raw(uid: str, incarnation: int, **status: str) -> Json:
+    """Return a Pod object of this incarnation."""
+    labels = {INCARNATION_LABEL: str(incarnation)}
+    return {"metadata": {"uid": uid, "labels": labels}, "spec": {}, "status": status}
+
+
+@dataclass
+class Pods:
+    """Pods of a job, by the incarnation in their labels."""
+
+    incarnations: tuple[int, ...] = ()
+    terminating: bool = False
+
+    async def own(self, job: object, memory: JobMemory) -> list[Json]:
+        found = [raw(f"u{one}", one) for one in self.incarnations]
+        if self.terminating:
+            for one in found:
+                one["metadata"]["deletionTimestamp"] = "now"
+        return found
+
+    async def unlisted(
+        self, job: object, memory: JobMemory, own: list[Json], names: Set[str]
+    ) -> list[Json]:
+        raise AssertionError("no record names a member")
+
+    async def convert(self, job: object, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
+        return tuple(pod(index).get() for index, _ in enumerate(own))
+
+
+@dataclass
+class Secrets:
+    """Kubernetes client that reads Secrets by name; `read` holds the names."""
+
+    held: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        self.read.append(name)
+        if name not in self.held:
+            raise NotFound("get secrets", f"secrets {name} not found")
+        data = {key: base64.b64encode(value).decode() for key, value in self.held[name].items()}
+        return {"metadata": {"name": name}, "data": data}
+
+    def now(self) -> datetime:
+        return NOW
+
+
+def memory(**fields: Any) -> JobMemory:
+    return JobMemory(JobKey("default", "job"), "job-uid", rendezvous=RendezvousMemory(**fields))
+
+
+def in_etcd(**fields: Any) -> EtcdSource:
+    """Return a source in an etcd that was never read."""
+    client = Client(["http://127.0.0.1:1"])
+    kube = Secrets({"mine": AUTHORS})
+    return EtcdSource(Etcd(client, InformerCache(client), **fields), kube, "default", "job-uid")
+
+
+def agents() -> AgentsSource:
+    status = AgentPoller(lambda *_: None, lambda: 0.0)
+    return AgentsSource(status, Secrets({"mine": AUTHORS}), "default", "job-uid")
+
+
+@pytest.mark.parametrize("source", [UnusableSource(), in_etcd()], ids=["unusable", "unreadable"])
+@pytest.mark.parametrize(
+    ("remembered", "goes_on", "pods", "incarnation", "known"),
+    [
+        (None, False, Pods(), 1, False),
+        (3, False, Pods(), 3, False),
+        (3, True, Pods(), 3, True),
+        (3, False, Pods((3,)), 3, True),
+        (3, False, Pods((3,), terminating=True), 3, False),
+        (3, False, Pods((2, 4)), 4, True),
+        (None, False, Pods((2,)), 2, True),
+    ],
+    ids=["new", "suspended", "goes on", "has pods", "ending pods", "newer pods", "only pods"],
+)
+def test_incarnation_without_records_comes_from_pods_and_memory(
+    source: RendezvousSource,
+    remembered: int | None,
+    goes_on: bool,
+    pods: Pods,
+    incarnation: int,
+    known: bool,
+) -> None:
+    kept = memory(incarnation=remembered, goes_on=goes_on, bounds=RendezvousParams(1, 2))
+    observation = asyncio.run(source.observe(job(), kept, pods))
+    assert observation.observed.incarnation == incarnation
+    assert observation.incarnation_known is known
+    assert kept.rendezvous.incarnation == (incarnation if known else remembered)
+    assert observation.observed.rendezvous == UNREADABLE
+    assert observation.observed.bounds == RendezvousParams(1, 2), "those written last"
+    assert not source.has_lost(observation.observed), "unreadable is not lost"
+
+
+def test_incarnation_of_agents_is_the_generation_until_there_are_pods() -> None:
+    source, kept = agents(), memory()
+    there = Attendance({"u1": Participant("job-0", 1)})
+    c10d = job(rendezvous={"backend": "c10d"})
+    observation = asyncio.run(source.observe(c10d, kept, Pods()))
+    assert observation.observed.incarnation == max(c10d.metadata.generation, 1)
+    kept.rendezvous = RendezvousMemory(4, attendance=there)
+    observation = asyncio.run(source.observe(c10d, kept, Pods((5, 4))))
+    assert observation.observed.incarnation == 5
+    assert "u1" not in kept.rendezvous.attendance.departures, "it was of another incarnation"
+
+
+def test_only_lost_records_of_a_readable_etcd_are_lost() -> None:
+    readable, bounds = observed(pod(0).get()), RendezvousParams(1, 2)
+    assert in_etcd().has_lost(readable)
+    assert not in_etcd().has_lost(Observed(readable.pods, readable.rendezvous, bounds))
+    assert not in_etcd().has_lost(Observed((), readable.rendezvous))
+    assert not in_etcd().has_lost(Observed(readable.pods, UNREADABLE))
+    assert not agents().has_lost(readable), "agents hold no bounds"
+
+
+@pytest.mark.parametrize("secret", [None, "mine"], ids=["none", "a Secret"])
+@pytest.mark.parametrize(
+    ("source", "uses_secret"),
+    [(in_etcd(), False), (in_etcd(own=False), True), (agents(), True)],
+    ids=["own etcd", "named etcd", "agents"],
+)
+def test_credentials_come_from_the_author_unless_the_etcd_is_the_operators(
+    source: RendezvousSource, uses_secret: bool, secret: str | None
+) -> None:
+    wanted = {"endpoints": ["http://etcd:2379"]} | ({"secretName": secret} if secret else {})
+    made = asyncio.run(source.access(job(rendezvous=wanted), None))
+    assert made.user == ("author" if secret and uses_secret else None)
+    assert made.job_key
+    kept = Access(b"key", None, None, None)
+    assert asyncio.run(source.access(job(rendezvous=wanted), kept)).job_key == b"key"
+
+
+@pytest.mark.parametrize(
+    ("source", "stale"),
+    [
+        (in_etcd(), True),
+        (in_etcd(own=False), False),
+        (in_etcd(own=False, held=AUTHORS), True),
+        (agents(), False),
+        (UnusableSource(), False),
+    ],
+    ids=["other authority", "no Secret", "other password", "agents", "unusable"],
+)
+def test_secret_is_stale_once_its_source_differs(source: RendezvousSource, stale: bool) -> None:
+    assert source.is_stale(Access(b"key", b"authority", "author", "before")) is stale
+
+
+@pytest.mark.parametrize("source", [agents(), UnusableSource()], ids=["agents", "unusable"])
+def test_rendezvous_without_writes_refuses_them(source: RendezvousSource) -> None:
+    outcome = Outcome(OutcomeKind.STOPPED)
+    for write in (
+        source.write_params(memory(), 1, RendezvousParams(1, 2)),
+        source.close(1, outcome, 0),
+        source.remove_members(1, ("u1",)),
+    ):
+        with pytest.raises(Retry):
+            asyncio.run(write)
+
+
+def test_only_running_pods_of_the_incarnation_are_polled() -> None:
+    own = [
+        raw("a", 2, podIP="10.0.0.1", phase="Running"),
+        raw("b", 1, podIP="10.0.0.2", phase="Running"),
+        raw("c", 2, podIP="10.0.0.3", phase="Pending"),
+        raw("d", 2, phase="Running"),
+    ]
+    assert [agent.member for agent in agents_of(own, 2)] == ["a"]

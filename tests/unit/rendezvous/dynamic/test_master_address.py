@@ -1,0 +1,227 @@
+"""Master address in gangs with torch's nodes, whose agents may share a store of theirs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousStoreInfo
+from elasticjob_rendezvous.dynamic import master_address
+from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc, in_rank_order, name_of
+from elasticjob_rendezvous.dynamic.core.state import MASTER, RankAssignment, State, completed
+from elasticjob_rendezvous.dynamic.master_address import SILENT_SECONDS, Masters, Sharing
+from tests.unit.rendezvous.dynamic.builders import MemoryStore
+
+
+def ours(name: str) -> NodeDesc:
+    return NodeDesc(name, 1, OUR_LOCAL_IDS + 5)
+
+
+def torchs(name: str) -> NodeDesc:
+    return NodeDesc(name, 1, 0)
+
+
+A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
+
+
+@pytest.mark.parametrize(
+    ("participants", "last", "expected"),
+    [
+        ([C, A], name_of(C), [A, C]),
+        ([D, B], None, [B, D]),
+        ([B, C, D], None, [C, B, D]),
+        ([A, B, C, D], name_of(C), [C, A, B, D]),
+        ([A, B, C, D], name_of(D), [D, A, B, C]),
+        ([B, C, D], name_of(A), [C, B, D]),
+        ([A, B, C], name_of(ours("gone")), [A, B, C]),
+        ([A, B, C], None, [A, B, C]),
+        ([B, C], ("no", "name"), [C, B]),
+    ],
+    ids=[
+        "ours alone: natural order",
+        "torch's alone: natural order",
+        "ours at first",
+        "it stays with ours",
+        "it stays with torch's",
+        "the master is gone, several of torch's",
+        "the master is gone, one of torch's",
+        "nobody was master",
+        "not a name",
+    ],
+)
+def test_rank_0_selection(participants: list[NodeDesc], last: object, expected: Any) -> None:
+    assert in_rank_order(participants, last) == expected
+
+
+def test_master_is_recorded_only_in_mixed_gangs() -> None:
+    mixed = completed(State(participants={B: 0, C: 0}))
+    assert mixed.participants == {C: 0, B: 1}
+    assert mixed.extra[MASTER] == name_of(C)
+    lasting = completed(State(participants={B: 0, C: 0}), lasting_store=True)
+    assert lasting.participants == {C: 0, B: 1}
+    assert MASTER not in lasting.extra
+    alone = completed(State(participants={A: 0, C: 0}))
+    assert MASTER not in alone.extra
+
+
+class Rounds:
+    """Stores of all rounds, and a record of emptied ones."""
+
+    def __init__(self) -> None:
+        self.stores: dict[int, MemoryStore] = {}
+        self.emptied: list[int] = []
+        self.fails = False
+
+    def store(self, number: int) -> MemoryStore:
+        return self.stores.setdefault(number, MemoryStore())
+
+    def empty(self, address: str, port: int) -> None:
+        if self.fails:
+            raise RendezvousConnectionError("away")
+        self.emptied.append(port)
+
+    def masters(self, node: NodeDesc, lasting: RendezvousStoreInfo | None = None) -> Masters:
+        return Masters(node, self.store, Sharing(self.empty, lasting))
+
+    def published(self, number: int) -> RendezvousStoreInfo | None:
+        return master_address.published(self.store(number))
+
+
+@pytest.fixture
+def rounds() -> Rounds:
+    return Rounds()
+
+
+@pytest.fixture
+def agents_store() -> Iterator[int]:
+    """Yield the port of a store that torch's agent hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def assignment(number: int, node: NodeDesc, *roster: NodeDesc) -> RankAssignment:
+    ranks = {each: rank for rank, each in enumerate(roster)}
+    return RankAssignment(number, ranks[node], ranks)
+
+
+HOST = torchs("127.0.0.1")
+"""Torch's node, with an address at which a test can listen."""
+
+
+def test_without_torch_nodes_every_round_has_its_own_port(rounds: Rounds) -> None:
+    masters = rounds.masters(A)
+    ports = {masters.publish(assignment(number, A, A, C)).master_port for number in range(2)}
+    assert len(ports) == 2
+    masters.close()
+
+
+def test_with_torch_nodes_the_own_port_stays(rounds: Rounds) -> None:
+    masters = rounds.masters(A)
+    ports = {masters.publish(assignment(number, A, A, B)).master_port for number in range(3)}
+    assert len(ports) == 1
+    assert not masters.shared
+    assert rounds.emptied == []
+    masters.close()
+
+
+def test_own_rank_0_reuses_the_store_of_the_torch_agent(rounds: Rounds, agents_store: int) -> None:
+    master_address.publish(rounds.store(2), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = assignment(5, A, A, HOST)
+    assert masters.publish(held).master_port == agents_store
+    assert masters.shared
+    assert rounds.emptied == [agents_store]
+    assert rounds.published(5) == RendezvousStoreInfo(HOST.addr, agents_store)
+    assert masters.publish(assignment(6, A, A, C)).master_port != agents_store, "torch's has gone"
+    assert not masters.shared
+    masters.close()
+
+
+def test_store_without_a_host_is_not_used(rounds: Rounds) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    master_address.publish(rounds.store(0), HOST.addr, port)
+    masters = rounds.masters(A)
+    assert masters.publish(assignment(1, A, A, HOST)).master_port != port
+    assert not masters.shared
+    masters.close()
+
+
+def test_store_of_a_torch_node_that_missed_the_round_is_kept(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    assert masters.publish(assignment(1, A, A, B)).master_port == agents_store, "it will be back"
+
+
+def test_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    rounds.fails = True
+    masters = rounds.masters(A)
+    assert masters.publish(assignment(1, A, A, HOST)).master_port != agents_store
+    assert not masters.shared
+    masters.close()
+
+
+def test_store_hosted_by_a_silent_torch_rank_0_is_found_again(
+    rounds: Rounds, agents_store: int
+) -> None:
+    masters = rounds.masters(A)
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    found = RendezvousStoreInfo(HOST.addr, agents_store)
+    assert masters.look(assignment(0, A, HOST, A), 0.0) == found, "it said so"
+    assert rounds.emptied == [], "and nothing is in it yet"
+    assert masters.look(assignment(1, A, HOST, A), 0.0) == found, "the same host: no need to wait"
+    assert masters.shared
+    assert rounds.emptied == [agents_store]
+    assert rounds.published(1) == found, "torch's new nodes look there"
+
+
+def test_new_node_waits_before_assuming_a_silent_torch_rank_0(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = assignment(3, A, HOST, A)
+    assert masters.look(held, SILENT_SECONDS - 0.1) is None
+    assert masters.look(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
+
+
+def test_backend_store_serves_all_rounds(rounds: Rounds) -> None:
+    lasting = RendezvousStoreInfo("host", 29400)
+    for number, node in enumerate((A, C, A)):
+        masters = rounds.masters(node, lasting)
+        assert masters.publish(assignment(number, node, node, B)) == lasting
+        assert masters.shared
+    assert rounds.emptied == [29400] * 3
+    alone = rounds.masters(A, lasting)
+    assert alone.publish(assignment(3, A, A, C)) != lasting, (
+        "without torch's nodes it is not needed"
+    )
+    assert not alone.shared
+    alone.close()
+
+
+def test_store_of_the_torch_agent_precedes_the_backend_store(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A, RendezvousStoreInfo("host", 29400))
+    assert masters.publish(assignment(1, A, A, HOST)).master_port == agents_store
+
+
+def test_without_torch_nodes_the_own_port_is_used(rounds: Rounds, agents_store: int) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = Masters(A, rounds.store, None)
+    assert masters.publish(assignment(1, A, A, HOST)).master_port != agents_store
+    masters.close()
+
+
+def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -> None:
+    master_address.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    assert masters.look(assignment(1, A, C, A, HOST), 60.0) is None

@@ -1,0 +1,636 @@
+"""Links and probes over real loopback connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from elasticjob_launcher.probe import answer as launcher_answer
+from elasticjob_rendezvous.links import dial, wire
+from elasticjob_rendezvous.links import server as peer_server
+from elasticjob_rendezvous.links.server import PeerServer
+from elasticjob_rendezvous.protocol.effects import Link, Probe
+from elasticjob_rendezvous.protocol.events import (
+    Event,
+    LeavesTold,
+    LinkDown,
+    LinkHeard,
+    LinkQuiet,
+    LinkUp,
+    PeerDown,
+    PeerHeard,
+    PeerQuiet,
+    PeerUp,
+    Verdict,
+)
+from elasticjob_rendezvous.protocol.records.members import LeaveNotice
+
+KEY = b"the job's key"
+HOST = "127.0.0.1"
+PATIENCE_SECONDS = 10.0
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the heartbeat and redial intervals."""
+    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(dial, "FIRST_REDIAL_SECONDS", 0.02)
+
+
+@pytest.fixture
+def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduce the silence limits to a sixth."""
+    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.25)
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
+
+
+class Heard:
+    """Events in the order in which they were posted."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.all: list[Event] = []
+
+    def post(self, event: Event) -> None:
+        self.all.append(event)
+        self._queue.put_nowait(event)
+
+    async def until(self, wanted: Event) -> None:
+        """Wait for this event; skip others."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self._queue.get() != wanted:
+                pass
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+@contextlib.asynccontextmanager
+async def coordinator(
+    heard: Heard, job_key: bytes = KEY, workers: int = 0
+) -> AsyncIterator[tuple[PeerServer, int]]:
+    server = PeerServer("id-a", job_key, heard.post, HOST, lambda: workers)
+    try:
+        yield server, await server.start()
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def link_to(
+    port: int,
+    heard: Heard,
+    leaving: Callable[[], wire.Leaving] = tuple,
+    member: str = "id-a",
+    job_key: bytes = KEY,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Hold member b's link to the agent at this port."""
+    link = Link(member, "s1", HOST, port)
+    task = asyncio.create_task(
+        dial.hold_link(link, "id-b", "s2", job_key, heard.post, leaving, 0.0)
+    )
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[int]:
+    """Run a server of a stranger; yield its port."""
+    closed: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed.append(writer)
+        await handler(reader, writer)
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in closed:
+            writer.close()
+
+
+def free_port() -> int:
+    """Return a port without a listener."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        return int(bound.getsockname()[1])
+
+
+# -- links ----------------------------------------------------------------------------
+
+
+def test_both_sides_of_a_link_receive_heartbeats() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (server, port), link_to(port, there):
+            await there.until(LinkUp("id-a", "s1"))
+            await here.until(PeerUp("id-b", "s2"))
+            server.serve(7)
+            await there.until(LinkHeard("id-a", "s1", 7))
+            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerHeard("id-b", "s2"))
+            await there.until(LinkHeard("id-a", "s1", 7))  # again, with the heartbeat
+
+    run(scenario())
+
+
+def test_link_reports_the_duration_of_the_coordinator_evidence() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20.0
+        server = PeerServer("id-a", KEY, here.post, HOST, lambda: 1, vouched_until=lambda: until)
+        port = await server.start()
+        async with link_to(port, there):
+            await there.until(LinkHeard("id-a", "s1", 0))
+        await server.stop()
+        [heard] = [event for event in there.all if isinstance(event, LinkHeard)][:1]
+        assert heard.vouched_seconds is not None
+        assert 10.0 < heard.vouched_seconds <= 20.0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, True), (0, False)])
+def test_probed_agent_reports_the_deadline_of_its_workers(workers: int, told: bool) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20.0
+        server = PeerServer(
+            "id-a", KEY, Heard().post, HOST, lambda: workers, live_until=lambda: until
+        )
+        port = await server.start()
+        answer = await dial.ask(Probe("id-a", "s1", HOST, port, 0), KEY)
+        await server.stop()
+        assert (answer.live_seconds is not None) is told
+        assert answer.live_seconds is None or 10.0 < answer.live_seconds <= 20.0
+
+    run(scenario())
+
+
+def test_new_link_reports_the_round_at_once() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (server, port):
+            server.serve(3)
+            async with link_to(port, there):
+                await there.until(LinkHeard("id-a", "s1", 3))
+        assert there.all[:2] == [LinkUp("id-a", "s1"), LinkHeard("id-a", "s1", 3)]
+
+    run(scenario())
+
+
+def test_leave_notice_is_delivered_once_to_each_side_of_a_link() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        leaves = (LeaveNotice("id-b", "n", "drained"),)
+        goes = (LeaveNotice("id-a", "m", "its node goes"),)
+        leaving: list[wire.Leaving] = [()]
+        async with coordinator(here) as (server, port), link_to(port, there, lambda: leaving[0]):
+            leaving[0] = leaves
+            await here.until(LeavesTold(leaves))
+            server.tell(goes)
+            await there.until(LeavesTold(goes))
+            leaving[0] = ()
+            await here.until(LeavesTold(()))
+        assert len([event for event in here.all if isinstance(event, LeavesTold)]) == 2
+
+    run(scenario())
+
+
+def test_each_side_knows_when_it_was_last_received() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        began = time.monotonic()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            for _ in range(5):
+                await here.until(PeerHeard("id-b", "s2"))
+                await there.until(LinkHeard("id-a", "s1", 0))
+        for heard in (here.all, there.all):
+            sent = [event.sent for event in heard if isinstance(event, PeerHeard | LinkHeard)]
+            times = [at for at in sent if at is not None]
+            assert len(times) == len(sent) >= 5
+            assert began <= times[0] < times[-1] <= time.monotonic()
+            assert times == sorted(times)
+
+    run(scenario())
+
+
+def test_messages_received_by_one_side_only_prove_nothing_more() -> None:
+    """The other side still reports the last message that it received, which does not advance."""
+    count = wire.Count(linked_at=10.0)
+    assert count.line(11.0) == {"count": 1, "heard": 0}
+    assert count.proven({"count": 1, "heard": 0}) == 10.0
+    assert count.line(12.0) == {"count": 2, "heard": 1}
+    assert count.proven({"count": 2, "heard": 1}) == 11.0
+    assert [count.proven({"count": number, "heard": 1}) for number in range(3, 9)] == [11.0] * 6
+    assert count.line(20.0)["heard"] == 8
+    assert count.proven({"count": 9, "heard": 3}) == 20.0
+
+
+@pytest.mark.parametrize("heard", [None, "7", [1]])
+def test_agent_without_receipts_is_an_older_one(heard: object) -> None:
+    count = wire.Count(linked_at=10.0)
+    assert count.proven({"round": 7, "heard": heard}) is None
+
+
+def test_receipt_of_a_message_never_sent_is_ignored() -> None:
+    count = wire.Count(linked_at=10.0)
+    count.line(11.0)
+    assert count.proven({"heard": 1_000_000}) == 11.0
+    assert count.proven({"heard": -5}) == 11.0
+
+
+def test_coordinator_detects_a_dead_member_at_once() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port):
+            async with link_to(port, there):
+                await here.until(PeerUp("id-b", "s2"))
+            await here.until(PeerDown("id-b", "s2"))
+
+    run(scenario())
+
+
+def test_member_detects_a_dead_coordinator_and_dials_again() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with contextlib.AsyncExitStack() as stack:
+            first = contextlib.AsyncExitStack()
+            _, port = await first.enter_async_context(coordinator(here))
+            await stack.enter_async_context(link_to(port, there))
+            await there.until(LinkUp("id-a", "s1"))
+            await first.aclose()
+            await there.until(LinkDown("id-a", "s1", refused=False))
+            await there.until(LinkDown("id-a", "s1", refused=True))
+            again = socket.create_server((HOST, port))
+            connection, _ = await asyncio.to_thread(again.accept)
+            connection.close()
+            again.close()
+            await there.until(LinkDown("id-a", "s1", refused=False))
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_short_silence")
+def test_silent_member_is_reported_as_gone() -> None:
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            reader, writer = await introduced(port)
+            await here.until(PeerUp("id-b", "s2"))
+            writer.write(wire.line({}))
+            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerQuiet("id-b", "s2"))
+            await here.until(PeerDown("id-b", "s2"))
+            assert here.all.count(PeerQuiet("id-b", "s2")) == 1
+            assert not reader.at_eof() or await reader.read() == b""
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_short_silence")
+def test_silent_coordinator_is_reported_as_gone() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        question = await wire.read(reader, PATIENCE_SECONDS)
+        body: wire.Message = {"member": "id-a", "session": "s1", "nonce": wire.nonce()}
+        body["hmac"] = wire.sign(KEY, question["nonce"], body)
+        writer.write(wire.line(body))
+
+    async def scenario() -> None:
+        there = Heard()
+        async with listening(silent) as port, link_to(port, there):
+            await there.until(LinkUp("id-a", "s1"))
+            await there.until(LinkQuiet("id-a", "s1"))
+            await there.until(LinkDown("id-a", "s1", refused=False))
+            assert there.all.count(LinkQuiet("id-a", "s1")) == 1
+
+    run(scenario())
+
+
+def test_message_after_missed_heartbeats_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it is lost, and the next silence counts from there."""
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "SILENCE_SECONDS", PATIENCE_SECONDS)
+
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            _, writer = await introduced(port)
+            for _ in range(2):
+                await here.until(PeerQuiet("id-b", "s2"))
+                writer.write(wire.line({}))
+                await here.until(PeerHeard("id-b", "s2"))
+            assert PeerDown("id-b", "s2") not in here.all
+            writer.close()
+
+    run(scenario())
+
+
+def test_newer_of_two_links_of_a_session_counts() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port):
+            _, stale = await introduced(port)
+            await here.until(PeerUp("id-b", "s2"))
+            async with link_to(port, there):
+                await here.until(PeerUp("id-b", "s2"))
+                stale.close()
+                for _ in range(3):
+                    await here.until(PeerHeard("id-b", "s2"))
+                assert PeerDown("id-b", "s2") not in here.all
+            await here.until(PeerDown("id-b", "s2"))
+
+    run(scenario())
+
+
+async def introduced(
+    port: int, job_key: bytes = KEY
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Introduce member b by hand; send nothing more."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    me = {"member": "id-b", "session": "s2"}
+    writer.write(wire.line({"nonce": wire.nonce(), "link": me}))
+    said = await wire.read(reader, PATIENCE_SECONDS)
+    writer.write(wire.line({"hmac": wire.sign(job_key, said["nonce"], me)}))
+    return reader, writer
+
+
+# -- strangers ------------------------------------------------------------------------
+
+
+def test_peer_without_the_job_key_is_not_linked(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            reader, writer = await introduced(port, job_key=b"another job's key")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert await reader.read() == b""
+            writer.close()
+        assert here.all == []
+
+    run(scenario())
+    assert "does not hold this job's key" in caplog.text
+
+
+def test_member_does_not_link_to_agent_of_another_job() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here, b"another job's key") as (_, port), link_to(port, there):
+            await there.until(LinkDown("id-a", "s1", refused=False))
+        assert LinkUp("id-a", "s1") not in there.all
+        assert here.all == []
+
+    run(scenario())
+
+
+def test_member_does_not_link_to_another_member() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there, member="id-z"):
+            await there.until(LinkDown("id-z", "s1", refused=False))
+        assert here.all == []
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_short_silence")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b'{"nonce": "short"}\n',
+        b'{"nonce": 7}\n',
+        b'{"nonce": "%s"}\n' % (b"\\ud800" * 16),
+        b"\n",
+        b"x" * 9000,
+        b"",
+    ],
+    ids=["http", "short nonce", "no text", "half characters", "empty", "long", "nothing"],
+)
+def test_unauthenticated_connection_is_closed_without_effect_on_others(line: bytes) -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            await here.until(PeerUp("id-b", "s2"))
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(line)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+            await here.until(PeerHeard("id-b", "s2"))
+        assert LinkDown("id-a", "s1", refused=False) not in there.all
+
+    run(scenario())
+
+
+class Crammed:
+    """Listener in a process that is out of file descriptors, until it is `relieved`."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.relieved = False
+        self.refusals = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def accept(self) -> Any:
+        if self.relieved:
+            return self._real.accept()
+        self.refusals += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_file_descriptors_the_server_pauses_accepting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listeners: list[Crammed] = []
+    real = socket.create_server
+
+    def create_server(*args: Any, **options: Any) -> Any:
+        listeners.append(Crammed(real(*args, **options)))
+        return listeners[-1]
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(peer_server, "ACCEPT_AGAIN_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            (listener,) = listeners
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while listener.refusals < 3:
+                    await asyncio.sleep(0)
+            turns = 0
+            while listener.refusals == 3:  # each of them a chance to try again
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > 3
+            listener.relieved = True
+            await here.until(PeerUp("id-b", "s2"))
+
+    run(scenario())
+
+
+# Impossible addresses of agents, which a record may nevertheless contain.
+NOWHERE = [("node..x", 1), ("n" * 64, 1), ("a\0b", 1), (HOST, 70_000), (HOST, -1)]
+
+
+@pytest.mark.parametrize(("address", "port"), NOWHERE)
+def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, port: int) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        link = Link("id-a", "s1", address, port)
+        task = asyncio.create_task(
+            dial.hold_link(link, "id-b", "s2", KEY, heard.post, lambda: (), 0.0)
+        )
+        await heard.until(LinkDown("id-a", "s1", refused=False))
+        await heard.until(LinkDown("id-a", "s1", refused=False))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(scenario())
+
+
+# -- probes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("address", "port"), NOWHERE)
+def test_probe_of_unreachable_address_proves_nothing(address: str, port: int) -> None:
+    async def scenario() -> None:
+        probed = await dial.ask(Probe("id-a", "s1", address, port, port), KEY)
+        assert probed.verdict is Verdict.UNKNOWN
+
+    run(scenario())
+
+
+async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a") -> Verdict:
+    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), KEY)
+    assert (probed.member, probed.session) == (member, "s1")
+    return probed.verdict
+
+
+def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
+    """Return a launcher of member a that answers as the real one does."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        question = await wire.read(reader, PATIENCE_SECONDS)
+        facts = {"member": "id-a", "session": "s1", "round": 1, "workers": 0, **body}
+        writer.write(wire.line(launcher_answer(question, job_key, facts)))
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"workers": 2, "agent_attached": False}, Verdict.WORKERS_ALIVE),
+        ({"workers": 0, "agent_attached": False}, Verdict.GONE),
+        ({"workers": 2, "agent_attached": True}, Verdict.BOTH_ALIVE),
+        ({"workers": 0, "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": "two", "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": 2, "member": "id-z"}, Verdict.GONE),
+        ({"workers": 2, "agent_attached": True, "member": "id-z"}, Verdict.GONE),
+        ({"workers": "two"}, Verdict.GONE),
+    ],
+    ids=[
+        "orphan",
+        "no workers",
+        "attached",
+        "attached, no workers",
+        "attached, nonsense",
+        "other member",
+        "other member attached",
+        "nonsense",
+    ],
+)
+def test_probe_result_for_each_launcher_answer(body: dict[str, Any], expected: Verdict) -> None:
+    async def scenario() -> None:
+        async with listening(launcher(**body)) as port:
+            assert await verdict(port) is expected
+
+    run(scenario())
+
+
+def test_refused_connection_is_proof() -> None:
+    async def scenario() -> None:
+        assert await verdict(free_port()) is Verdict.GONE
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("job_key", [b"another job's key", b""])
+def test_unsigned_answer_proves_nothing(job_key: bytes) -> None:
+    async def scenario() -> None:
+        async with listening(launcher(job_key, workers=0)) as port:
+            assert await verdict(port) is Verdict.UNKNOWN
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_short_silence")
+@pytest.mark.parametrize("said", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[]\n"])
+def test_silent_or_malformed_answer_proves_nothing(said: bytes | None) -> None:
+    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if said is not None:
+            writer.write(said)
+        await reader.read()
+
+    async def scenario() -> None:
+        async with listening(stranger) as port:
+            assert await verdict(port) is Verdict.UNKNOWN
+
+    run(scenario())
+
+
+def test_exiting_process_is_probed_until_it_is_gone() -> None:
+    """A dying process may accept a connection and drop it; the next one is refused."""
+
+    async def scenario() -> None:
+        dropped = asyncio.Event()
+
+        async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            dropped.set()
+
+        server = await asyncio.start_server(drop, HOST, 0)
+        asked = asyncio.create_task(verdict(server.sockets[0].getsockname()[1]))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await dropped.wait()
+            server.close()
+            assert await asked is Verdict.GONE
+
+    run(scenario())
+
+
+def test_agent_itself_is_probed_without_a_launcher() -> None:
+    async def scenario() -> None:
+        async with coordinator(Heard()) as (_, port):
+            assert await verdict(0, agent_port=port) is Verdict.AGENT_ALIVE
+            assert await verdict(0, agent_port=port, member="id-z") is Verdict.GONE
+        assert await verdict(0, agent_port=port) is Verdict.GONE
+        async with coordinator(Heard(), workers=1) as (_, port):
+            assert await verdict(0, agent_port=port) is Verdict.BOTH_ALIVE
+
+    run(scenario())

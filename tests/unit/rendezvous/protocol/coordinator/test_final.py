@@ -1,0 +1,126 @@
+"""Writes of the coordinator when a final round ends, or when it asks to save beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+    Streak,
+)
+from tests.unit.rendezvous.builders import Job, identity, lose_link
+
+LEAVING = MemberState.LEAVING
+
+
+def note(job: Job) -> str:
+    act = job.look()
+    assert act is not None
+    return act.note
+
+
+# -- asking to save -------------------------------------------------------------------
+
+
+def leaver(**bounds: Any) -> Job:
+    """b leaves a gang that wants to save, and nobody else has followed it."""
+    job = Job("a", "b", "c", **{"leave_seconds": 30.0, "expected": 3, **bounds})
+    job.sealed("a", "b", "c")
+    for name in "abc":
+        job.change(name, saves=True)
+    job.change("b", state=LEAVING, reason="drained").idle()
+    return job.later(1)
+
+
+def answered(job: Job, places: int = 7) -> Job:
+    for name in "abc":
+        job.change(name, passed=places)
+    return job
+
+
+def test_save_request_is_written_into_the_round() -> None:
+    before = leaver().current()
+    current = leaver().act()
+    assert current.save is not None
+    assert (current.save.cause.members, current.save.seconds, current.save.point) == (("b",), 25, 0)
+    assert (current.number, current.state, current.nodes) == (1, RoundState.FINAL, before.nodes)
+
+
+def test_save_step_is_written_once_all_have_answered() -> None:
+    job = leaver()
+    job.act()
+    save = answered(job).act().save
+    assert save is not None
+    assert (save.seconds, save.point) == (25, 8)
+
+
+def test_log_of_save_request_names_cause_and_time() -> None:
+    said = note(leaver())
+    assert "leave" in said
+    assert "25" in said
+
+
+def test_log_of_save_step_names_the_step() -> None:
+    job = leaver()
+    job.act()
+    said = note(answered(job))
+    assert "leave" in said
+    assert "8" in said
+    assert "25" not in said
+
+
+# -- the next round -------------------------------------------------------------------
+
+
+def test_detection_time_is_in_milliseconds() -> None:
+    job = Job("a", "b", expected=2).sealed("a", "b").idle().later(60)
+    lose_link(job.coordinator.peers, identity("b"), job.now - 4.0)
+    assert job.gone("b", proven=True).act().number == 2
+    assert job.coordinator.detected_ms == {2: 4000}
+
+
+@pytest.mark.parametrize(("step", "row"), [(-1, 3), (0, 0), (1, 0)])
+def test_first_step_of_any_member_ends_a_row_of_failures(step: int, row: int) -> None:
+    job = Job("a", "b").sealed("a", "b", streak=Streak(2)).change("a", step=step).idle()
+    current = job.failure("b", ran_ms=1000).act()
+    assert current.streak.row == row
+
+
+def test_step_of_an_older_round_ends_no_row_of_failures() -> None:
+    job = Job("a", "b").sealed("a", "b", streak=Streak(2)).member("c", round=0, step=7)
+    assert job.failure("b", ran_ms=1000).act().streak.row == 3
+
+
+def test_failure_that_closes_the_job_counts_in_the_row() -> None:
+    job = Job("a", "b", max_restarts=0).sealed("a", "b", streak=Streak(2)).idle()
+    closed = job.failure("b", ran_ms=1000).act()
+    assert (closed.state, closed.charged, closed.streak.row) == (RoundState.CLOSED, (1,), 3)
+
+
+def test_job_with_whole_roster_done_succeeded() -> None:
+    closed = Job("a", "b").sealed("a", "b").done("a", "b").act()
+    assert (closed.state, closed.outcome) == (RoundState.CLOSED, Outcome(OutcomeKind.SUCCEEDED))
+
+
+def test_log_of_new_round_names_first_three_members_of_its_cause() -> None:
+    job = Job(*"abcde", max_nodes=5, expected=5).sealed(*"abcde").idle().later(60)
+    said = note(job.gone(*"bcde", proven=True))
+    assert "2" in said
+    assert "loss" in said
+    assert "b, c, d" in said
+    assert ", e" not in said
+
+
+def test_log_of_new_round_without_members_ends_with_its_kind() -> None:
+    job = Job(*"abc", expected=3).sealed(*"abc").bounds(max_nodes=2, stop_grace_seconds=0)
+    act = job.look()
+    assert act is not None
+    assert act.note == act.note.strip()
+    job.commit(act.txn)
+    assert job.current().cause.kind is CauseKind.SCALE_DOWN

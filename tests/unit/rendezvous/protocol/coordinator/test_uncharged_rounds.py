@@ -1,0 +1,80 @@
+"""Causes that excuse a round of aborted collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.protocol.coordinator.charging import excuse
+from elasticjob_rendezvous.protocol.records.members import (
+    ABORTED,
+    Cause,
+    CauseKind,
+    MemberState,
+    because,
+)
+from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
+from tests.unit.rendezvous.builders import Job, identity
+
+
+def gang() -> Job:
+    """Return three members of final round 1."""
+    return Job("a", "b", "c", max_nodes=3).sealed("a", "b", "c")
+
+
+def found(job: Job, **bounds: Any) -> Cause | None:
+    view = job.view()
+    return excuse(view, view.rosters.get(1), RendezvousParams(1, 3, **bounds))
+
+
+def test_complete_gang_has_no_uncharged_cause() -> None:
+    assert found(gang()) is None
+
+
+def test_unknown_roster_has_no_uncharged_cause() -> None:
+    assert excuse(gang().view(), None, RendezvousParams(1, 3)) is None
+
+
+def test_lost_member_after_a_done_one_prevents_the_charge() -> None:
+    job = gang().done("a").gone("c")
+    assert found(job) == because(CauseKind.LOSS, ("c",), [ABORTED])
+
+
+def test_lost_done_member_does_not_prevent_the_charge() -> None:
+    assert found(gang().done("c").gone("c")) is None
+
+
+def test_member_with_a_new_session_was_lost() -> None:
+    job = gang()
+    job.delete(job.stored("b").key).member("b", session="s2")
+    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
+
+
+def test_rank_assignment_without_a_session_is_not_compared() -> None:
+    """Rosters of an earlier release name no session."""
+    job = Job("a", "b", max_nodes=3)
+    for name in "ab":
+        job.delete(job.stored(name).key).member(name, session="")
+    job.sealed("a", "b")
+    for name in "ab":
+        job.delete(job.stored(name).key).member(name, session="s2", state=MemberState.RUNNING)
+    assert found(job) is None
+
+
+@pytest.mark.parametrize("reason", ["drained", ""])
+def test_leave_precedes_returned_member(reason: str) -> None:
+    job = gang().change("c", state=MemberState.LEAVING, reason=reason)
+    job.delete(job.stored("b").key).member("b", session="s2")
+    assert found(job) == because(CauseKind.LEAVE, ("c",), [reason, ABORTED], urgent=True)
+
+
+def test_lost_member_precedes_a_leave() -> None:
+    job = gang().change("c", state=MemberState.LEAVING, reason="drained").gone("b")
+    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
+
+
+def test_member_with_drain_request_leaves_for_its_reason() -> None:
+    marks = (DrainRequest(identity("b"), "SurplusStraggler"),)
+    wanted = because(CauseKind.LEAVE, ("b",), ["SurplusStraggler", ABORTED], urgent=True)
+    assert found(gang(), marks=marks) == wanted

@@ -1,0 +1,174 @@
+"""Stored form of records: format, tolerance and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    Done,
+    Member,
+    Outcome,
+    OutcomeKind,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.records.timings import History
+
+RECORDS = (RendezvousParams, Member, Round, Roster, History, Failure, Done)
+KEY = "/elasticjob/team/uid/0/bounds"
+
+
+def any_record() -> st.SearchStrategy[Any]:
+    """Return a strategy for any record with any values; text may hold all but lone surrogates."""
+    seconds, sizes = st.floats(0, 1e9), st.integers(1)
+    limits = {f.name: seconds for f in fields(RendezvousParams) if f.name.endswith("_seconds")}
+    limits |= dict.fromkeys(("min_nodes", "max_nodes", "increment", "max_restarts"), sizes)
+    return st.one_of(
+        [st.builds(kind, **(limits if kind is RendezvousParams else {})) for kind in RECORDS]
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"minNodes":0,"maxNodes":2}',
+        '{"minNodes":1,"maxNodes":-2}',
+        '{"minNodes":1,"maxNodes":2,"increment":0}',
+        '{"minNodes":1,"maxNodes":2,"maxRestarts":-1}',
+        '{"minNodes":1,"maxNodes":2,"keepAliveSeconds":-1}',
+        '{"minNodes":1,"maxNodes":2,"settleSeconds":NaN}',
+        '{"minNodes":1,"maxNodes":2,"confirmSeconds":Infinity}',
+    ],
+)
+def test_parameters_without_possible_round_are_malformed(said: str) -> None:
+    with pytest.raises(MalformedRecord, match="must be"):
+        decode(RendezvousParams, KEY, said.encode())
+
+
+@given(any_record())
+def test_encoded_record_decodes_equal(record: Any) -> None:
+    assert decode(type(record), KEY, encode(record)) == record
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_fields_at_default_are_omitted(kind: type[Any]) -> None:
+    given_ = {
+        f.name: value
+        for f in fields(kind)
+        if f.default is MISSING and (value := _some(f.name)) is not None
+    }
+    stored = encode(kind(**given_)).decode()
+    for field in fields(kind):
+        head, *rest = field.name.split("_")
+        name = f'"{head + "".join(part.title() for part in rest)}":'
+        assert (name in stored) is (field.default is MISSING)
+
+
+def _some(name: str) -> Any:
+    """Return a value for a field without a default."""
+    special = {"state": RoundState.FINAL, "kind": "UserError", "seats": ()}
+    special["cause"] = Cause(CauseKind.JOIN)  # type: ignore[assignment]
+    numbers = ("number", "round", "port", "size", "rank", "nodes", "at_ms")
+    return special.get(name, 1 if name.endswith(numbers) else "x")
+
+
+def test_names_are_camel_case_and_enums_are_their_values() -> None:
+    bounds = RendezvousParams(
+        1, 2, stop_grace_seconds=4.5, marks=(DrainRequest("id-a", "scaled down"),)
+    )
+    assert encode(bounds) == (
+        b'{"minNodes":1,"maxNodes":2,"stopGraceSeconds":4.5,'
+        b'"marks":[{"member":"id-a","reason":"scaled down"}]}'
+    )
+    assert encode(Outcome(OutcomeKind.TIMED_OUT, "späť")) == (
+        '{"kind":"timedOut","detail":"späť"}'.encode()
+    )
+
+
+def test_unknown_fields_of_newer_release_are_ignored() -> None:
+    stored = (
+        b'{"number":3,"state":"joinable","future":{"a":[1]},'
+        b'"cause":{"kind":"loss","weight":2,"members":["a"]}}'
+    )
+    assert decode(Round, KEY, stored) == Round(
+        3, RoundState.JOINABLE, Cause(CauseKind.LOSS, ("a",))
+    )
+
+
+def test_missing_fields_of_older_release_have_defaults() -> None:
+    assert decode(RendezvousParams, KEY, b'{"minNodes":2,"maxNodes":3}') == RendezvousParams(2, 3)
+
+
+def test_integer_seconds_decode_as_float() -> None:
+    bounds = decode(RendezvousParams, KEY, b'{"minNodes":1,"maxNodes":1,"settleSeconds":3}')
+    assert bounds.settle_seconds == 3.0
+    assert isinstance(bounds.settle_seconds, float)
+
+
+@pytest.mark.parametrize(
+    ("stored", "fault"),
+    [
+        (b"", "JSONDecodeError"),
+        (b"{", "JSONDecodeError"),
+        (b"\xff\xfe\xfd", "UnicodeDecodeError"),
+        (b"[" * 100_000, "RecursionError"),
+        (b"7", "not a dict"),
+        (b"null", "not a dict"),
+        (b'["minNodes"]', "not a dict"),
+        (b'{"minNodes":1}', "maxNodes is missing"),
+        (b'{"minNodes":"1","maxNodes":2}', "'1' is not a int"),
+        (b'{"minNodes":1.0,"maxNodes":2}', "1.0 is not a int"),
+        (b'{"minNodes":true,"maxNodes":2}', "True is not a int"),
+        (b'{"minNodes":null,"maxNodes":2}', "None is not a int"),
+        (b'{"minNodes":1,"maxNodes":2,"expected":"all"}', "'all' is not a int"),
+        (b'{"minNodes":1,"maxNodes":2,"settleSeconds":"3s"}', "'3s' is not a"),
+        (b'{"minNodes":1,"maxNodes":2,"settleSeconds":true}', "True is not a"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":{}}', "not a list"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":[7]}', "not a dict"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":[{"member":"a"}]}', "reason is missing"),
+    ],
+)
+def test_malformed_record_names_its_key_and_fault(stored: bytes, fault: str) -> None:
+    with pytest.raises(MalformedRecord) as caught:
+        decode(RendezvousParams, KEY, stored)
+    assert caught.value.key == KEY
+    assert repr(KEY) in str(caught.value)
+    assert fault in str(caught.value)
+
+
+def test_unknown_enum_value_is_malformed() -> None:
+    with pytest.raises(MalformedRecord, match="'paused' is not a valid RoundState"):
+        decode(Round, KEY, b'{"number":1,"state":"paused","cause":{"kind":"start"}}')
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        ("OutOfMemory", FailureClass.OUT_OF_MEMORY),
+        ("PeerAbort", FailureClass.PEER_ABORT),
+        ("Eclipse", FailureClass.USER_ERROR),
+    ],
+    ids=["of an older release", "of every release", "of a newer release"],
+)
+def test_failure_class_of_every_release_is_read(stored: str, kind: FailureClass) -> None:
+    value = (
+        f'{{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":"{stored}","atMs":5}}'
+    )
+    assert decode(Failure, "k", value.encode()).kind is kind
+
+
+def test_failure_class_that_is_no_text_is_malformed() -> None:
+    value = b'{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":5,"atMs":5}'
+    with pytest.raises(MalformedRecord):
+        decode(Failure, "k", value)
