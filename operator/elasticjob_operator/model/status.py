@@ -271,7 +271,7 @@ class Status(StatusModel):
     first_failure: FirstFailure | None = None
     """Culprit of the latest failure."""
     refusal: CreationRefusal | None = None
-    """Refusal to create pods; absent if pods can be created."""
+    """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
     conditions: Annotated[
         list[Condition],
         Field(

@@ -7,12 +7,18 @@ that they agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.catalog import DETAILS, PLURAL_DETAILS
 from elasticjob_operator.domain.observed.state import DISRUPTIONS, PodEnd
-from elasticjob_operator.model.status import MAX_ROUND_MEMBERS, CauseStatus, RoundStatus, Status
+from elasticjob_operator.model.status import (
+    MAX_REASONS,
+    MAX_ROUND_MEMBERS,
+    CauseStatus,
+    RoundStatus,
+    Status,
+)
 from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_within
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.protocol.text import first_line
@@ -26,6 +32,10 @@ MAX_CAUSE = 480
 
 DEPARTURES = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
 """Causes whose members departed, or may have; the ends of their pods are more precise."""
+
+
+REASONED = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS)
+"""Causes whose reasons are listed one by one."""
 
 
 def round_cause(found: RoundStatus, status: Status) -> str:
@@ -49,8 +59,7 @@ def cause_text(cause: CauseStatus, cut: bool = False) -> str:
     """Return the cause of a round, as text. `cut`: True if the list of members may be cut off."""
     many = len(cause.members) > 1
     who = named(cause.members, cut) or "a node"
-    # A status of the previous release has the reasons in its detail only.
-    reasons = cause.reasons or reasons_within(cause.kind, cause.detail)
+    reasons = _reasons(cause)
     detail = quoted(_detail_text(reasons, many) if reasons else cause.detail, MAX_CAUSE)
     told = f" ({detail})" if detail else ""
     if (
@@ -82,6 +91,18 @@ def cause_text(cause: CauseStatus, cut: bool = False) -> str:
             return f"etcd lost its data{told}"
         case other:
             return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
+
+
+def _reasons(cause: CauseStatus) -> Sequence[str]:
+    """Return the reasons of a cause.
+
+    They are in its detail alone if the previous release wrote the status, or if they are too many
+    for the list; that release leaves the list of an earlier cause in place.
+    """
+    known = cause.reasons if cause.kind in REASONED else []
+    if 0 < len(known) < MAX_REASONS:
+        return known
+    return reasons_within(cause.kind, cause.detail) or known
 
 
 def _has_other_causes(known: str, reasons: Iterable[str]) -> bool:

@@ -262,7 +262,7 @@ def creation_refusal(observed: Observed, phase: Phase) -> CreationRefusal | None
 def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
     """Return the obstacle to creating pods and its message from a status.
 
-    The previous release wrote it only into condition PodsReady.
+    The previous release wrote it only into condition PodsReady, behind the number of ready pods.
     """
     if status.refusal is not None:
         known = {obstacle.value: obstacle for obstacle in Obstacle}
@@ -271,7 +271,7 @@ def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
     for found in status.conditions:
         for obstacle in _OF_CREATION:
             if found.type is ConditionType.PODS_READY and found.reason == obstacle.value:
-                return obstacle, found.message
+                return obstacle, found.message.partition(": ")[2] or found.message
     return None
 
 

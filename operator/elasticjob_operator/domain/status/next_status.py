@@ -57,12 +57,13 @@ def next_status(
     # The status of an earlier incarnation says nothing about the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
+    ready = sum(pod.ready for pod in counted_pods.counted)
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=len(counted_pods.counted),
-        ready_nodes=sum(pod.ready for pod in counted_pods.counted),
+        ready_nodes=ready,
         wanted_nodes=size.nodes,
         selector=selector(job),
         restarts=view.failures_charged if view.readable else before.restarts,
@@ -76,7 +77,7 @@ def next_status(
         if view.readable
         else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
-        refusal=creation_refusal(observed, phase),
+        refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions

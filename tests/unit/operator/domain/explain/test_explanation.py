@@ -786,7 +786,7 @@ def test_refusal_of_a_newer_operator_is_explained_without_its_remedy() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        ("QuotaExceeded", (Obstacle.QUOTA, "0 of 2 are ready; a pod cannot be created: too many")),
+        ("QuotaExceeded", (Obstacle.QUOTA, "too many")),
         ("Unschedulable", None),
         ("AllReady", None),
     ],

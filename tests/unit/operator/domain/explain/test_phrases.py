@@ -11,7 +11,7 @@ from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, Ren
 from elasticjob_operator.domain.status.events import Event, job_events
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, RendezvousState
-from elasticjob_operator.model.status import CauseStatus, Status
+from elasticjob_operator.model.status import MAX_REASONS, CauseStatus, Status
 from elasticjob_rendezvous.protocol.records.members import ABORTED, Cause, CauseKind
 from tests.unit.operator.builders import NOW, ago, final_round, history, job, observed, pod, running
 
@@ -54,6 +54,21 @@ def test_phrases_for_one_and_two_members(reasons: str, one: str, two: str) -> No
 def test_text_of_a_failure_is_shown_as_it_is() -> None:
     said = CauseStatus(kind="failure", members=["job-0"], detail=f"SIGTERM; {OLD_ABORTED}")
     assert cause_text(said) == f"a worker of job-0 failed (SIGTERM; {OLD_ABORTED})"
+
+
+def test_reasons_beyond_the_length_of_the_list_are_taken_from_the_detail() -> None:
+    reasons = [f"r{number:02}" for number in range(MAX_REASONS + 2)]
+    many = CauseStatus(
+        kind="leave", members=["job-0"], detail="; ".join(reasons), reasons=reasons[:MAX_REASONS]
+    )
+    assert reasons[-1] in cause_text(many)
+
+
+def test_reasons_that_the_previous_release_left_in_the_status_are_ignored() -> None:
+    left = CauseStatus(
+        kind="failure", members=["job-0"], detail="rank 0 exited", reasons=["SIGTERM"]
+    )
+    assert cause_text(left) == "a worker of job-0 failed (rank 0 exited)"
 
 
 def test_several_members_that_left_for_different_reasons() -> None:

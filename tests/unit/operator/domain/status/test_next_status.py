@@ -259,6 +259,18 @@ def test_nodes_are_training_nodes(view: RendezvousView, phase: Phase | None, nod
     assert (status.nodes, status.pods) == (nodes, 6)
 
 
+@pytest.mark.parametrize(("ready", "reported"), [(1, True), (2, False)])
+def test_refusal_is_reported_only_while_pods_are_missing(ready: int, reported: bool) -> None:
+    view = final_round(2, 5)
+    known = status_of(job(maxNodes=2), observed(*running(2), view=view))
+    refusal = Refusal(Obstacle.ENDPOINT, "etcd-x:2379 is not allowed", ago(5))
+    blind = replace(observed(*running(ready), view=UNREADABLE), refusal=refusal)
+    status = next_status(job(known, maxNodes=2), blind, UNREADABLE, NOW)
+    assert (status.refusal is not None) is reported
+    unread = any("cannot read the job's state" in sentence for sentence in status.explanation)
+    assert unread is not reported
+
+
 def test_unreadable_rendezvous_keeps_known_status() -> None:
     view = final_round(2, 5, rounds=(history(5, "start", 2),), failures_charged=2)
     known = status_of(job(maxNodes=2), observed(*running(2), view=view))
