@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,68 +26,63 @@ other commands inspect and change such jobs, also after their end.
 """
 
 
-def application(first: str) -> typer.Typer:
-    """Return the command line; if `first` is "agent", with that command alone.
+COMMANDS = {
+    "run": "run.run",
+    "agent": "agent.agent",
+    "get": "get.get",
+    "describe": "get.describe",
+    "explain": "explain.explain",
+    "scale": "change.scale",
+    "delete": "change.delete",
+    "logs": "logs.logs",
+    "validate": "validate.validate",
+    "convert": "convert.convert",
+    "fault": "change.fault",
+    "version": "validate.version",
+}
+"""Module and function of each command, in the order of the help."""
+CLUSTER_COMMANDS = {
+    "explain": "explain.explain_on_cluster",
+    "validate": "validate.validate",
+    "convert": "convert.convert",
+    "version": "validate.version",
+}
+"""Those of the kubectl plug-in, which apply to a cluster."""
 
-    The agent starts on every node while the others wait for it; importing the other commands would
-    take half a second.
+
+def application(first: str) -> typer.Typer:
+    """Return the command line of `elasticjob`; see `_application`."""
+    return _application(HELP, COMMANDS, first)
+
+
+def plugin(first: str) -> typer.Typer:
+    """Return the command line of the kubectl plug-in; see `_application`."""
+    return _application("Elastic PyTorch jobs on a cluster.", CLUSTER_COMMANDS, first)
+
+
+def _application(text: str, commands: Mapping[str, str], first: str) -> typer.Typer:
+    """Return a command line, with the command `first` alone if it has one of that name.
+
+    Importing the other commands takes up to a second, and the agent starts on every node while the
+    others wait for it.
     """
     import typer
 
     app = typer.Typer(
-        help=HELP,
+        help=text,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    if first == "agent":
-        app.callback()(_group)
-        _add_agent(app)
-        return app
-    from elasticjob_cli.commands import change, convert, explain, get, logs, run, validate
-
-    app.command()(run.run)
-    _add_agent(app)
-    app.command()(get.get)
-    app.command()(get.describe)
-    app.command()(explain.explain)
-    app.command()(change.scale)
-    app.command()(change.delete)
-    app.command()(logs.logs)
-    app.command()(validate.validate)
-    app.command()(convert.convert)
-    app.command()(change.fault)
-    app.command()(validate.version)
+    app.callback()(_group)
+    for name in [first] if first in commands else commands:
+        module_name, _, function = commands[name].partition(".")
+        module = importlib.import_module(f"elasticjob_cli.commands.{module_name}")
+        settings = getattr(module, "CONTEXT", None)
+        app.command(name, context_settings=settings)(getattr(module, function))
     return app
-
-
-def plugin() -> typer.Typer:
-    """Return the command line of the kubectl plug-in: the commands that apply to a cluster."""
-    import typer
-
-    from elasticjob_cli.commands import convert, explain, validate
-
-    app = typer.Typer(
-        help="Elastic PyTorch jobs on a cluster.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command("explain")(explain.explain_on_cluster)
-    app.command()(validate.validate)
-    app.command()(convert.convert)
-    app.command()(validate.version)
-    return app
-
-
-def _add_agent(app: typer.Typer) -> None:
-    from elasticjob_cli.commands import agent
-
-    app.command(context_settings=agent.CONTEXT)(agent.agent)
 
 
 def _group() -> None:
@@ -95,7 +91,7 @@ def _group() -> None:
 
 def main() -> None:
     """Run the console script `elasticjob`."""
-    _run(lambda: application(sys.argv[1] if len(sys.argv) > 1 else ""), "elasticjob")
+    _run(application, "elasticjob")
 
 
 def kubectl() -> None:
@@ -103,7 +99,7 @@ def kubectl() -> None:
     _run(plugin, "kubectl elasticjob")
 
 
-def _run(app: Callable[[], typer.Typer], name: str) -> None:
+def _run(app: Callable[[str], typer.Typer], name: str) -> None:
     """Run a command line; turn errors into a line on standard error and an exit code."""
     open_missing()
     for stream in (sys.stdout, sys.stderr):
@@ -129,10 +125,10 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C at exit
 
 
-def _load(app: Callable[[], typer.Typer]) -> typer.Typer:
+def _load(app: Callable[[str], typer.Typer]) -> typer.Typer:
     """Return the command line; from here on the command itself handles Ctrl-C."""
     entry.heed_ctrl_c()
-    command = app()
+    command = app(sys.argv[1] if len(sys.argv) > 1 else "")
     if signal.getsignal(signal.SIGINT) is entry.interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return command

@@ -298,7 +298,7 @@ def test_cluster_can_be_selected_despite_local_job(kubectl: Path, options: list[
 def test_kubectl_plugin_selects_the_cluster(kubectl: Path) -> None:
     local()
     said = whole(kubectl)
-    result = CliRunner().invoke(plugin(), ["explain", "job", "-n", "team-a"])
+    result = CliRunner().invoke(plugin("explain"), ["explain", "job", "-n", "team-a"])
     assert result.output.splitlines()[: len(said)] == said
     assert "--namespace=team-a" in calls(kubectl)[0]
 
