@@ -99,13 +99,18 @@ class PeerServer:
         self._heart = loop.call_later(wire.HEARTBEAT_SECONDS, self._beat)
 
     def _tell(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now, vouched_until = asyncio.get_running_loop().time(), self._vouched_until()
         for writer, count in self._links.values():
-            self._say(writer, count, now)
+            self._say(writer, count, now, vouched_until)
 
-    def _say(self, writer: asyncio.StreamWriter, count: wire.Count, now: float) -> None:
+    def _say(
+        self,
+        writer: asyncio.StreamWriter,
+        count: wire.Count,
+        now: float,
+        vouched_until: float | None,
+    ) -> None:
         line = {**count.line(now), "round": self._round, **self._leaving}
-        vouched_until = self._vouched_until()
         if vouched_until is not None:
             line["vouched_seconds"] = wire.seconds(vouched_until - count.heard_at)
         writer.write(wire.line(line))
@@ -199,7 +204,8 @@ class PeerServer:
         key = (member, session)
         told: wire.Leaving = ()
         link = self._links[key] = (writer, count)
-        self._say(writer, count, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._say(writer, count, now, self._vouched_until())
         self._post(PeerUp(member, session, count.linked_at))
         try:
             while True:

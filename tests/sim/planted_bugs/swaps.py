@@ -155,7 +155,7 @@ def lease_is_renewed_late(_: Any) -> Any:
 # -- judgement of other members -------------------------------------------------------------
 
 
-@swap("pause", FailureDetector, "adopt", seed=74)
+@swap("pause", FailureDetector, "adopt", seed=6)
 def orphans_are_lost(_: Any) -> Any:
     """Count workers whose agent died as ended."""
 

@@ -466,7 +466,8 @@ class FailureDetector:
         """
         if len(others) < 2:
             return False
-        return sum(self.silent(id) for id in others) * 2 > len(others)
+        peers = (self.states.get(id) for id in others)
+        return sum(peer is not None and peer.silent for peer in peers) * 2 > len(others)
 
     def symptom(self, members: Collection[str]) -> float | None:
         """Return the time of the first sign of trouble with any of `members`."""

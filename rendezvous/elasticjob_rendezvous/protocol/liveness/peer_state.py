@@ -344,7 +344,8 @@ class PeerState:
 
     @property
     def silent(self) -> bool:
-        return self.contact in (ContactState.SILENT, ContactState.LINK_LOST_SILENT)
+        found = self.contact
+        return found is ContactState.SILENT or found is ContactState.LINK_LOST_SILENT
 
     @property
     def linked(self) -> bool:
