@@ -119,8 +119,8 @@ class Dependencies:
     """Dependencies of the reconciler.
 
     Args:
-        close_departed: closes the rendezvous of a deleted job, by namespace and uid, at a time;
-            raises `TROUBLE`.
+        close_deleted_job: closes the rendezvous of a deleted job, by namespace and uid, at a time;
+            raises `CLEANUP_ERRORS`.
         clock: monotonic time in seconds.
         now: UTC time.
     """

@@ -38,7 +38,7 @@ CLEANUP_ERRORS = (EtcdError, Contended)
 async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: datetime) -> bool:
     """Close a deleted job's rendezvous, so that its agents start no further round.
 
-    Return True if everything is closed; the resync retries the rest. Raises `TROUBLE`.
+    Return True if everything is closed; the resync retries the rest. Raises `CLEANUP_ERRORS`.
     """
     etcds.agents.forget(uid)
     outcome = outcome_record(OutcomeKind.STOPPED, StopReason.DELETED)
@@ -56,7 +56,7 @@ async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: 
 
 
 async def delete_job_data(etcds: EtcdRegistry, namespace: str, uid: str) -> None:
-    """Delete all etcd data of a closed job without pods. Raises `TROUBLE`."""
+    """Delete all etcd data of a closed job without pods. Raises `CLEANUP_ERRORS`."""
     for etcd in etcds.all():
         if etcd.users is not None or etcd.newest(namespace, uid) is not None:
             await forget_job(etcd.client, etcd.users, namespace, uid)

@@ -44,7 +44,7 @@ POLL_ERRORS = (
     asyncio.IncompleteReadError,
     asyncio.LimitOverrunError,
 )
-"""Errors of `ask` and of parsing its answer."""
+"""Errors of `fetch_report` and of parsing its answer."""
 
 Changed = Callable[[str, str], None]
 """Callback with namespace and uid of a job whose agents report something new."""
@@ -73,7 +73,7 @@ class PollTarget:
 
 
 Ask = Callable[[str, int, bytes], Awaitable[bytes]]
-"""Function that polls the agent at an address and a port, with the job's key; see `ask`."""
+"""Function that polls the agent at an address and port, with the job's key: `fetch_report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class AgentPoller:
 async def fetch_report(
     address: str, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
 ) -> bytes:
-    """Return one agent's answer. Raises one of `NO_ANSWER` without a usable one."""
+    """Return one agent's answer. Raises one of `POLL_ERRORS` without a usable one."""
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_connection(address, port)
         try:

@@ -12,11 +12,13 @@ from elasticjob_operator.reconcile.jobs import JobMemory, PendingChange
 
 OPERATOR = Path(elasticjob_operator.__file__).parent
 WRITERS = {
-    "pods": {"observer"},
-    "rendezvous": {"agents_source", "etcd_source", "sources"},
-    "owned": {"owned_objects"},
-    "report": {"reconciler"},
-    "refusal": {"reconciler"},
+    "pods": {"reconcile/observer.py"},
+    "rendezvous": {
+        *("rendezvous/agents_source.py", "rendezvous/etcd_source.py", "rendezvous/sources.py"),
+    },
+    "owned": {"reconcile/owned_objects.py"},
+    "report": {"reconcile/reconciler.py"},
+    "refusal": {"reconcile/reconciler.py"},
 }
 NEVER_REPLACED = {"key", "uid", "seen_at", "change"}
 
@@ -35,7 +37,7 @@ def test_each_value_of_a_job_is_written_by_its_writer_alone() -> None:
     found: dict[str, set[str]] = {}
     for path in OPERATOR.rglob("*.py"):
         for name in assignments(ast.parse(path.read_text())):
-            found.setdefault(name, set()).add(path.stem)
+            found.setdefault(name, set()).add(path.relative_to(OPERATOR).as_posix())
     assert found == WRITERS
     assert {one.name for one in fields(JobMemory)} == WRITERS.keys() | NEVER_REPLACED
 

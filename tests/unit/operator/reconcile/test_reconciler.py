@@ -34,7 +34,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -94,6 +94,7 @@ class JobObserver:
 
     view: RendezvousView = NO_MEMBERS
     seen: list[RendezvousSource] = field(default_factory=list)
+    foreign: frozenset[int] = frozenset()
 
     async def observe(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
@@ -109,14 +110,18 @@ class JobObserver:
         before: Observed,
         applied: Applied,
     ) -> Observed:
+        memory.pods = PodMemory(foreign=self.foreign)
         return replace(before, rendezvous=self.view, refusal=memory.refusal)
 
 
+@dataclass
 class OnePod:
-    """Applier whose plans create one pod."""
+    """Applier whose plans create one pod, or meet this refusal."""
+
+    refusal: Refusal | None = None
 
     async def apply(self, task: ReconcileContext, planned: Plan) -> Applied:
-        return Applied(actions=[MADE], refusal=task.memory.refusal)
+        return Applied(actions=[MADE], refusal=self.refusal or task.memory.refusal)
 
 
 class NoBudget:
@@ -146,6 +151,7 @@ class Rig:
     ) -> None:
         self.api = Api(error)
         self.observer = JobObserver(view)
+        self.applier = OnePod()
         self.recorder = Recorder()
         self.jobs = Jobs(lambda: 0.0, lambda: 0.0)
         self.closed: list[str] = []
@@ -157,7 +163,7 @@ class Rig:
                 sources=Registry(source or FakeSource()),
                 close_deleted_job=self._close,
                 observer=self.observer,
-                applier=OnePod(),
+                applier=self.applier,
                 owned_objects=NoBudget(),
                 events=self.recorder,
                 metrics=Metrics(),
@@ -173,6 +179,22 @@ class Rig:
 
     def reconcile(self) -> float | None:
         return asyncio.run(self.reconciler.reconcile(KEY))
+
+
+def test_refusal_of_an_applied_plan_is_remembered() -> None:
+    rig = Rig()
+    rig.applier.refusal = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
+    rig.reconcile()
+    memory = rig.jobs.find(KEY)
+    assert memory is not None
+    assert memory.refusal == rig.applier.refusal
+
+
+def test_job_is_reconciled_again_at_once_after_a_foreign_pod_was_found() -> None:
+    rig = Rig()
+    assert rig.reconcile() != 0.0
+    rig.observer.foreign = frozenset({0})
+    assert rig.reconcile() == 0.0
 
 
 @pytest.mark.parametrize(

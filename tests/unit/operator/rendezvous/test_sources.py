@@ -179,6 +179,13 @@ def test_secret_is_stale_once_its_source_differs(source: RendezvousSource, stale
     assert source.is_stale(Access(b"key", b"authority", "author", "before")) is stale
 
 
+@pytest.mark.parametrize(
+    "source", [in_etcd(), in_etcd(own=False, held=AUTHORS)], ids=["own etcd", "named etcd"]
+)
+def test_current_secret_is_not_stale(source: RendezvousSource) -> None:
+    assert not source.is_stale(Access(b"key", None, "author", "pass"))
+
+
 @pytest.mark.parametrize("source", [agents(), UnusableSource()], ids=["agents", "unusable"])
 def test_rendezvous_without_writes_refuses_them(source: RendezvousSource) -> None:
     outcome = Outcome(OutcomeKind.STOPPED)
