@@ -1,6 +1,6 @@
 """Periodic health probe of a rendezvous store; reports outages and recoveries.
 
-The state machine is `core.store_health`; each backend has its own probe (`etcd.probe`,
+The state machine is `protocol.store_health`; each backend has its own probe (`etcd.probe`,
 `etcd_v2.probe`, `c10d.probe`).
 """
 

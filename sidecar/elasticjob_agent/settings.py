@@ -8,7 +8,7 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_BACKEND` | rendezvous backend: etcd (v3), etcd-v2 or c10d | etcd |
 | `ELASTICJOB_ENDPOINTS` | `host:port` or URLs of etcd, comma-separated, or c10d store | required |
 | `ELASTICJOB_STORE_HOST` | `true`: this agent hosts the c10d store | false |
-| `ELASTICJOB_BOUNDS` | `Bounds` record as JSON, for the backends other than etcd | required there |
+| `ELASTICJOB_BOUNDS` | `state/bounds` as JSON, for the backends other than etcd | required there |
 | `ELASTICJOB_MEMBER_ID` | id of this member: a pod's uid | required |
 | `ELASTICJOB_NAME` | name of this member; natural order of names gives the ranks | required |
 | `ELASTICJOB_ADDRESS` | IP address at which peers reach this node's workers | required |

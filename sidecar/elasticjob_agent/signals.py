@@ -52,7 +52,7 @@ class Signals:
 
     @contextlib.contextmanager
     def handling(self, to_the_end: bool = False) -> Iterator[None]:
-        """See `handling_signals`. Reentrant, for a caller that has more to close than the agent."""
+        """See `handle_signals`. Reentrant, for a caller that has more to close than the agent."""
         if self._heeds or threading.current_thread() is not threading.main_thread():
             yield  # only the main thread handles signals; elsewhere the caller ends the agent
             return

@@ -6,7 +6,7 @@ exists in etcd; does not imply a final round. `GET /status`: both and the worker
 `GET /rendezvous`, for clients that prove possession of the job's key: whether this agent can
 use the rendezvous store and, without records in etcd v3, its part of the job's status. The
 agent's end is delayed until a reader has seen the job's outcome. Format:
-`elasticjob_rendezvous.core.served`.
+`elasticjob_rendezvous.protocol.records.agent_reports`.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class TempDir:
         made = Path(tempfile.mkdtemp(prefix=_UNLOCKED, dir=parent))
         self._held = _opened(made)
         self.path = made
-        # On a file system without locks the folder keeps the unlocked prefix: `clear` removes
-        # such a folder only when it is empty.
+        # On a file system without locks the folder keeps the unlocked prefix: `remove_abandoned`
+        # removes such a folder only when it is empty.
         with contextlib.suppress(OSError):
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.path = made.rename(

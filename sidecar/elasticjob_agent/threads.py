@@ -71,7 +71,7 @@ class BlockingRuntime:
     """Blocking worker runtime. The constructor starts it; all methods are thread-safe.
 
     Raises:
-        HandsError: the runtime is lost, or refused a command.
+        WorkerRuntimeError: the runtime is lost, or refused a command.
     """
 
     def __init__(self, make: Callable[[], WorkerRuntime]) -> None:
@@ -85,7 +85,7 @@ class BlockingRuntime:
         self._empty = True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="elasticjob-hands", daemon=True
+            target=self._loop.run_forever, name="elasticjob-runtime", daemon=True
         )
         self._thread.start()
         self._runtime = make()

@@ -199,7 +199,7 @@ def _records(run: Record, stage: str) -> list[tuple[Record, str]]:
 
 def _plain(value: Any) -> Any:
     """Return the list without the import listener and its page, which are documented."""
-    found = [one for one in value if not str(one).endswith(".Listener")]
+    found = [one for one in value if not str(one).endswith(".ImportRecorder")]
     if _PAGE in found:
         found.remove(_PAGE)
     return found

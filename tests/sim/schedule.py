@@ -16,7 +16,7 @@ def plan(seed: int, kind: str = "") -> Plan:
     """Return the plan of one seed; its profile rotates with the seed, unless a `kind` is given."""
     found = PROFILES[kind or profile(seed)](Random(f"plan {seed}"))
     found = _saving(Random(f"saving {seed}"), found)
-    # The text keeps the seeds of `test_found` unchanged.
+    # The text keeps the seeds of `test_regressions` unchanged.
     return _losing_touch(Random(f"lose touch 333 {seed}"), found)
 
 

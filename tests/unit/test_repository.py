@@ -23,14 +23,16 @@ PACKAGES = (
 )
 CORES = sorted(
     module
-    for folder in (
-        "operator/elasticjob_operator/domain",
-        "rendezvous/elasticjob_rendezvous/protocol",
-        "rendezvous/elasticjob_rendezvous/dynamic/core",
-        "rendezvous/elasticjob_rendezvous/etcd_v2/core",
-        "sidecar/elasticjob_agent/core",
+    for pattern in (
+        "operator/elasticjob_operator/domain/**/*.py",
+        "operator/elasticjob_operator/etcd_tls/rotation.py",
+        "operator/elasticjob_operator/replica/lease.py",
+        "rendezvous/elasticjob_rendezvous/protocol/**/*.py",
+        "rendezvous/elasticjob_rendezvous/dynamic/core/*.py",
+        "rendezvous/elasticjob_rendezvous/etcd_v2/core/*.py",
+        "sidecar/elasticjob_agent/core/*.py",
     )
-    for module in (ROOT / folder).rglob("*.py")
+    for module in ROOT.glob(pattern)
 )
 PROTOCOL_PARTS = ("coordinator", "liveness", "records")
 # In two parts: this file may not name them either.

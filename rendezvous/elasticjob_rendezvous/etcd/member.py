@@ -81,7 +81,7 @@ class MemberSettings:
 
     Args:
         endpoints: etcd endpoints, `host:port` or URLs.
-        config: see `core.config`; the member fills in `identity.agent_port`.
+        config: see `protocol.config`; the member fills in `identity.agent_port`.
         job_key: secret shared by the agents of this job.
         bind_address: bind address of the peer server.
     """

@@ -1,4 +1,4 @@
-"""Conversion between the values of `core.kv` and etcd's protobuf messages. No I/O.
+"""Conversion between the values of `protocol.kv` and etcd's protobuf messages. No I/O.
 
 Our own keys are UTF-8. Other bytes survive a round trip (surrogateescape), so
 that a foreign key cannot break a range.

@@ -9,7 +9,7 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of this member for its whole life. See `records.Member` for the fields."""
+    """Identity of this member for its whole life. See `members.Member` for the fields."""
 
     id: str
     name: str

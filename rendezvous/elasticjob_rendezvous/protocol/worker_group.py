@@ -35,10 +35,10 @@ class Local:
             unknown.
         step: the last step that they reported, updated now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
-        busy_ms: see `records.Member`.
+        busy_ms: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, cold: see `records.Member`.
+        saves, passed, saved, completed, cold: see `members.Member`.
     """
 
     ready: bool = False

@@ -232,7 +232,7 @@ class LocalElasticAgent(RuntimeElasticAgent):
         which = (str(number), str(local_rank))
         if self._start_method == "fork":
             return which
-        assert self._call_folder is not None, "_make_hands sets it"
+        assert self._call_folder is not None, "_make_runtime sets it"
         return (*self._call_folder.command(), *which)
 
     def _devices(self, local_rank: int) -> dict[str, str]:

@@ -58,7 +58,7 @@ class RuntimeElasticAgent(SimpleElasticAgent):
         own = any(getattr(type(self), s) is not getattr(RuntimeElasticAgent, s) for s in STEPS)
         return super()._runtime() if own else self._make_runtime()
 
-    @prof
+    @prof(name="LocalElasticAgent._start_workers")
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._blocking is None:
             self._blocking = BlockingRuntime(self._make_runtime)
@@ -79,12 +79,12 @@ class RuntimeElasticAgent(SimpleElasticAgent):
         )
         return dict(self._blocking.start(self._adjust_start(order)))
 
-    @prof
+    @prof(name="LocalElasticAgent._stop_workers")
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._blocking is not None:
             self._blocking.stop(float(self._shutdown_timeout))
 
-    @prof
+    @prof(name="LocalElasticAgent._monitor_workers")
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._blocking is None:
             return RunResult(WorkerState.UNKNOWN)

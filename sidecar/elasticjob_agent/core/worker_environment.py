@@ -68,7 +68,7 @@ def worker_environment(
     """Return the variables to lay over a worker's base environment.
 
     Args:
-        local_rank: 0 … seat.slots - 1.
+        local_rank: 0 … assignment.slots - 1.
         inherited: names set in the base environment; the user's value wins where it should.
     """
     env = {

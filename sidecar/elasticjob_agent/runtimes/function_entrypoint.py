@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from typing import Any
 from elasticjob_agent.core.worker_environment import ERROR_FILE
 
 PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "import sys; sys.path[:0] = sys.argv.pop(1).splitlines(); "
     "from elasticjob_agent.runtimes.function_entrypoint import main; main()"
 )
-PACKAGES = Path(__file__).parents[2]
+IMPORTED = ("elasticjob_agent", "elasticjob_rendezvous", "elasticjob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,15 @@ class CallFolder:
 
     def command(self) -> tuple[str, ...]:
         """Return the command that runs the call; the caller appends round and local rank."""
-        return (sys.executable, "-u", "-c", PROGRAM, str(PACKAGES), str(self.path))
+        return (sys.executable, "-u", "-c", PROGRAM, "\n".join(_folders()), str(self.path))
+
+
+def _folders() -> list[str]:
+    """Return the folders of the packages that `PROGRAM` imports, which may be one or several."""
+    specs = [find_spec(name) for name in IMPORTED]
+    return list(
+        dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin)
+    )
 
 
 class _Carrier:

@@ -1,8 +1,8 @@
 """Bugs planted in the real engine, to show that the simulation finds such bugs.
 
 Each is a small change at the engine's edge (an event or an effect on its way) or to one of its
-rules, made for the duration of a `with` block. The bugs are in `planted_writes`, `planted_rules`
-and `planted_swaps`.
+rules, made for the duration of a `with` block. The bugs are in `writes`, `rules` and
+`swaps`.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def done_member_missed() -> Iterator[EngineFactory]:
             return replace(found, cause=Cause(CauseKind.LOSS, missed))
         return found
 
-    with patch.object(final, "look_at_final", planted):
+    with patch.object(final, "round_end", planted):
         yield Engine
 
 
@@ -197,7 +197,7 @@ def success_at_first_done() -> Iterator[EngineFactory]:
             return round_end.RoundEnd(succeeded=True)
         return look(view, seated, *rest)
 
-    with patch.object(final, "look_at_final", planted):
+    with patch.object(final, "round_end", planted):
         yield Engine
 
 
@@ -218,7 +218,7 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
             return replace(found, cause=Cause(CauseKind.JOIN, tuple(new)))
         return found
 
-    with patch.object(final, "look_at_final", planted):
+    with patch.object(final, "round_end", planted):
         yield Engine
 
 

@@ -291,12 +291,12 @@ def restarts_are_not_told(seal: Any) -> Any:
     return lambda *args, **fields: replace(seal(*args, **fields), restarts=0)
 
 
-@swap("churn", final, "look_at_final", seed=0)
-def losses_are_called_leaves(look_at_final: Any) -> Any:
+@swap("churn", final, "round_end", seed=0)
+def losses_are_called_leaves(judged: Any) -> Any:
     """Report a lost member as having left."""
 
     def planted(*args: Any) -> round_end.RoundEnd:
-        found: round_end.RoundEnd = look_at_final(*args)
+        found: round_end.RoundEnd = judged(*args)
         cause = found.cause
         if cause is None or cause.kind is not CauseKind.LOSS:
             return found

@@ -32,7 +32,7 @@ class Pod:
         alive: its processes exist (a dead pod never comes back; its name may).
         powered: its machine answers; a machine without power is silent.
         frozen: the whole machine is suspended, workers included.
-        phase, round, failure, done: state of the workers, as in `local.Local`.
+        phase, round, failure, done: state of the workers, as in `worker_group.Local`.
         hung: its workers wait forever in a broken collective.
         frozen_until: end of the excuse that freezing gives to workers that should have stopped.
         live_until: the workers' deadline, as known to their launcher; None before any.

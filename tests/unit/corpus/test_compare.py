@@ -78,7 +78,7 @@ def other_run() -> dict[str, Any]:
         one["globals"]["a.token"] = f"'88e{number}'"
         one["globals"]["a.pid"] = str(one["pid"])
         one["globals"]["a.object"] = "140000000000009"
-        one["sys.meta_path"].insert(0, "launcher.learning.Listener")
+        one["sys.meta_path"].insert(0, "elasticjob_launcher.zygote.import_recorder.ImportRecorder")
         one["shared maps"] = ["/dev/zero (deleted)"]
     return found
 

@@ -6,10 +6,10 @@ that it can report, and serves them at `GET /rendezvous` of its health port:
     {"backend": "c10d", "member": "<id>", "state": "final", "store": null,
      "records": [{"key": "state/round", "value": {…}}, …]}
 
-Keys are those of `core.keys` without the job's prefix, values are the records of `core.records` in
+Keys are those of `keys` without the job's prefix, values are the records of `members` in
 their stored form. `member` is the agent that serves; `state` is the backend's own name for the
 state of its rendezvous, which may be one that `RoundState` lacks (`setup`). `store` is the cause
-for which the rendezvous store is unusable, if it is (`core.store_trouble`); agents over etcd v3
+for which the rendezvous store is unusable, if it is (`protocol.store_trouble`); agents over etcd v3
 report only that.
 
 Owns the form of that answer, its proof, and the merge of all agents' answers into one set of

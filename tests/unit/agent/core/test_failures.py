@@ -99,7 +99,7 @@ DUMP = """
 Current thread 0x00007f11f5c5a740 (most recent call first):
   File "/app/data.py", line 12 in decode
   File "/app/train.py", line 44 in <module>
-  File "/tmp/elasticjob-x/launcher.pyz/elasticjob_launcher/mainmodule.py", line 88 in _as_script
+  File "/tmp/x/launcher.pyz/elasticjob_launcher/zygote/run_module.py", line 88 in _as_script
   File "<string>", line 1 in <module>
 """
 
