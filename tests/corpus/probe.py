@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 200.0
+SETTLED_SECONDS, INTERVAL_SECONDS = 2.0, 0.1
+"""Maximum wait for threads to be named, and the interval between two looks at them."""
 FAILS = 1
 """Rank that fails in the first round."""
 
@@ -124,7 +126,7 @@ def _process() -> dict[str, Any]:
     return {
         "descriptors": _descriptors(),
         "shared maps": _shared_maps(),
-        "threads": sorted(_threads()),
+        "threads": _settled_threads(),
         "Python threads": sorted(
             f"{thread.name} {thread.daemon}" for thread in threading.enumerate()
         ),
@@ -204,6 +206,16 @@ def _shared_maps() -> list[str]:
     return sorted(
         words[5] if len(words) > 5 else "anonymous" for words in parts if words[1] == "rw-s"
     )
+
+
+def _settled_threads() -> list[str]:
+    """Return the names of the threads once they stay the same: a thread names itself late."""
+    deadline = time.monotonic() + SETTLED_SECONDS
+    before, now = None, sorted(_threads())
+    while now != before and time.monotonic() < deadline:
+        time.sleep(INTERVAL_SECONDS)
+        before, now = now, sorted(_threads())
+    return now
 
 
 def _threads() -> Iterator[str]:
