@@ -1,0 +1,234 @@
+"""Rendezvous in an etcd that was read: what its records decide, and what memory keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import NamedTuple
+
+import pytest
+
+from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
+from elasticjob_operator.domain.observed.etcd_records import Records, job_of, outcome_record
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Pod, StopReason
+from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
+from elasticjob_operator.rendezvous.informer_cache import InformerCache
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.protocol.kv import Put
+from elasticjob_rendezvous.protocol.records.codec import encode
+from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    OutcomeKind,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from tests.unit.operator.builders import NOW, job, member, pod
+
+OLD, NEW = RendezvousParams(1, 2), RendezvousParams(2, 4)
+STARTED = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
+
+
+def closed(reason: StopReason) -> Round:
+    """Return the round, closed by the operator for this reason."""
+    outcome = outcome_record(OutcomeKind.STOPPED, reason)
+    return replace(STARTED, state=RoundState.CLOSED, outcome=outcome)
+
+
+def prefix(incarnation: int) -> str:
+    return job_prefix("default", "job-uid", incarnation)
+
+
+class FakeClient(Client):
+    """Client that keeps each put in `puts`; its revision is their number."""
+
+    def __init__(self) -> None:
+        super().__init__(["http://127.0.0.1:1"])
+        self.puts: list[Put] = []
+
+    async def put(self, op: Put) -> int:
+        self.puts.append(op)
+        return len(self.puts)
+
+
+class FakeCache(InformerCache):
+    """Informer cache whose content a test sets.
+
+    `readable` is False while etcd is unreadable. `awaited` holds the revisions that writes
+    waited for, all in vain while it is unreadable.
+    """
+
+    def __init__(self, client: Client, *shown: Records) -> None:
+        super().__init__(client)
+        self.readable = True
+        self.shown = {one.prefix: one for one in shown}
+        self.awaited: list[int] = []
+
+    @property
+    def known(self) -> bool:
+        return self.readable
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        found = (job_of(one) for one in self.shown)
+        return max((one[2] for one in found if one and one[:2] == (namespace, uid)), default=None)
+
+    def records(self, prefix: str) -> Records | None:
+        return self.shown.get(prefix, Records(prefix)) if self.readable else None
+
+    async def reached(self, revision: int, timeout_seconds: float) -> bool:
+        self.awaited.append(revision)
+        return self.readable
+
+
+class NoObjects:
+    """Kubernetes client of an empty cluster."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        raise NotFound("get", f"{name} not found")
+
+    def now(self) -> datetime:
+        return NOW
+
+
+@dataclass
+class FakePods:
+    """Pods of a job, by index, of which a LIST shows some; `asked` holds the names looked up."""
+
+    listed: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
+    asked: list[Set[str]] = field(default_factory=list)
+
+    async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
+        return [_raw(index) for index in self.listed]
+
+    async def unlisted(
+        self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
+    ) -> list[Json]:
+        self.asked.append(names)
+        return [_raw(index) for index in self.hidden if f"job-{index}" in names]
+
+    async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
+        names = (raw["metadata"]["name"] for raw in own)
+        return tuple(pod(int(name.rpartition("-")[2])).get() for name in names)
+
+
+def _raw(index: int) -> Json:
+    """Return the Pod object of the first pod with this index, in incarnation 1."""
+    known = pod(index).get()
+    labels = {INCARNATION_LABEL: "1"}
+    return {"metadata": {"uid": known.uid, "name": known.name, "labels": labels}, "spec": {}}
+
+
+class Rig(NamedTuple):
+    """Source of a job on fakes, with the memory of the job."""
+
+    client: FakeClient
+    cache: FakeCache
+    source: EtcdSource
+    memory: JobMemory
+
+    async def observe(self, pods: FakePods | None = None) -> Observation:
+        return await self.source.observe(job(), self.memory, pods or FakePods())
+
+
+def rig(*shown: Records, remembered: RendezvousMemory | None = None) -> Rig:
+    """Return a source in an etcd whose informer cache shows these records."""
+    client = FakeClient()
+    cache = FakeCache(client, *shown)
+    source = EtcdSource(Etcd(client, cache), NoObjects(), "default", "job-uid")
+    memory = JobMemory(JobKey("default", "job"), "job-uid")
+    memory.rendezvous = remembered or RendezvousMemory()
+    return Rig(client, cache, source, memory)
+
+
+def test_written_parameters_are_remembered_until_the_cache_shows_them() -> None:
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD))
+        before = (await made.observe()).observed
+        made.cache.readable = False
+        await made.source.write_params(made.memory, 2, NEW)
+        assert made.client.puts == [Put(Keys(prefix(2)).bounds, encode(NEW))]
+        assert made.cache.awaited == [1]
+        unread = made.source.observe_again(job(), made.memory, before)
+        assert (unread.incarnation, unread.bounds) == (2, NEW)
+        unread = (await made.observe()).observed
+        assert (unread.incarnation, unread.bounds) == (2, NEW)
+        assert unread.rendezvous == UNREADABLE
+        made.cache.shown[prefix(2)] = Records(prefix(2), OLD)
+        made.cache.readable = True
+        shown = (await made.observe()).observed
+        assert (shown.incarnation, shown.bounds) == (2, OLD), "the cache decides again"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("recorded", "goes_on"),
+    [
+        (None, True),
+        (STARTED, True),
+        (closed(StopReason.DEADLINE_EXCEEDED), True),
+        (closed(StopReason.SUSPENDED), False),
+    ],
+    ids=["no round yet", "joinable", "ended", "suspended"],
+)
+def test_incarnation_stays_known_when_etcd_is_lost_unless_it_was_suspended(
+    recorded: Round | None, goes_on: bool
+) -> None:
+    async def scenario() -> None:
+        remembered = RendezvousMemory(1, goes_on=not goes_on)
+        made = rig(Records(prefix(1), OLD, recorded), remembered=remembered)
+        assert (await made.observe()).incarnation_known, "etcd is readable"
+        assert made.memory.rendezvous.goes_on is goes_on
+        made.cache.readable = False
+        assert (await made.observe()).incarnation_known is goes_on
+        assert made.memory.rendezvous.goes_on is goes_on, "nothing was read since"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("recorded", [NEW, None], ids=["other bounds", "no bounds"])
+def test_readable_bounds_are_those_of_the_records_not_those_remembered(
+    recorded: RendezvousParams | None,
+) -> None:
+    async def scenario() -> None:
+        remembered = RendezvousMemory(1, bounds=OLD)
+        made = rig(Records(prefix(1), recorded), remembered=remembered)
+        seen = (await made.observe(FakePods((0,)))).observed
+        assert seen.bounds == recorded
+        assert made.source.has_lost(seen) is (recorded is None)
+        assert made.source.observe_again(job(), made.memory, seen).bounds == recorded
+        made.cache.readable = False
+        assert (await made.observe(FakePods((0,)))).observed.bounds == OLD
+
+    asyncio.run(scenario())
+
+
+def test_pod_of_a_member_missing_from_the_list_is_looked_up_by_name() -> None:
+    members = (
+        member("job-0", "running"),
+        member("job-1", "running"),
+        member("job-2"),
+        member("job-3", "done"),
+        member("other-4", "running"),
+    )
+    made, pods = rig(Records(prefix(1), OLD, members=members)), FakePods((0,), hidden=(1, 3))
+    seen = asyncio.run(made.observe(pods)).observed
+    assert pods.asked == [{"job-1", "job-2"}], "not done, and named as a pod of the job"
+    assert [one.name for one in seen.pods] == ["job-0", "job-1"]
+    assert seen.rendezvous.members == members
+
+
+def test_no_pod_is_looked_up_while_etcd_is_unreadable() -> None:
+    made, pods = rig(Records(prefix(1), members=(member("job-1"),))), FakePods((0,), hidden=(1,))
+    made.cache.readable = False
+    seen = asyncio.run(made.observe(pods)).observed
+    assert not pods.asked
+    assert [one.name for one in seen.pods] == ["job-0"]
