@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.disturbances import (
+from bench.soak.disturbances import (
     ON_A_CLUSTER,
     ON_THIS_MACHINE,
     UNSEEN,

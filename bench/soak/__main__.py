@@ -24,12 +24,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.disturbances import Disturbance, Told, disturbance, judged
 from bench.machine import machine_facts
 from bench.results import keep
 from bench.settings import OUTPUT, REPOSITORY, child_environment
-from bench.soaked import NAME, Soaked
-from bench.soaked_here import SoakedHere
+from bench.soak.disturbances import Disturbance, Told, disturbance, judged
+from bench.soak.local import SoakedHere
+from bench.soak.run import NAME, Soaked
 from elasticjob_cli.errors import CommandError
 
 LEAST_ACCURACY = 0.95
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _in_pods(faults: int) -> Soaked:
     """Return the job on a cluster; imported late, as it needs modules of the tests."""
-    from bench.soaked_pods import SoakedPods
+    from bench.soak.pods import SoakedPods
 
     return SoakedPods(faults)
 

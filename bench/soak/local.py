@@ -16,9 +16,9 @@ from typing import Any, Self
 import yaml
 
 from bench import processes
-from bench.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
 from bench.settings import REPOSITORY, child_environment
-from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
+from bench.soak.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
+from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
 from elasticjob_agent.core.reports import TOOK_OVER
 from elasticjob_cli.local.control import send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder

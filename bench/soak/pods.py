@@ -15,8 +15,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Self
 
-from bench.disturbances import ON_A_CLUSTER, Disturbance, Kind, Told, told
-from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
+from bench.soak.disturbances import ON_A_CLUSTER, Disturbance, Kind, Told, told
+from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
 from tests.cluster import images, lifecycle
 from tests.cluster.borrowing import borrowed, named
 from tests.e2e.console import CommandFailed, Console, Json, until

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from bench.disturbances import MOST, UNNOTICED, Disturbance, Kind, Told
+from bench.soak.disturbances import MOST, UNNOTICED, Disturbance, Kind, Told
 
 NAME = "soak"
-SCRIPT = Path(__file__).with_name("soaked_train.py")
+SCRIPT = Path(__file__).with_name("stoppable_train.py")
 ENDLESS = 10**7
 STEPS_TO_END = 50
 """Training steps left when the job gets its last step."""

@@ -1,7 +1,7 @@
 """Training script of the soak test: examples/digits without a fixed number of steps.
 
-`soaked_train.py FILE …`: FILE, read when workers start, has the last step once it exists. The rest
-are arguments of train.py, which is beside this file or in the working folder.
+`stoppable_train.py FILE …`: FILE, read when workers start, has the last step once it exists. The
+rest are arguments of train.py, which is beside this file or in the working folder.
 """
 
 from __future__ import annotations
