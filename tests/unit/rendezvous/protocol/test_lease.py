@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elasticjob_rendezvous.protocol.clock import Alarm, Timers
-from elasticjob_rendezvous.protocol.lease import Lease
+from elasticjob_rendezvous.protocol.lease import OVERDUE_SECONDS, Lease
 
 
 def granted(deadline: float = 106.0, now: float = 100.0) -> Lease:
@@ -37,6 +39,24 @@ def test_unanswered_renewal_is_repeated_sooner() -> None:
     assert times == [102.0, 104.0, 105.0, 106.0]
 
 
+@pytest.mark.parametrize(
+    ("ttl_seconds", "left_seconds", "interval"),
+    [
+        (30, 30.0, 10.0),
+        (30, 15.0, 10.0),
+        (30, 14.9, OVERDUE_SECONDS),
+        (3, 1.5, 1.0),
+        (3, 1.4, 0.5),
+    ],
+)
+def test_renewals_are_closer_once_half_of_the_lease_is_over(
+    ttl_seconds: int, left_seconds: float, interval: float
+) -> None:
+    lease = Lease(ttl_seconds=ttl_seconds)
+    lease.grant(7, deadline=100.0 + left_seconds, now=100.0)
+    assert lease.renew_at == 100.0 + interval
+
+
 def test_late_answer_of_older_renewal_does_not_shorten_the_lease() -> None:
     lease = granted()
     lease.keep(110.0)
@@ -49,7 +69,7 @@ def test_forgotten_lease_keeps_its_deadline() -> None:
     lease.forget()
     assert not lease.holds(101.0)
     assert not lease.due(200.0)
-    assert lease.deadline == 106.0
+    assert (lease.id, lease.deadline) == (0, 106.0)
 
 
 def test_alarm_is_the_earliest_requested_time() -> None:
