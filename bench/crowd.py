@@ -131,7 +131,7 @@ async def _seated(member: RendezvousMember) -> tuple[int, int, float]:
     async for directive in member.directives():
         if isinstance(directive, Run):
             assignment = directive.roster.assignment(directive.member)
-            assert assignment is not None, "a Run directive seats its member"
+            assert assignment is not None, "a Run directive has its member's rank assignment"
             return assignment.group_rank, len(directive.roster.seats), time.monotonic()
     raise CaseFailed("a member's rendezvous ended without a round")
 

@@ -293,7 +293,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         while True:
             join = Operation(self._actor, decisions.join, limit_seconds, rejoins=True)
             held = assignment(join.run(), self._node)
-            assert held is not None, "a join finishes on a seat"
+            assert held is not None, "a join finishes with a rank assignment"
             self._held = held
             self._actor.least_round = held.round + 1
             self._heartbeats = Heartbeats(

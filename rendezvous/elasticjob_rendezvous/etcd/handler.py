@@ -171,7 +171,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             raise refusal(self._run_id, directive)
         roster = directive.roster
         assignment = roster.assignment(directive.member)
-        assert assignment is not None, "a Run directive seats its member"
+        assert assignment is not None, "a Run directive has its member's rank assignment"
         self.roster = roster
         self._port.release()
         info = RendezvousStoreInfo(roster.master_address, roster.master_port)

@@ -35,7 +35,7 @@ from elasticjob_rendezvous.protocol.events import (
     WatchBroken,
     WatchOpened,
 )
-from elasticjob_rendezvous.protocol.liveness.probes import FIRST_PROBE_SECONDS
+from elasticjob_rendezvous.protocol.liveness.probes import PROBE_INTERVAL_SECONDS
 from elasticjob_rendezvous.protocol.state import EngineState
 
 
@@ -104,7 +104,7 @@ def _take_link(state: EngineState, event: LinkUp | LinkHeard | LinkQuiet | LinkD
         case LinkQuiet():
             _suspect_leader(state, event, state.now)
         case LinkDown():
-            _suspect_leader(state, event, state.now + FIRST_PROBE_SECONDS)
+            _suspect_leader(state, event, state.now + PROBE_INTERVAL_SECONDS)
             state.effects += state.leader_link.link_down(event, state.view)
 
 

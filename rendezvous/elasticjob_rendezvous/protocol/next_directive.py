@@ -116,7 +116,7 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
 
 
 def _may_start(own: MemberKey, current: Round) -> bool:
-    """Return True on a final round that seats this member, under a valid lease."""
+    """Return True on a final round that includes this member, under a valid lease."""
     if current.state is not RoundState.FINAL or not own.local.ready or not own.lease_holds:
         return False
     if own.stored is None or own.stored.record.state is not MemberState.WAITING:

@@ -167,11 +167,11 @@ class View:
         return self._members
 
     def failures_of(self, number: int) -> dict[str, Failure]:
-        """Return the failures of a round; only those of members that had a seat in it count."""
+        """Return the failures of a round; only those of members of its roster count."""
         return self._of_seated(number, self.failures)
 
     def undone(self, number: int) -> list[RankAssignment]:
-        """Return the seats of a round whose members are not done; none if its roster is unknown."""
+        """Return a round's assignments of members not done; none if its roster is unknown."""
         roster, done = self.rosters.get(number), self.dones_of(number)
         return [
             assignment
@@ -180,11 +180,11 @@ class View:
         ]
 
     def dones_of(self, number: int) -> dict[str, Done]:
-        """Return the successes of a round, of members that had a seat in it."""
+        """Return the successes of a round, of members of its roster."""
         return self._of_seated(number, self.dones)
 
     def _of_seated(self, number: int, told: dict[int, dict[str, T]]) -> dict[str, T]:
-        """Return the records about a round of members that had a seat in it.
+        """Return the records about a round of members of its roster.
 
         After etcd lost its data and newcomers sealed a number again, a member of the earlier round
         of that number may still report on that one.

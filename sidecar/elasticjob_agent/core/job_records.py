@@ -192,7 +192,7 @@ def records(
     prefix: str,
     bounds: RendezvousParams,
 ) -> dict[str, object]:
-    """Return the records by key. Of other members only their seats are known."""
+    """Return the records by key. Of other members only their rank assignments are known."""
     keys = Keys(prefix)
     found: dict[str, object] = {keys.bounds: bounds}
     if known.number:

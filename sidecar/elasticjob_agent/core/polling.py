@@ -1,6 +1,6 @@
 """State, events, orders and step function of an agent that polls a torch `RendezvousHandler`.
 
-A handler gives no directives. It only answers: a seat in a round, the number of waiting nodes,
+A handler gives no directives. It only answers: a place in a round, the number of waiting nodes,
 whether it is closed. `poll_step` derives from these answers and the agent's local state the
 directives that the v3 engine would give. `elasticjob_agent.polling.handler_rendezvous` does the
 I/O: it polls the handler and executes the orders.
@@ -36,9 +36,9 @@ NO_LOCAL_STATE = Local()
 
 
 class Phase(StrEnum):
-    OUT = "out"  # no seat, none requested yet
-    JOINING = "joining"  # a seat is requested from the handler
-    SEATED = "seated"  # a seat in a round
+    OUT = "out"  # no place, none requested yet
+    JOINING = "joining"  # a place is requested from the handler
+    SEATED = "seated"  # a place in a round
     STOPPING = "stopping"  # this node's workers of the round are stopping
     MEETING = "meeting"  # own workers are done, waiting at the exit barrier
     DEPARTING = "departing"  # the leave is being reported to the handler
@@ -46,7 +46,7 @@ class Phase(StrEnum):
 
 
 class JoinTrouble(StrEnum):
-    """Reason for which a handler gave no seat."""
+    """Reason for which a handler gave no place."""
 
     CLOSED = "closed"
     TIMEOUT = "timeout"
@@ -74,7 +74,7 @@ class PollingState:
     """State of an agent that polls a handler.
 
     Args:
-        number: last round in which this agent had a seat.
+        number: last round in which this agent had a place.
         restarts: failures charged to the job so far.
         uncharged: consecutive failures that were not charged.
         noted: round whose failure this agent has noted for the others.
@@ -105,14 +105,14 @@ class LocalChanged:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Seat in a round; `roster.restarts` is the count that all members agreed on."""
+    """Place in a round; `roster.restarts` is the count that all members agreed on."""
 
     roster: Roster
 
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
-    """No seat; `outcome` is the job's outcome as far as its last rounds show it."""
+    """No place; `outcome` is the job's outcome as far as its last rounds show it."""
 
     trouble: JoinTrouble
     detail: str
@@ -164,7 +164,7 @@ Event = LocalChanged | Joined | NotJoined | Polled | BarrierTimedOut | Departed
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Order: request a seat in the next round; `charge` charges the failure of the last round."""
+    """Order: request a place in the next round; `charge` charges the failure of the last round."""
 
     charge: bool
     restarts: int
@@ -252,7 +252,7 @@ def _local_changed(state: PollingState, now: float) -> tuple[PollingState, tuple
 
 
 def _begin(state: PollingState) -> tuple[PollingState, tuple[Order, ...]]:
-    """Request the first seat once nothing runs here; stop workers left by an earlier agent."""
+    """Request the first place once nothing runs here; stop workers left by an earlier agent."""
     local = state.local
     if local.workers is not Workers.NONE:
         cause = Cause(CauseKind.LOSS, detail="their agent was lost, and its place with it")

@@ -149,8 +149,8 @@ def history(
 ) -> History:
     """Return the record of a round with these costs, such as `stop_ms`."""
     final_ms = 0 if final_at is None else round(final_at.timestamp() * 1000)
-    because = Cause(CauseKind(cause), members, detail)
-    return History(number, because, nodes, final_ms, **costs)
+    cause_with_reasons = Cause(CauseKind(cause), members, detail)
+    return History(number, cause_with_reasons, nodes, final_ms, **costs)
 
 
 def failure(

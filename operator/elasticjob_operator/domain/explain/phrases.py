@@ -19,7 +19,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
-from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_within
+from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_in_detail
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.protocol.text import first_line
 
@@ -102,7 +102,7 @@ def _reasons(cause: CauseStatus) -> Sequence[str]:
     known = cause.reasons if cause.kind in REASONED else []
     if 0 < len(known) < MAX_REASONS:
         return known
-    return reasons_within(cause.kind, cause.detail) or known
+    return reasons_in_detail(cause.kind, cause.detail) or known
 
 
 def _has_other_causes(known: str, reasons: Iterable[str]) -> bool:

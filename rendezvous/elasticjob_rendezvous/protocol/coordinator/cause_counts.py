@@ -14,7 +14,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     Counts,
-    because,
+    cause_with_reasons,
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -63,7 +63,7 @@ def leave_cause(
     }
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(assignment.name for assignment in seats)
-    return because(kind, names, said, urgent)
+    return cause_with_reasons(kind, names, said, urgent)
 
 
 def with_later_leaves(
@@ -74,9 +74,9 @@ def with_later_leaves(
 ) -> Cause:
     """Return the cause of a round that a leave opened, extended by the leaves until it froze.
 
-    `ended` are the seats of the round that the leave ended, without finished members; `why`
-    returns a member's reason for leaving, or None. `told_of_preemption` handles later leaves that
-    were preemptions.
+    `ended` are the rank assignments of the round that the leave ended, without finished members;
+    `why` returns a member's reason for leaving, or None. `told_of_preemption` handles later leaves
+    that were preemptions.
     """
     if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
         return cause
@@ -95,7 +95,9 @@ def with_later_leaves(
     )
     if cause.kind is CauseKind.PREEMPTION:
         return replace(cause, members=names)
-    return because(cause.kind, names, (*reasons_of(cause), *later.values()), cause.urgent)
+    return cause_with_reasons(
+        cause.kind, names, (*reasons_of(cause), *later.values()), cause.urgent
+    )
 
 
 def told_of_preemption(
@@ -103,7 +105,8 @@ def told_of_preemption(
 ) -> tuple[Cause, Counts] | None:
     """Return cause and counts after a late report of the operator that a leave was a preemption.
 
-    `ended` are the seats of the round that the leave ended. Return None without such a report.
+    `ended` are the rank assignments of the round that the leave ended. Return None without such a
+    report.
     """
     if cause.kind is not CauseKind.LEAVE:
         return None

@@ -24,8 +24,8 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     RoundState,
-    because,
     begun_as,
+    cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
@@ -59,14 +59,14 @@ def excuse(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause
             # Asked to leave; its own leave notice may have been lost.
             reasons[assignment.id] = drain_request.reason
     if lost or (returned and not reasons):
-        return because(
+        return cause_with_reasons(
             CauseKind.LOSS, (assignment.name for assignment in lost or returned), (ABORTED,)
         )
     if not reasons:
         return None
     left = (assignment for assignment in roster.seats if assignment.id in reasons)
     found = leave_cause(left, reasons, bounds, urgent=True)
-    return because(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)
+    return cause_with_reasons(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)
 
 
 def pass_verdicts(snapshot: Snapshot, peers: FailureDetector, timers: Timers) -> RoundUpdate | None:

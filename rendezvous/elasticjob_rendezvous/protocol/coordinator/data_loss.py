@@ -77,7 +77,7 @@ def overtake(snapshot: Snapshot, timers: Timers) -> RoundUpdate | None:
 def may_register(snapshot: Snapshot, timers: Timers, opened: float) -> bool:
     """Return True if members of a round that etcd forgot may still register, or stop their workers.
 
-    Nobody can be probed, because the seats are unknown. But a member that outlived etcd learns,
+    Nobody can be probed, because the roster is unknown. But a member that outlived etcd learns,
     once etcd is reachable, that its lease is gone, and then has little time to register.
     """
     current = snapshot.current

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.protocol.replica import View
 
 
 def waiting_newcomers(view: View, roster: Roster, bounds: RendezvousParams) -> list[Member]:
-    """Return the members without a seat that wait for one and may have it."""
+    """Return the members without a rank assignment that wait for one and may have it."""
     seated = {assignment.id for assignment in roster.seats}
     return [
         versioned.record

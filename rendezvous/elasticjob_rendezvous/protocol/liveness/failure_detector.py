@@ -32,7 +32,7 @@ from elasticjob_rendezvous.protocol.liveness.peer_state import (
     WorkersState,
 )
 from elasticjob_rendezvous.protocol.liveness.probes import (
-    FIRST_PROBE_SECONDS,
+    PROBE_INTERVAL_SECONDS,
     RepeatedProbe,
     newest_number,
     probe,
@@ -219,7 +219,7 @@ class FailureDetector:
             return []
         peer = self.take(event.member, MemberEvent.LINK_LOST)
         peer.symptom = now if peer.symptom is None else peer.symptom
-        self.suspect(member.record, now + FIRST_PROBE_SECONDS)
+        self.suspect(member.record, now + PROBE_INTERVAL_SECONDS)
         return [probe(member.record, newest_number(view))]
 
     # -- answers to probes --------------------------------------------------------------
@@ -337,7 +337,7 @@ class FailureDetector:
         """
         heard = self.heard_at(assignment.id)
         missed = heard is not None and now - heard >= MISSED_SECONDS
-        at = now if missed else now + FIRST_PROBE_SECONDS
+        at = now if missed else now + PROBE_INTERVAL_SECONDS
         return self._inquire(assignment, at, now + seconds)
 
     def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
@@ -377,7 +377,7 @@ class FailureDetector:
         """Return True if workers of any member run without their agent."""
         return self._orphans > 0
 
-    def closed_sessions(self) -> frozenset[Session]:
+    def dead_sessions(self) -> frozenset[Session]:
         """Return the sessions that are proven gone, or whose agent will not come back."""
         return frozenset(
             (member, session)
@@ -408,7 +408,7 @@ class FailureDetector:
             and not self.alive(id, now)
         ]
         for member in missing:
-            self.suspect(member, now + FIRST_PROBE_SECONDS)
+            self.suspect(member, now + PROBE_INTERVAL_SECONDS)
         return [probe(member, newest_number(view)) for member in missing]
 
     def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
@@ -491,7 +491,7 @@ def gone_keys(
     peers: FailureDetector, members: Mapping[str, Versioned[Member]]
 ) -> list[Versioned[Member]]:
     """Return the keys of sessions that are proven gone, or whose agent will not come back."""
-    over = peers.closed_sessions()
+    over = peers.dead_sessions()
     if not over:
         return []
     return [

@@ -52,7 +52,7 @@ def is_lost(
     peers: FailureDetector,
     timers: Timers,
 ) -> bool:
-    """Return True if a seat's member, which has no key, is lost; else request a later check."""
+    """Return True if a member of the round without a key is lost; else request a later check."""
     since = timers.since(("absent", assignment.id))
     if peers.is_gone(assignment.id, _last_session(assignment, view)):
         return True
@@ -132,7 +132,7 @@ def has_stopped(
     timers: Timers,
     opened: float,
 ) -> bool:
-    """Return True if no worker runs any more at the seat of a member that has no key.
+    """Return True if no worker of a member that has no key runs any more.
 
     A member that reported the end of its workers before its key went counts as stopped. Any other
     is probed: its launcher kills workers older than the newest round, its agent has a fixed time

@@ -45,7 +45,7 @@ class MemberEvent(StrEnum):
     NO_ANSWER = "probe of an unlinked session got no answer"
     SUSPECTED = "heartbeats are missing, or a link closed"
     SESSION_SUSPECTED = "the same, for another session than that of the inquiry"
-    ABSENT = "the member of a seat has no key"
+    ABSENT = "member of the round has no key"
     INQUIRY_OVER = "nothing depends on the inquiry any more"
     TOOK_OVER = "this member became the coordinator"
     RESIGNED = "this member resigned as coordinator"

@@ -17,8 +17,8 @@ from elasticjob_rendezvous.protocol.records.members import Member, RoundState
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment
 from elasticjob_rendezvous.protocol.replica import View
 
-FIRST_PROBE_SECONDS = 0.5
-"""Interval of the probes: a silence that is judged is no older."""
+PROBE_INTERVAL_SECONDS = 0.5
+"""Interval of the probes, and delay of the first one: a judged silence is no older."""
 LONGEST_PROBE_SECONDS = 4.5
 """Maximum probe duration. A timeout says nothing about what happened after the probe was sent."""
 _UNANSWERED = (None, Verdict.UNKNOWN)
@@ -76,7 +76,7 @@ class RepeatedProbe:
             return None
         self.asked = True
         self.told = number
-        self.next_probe = now + FIRST_PROBE_SECONDS
+        self.next_probe = now + PROBE_INTERVAL_SECONDS
         alarm.set(self.next_probe)
         return probe(self.whom, number)
 

@@ -139,8 +139,8 @@ def merged(
 ) -> tuple[KeyValue, ...]:
     """Merge all answers into one set of records, as if read from etcd, for `etcd_records.records`.
 
-    An agent's own records about itself win; of the round the newest record wins; seats are merged,
-    since each agent may know only its own. Malformed records are passed on.
+    An agent's own records about itself win; of the round the newest record wins; rank assignments
+    are merged, since each agent may know only its own. Malformed records are passed on.
 
     Args:
         prefix: of the job, for the keys.
@@ -235,7 +235,7 @@ def _weight(cause: Cause) -> tuple[int, int]:
 
 
 def _seated(one: Roster, other: Roster) -> Roster:
-    """Merge two rosters; a seat without a member is unknown to its agent."""
+    """Merge two rosters; an assignment without a member is unknown to its agent."""
     if len(one.seats) != len(other.seats):
         return max(one, other, key=lambda roster: len(roster.seats))
     seats = (

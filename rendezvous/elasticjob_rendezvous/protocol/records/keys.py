@@ -37,7 +37,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Folder that every member watches as one range: bounds, round and seats."""
+        """Folder that every member watches as one range: bounds, round and roster."""
         return self.prefix + "state/"
 
     @property

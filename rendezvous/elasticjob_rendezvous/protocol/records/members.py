@@ -79,7 +79,8 @@ class Cause:
     Args:
         kind: the kind.
         members: names of the members behind it.
-        detail: text for people. `because` repeats the reasons in it, for the previous release.
+        detail: text for people. `cause_with_reasons` repeats the reasons in it, for the previous
+            release.
         urgent: collectives broke already, so workers are killed at once whatever the kind.
         reasons: reasons of the members as they or their drain requests gave them, such as
             `SIGTERM`; empty if the detail is a text. Read with `reasons_of`.
@@ -97,7 +98,7 @@ class Cause:
         return self.urgent or self.kind in URGENT
 
 
-def because(
+def cause_with_reasons(
     kind: CauseKind, members: Iterable[str], reasons: Iterable[str], urgent: bool = False
 ) -> Cause:
     """Return the cause with these reasons, each once; empty ones are left out."""
@@ -108,10 +109,10 @@ def because(
 
 def reasons_of(cause: Cause) -> tuple[str, ...]:
     """Return the reasons of a cause, also of one that the previous release wrote."""
-    return cause.reasons or reasons_within(cause.kind, cause.detail)
+    return cause.reasons or reasons_in_detail(cause.kind, cause.detail)
 
 
-def reasons_within(kind: str, detail: str) -> tuple[str, ...]:
+def reasons_in_detail(kind: str, detail: str) -> tuple[str, ...]:
     """Return the reasons in the detail of a cause of the previous release, which had no others."""
     known = {text: reason for reason, text in _TEXTS.items()}
     found = tuple(known.get(part, part) for part in detail.split(_SEPARATOR) if part)

@@ -22,7 +22,7 @@ class RankAssignment(NamedTuple):
     `session` and the ports are of the moment when the round was sealed: a later coordinator can
     probe a member that is gone from etcd.
 
-    A tuple, because every member reads the seats of all in every round.
+    A tuple, because every member reads the rank assignments of all in every round.
     """
 
     id: str

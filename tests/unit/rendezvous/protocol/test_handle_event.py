@@ -21,7 +21,7 @@ from elasticjob_rendezvous.protocol.events import (
     WatchBroken,
 )
 from elasticjob_rendezvous.protocol.kv import Range
-from elasticjob_rendezvous.protocol.liveness.probes import FIRST_PROBE_SECONDS
+from elasticjob_rendezvous.protocol.liveness.probes import PROBE_INTERVAL_SECONDS
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.sim.etcd.simulated_etcd import SimEtcd
 from tests.unit.rendezvous.builders import identity
@@ -99,7 +99,7 @@ def test_coordinator_with_closed_link_is_probed_at_once_and_again() -> None:
     link = (A, a.engine.session)
     b.hear(LinkUp(*link)).hear(LinkDown(*link, refused=False))
     assert asked(b) == [A]
-    b.later(FIRST_PROBE_SECONDS - 0.1)
+    b.later(PROBE_INTERVAL_SECONDS - 0.1)
     assert asked(b) == [A]
     b.later(0.1)
     assert asked(b) == [A, A]
@@ -110,7 +110,7 @@ def test_answer_received_by_a_follower_ends_its_probes() -> None:
     link = (A, a.engine.session)
     b.hear(LinkUp(*link)).hear(LinkQuiet(*link))
     assert asked(b) == [A]
-    b.hear(Probed(*link, Verdict.BOTH_ALIVE, live_seconds=2.0)).later(FIRST_PROBE_SECONDS)
+    b.hear(Probed(*link, Verdict.BOTH_ALIVE, live_seconds=2.0)).later(PROBE_INTERVAL_SECONDS)
     assert asked(b) == [A]
 
 
@@ -124,9 +124,9 @@ def test_coordinator_probes_member_with_missed_heartbeats_until_it_answers() -> 
     assert not asked(a)
     a.hear(PeerQuiet(*link))
     assert asked(a) == [B]
-    a.later(FIRST_PROBE_SECONDS)
+    a.later(PROBE_INTERVAL_SECONDS)
     assert asked(a) == [B, B]
-    a.hear(Probed(*link, Verdict.BOTH_ALIVE)).later(FIRST_PROBE_SECONDS)
+    a.hear(Probed(*link, Verdict.BOTH_ALIVE)).later(PROBE_INTERVAL_SECONDS)
     assert asked(a) == [B, B]
 
 

@@ -21,7 +21,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     MemberState,
     Round,
     RoundState,
-    because,
+    cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, seal
@@ -157,7 +157,9 @@ def frozen(job: Job, *staying: str) -> Round:
 def test_leave_becomes_preemption_when_a_drain_request_says_so() -> None:
     current = left().bounds(max_nodes=3, marks=EVICTED).act()
     assert current.counts == Counts(1, 1, 2, 1, 1)
-    assert current.cause == because(CauseKind.PREEMPTION, ("b",), ["EvictionByEvictionAPI"])
+    assert current.cause == cause_with_reasons(
+        CauseKind.PREEMPTION, ("b",), ["EvictionByEvictionAPI"]
+    )
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
 
 
@@ -208,7 +210,9 @@ def test_later_preempted_leave_makes_the_round_a_preemption() -> None:
     assert open_round.cause.members == ("b", "c")
     job.sealed("a", "z", number=2, counts=open_round.counts, cause=open_round.cause)
     after = job.act()
-    assert after.cause == because(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
+    assert after.cause == cause_with_reasons(
+        CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"]
+    )
     assert after.counts == Counts(1, 1, 2, 1, 1)
 
 
@@ -217,7 +221,7 @@ def test_preemption_names_later_leaves_and_keeps_its_reason() -> None:
     assert job.act().cause.kind is CauseKind.PREEMPTION
     job.change("c", state=MemberState.LEAVING, reason="its pod is to end")
     cause = frozen(job, "a").cause
-    assert cause == because(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
+    assert cause == cause_with_reasons(CauseKind.PREEMPTION, ("b", "c"), ["EvictionByEvictionAPI"])
 
 
 def test_leaving_done_member_is_no_cause() -> None:
@@ -240,17 +244,17 @@ def seats(*names: str) -> list[RankAssignment]:
 
 def test_leave_without_reason_has_no_detail() -> None:
     cause = leave_cause(seats("a", "b"), {identity("b"): "drained"}, RendezvousParams(1, 3))
-    assert cause == because(CauseKind.LEAVE, ("a", "b"), ["drained"])
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("a", "b"), ["drained"])
     assert leave_cause(seats("a"), {}, RendezvousParams(1, 3)).detail == ""
 
 
 def test_reasons_of_later_leaves_are_listed_once_each() -> None:
-    first = because(CauseKind.LEAVE, ("a",), ["scaled", "drained"])
+    first = cause_with_reasons(CauseKind.LEAVE, ("a",), ["scaled", "drained"])
     words = {identity("a"): "drained", identity("b"): "drained", identity("c"): ""}
     cause = with_later_leaves(first, seats("a", "b", "c"), words.get, RendezvousParams(1, 3))
-    assert cause == because(CauseKind.LEAVE, ("a", "b", "c"), ["drained", "scaled"])
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("a", "b", "c"), ["drained", "scaled"])
     assert cause.detail == "drained; scaled"
-    unexplained = because(CauseKind.LEAVE, ("a",), ())
+    unexplained = cause_with_reasons(CauseKind.LEAVE, ("a",), ())
     silent = with_later_leaves(unexplained, seats("a", "c"), words.get, RendezvousParams(1, 3))
     assert silent == Cause(CauseKind.LEAVE, ("a", "c"), "")
 
@@ -267,5 +271,7 @@ def test_leaves_join_those_that_the_previous_release_recorded() -> None:
 def test_urgent_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
     leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
     told = told_of_preemption(leave, BEFORE, seats("a", "b"), RendezvousParams(1, 3, marks=EVICTED))
-    wanted = because(CauseKind.PREEMPTION, ("b", "x"), ["EvictionByEvictionAPI"], urgent=True)
+    wanted = cause_with_reasons(
+        CauseKind.PREEMPTION, ("b", "x"), ["EvictionByEvictionAPI"], urgent=True
+    )
     assert told == (wanted, Counts(1, 0, 2, 1, 1))

@@ -22,7 +22,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     LeaveNotice,
     MemberState,
-    because,
+    cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
 from tests.unit.rendezvous.builders import Job, identity, lose_link
@@ -345,7 +345,9 @@ def test_leaves_of_a_later_round_are_waited_for_again(marked: bool) -> None:
         first = round.job.now
         assert round.seen(seconds - 0.01) is None
         look = round.look_after(0.02)
-        assert look == RoundEnd(cause=because(CauseKind.LEAVE, ("b",), ["drained"]), symptom=first)
+        assert look == RoundEnd(
+            cause=cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"]), symptom=first
+        )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def test_leave_known_only_from_a_leave_notice_is_urgent(
         round.job.gone("b")
         round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=urgent)
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"], urgent=urgent)
 
 
 def test_withdrawn_leave_is_not_urgent() -> None:
@@ -379,7 +381,7 @@ def test_withdrawn_leave_is_not_urgent() -> None:
     round.seen()
     round.job.change("b", state=RUNNING)
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"])
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"])
 
 
 def test_leave_with_unread_last_record_is_urgent() -> None:
@@ -388,7 +390,7 @@ def test_leave_with_unread_last_record_is_urgent() -> None:
     round.job.gone("b").view().departed.clear()
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
 
 
 def test_member_that_reported_leaving_is_never_lost() -> None:
@@ -406,7 +408,7 @@ def test_aborted_peers_of_leaving_member_are_consequences_and_stop_at_once() -> 
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
+    assert cause == cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
     assert cause.kills
 
 
@@ -426,7 +428,7 @@ def test_drain_request_makes_a_leave_a_preemption(
     round.job.change("b", state=LEAVING, reason="its pod is to end")
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
-    assert cause == because(kind, ("b",), [detail])
+    assert cause == cause_with_reasons(kind, ("b",), [detail])
     assert not cause.kills
 
 

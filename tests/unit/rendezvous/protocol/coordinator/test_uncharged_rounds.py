@@ -12,7 +12,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
     MemberState,
-    because,
+    cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
 from tests.unit.rendezvous.builders import Job, identity
@@ -38,7 +38,7 @@ def test_unknown_roster_has_no_uncharged_cause() -> None:
 
 def test_lost_member_after_a_done_one_prevents_the_charge() -> None:
     job = gang().done("a").gone("c")
-    assert found(job) == because(CauseKind.LOSS, ("c",), [ABORTED])
+    assert found(job) == cause_with_reasons(CauseKind.LOSS, ("c",), [ABORTED])
 
 
 def test_lost_done_member_does_not_prevent_the_charge() -> None:
@@ -48,7 +48,7 @@ def test_lost_done_member_does_not_prevent_the_charge() -> None:
 def test_member_with_a_new_session_was_lost() -> None:
     job = gang()
     job.delete(job.stored("b").key).member("b", session="s2")
-    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
+    assert found(job) == cause_with_reasons(CauseKind.LOSS, ("b",), [ABORTED])
 
 
 def test_rank_assignment_without_a_session_is_not_compared() -> None:
@@ -66,15 +66,15 @@ def test_rank_assignment_without_a_session_is_not_compared() -> None:
 def test_leave_precedes_returned_member(reason: str) -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason=reason)
     job.delete(job.stored("b").key).member("b", session="s2")
-    assert found(job) == because(CauseKind.LEAVE, ("c",), [reason, ABORTED], urgent=True)
+    assert found(job) == cause_with_reasons(CauseKind.LEAVE, ("c",), [reason, ABORTED], urgent=True)
 
 
 def test_lost_member_precedes_a_leave() -> None:
     job = gang().change("c", state=MemberState.LEAVING, reason="drained").gone("b")
-    assert found(job) == because(CauseKind.LOSS, ("b",), [ABORTED])
+    assert found(job) == cause_with_reasons(CauseKind.LOSS, ("b",), [ABORTED])
 
 
 def test_member_with_drain_request_leaves_for_its_reason() -> None:
     marks = (DrainRequest(identity("b"), "SurplusStraggler"),)
-    wanted = because(CauseKind.LEAVE, ("b",), ["SurplusStraggler", ABORTED], urgent=True)
+    wanted = cause_with_reasons(CauseKind.LEAVE, ("b",), ["SurplusStraggler", ABORTED], urgent=True)
     assert found(gang(), marks=marks) == wanted

@@ -25,8 +25,8 @@ from elasticjob_rendezvous.protocol.liveness.failure_detector import (
 )
 from elasticjob_rendezvous.protocol.liveness.peer_state import LinkState
 from elasticjob_rendezvous.protocol.liveness.probes import (
-    FIRST_PROBE_SECONDS,
     LONGEST_PROBE_SECONDS,
+    PROBE_INTERVAL_SECONDS,
 )
 from elasticjob_rendezvous.protocol.records.members import MemberState, RoundState
 from tests.unit.rendezvous.builders import KEYS, Job, identity, inquiries
@@ -103,8 +103,8 @@ def test_member_with_closed_link_is_probed_again_later() -> None:
     job, peers = gang(), linked(B)
     peers.down(PeerDown(B, "s1"), job.view(), 5.0)
     assert tended(peers, job, 5.0) == []
-    assert wake(peers, job, 5.0) == 5.0 + FIRST_PROBE_SECONDS
-    assert tended(peers, job, 5.0 + FIRST_PROBE_SECONDS) == [PROBE_B]
+    assert wake(peers, job, 5.0) == 5.0 + PROBE_INTERVAL_SECONDS
+    assert tended(peers, job, 5.0 + PROBE_INTERVAL_SECONDS) == [PROBE_B]
 
 
 def test_new_link_clears_the_suspicion_of_its_member() -> None:
@@ -329,7 +329,7 @@ def test_absent_member_is_probed_at_once_and_every_half_second() -> None:
     assert asked(peers, job, 5.0) is None
     assert tended(peers, job, 5.0) == [replace(PROBE_B, round=2)]
     assert tended(peers, job, 5.4) == []
-    assert wake(peers, job, 5.4) == 5.0 + FIRST_PROBE_SECONDS
+    assert wake(peers, job, 5.4) == 5.0 + PROBE_INTERVAL_SECONDS
     asked(peers, job, 5.4)  # repeated inquiries hurry nothing
     assert tended(peers, job, 5.45) == []
     job.round(3, previous=1)
@@ -342,7 +342,7 @@ def test_probe_is_repeated_after_half_a_second_without_events() -> None:
     asked(peers, job, 5.0)
     effects, again = peers.tend(job.view(), A, 5.0, 1.7)
     assert effects == [replace(PROBE_B, round=2)]
-    assert again == 5.0 + FIRST_PROBE_SECONDS
+    assert again == 5.0 + PROBE_INTERVAL_SECONDS
 
 
 def test_probe_is_due_until_it_was_sent() -> None:
@@ -353,7 +353,7 @@ def test_probe_is_due_until_it_was_sent() -> None:
     tended(peers, job, 5.0)
     assert peers.first_probe_at(B) is None
     asked(peers, job, 5.1)
-    tended(peers, job, 5.0 + FIRST_PROBE_SECONDS)
+    tended(peers, job, 5.0 + PROBE_INTERVAL_SECONDS)
     assert peers.first_probe_at(B) is None
 
 
@@ -421,7 +421,7 @@ def test_workers_that_answered_are_probed_again_while_a_round_waits() -> None:
     tended(peers, job, 5.0)
     probed(peers, job, Verdict.WORKERS_ALIVE, 5.1)
     assert tended(peers, job, 5.4) == []
-    assert tended(peers, job, 5.0 + FIRST_PROBE_SECONDS) == [replace(PROBE_B, round=2)]
+    assert tended(peers, job, 5.0 + PROBE_INTERVAL_SECONDS) == [replace(PROBE_B, round=2)]
 
 
 @pytest.mark.parametrize("first", ["it came back", "it answered"])
@@ -436,7 +436,7 @@ def test_answer_of_one_member_does_not_end_probes_of_another(first: str) -> None
         job.member("b", session="s2")
     else:
         probed(peers, job, Verdict.BOTH_ALIVE, 5.1)
-    [effect] = tended(peers, job, 5.0 + FIRST_PROBE_SECONDS)
+    [effect] = tended(peers, job, 5.0 + PROBE_INTERVAL_SECONDS)
     assert isinstance(effect, Probe)
     assert effect.member == C
 
@@ -471,7 +471,12 @@ def asked_meanwhile(
 
 @pytest.mark.parametrize(
     ("heard_ago", "pause"),
-    [(None, FIRST_PROBE_SECONDS), (0.9, FIRST_PROBE_SECONDS), (MISSED_SECONDS, 0.0), (9.0, 0.0)],
+    [
+        (None, PROBE_INTERVAL_SECONDS),
+        (0.9, PROBE_INTERVAL_SECONDS),
+        (MISSED_SECONDS, 0.0),
+        (9.0, 0.0),
+    ],
 )
 def test_recently_heard_member_is_probed_at_once_and_others_after_a_delay(
     heard_ago: float | None, pause: float
@@ -516,7 +521,7 @@ def test_quiet_member_is_probed_until_an_answer_is_known() -> None:
     peers = suspected(job)
     assert tended(peers, job, 5.0) == [PROBE_B]
     assert tended(peers, job, 5.4) == []
-    assert wake(peers, job, 5.4) == 5.0 + FIRST_PROBE_SECONDS
+    assert wake(peers, job, 5.4) == 5.0 + PROBE_INTERVAL_SECONDS
     probed(peers, job, Verdict.UNKNOWN, 5.5)
     assert tended(peers, job, 5.5) == [PROBE_B]
 
@@ -673,7 +678,7 @@ def test_new_coordinator_keeps_links_and_proofs_and_drops_suspicions() -> None:
     peers.down(PeerDown(C, "s1"), job.view(), 1.0)
     peers.up(PeerUp(D, "s1"), 1.0)
     peers.begin([(A, "s1")], 1.0)
-    assert peers.closed_sessions() == {(A, "s1")}
+    assert peers.dead_sessions() == {(A, "s1")}
     assert not peers.silent(B)
     assert peers.symptom([B, C]) is None
     assert [id for id, peer in peers.states.items() if peer.linked] == [D]

@@ -16,7 +16,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     LeaveNotice,
     MemberState,
-    because,
+    cause_with_reasons,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -155,7 +155,9 @@ def test_member_with_leave_notice_is_not_lost() -> None:
     assert round.seen(60) is None
     round.job.gone("b")
     assert round.seen() is None, "others may leave with it"
-    assert round.look_after(0.1).cause == because(CauseKind.LEAVE, ("b",), ["drained"], urgent=True)
+    assert round.look_after(0.1).cause == cause_with_reasons(
+        CauseKind.LEAVE, ("b",), ["drained"], urgent=True
+    )
 
 
 def test_member_that_stopped_because_others_left_is_not_lost() -> None:
@@ -206,7 +208,7 @@ def test_recorded_leave_with_removed_key_gives_grace() -> None:
     round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)
     round.seen()
     round.job.gone("b")
-    assert round.look_after(0.1).cause == because(CauseKind.LEAVE, ("b",), ["drained"])
+    assert round.look_after(0.1).cause == cause_with_reasons(CauseKind.LEAVE, ("b",), ["drained"])
 
 
 # -- on the wire -----------------------------------------------------------------------

@@ -19,7 +19,7 @@ from elasticjob_rendezvous.protocol.liveness.failure_detector import (
 )
 from elasticjob_rendezvous.protocol.liveness.leader_link import HANDOVER_SECONDS
 from elasticjob_rendezvous.protocol.liveness.peer_state import PeerState
-from elasticjob_rendezvous.protocol.liveness.probes import FIRST_PROBE_SECONDS
+from elasticjob_rendezvous.protocol.liveness.probes import PROBE_INTERVAL_SECONDS
 from elasticjob_rendezvous.protocol.records.members import CauseKind, MemberState, RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment
@@ -129,8 +129,8 @@ def test_member_absent_at_coordinator_change_may_register_again(
     """The member has a lease's time, and at least the time that evidence from links lasts."""
     absent = Absent(keep_alive_seconds=lease).took_over()
     assert not absent.lost()
-    assert not absent.lost(FIRST_PROBE_SECONDS)
-    assert not absent.probe().lost(patience - FIRST_PROBE_SECONDS - 0.1)
+    assert not absent.lost(PROBE_INTERVAL_SECONDS)
+    assert not absent.probe().lost(patience - PROBE_INTERVAL_SECONDS - 0.1)
     assert absent.wakes_in == pytest.approx(0.1)
     assert absent.lost(0.1)
 
@@ -139,8 +139,8 @@ def test_member_absent_at_coordinator_change_is_probed_after_a_delay() -> None:
     """Nearly all members have registered by then after an outage of etcd."""
     absent = Absent().took_over()
     assert not absent.lost()
-    assert absent.wakes_in == pytest.approx(FIRST_PROBE_SECONDS)
-    assert not absent.lost(FIRST_PROBE_SECONDS)
+    assert absent.wakes_in == pytest.approx(PROBE_INTERVAL_SECONDS)
+    assert not absent.lost(PROBE_INTERVAL_SECONDS)
     assert absent.asks() == [B]
     assert not absent.answers(BOTH).lost()
 
@@ -155,7 +155,7 @@ def test_member_without_link_and_launcher_answer_is_lost(led: bool) -> None:
         absent.heard(2.0)
         absent.peers.down(PeerDown(B, "s1"), absent.job.view(), absent.job.now)
     assert not absent.lost()
-    assert not absent.lost(FIRST_PROBE_SECONDS)
+    assert not absent.lost(PROBE_INTERVAL_SECONDS)
     assert not absent.probe().answers(UNKNOWN).lost(0.4)
     assert absent.wakes_in == pytest.approx(0.1)
     assert absent.lost(0.1)

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     MemberState,
     Round,
     RoundState,
-    because,
+    cause_with_reasons,
     reasons_of,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -92,13 +92,13 @@ def test_old_and_new_record_of_a_cause_have_the_same_reasons_and_detail(
     stored = {"kind": kind.value, "members": ["b"], "detail": detail}
     document = json.dumps({"number": 2, "state": "joinable", "cause": stored})
     old = decode(Round, "key", document.encode()).cause
-    new = because(kind, ("b",), reversed(reasons))
+    new = cause_with_reasons(kind, ("b",), reversed(reasons))
     assert reasons_of(old) == reasons_of(new) == reasons
     assert (old.kind, old.members, old.detail) == (new.kind, new.members, new.detail)
 
 
 def test_new_record_of_a_cause_keeps_the_fields_of_the_previous_release() -> None:
-    cause = because(CauseKind.LEAVE, ("b",), ("SIGTERM", ABORTED), urgent=True)
+    cause = cause_with_reasons(CauseKind.LEAVE, ("b",), ("SIGTERM", ABORTED), urgent=True)
     stored = json.loads(encode(Round(2, RoundState.JOINABLE, cause)))["cause"]
     assert stored.pop("reasons") == ["SIGTERM", ABORTED]
     assert stored == {
@@ -124,5 +124,5 @@ def test_text_of_a_cause_is_no_reason(cause: Cause) -> None:
 
 
 def test_empty_and_repeated_reasons_are_left_out() -> None:
-    cause = because(CauseKind.LEAVE, ("b",), ["z", "", "a", "z"])
+    cause = cause_with_reasons(CauseKind.LEAVE, ("b",), ["z", "", "a", "z"])
     assert (cause.reasons, cause.detail) == (("a", "z"), "a; z")
