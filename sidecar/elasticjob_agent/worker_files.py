@@ -35,19 +35,24 @@ MAX_ERROR_BYTES = 1024 * 1024
 
 def read_error_file(path: Path) -> bytes | None:
     """Return the content; None if the file is missing, empty, too large, or not a regular file."""
-    try:
+    found = _read_file(path, MAX_ERROR_BYTES)
+    return found[0] or None if found is not None else None
+
+
+def _read_file(path: Path, max_bytes: int) -> tuple[bytes, int] | None:
+    """Return the content and modification time (ns) of a regular file within the limit, or None."""
+    with contextlib.suppress(OSError):
         # Non-blocking: a user's script may have created a pipe there.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
                 return None
-            content = file.read(MAX_ERROR_BYTES + 1)
-    except OSError:
-        return None
-    return content if 0 < len(content) <= MAX_ERROR_BYTES else None
+            return os.pread(descriptor, max_bytes, 0), about.st_mtime_ns
+        finally:
+            os.close(descriptor)
+    return None
 
 
 def read_error_files(paths: Mapping[int, Path]) -> dict[int, bytes]:
@@ -189,7 +194,7 @@ class ProgressFiles:
         found = {}
         for rank in range(slots):
             said = read_progress(self.file(number, rank))
-            saved = _read_small_file(self.saved_file(number, rank))
+            saved = _read_file(self.saved_file(number, rank), TEXT_BYTES)
             if saved is not None:
                 said = with_saved(said or WorkerProgress(), *saved)
             if said is not None:
@@ -238,29 +243,13 @@ class ProgressFiles:
 def read_progress(path: Path) -> WorkerProgress | None:
     """Return the content of a progress file, None if invalid. User code writes it: untrusted."""
     for _ in range(TRIES):
-        opened = _read_small_file(path)
+        opened = _read_file(path, TEXT_BYTES)
         if opened is None:
             return None
         content, written_ns = opened
         found = worker_progress(content, written_ns // 1_000_000)
         if found is not None:
             return found
-    return None
-
-
-def _read_small_file(path: Path) -> tuple[bytes, int] | None:
-    """Return the content and modification time (ns) of a small regular file; else None."""
-    with contextlib.suppress(OSError):
-        # Non-blocking: a user's script may have created a pipe there.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
-        try:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode) or about.st_size > TEXT_BYTES:
-                return None
-            return os.pread(descriptor, TEXT_BYTES, 0), about.st_mtime_ns
-        finally:
-            os.close(descriptor)
     return None
 
 
