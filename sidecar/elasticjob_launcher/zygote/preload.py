@@ -114,23 +114,29 @@ class ImportGuard:
         return all(self._is_installed(place) for place in places)  # empty: made by a loaded package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a spec through the other finders; refuse excluded modules and the user's own."""
-        if name in self._excluded:
-            self._refuse(f"it imports {name}, which is not preloaded")
-            raise ImportRefused(name)
-        if path is not None and name not in GENERATORS:
+        """Find a spec through the other finders; refuse to load excluded modules and the user's.
+
+        A library may only look for a module (`importlib.util.find_spec`), as torch._dynamo does for
+        pandas: the spec is found, and refused when it is loaded.
+        """
+        if path is not None and name not in self._excluded and name not in GENERATORS:
             return None  # part of an admitted package
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find is not None else None
             if spec is not None:
+                if name in self._excluded:
+                    return self._refused(spec, f"it imports {name}, which is not preloaded")
                 if path is None and name not in self._allowed and not self.installed(spec):
-                    self._refuse(f"it imports {name}, which is your own")
-                    raise ImportRefused(name)
+                    return self._refused(spec, f"it imports {name}, which is your own")
                 if name in GENERATORS and hasattr(spec.loader, "exec_module"):
                     spec.loader = _LoaderWrapper(spec.loader, self.effects.identifiers.loaded)
                 return spec
         return None
+
+    def _refused(self, spec: Any, reason: str) -> Any:
+        spec.loader = _RefusingLoader(spec.loader, lambda: self._refuse(reason))
+        return spec
 
     def _is_installed(self, place: str) -> bool:
         for each in (place, os.path.realpath(place)):
@@ -171,6 +177,24 @@ class _LoaderWrapper:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._then(module.__name__)
+
+
+class _RefusingLoader:
+    """Loader wrapper of a module that may be looked for but not loaded."""
+
+    def __init__(self, loader: Any, refuse: Callable[[], object]) -> None:
+        self._loader = loader
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        self._refuse()
+        raise ImportRefused(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        raise AssertionError(f"{module.__name__} must not be loaded")  # never created
 
 
 class _ReportingDict(dict):  # type: ignore[type-arg]

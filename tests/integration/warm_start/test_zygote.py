@@ -83,6 +83,26 @@ def test_packages_that_import_threaded_module_are_left_out_individually(
     assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
 
 
+def test_module_that_is_only_looked_for_costs_nothing(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch._dynamo looks for pandas, which starts threads; both may be imported by the program."""
+    (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
+    (installed / "finder_pkg.py").write_text(
+        "from importlib.util import find_spec\n"
+        "spec = find_spec('thread_pkg')\n"
+        "assert spec.origin.endswith('thread_pkg.py') and spec.loader.name == 'thread_pkg'\n"
+        "assert find_spec('mine').origin.endswith('mine.py') and find_spec('no_such') is None\n"
+    )
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text("")
+    path = script(tmp_path / "code", f"{LOADED}import thread_pkg, finder_pkg, mine\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['finder_pkg']\n"
+    told = capfd.readouterr().err
+    assert "not preloaded: thread_pkg: it starts threads" in told
+    assert "finder_pkg:" not in told
+
+
 def test_later_imports_are_recorded_and_program_modules_are_reloaded(
     tmp_path: Path, installed: Path
 ) -> None:
