@@ -324,7 +324,7 @@ class Zygote:
         for name in self._direct:
             os.unsetenv(name)
         become_worker(streams, asked["env"], self._launcher, here, self._applied, self._counted)
-        self._guard.effects.identifiers.seed_anew()
+        self._guard.effects.identifiers.set_anew()
         listener.expect(self._applied)
         show_process_as(asked["command"], asked["env"])
         return True
