@@ -49,9 +49,10 @@ def install(launcher: Path) -> None:
     build_zipapp(launcher)
     source = Path(elasticjob.__file__).parent
     target = launcher.parent / settings.LIBRARY / LIBRARY
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.glob("*.py"):
-        _write_file(target / path.name, path.read_bytes())
+    for path in source.rglob("*.py"):
+        written = target / path.relative_to(source)
+        written.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(written, path.read_bytes())
 
 
 def lean(source: bytes) -> bytes:

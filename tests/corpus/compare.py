@@ -31,8 +31,11 @@ DOCUMENTED = (
     ("unseeded", "^hash of a text$", "hash seed"),
     ("identifiers", "^process number", "process number"),
     ("identifiers", r"\._fs_token_$", "addresses"),  # fsspec's key of an object, by its thread
+    # uuids that torch uses as keys of attributes in its own process
+    ("identifiers", r"^torch\.distributed\._composable\.contract\.", "keys"),
     ("environment", "^TORCHELASTIC_USE_AGENT_STORE$", "store"),
     ("output", "^in the standby's log: ", "import output"),
+    ("threads", "^jemalloc_bg_thd$", "background thread of jemalloc"),
 )
 
 _TIME = "TIME"

@@ -1,0 +1,77 @@
+"""Examples with training frameworks on the local cluster: faults, scaling, and no lost step."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.corpus.environments import cache, environment
+from tests.integration.local_rig import LocalRig, until
+from tests.paths import ROOT
+
+FRAMEWORKS = ("accelerate", "transformers", "lightning", "fsdp2")
+STEPS = 250
+"""More steps than are done before the test sets the job's size for the last time."""
+SLOW_SECONDS = 100.0
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Path:
+    return environment(cache(), "frameworks") / "bin" / "python"
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    corner = LocalRig(tmp_path)
+    corner.env["OMP_NUM_THREADS"] = "1"  # more threads than processors slow each other down
+    yield corner
+    corner.close()
+
+
+def step(rig: LocalRig) -> int:
+    """Return the step that every member has reported."""
+    steps = [member.get("step", -1) for member in rig.status().get("members", ())]
+    return min(steps, default=-1)
+
+
+def saved(folder: Path) -> int:
+    """Return the step of the newest checkpoint in the folder."""
+    found = [re.search(r"(\d+)(\.ckpt)?$", path.name) for path in folder.glob("[cs]*")]
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_example_survives_a_killed_worker_and_scales_without_losing_a_step(
+    rig: LocalRig, interpreter: Path, framework: str
+) -> None:
+    for path in (ROOT / "examples" / framework).iterdir():
+        shutil.copy(path, rig.job)
+    command = [str(interpreter), "train.py", "--steps", str(STEPS), "--step-seconds", "0.1"]
+    rig.start(rig.manifest(command=command, nodes=2, minNodes=1, maxNodes=2), "--plain")
+    rig.running(2, 0, SLOW_SECONDS)
+    folder = rig.job / "checkpoints"
+    until(lambda: saved(folder) >= 50 and step(rig) > 55, "a periodic checkpoint", SLOW_SECONDS)
+
+    assert rig.call("fault", "kill-worker", "job", "job-1").returncode == 0
+    status = rig.running(2, 1, SLOW_SECONDS)
+    assert status["restarts"] == 1
+    until(lambda: 50 < step(rig) < STEPS, "steps after the checkpoint", SLOW_SECONDS)
+
+    before = step(rig)
+    assert rig.call("scale", "job", "--nodes", "1").returncode == 0
+    rig.running(1, 2, SLOW_SECONDS)
+    asked = saved(folder)
+    assert asked >= before, "saved when asked, and not at the last multiple of 50"
+    until(lambda: step(rig) > asked, "steps of the smaller gang", SLOW_SECONDS)
+
+    runner = rig.runners[-1]
+    output, _ = runner.communicate(timeout=SLOW_SECONDS)
+    assert runner.returncode == 0, output
+    logs = rig.call("logs", "job").stdout
+    assert f"done at step {STEPS}" in logs
