@@ -7,6 +7,7 @@ the API server of the tests for it, whose version `scripts/cluster/kubernetes` p
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 import sys
@@ -43,6 +44,14 @@ _SPECIAL: dict[str, Schema] = {
     },
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": {"x-kubernetes-int-or-string": True},
 }
+_EMPTY_IS_ABSENT = {
+    "Container": ("imagePullPolicy", "terminationMessagePolicy"),
+    "ContainerPort": ("protocol",),
+    "HTTPGetAction": ("scheme",),
+    "PodSpec": ("dnsPolicy",),
+    "Toleration": ("effect", "operator"),
+}
+"""Enumerations whose empty value the API server takes as an absent one, by type."""
 _KEPT = (
     "type",
     "format",
@@ -67,6 +76,9 @@ def reduced(openapi: Mapping[str, Any]) -> Schema:
         source = _own_fields(name, known[name])
         pending += _references(source)
         definitions[_short(name)] = _SPECIAL.get(name) or _node(source)
+    for name, fields in _EMPTY_IS_ABSENT.items():
+        for field in fields:
+            definitions[name]["properties"][field]["enum"].insert(0, "")
     return {
         "kubernetes": openapi["info"]["version"],
         "root": _short(ROOT_TYPE),
@@ -104,7 +116,7 @@ def _node(source: Schema) -> Schema:
     node: Schema = {}
     if text := _first_sentence(source.get("description", "")):
         node["description"] = text
-    node |= {key: source[key] for key in _KEPT if source.get(key)}
+    node |= {key: copy.copy(source[key]) for key in _KEPT if source.get(key)}
     if source.get("allOf"):
         [source_of] = source["allOf"]
         node["$ref"] = _short(source_of["$ref"])

@@ -2,8 +2,8 @@
 
 The spec is the desired state, written by users; `nodes` also by kubectl scale and HPA. Rules
 between fields are in `rules.py`, together with their CEL for the API server. The template is
-Kubernetes' PodTemplateSpec, with only the fields declared that are read here: all others are
-kept, and the API server validates them when pods are created.
+Kubernetes' PodTemplateSpec, with only the fields declared that are read here; `template_schema.py` has
+the schema of all of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from elasticjob_operator.model.types import (
 MAX_CONTAINERS = 16
 """Maximum number of containers, which keeps the API server's cost estimate of the CEL rules within
 its limit."""
+MAX_VARIABLES = 512
+"""Maximum number of variables of a container, for the same reason."""
 
 
 def _quantity(value: Any) -> Any:
@@ -68,7 +70,7 @@ class Resources(OpenModel):
 
 
 class Container(OpenModel):
-    """A container of the pod template. Fields not declared here are kept."""
+    """A container of the pod template."""
 
     name: Annotated[str, Field(pattern=LABEL, min_length=1, max_length=63)]
     """A DNS label, unique in the pod."""
@@ -80,14 +82,14 @@ class Container(OpenModel):
     """Arguments of the command."""
     working_dir: str | None = None
     """Working directory of the command."""
-    env: list[EnvVar] | None = None
+    env: Annotated[list[EnvVar], Field(max_length=MAX_VARIABLES)] | None = None
     """Environment variables."""
     resources: Resources | None = None
     """Compute resources."""
 
 
 class PodSpec(OpenModel):
-    """Spec of the pod. Fields not declared here are kept."""
+    """Spec of the pod."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=MAX_CONTAINERS)]
     """Containers of the pod, one of them the trainer."""

@@ -256,8 +256,27 @@ def _told_once(name: str) -> Immutable:
     )
 
 
+def _same_template() -> str:
+    """Return CEL for an unchanged template.
+
+    CEL compares lists that are merged by a key without their order. That of containers and variables
+    has a meaning: init containers run one after another, and a variable refers to those before it.
+    """
+
+    def same(containers: str) -> str:
+        names = f"{containers}.map(c, c.name)"
+        variables = f"{containers}.map(c, has(c.env) ? c.env.map(e, e.name) : [])"
+        return " && ".join(f"self.{list_} == oldSelf.{list_}" for list_ in (names, variables))
+
+    pods, init = (".".join(location) for location in (CONTAINERS, INIT_CONTAINERS))
+    return (
+        f"(self.template == oldSelf.template && {same(pods)} && "
+        f"(!has(self.{init}) || !has(oldSelf.{init}) || ({same(init)})))"
+    )
+
+
 IMMUTABLE: tuple[Immutable, ...] = (
-    _immutable("template", "self.template == oldSelf.template"),
+    _immutable("template", _same_template()),
     _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
     _immutable(
         "trainer",
