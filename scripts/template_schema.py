@@ -1,7 +1,7 @@
-"""Generator of the pod template's schema: `python -m scripts.template_schema OPENAPI [--check]`.
+"""Generator of the pod template's schema: `python -m scripts.template_schema [OPENAPI]`.
 
-OPENAPI is the document that an API server serves at /openapi/v3/api/v1. `make template-schema` starts
-the API server of the tests for it, whose version `scripts/cluster/kubernetes` pins.
+OPENAPI is the document that an API server serves at /openapi/v3/api/v1. Without it, the API server
+of the tests is started, whose version `scripts/cluster/kubernetes` pins.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from elasticjob_operator.model.template_schema import SCHEMA_FILE
 
 Schema = dict[str, Any]
 
+OPENAPI_PATH = "/openapi/v3/api/v1"
 ROOT_TYPE = "io.k8s.api.core.v1.PodTemplateSpec"
 _METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 _METADATA_FIELDS = (
@@ -133,7 +135,8 @@ def _node(source: Schema) -> Schema:
 def _first_sentence(text: str) -> str:
     """Return the first sentence of a description: the CRD must fit into an annotation."""
     first = re.split(r"(?<=[a-z)\]\"`'])\.(?:\s|$)|\n", text)[0]
-    return " ".join(first.split())
+    text = " ".join(first.replace("`", "").split())
+    return f"{text}." if text and not text.endswith((".", ":")) else text
 
 
 def render(openapi: Mapping[str, Any]) -> str:
@@ -142,19 +145,25 @@ def render(openapi: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file, or with `--check` compare it; return the exit status."""
+    """Write the file; return the exit status."""
     parser = argparse.ArgumentParser(prog="template_schema", description=__doc__)
-    parser.add_argument("openapi", type=Path, help="the API server's document")
-    parser.add_argument("--check", action="store_true", help="fail if the file is out of date")
-    options = parser.parse_args(arguments)
-    text = render(json.loads(options.openapi.read_text()))
-    if not options.check:
-        SCHEMA_FILE.write_text(text)
-        return 0
-    if SCHEMA_FILE.read_text() == text:
-        return 0
-    sys.stderr.write(f"{SCHEMA_FILE.name} is out of date: run `make template-schema`\n")
-    return 1
+    parser.add_argument("openapi", type=Path, nargs="?", help="the API server's document")
+    given: Path | None = parser.parse_args(arguments).openapi
+    text = served() if given is None else given.read_text(encoding="utf-8")
+    SCHEMA_FILE.write_text(render(json.loads(text)), encoding="utf-8")
+    return 0
+
+
+def served() -> str:
+    """Return the document of the API server that the tests build."""
+    from tests.integration.apiserver import ApiServer
+
+    with tempfile.TemporaryDirectory() as folder:
+        server = ApiServer(Path(folder))
+        try:
+            return server.start().fetch("GET", OPENAPI_PATH).decode()
+        finally:
+            server.close()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The spec is the desired state, written by users; `nodes` also by kubectl scale and HPA. Rules
 between fields are in `rules.py`, together with their CEL for the API server. The template is
-Kubernetes' PodTemplateSpec, with only the fields declared that are read here; `template_schema.py` has
-the schema of all of them.
+Kubernetes' PodTemplateSpec, with only the fields declared that are read here;
+`template_schema.py` has the schema of all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import (
     INT32_MAX,
     LABEL,
+    SET,
     SUBDOMAIN,
     Backend,
     CleanPodPolicy,
@@ -38,6 +39,8 @@ MAX_CONTAINERS = 16
 its limit."""
 MAX_VARIABLES = 512
 """Maximum number of variables of a container, for the same reason."""
+MAX_VARIABLE_NAME = 256
+"""Maximum length of a variable's name, for the same reason."""
 
 
 def _quantity(value: Any) -> Any:
@@ -54,7 +57,7 @@ Quantity = Annotated[
 class EnvVar(OpenModel):
     """An environment variable of a container."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_VARIABLE_NAME)]
     """Name of the variable."""
     value: str | None = None
     """Value of the variable, a string."""
@@ -161,7 +164,9 @@ class Rendezvous(SpecModel):
 
     backend: Backend = Backend.ETCD
     """Store of the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
-    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
+    endpoints: Annotated[list[Endpoint], Field(max_length=16, json_schema_extra=SET)] = Field(
+        default=[]
+    )
     """host:port of each server. Absent: the operator's etcd, or for c10d a store that the job's
     first pod hosts. Required for etcd-v2 on a cluster, where the operator's etcd only serves v3."""
     secret_name: ObjectName | None = None
@@ -197,7 +202,9 @@ class Recovery(SpecModel):
 
     warm_start: WarmStart = WarmStart.AUTO
     """Fork workers from a preloaded interpreter (Auto), or always start them afresh ("Off")."""
-    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(default=[])
+    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64, json_schema_extra=SET)] = (
+        Field(default=[])
+    )
     """Modules to preload in addition to those detected automatically."""
     stop_grace_seconds: Seconds = 10
     """Seconds from SIGTERM to SIGKILL when workers stop for a planned change."""

@@ -271,14 +271,18 @@ def load_file(file: Path | str) -> list[ElasticJob]:
 Check = Callable[[ElasticJob], Iterable[Problem]]
 
 
-def check_file(file: Path | str, check: Check) -> list[FileProblem]:
+def _no_problems(_job: ElasticJob) -> Iterable[Problem]:
+    return ()
+
+
+def check_file(file: Path | str, check: Check = _no_problems) -> list[FileProblem]:
     """Return all problems of a file, in order of lines; [] if it is valid. `check` yields further
-    problems of a job that has none itself."""
+    problems of each job."""
     return _read(file, check)[1]
 
 
 def _read(
-    file: Path | str, check: Check = lambda _job: ()
+    file: Path | str, check: Check = _no_problems
 ) -> tuple[list[ElasticJob], list[FileProblem]]:
     try:
         text = read_text(file)

@@ -1,7 +1,7 @@
 """Schema of Kubernetes' PodTemplateSpec, and the faults of a template against it.
 
-`pod_template.json` is generated from the API server's OpenAPI document by `make template-schema`. The
-CRD contains the same schema, so a template without faults here is accepted there.
+`pod_template.json` is generated from the API server's OpenAPI document by `make template-schema`.
+The CRD contains the same schema, so the API server finds the same faults.
 """
 
 from __future__ import annotations

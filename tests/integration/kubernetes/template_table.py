@@ -1,4 +1,4 @@
-"""Templates with their expected verdict: the fields at fault, none for a template that is accepted."""
+"""Pod templates that the API server accepts, and others with one fault each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rules of the pod template: fields, names and paths that the operator sets in every pod.
 
-`pod_rules.py` has the rules of the API server itself. The types of undeclared fields are not checked
-by the models: `mapping` and `mappings` read them, or raise `TemplateRefused`.
+`pod_rules` has the rules of the API server itself. The models do not check the types of undeclared
+fields: `mapping` and `mappings` read them, or raise `TemplateRefused`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rules of the API server for the pods of a template, beyond the types of its fields.
 
-They follow `pkg/apis/core/validation` of Kubernetes; a test compares the verdicts. The template has
-passed its schema. Faults that depend on the cluster, such as an absent priority class or a quota, are
-not known here.
+They follow `pkg/apis/core/validation` of Kubernetes; a test compares the verdicts. The template
+has passed its schema. Faults that depend on the cluster, such as an absent priority class or a
+quota, are not known here.
 """
 
 from __future__ import annotations
