@@ -129,6 +129,12 @@ class ApiServer:
         except (Refused, OSError):
             return False
 
+    def warned(self, method: str, path: str, body: Json) -> tuple[Json, list[str]]:
+        """Send a raw request and return the answer's JSON and its warnings."""
+        warnings: list[str] = []
+        answer = self.fetch(method, path, body, warnings=warnings)
+        return json.loads(answer), warnings
+
     def fetch(
         self,
         method: str,
@@ -136,8 +142,9 @@ class ApiServer:
         body: Json | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        warnings: list[str] | None = None,
     ) -> bytes:
-        """Send a raw request as administrator. Raise Refused."""
+        """Send a raw request as administrator; add the answer's warnings. Raise Refused."""
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
@@ -151,6 +158,9 @@ class ApiServer:
         try:
             with urllib.request.urlopen(request, timeout=_HTTP_SECONDS, context=self._tls) as reply:
                 found: bytes = reply.read()
+                if warnings is not None:
+                    said = reply.headers.get_all("Warning") or ()
+                    warnings += [one.replace('\\"', '"') for one in said]
                 return found
         except urllib.error.HTTPError as error:
             with error:
