@@ -36,7 +36,7 @@ def _document() -> Schema:
 
 
 def kubernetes_version() -> str:
-    """Return the Kubernetes version of the schema, such as `v1.36.3`."""
+    """Return the Kubernetes version of the schema, such as `1.36`."""
     return str(_document()["kubernetes"])
 
 
@@ -123,14 +123,25 @@ def _object_faults(
         elif values is not None:
             yield from _faults(values, child, (*location, name), around)
         else:
-            elsewhere = next(
-                (at for at, outer in reversed(parents) if name in outer.get("properties", ())), None
-            )
-            place = "" if elsewhere is None else field_path(elsewhere)
+            place = _place_of(name, around)
             yield (*location, name), unknown_field(name, list(fields), place)
     for name in node.get("required", ()):
         if value.get(name) is None:
             yield (*location, name), "must be set"
+
+
+def _place_of(name: str, around: _Parents) -> str:
+    """Return the path of an object that has a field of this name: one around, or a part of the
+    innermost; empty if there is none."""
+    for location, node in reversed(around[:-1]):
+        if name in node.get("properties", ()):
+            return field_path(location)
+    location, node = around[-1]
+    for part, child in node.get("properties", {}).items():
+        inside = child.get("items", child)
+        if name in inside.get("properties", ()):
+            return field_path((*location, part)) + ("[]" if inside is not child else "")
+    return ""
 
 
 def _array_faults(

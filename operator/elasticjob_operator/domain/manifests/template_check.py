@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
-from elasticjob_operator.domain.manifests.pod import PodSettings, pod
+from elasticjob_operator.domain.manifests.pod import PodSettings, command_for, pod
 from elasticjob_operator.domain.manifests.pod_rules import pod_problems
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused, conflicts
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
@@ -32,8 +32,14 @@ def check_pods(job: ElasticJob) -> list[Problem]:
 
 
 def _refusals(job: ElasticJob, spec: dict[str, object]) -> Iterator[Problem]:
-    """Yield the refusals of the builder: all conflicts with its additions, and the first other."""
+    """Yield the refusals of the builder: all conflicts with its additions, that of the command, and
+    the first other."""
     for refused in conflicts(spec, job.trainer().name):
+        yield refused.problem
+    # The builder stops at its first refusal, which would hide that of the command.
+    try:
+        command_for(job)
+    except TemplateRefused as refused:
         yield refused.problem
     # The two differ where a pod hosts the store of the job.
     for index in (STORE_INDEX, STORE_INDEX + 1):
