@@ -204,7 +204,7 @@ def parse_strictly(
         job = parse_manifest(document)
     except InvalidManifest as error:
         found += error.problems
-    spec = document.get("spec") if isinstance(document, Mapping) else None
+    spec = document.get("spec")
     if isinstance(spec, Mapping) and isinstance(spec.get("template"), Mapping):
         known = [problem.location for problem in found]
         for problem in template_problems(spec["template"], TEMPLATE):
@@ -221,7 +221,7 @@ def parse_strictly(
 
 def _sound_job(document: Mapping[str, Any], faults: list[Problem]) -> ElasticJob | None:
     """Return the job with stand-ins for faulty fields; None if other faults depend on them."""
-    sound = _without(document, faults) if isinstance(document, Mapping) else None
+    sound = _without(document, faults)
     return None if sound is None or _broken_rules(sound) else _validate(sound)
 
 

@@ -283,7 +283,7 @@ def _same_template() -> str:
     before it. The indices are literals because Kubernetes 1.29 cannot bound the cost of a
     comparison of lists that `map` returns.
     """
-    pods, init = (".".join(location) for location in (CONTAINERS, INIT_CONTAINERS))
+    pods, init = (".".join(map(str, location)) for location in (CONTAINERS, INIT_CONTAINERS))
     return (
         f"(self.template == oldSelf.template && {_same_order(pods)} && "
         f"(!has(self.{init}) || !has(oldSelf.{init}) || {_same_order(init)}))"

@@ -160,16 +160,16 @@ def _repeated(
     items: list[Any], keys: Sequence[str], fields: Schema, location: Location
 ) -> Iterator[Fault]:
     """Yield the items of a list whose keys an earlier item has."""
-    seen: list[list[Any]] = []
+    seen: set[str] = set()
     for index, item in enumerate(items):
         if not isinstance(item, Mapping):
             continue
         given = [(item[key], key) for key in keys if item.get(key) is not None]
-        found = [item.get(key) or fields[key].get("default") for key in keys]
+        found = repr([item.get(key) or fields[key].get("default") for key in keys])
         if found in seen:
             shown = " and ".join(f"{key} {echoed(value)}" for value, key in given)
             yield (*location, index), f"must not repeat {shown}: each may be given once"
-        seen.append(found)
+        seen.add(found)
 
 
 def _string_faults(node: Schema, value: Any, location: Location) -> Iterator[Fault]:

@@ -72,11 +72,11 @@ def not_negative(field: Field) -> Iterator[Fault]:
 
 def unique(fields: list[Field]) -> Iterator[Fault]:
     """Yield the fields whose value an earlier one has; empty ones are left out."""
-    seen: list[Any] = []
+    seen: set[str] = set()
     for field in fields:
-        if field.value and field.value in seen:
-            yield field.fault(f"must be unique; {echoed(field.value)} is used before")
-        seen.append(field.value)
+        if field.text and field.text in seen:
+            yield field.fault(f"must be unique; {echoed(field.text)} is used before")
+        seen.add(field.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,7 @@ _SUFFIXES = {
     "u": Decimal("1e-6"),
     "n": Decimal("1e-9"),
 }
+_MOST_EXPONENT = 1000
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9.]+)|([A-Za-z]*))")
 
 
@@ -198,5 +199,6 @@ def quantity(value: object) -> Decimal:
         raise ValueError(f"{value!r} is no quantity")
     number, exponent, suffix = match.groups()
     if exponent:
-        return Decimal(number).scaleb(int(Decimal(exponent[1:])))
+        power = max(-_MOST_EXPONENT, min(int(Decimal(exponent[1:])), _MOST_EXPONENT))
+        return Decimal(number).scaleb(power)
     return Decimal(number) * _SUFFIXES[suffix]
