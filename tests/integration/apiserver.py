@@ -55,6 +55,7 @@ class ApiServer:
     folder: Path
     ports: Ports = field(default_factory=lambda: Ports(1))
     process: subprocess.Popen[bytes] | None = None
+    warnings: list[str] = field(default_factory=list)  # of the last answer
 
     def __post_init__(self) -> None:
         self.certificates: Certificates = make_certificates(self.folder / "certificates")
@@ -131,9 +132,8 @@ class ApiServer:
 
     def warned(self, method: str, path: str, body: Json) -> tuple[Json, list[str]]:
         """Send a raw request and return the answer's JSON and its warnings."""
-        warnings: list[str] = []
-        answer = self.fetch(method, path, body, warnings=warnings)
-        return json.loads(answer), warnings
+        answer = self.fetch(method, path, body)
+        return json.loads(answer), self.warnings
 
     def fetch(
         self,
@@ -142,9 +142,8 @@ class ApiServer:
         body: Json | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
-        warnings: list[str] | None = None,
     ) -> bytes:
-        """Send a raw request as administrator; add the answer's warnings. Raise Refused."""
+        """Send a raw request as administrator. Raise Refused."""
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
@@ -158,9 +157,8 @@ class ApiServer:
         try:
             with urllib.request.urlopen(request, timeout=_HTTP_SECONDS, context=self._tls) as reply:
                 found: bytes = reply.read()
-                if warnings is not None:
-                    said = reply.headers.get_all("Warning") or ()
-                    warnings += [one.replace('\\"', '"') for one in said]
+                warnings = reply.headers.get_all("Warning") or ()
+                self.warnings = [one.replace('\\"', '"') for one in warnings]
                 return found
         except urllib.error.HTTPError as error:
             with error:

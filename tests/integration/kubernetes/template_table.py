@@ -366,5 +366,48 @@ CASES: dict[str, Json] = {
     ),
     "priority": pod(priority=100),
     "scheduling gate": pod(schedulingGates=[{"name": "a b"}]),
+    "host users and network": pod(hostUsers=False, hostNetwork=True),
+    "stop signal without a system": trainer(lifecycle={"stopSignal": "SIGUSR1"}),
+    "stop signal": both({"os": {"name": "linux"}}, {"lifecycle": {"stopSignal": "SIGUSR1"}}),
+    "stop signal of another system": both(
+        {"os": {"name": "windows"}}, {"lifecycle": {"stopSignal": "SIGUSR1"}}
+    ),
+    "unknown system": pod(os={"name": "plan9"}),
+    "node name in capitals": pod(nodeName="Node"),
+    "part of a volume with steps back": both(
+        _WITH_DATA, {"volumeMounts": [_ON_DATA | {"subPath": "a/../b"}]}
+    ),
+    "two parts of a volume": both(
+        _WITH_DATA, {"volumeMounts": [_ON_DATA | {"subPath": "a", "subPathExpr": "b"}]}
+    ),
+    "restart on resize": trainer(
+        resizePolicy=[{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]
+    ),
+    "resize of a GPU": trainer(
+        resizePolicy=[{"resourceName": "nvidia.com/gpu", "restartPolicy": "NotRequired"}]
+    ),
+    "mode of files": volume(projected={"defaultMode": 1000, "sources": []}),
+    "part of a pod's metadata": volume(
+        downwardAPI={"items": [{"path": "a", "fieldRef": {"fieldPath": "spec.nodeName"}}]}
+    ),
+    "image volume": volume(image={"reference": "model:1"}),
+    "image volume without an image": volume(image={"pullPolicy": "Always"}),
+    "affinity of no namespace": pod(
+        affinity={
+            "podAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "zone", "namespaces": ["A"]}
+                ]
+            }
+        }
+    ),
+    "order of labels": spread(
+        labelSelector={"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]}
+    ),
+    "header": probe(httpGet={**HTTP, "httpHeaders": [{"name": "a b", "value": "c"}]}),
+    "probe without a path": probe(httpGet={"port": 80}),
+    "cpu limit alone": amounts({"cpu": "100m"}),
+    "sub-milli cpu": amounts({"cpu": "0.0001"}),
+    "long annotation": {"metadata": {"annotations": {"a": "x" * 300_000}}},
     "sysctl": pod(securityContext={"sysctls": [{"name": "Net Core", "value": "1"}]}),
 }

@@ -90,6 +90,9 @@ def plain(path: str) -> str:
 OTHER_PATHS = {
     # The API server leaves out an index, or names another field or none at all.
     "mount above its volume": "spec.containers[0].volumeMounts[0].subPathExpr",
+    "part of a volume with steps back": "spec.containers[0].volumeMounts[0].subPath",
+    "part of a pod's metadata": "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath",
+    "stop signal of another system": "spec.os.name",
     "bidirectional mount": "spec.containers[0].volumeMounts[0].mountPropagation",
     "mapping instead of list": "spec.containers[0].ports",
     "integer out of range": "spec.containers[0].ports[0].containerPort",

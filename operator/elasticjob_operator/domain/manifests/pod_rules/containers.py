@@ -65,6 +65,8 @@ def _common_faults(spec: Field, container: Field) -> Iterator[Fault]:
     yield from amount_faults(container.child("resources"), claims)
     yield from _security_faults(spec, container.child("securityContext"))
     for policy in container.items("resizePolicy"):
+        if policy.child("resourceName").value not in ("cpu", "memory"):
+            yield policy.child("resourceName").fault("must be cpu or memory")
         if policy.child("restartPolicy").value == "RestartContainer":
             yield policy.child("restartPolicy").fault(
                 "must be NotRequired: containers of a job are not restarted"

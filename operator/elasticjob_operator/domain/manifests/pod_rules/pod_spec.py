@@ -36,6 +36,9 @@ def pod_faults(pod: Field) -> Iterator[Fault]:
             yield from DNS_SUBDOMAIN.faults(spec.child(name))
     if spec.child("priority").value and not spec.child("priorityClassName").value:
         yield spec.child("priority").fault("must be absent: priorityClassName sets the priority")
+    system = spec.child("os", "name")
+    if system.value not in (None, "linux"):
+        yield system.fault("must be linux: so are the launcher and the agent")
     for label, value in spec.entries("nodeSelector"):
         yield from QUALIFIED_NAME.faults(value, label)
         yield from LABEL_VALUE.faults(value)
