@@ -409,5 +409,17 @@ CASES: dict[str, Json] = {
     "cpu limit alone": amounts({"cpu": "100m"}),
     "sub-milli cpu": amounts({"cpu": "0.0001"}),
     "long annotation": {"metadata": {"annotations": {"a": "x" * 300_000}}},
+    "host name in capitals": pod(hostnameOverride="Node"),
+    "label keys without a selector": spread(matchLabelKeys=["a"]),
+    "label keys of an affinity": pod(
+        affinity={
+            "podAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"topologyKey": "zone", "matchLabelKeys": ["a"]}
+                ]
+            }
+        }
+    ),
+    "projection of nothing": volume(projected={"sources": [{}]}),
     "sysctl": pod(securityContext={"sysctls": [{"name": "Net Core", "value": "1"}]}),
 }

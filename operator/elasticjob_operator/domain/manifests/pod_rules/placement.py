@@ -114,7 +114,15 @@ def _selector_faults(selector: Field) -> Iterator[Fault]:
             yield from LABEL_VALUE.faults(value)
 
 
+def _label_key_faults(holder: Field, *names: str) -> Iterator[Fault]:
+    for name in names:
+        keys = holder.child(name)
+        if keys.value and not holder.child("labelSelector").present:
+            yield keys.fault("must be absent without labelSelector")
+
+
 def _pod_term_faults(term: Field) -> Iterator[Fault]:
+    yield from _label_key_faults(term, "matchLabelKeys", "mismatchLabelKeys")
     yield from QUALIFIED_NAME.faults(term.child("topologyKey"))
     yield from _selector_faults(term.child("labelSelector"))
     yield from _selector_faults(term.child("namespaceSelector"))
@@ -126,6 +134,7 @@ def _spread_faults(constraint: Field) -> Iterator[Fault]:
     yield from in_range(constraint.child("maxSkew"), 1, 2**31 - 1)
     if not constraint.child("topologyKey").value:
         yield constraint.child("topologyKey").fault("must be set")
+    yield from _label_key_faults(constraint, "matchLabelKeys")
     domains = constraint.child("minDomains")
     yield from in_range(domains, 1, 2**31 - 1)
     if domains.present and constraint.child("whenUnsatisfiable").value != "DoNotSchedule":

@@ -22,6 +22,14 @@ from elasticjob_operator.domain.manifests.pod_rules.fields import (
     unique,
 )
 
+_OBJECT_NAMES = (
+    "serviceAccountName",
+    "serviceAccount",
+    "nodeName",
+    "priorityClassName",
+    "runtimeClassName",
+    "hostnameOverride",
+)
 _MOST_ANNOTATIONS = 256 * 1024
 """Maximum length of all annotations in bytes."""
 _MOST_NAMESERVERS, _MOST_SEARCHES, _MOST_SEARCH_CHARACTERS = 3, 32, 2048
@@ -31,7 +39,7 @@ def pod_faults(pod: Field) -> Iterator[Fault]:
     yield from _metadata_faults(pod.child("metadata"))
     spec = pod.child("spec")
     yield from in_range(spec.child("activeDeadlineSeconds"), 1, MOST_ID)
-    for name in ("serviceAccountName", "nodeName", "priorityClassName", "runtimeClassName"):
+    for name in _OBJECT_NAMES:
         if spec.child(name).value:
             yield from DNS_SUBDOMAIN.faults(spec.child(name))
     if spec.child("priority").value and not spec.child("priorityClassName").value:

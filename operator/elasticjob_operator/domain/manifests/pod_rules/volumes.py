@@ -169,8 +169,6 @@ def _projected_faults(projected: Field) -> Iterator[Fault]:
                 yield from must_be_set(found.child("path"))
                 yield from in_range(found.child("expirationSeconds"), *_TOKEN_SECONDS)
 
-    if not any(projected.child(kind).present for kind in _PROJECTED):
-        yield projected.fault(f"must have one of {', '.join(_PROJECTED)}")
     yield from exactly_one(projected, _PROJECTED, faults_of)
 
 
