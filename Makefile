@@ -47,10 +47,15 @@ types: install ## run mypy, strict
 imports: install ## check the allowed imports between packages (import-linter)
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
-.PHONY: generate generated
+.PHONY: generate
 generate: install ## regenerate files: the CRD from the models, the chart's copies
 	$(PY) -m elasticjob_operator.model.crdgen
 	$(PY) -m scripts.chart
+.PHONY: template-schema
+template-schema: etcd kubernetes ## rewrite the schema of pod templates from the API server's, then the CRD
+	$(PY) -m scripts.template_schema
+	@$(MAKE) generate
+.PHONY: generated
 generated: install ## fail if a generated file is out of date
 	$(PY) -m elasticjob_operator.model.crdgen --check
 	$(PY) -m scripts.chart --check

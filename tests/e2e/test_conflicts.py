@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.console import CommandFailed
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import IMAGE, job
 
 pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
-def test_template_typo_is_found_by_dry_run(ns: JobNamespace) -> None:
-    ns.apply(job("typo", nodes=2, trainer={"imagePulPolicy": "Never"}))
+def test_template_typo_is_refused_by_apply(ns: JobNamespace) -> None:
+    with pytest.raises(CommandFailed, match="imagePulPolicy"):
+        ns.apply(job("typo", nodes=2, trainer={"imagePulPolicy": "Never"}))
+    assert ns.find("ej", "typo") is None
+
+
+def test_template_error_is_found_by_first_pod(ns: JobNamespace) -> None:
+    mount = {"name": "data", "mountPath": "/data"}
+    ns.apply(job("typo", nodes=2, trainer={"volumeMounts": [mount]}))
     condition = ns.told("typo", "TemplateInvalid")
-    assert "imagePulPolicy" in condition["message"]
+    assert "volumeMounts[0].name" in condition["message"]
     assert ns.pods("typo") == {}
     status = ns.status("typo")
     assert (status["phase"], status["pods"]) == ("Pending", 0)

@@ -56,6 +56,7 @@ class ApiServer:
     folder: Path
     ports: Ports = field(default_factory=lambda: Ports(1))
     process: subprocess.Popen[bytes] | None = None
+    warnings: list[str] = field(default_factory=list)  # of the last answer
 
     def __post_init__(self) -> None:
         self.certificates: Certificates = make_certificates(self.folder / "certificates")
@@ -130,6 +131,11 @@ class ApiServer:
         except (Refused, OSError):
             return False
 
+    def warned(self, method: str, path: str, body: Json) -> tuple[Json, list[str]]:
+        """Send a raw request and return the answer's JSON and its warnings."""
+        answer = self.fetch(method, path, body)
+        return json.loads(answer), self.warnings
+
     def fetch(
         self,
         method: str,
@@ -152,6 +158,8 @@ class ApiServer:
         try:
             with urllib.request.urlopen(request, timeout=_HTTP_SECONDS, context=self._tls) as reply:
                 found: bytes = reply.read()
+                warnings = reply.headers.get_all("Warning") or ()
+                self.warnings = [one.replace('\\"', '"') for one in warnings]
                 return found
         except urllib.error.HTTPError as error:
             with error:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.model.manifest import STANDARD_INPUT, check_file, shown
 
 
@@ -31,7 +32,7 @@ def validate(
         raise BadInput("- must be given once: standard input can be read only once")
     count = 0
     for file in files:
-        problems = check_file(file)
+        problems = check_file(file, check_pods)
         count += len(problems)
         for problem in problems:
             typer.echo(str(problem), err=True)

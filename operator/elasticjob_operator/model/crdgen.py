@@ -19,6 +19,7 @@ import yaml
 from elasticjob_operator.model.job import GROUP, KIND, PLURAL, VERSION, ElasticJob
 from elasticjob_operator.model.problems import Location
 from elasticjob_operator.model.rules import IMMUTABLE, RULES, Immutable, Rule
+from elasticjob_operator.model.template_schema import template_schema
 
 Schema = dict[str, Any]
 
@@ -39,6 +40,7 @@ _KEPT = (
     "x-kubernetes-int-or-string",
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type",
     "x-kubernetes-validations",
 )
 
@@ -56,6 +58,8 @@ def structural_schema() -> Schema:
         "type": "object",
         "properties": {"name": {key: name[key] for key in ("type", "maxLength", "pattern")}},
     }
+    spec = fields["spec"]["properties"]
+    spec["template"] = _restricted(template_schema(), spec["template"])
     fields["spec"]["x-kubernetes-validations"] = _validations()
     fields["status"] = _without_defaults(fields["status"])
     schema["required"] = ["spec"]
@@ -72,6 +76,29 @@ def _without_defaults(schema: Schema) -> Schema:
     if "items" in plain:
         plain["items"] = _without_defaults(plain["items"])
     return plain
+
+
+def _restricted(kubernetes: Schema, ours: Schema) -> Schema:
+    """Return Kubernetes' schema of a node with the restrictions that the models add."""
+    node = {**kubernetes, **{key: value for key, value in ours.items() if key not in _SHAPE}}
+    required = {*kubernetes.get("required", ()), *ours.get("required", ())}
+    if required:
+        node["required"] = sorted(required)
+    for name, child in ours.get("properties", {}).items():
+        node["properties"][name] = _restricted(node["properties"][name], child)
+    for part in ("items", "additionalProperties"):
+        if part in ours:
+            node[part] = _restricted(node[part], ours[part])
+    return node
+
+
+_SHAPE = (
+    "properties",
+    "items",
+    "additionalProperties",
+    "required",
+    "x-kubernetes-preserve-unknown-fields",
+)
 
 
 def _validations() -> list[Schema]:

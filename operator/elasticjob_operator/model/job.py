@@ -2,8 +2,8 @@
 
 The spec is the desired state, written by users; `nodes` also by kubectl scale and HPA. Rules
 between fields are in `rules.py`, together with their CEL for the API server. The template is
-Kubernetes' PodTemplateSpec, with only the fields declared that are read here: all others are
-kept, and the API server validates them when pods are created.
+Kubernetes' PodTemplateSpec, with only the fields declared that are read here;
+`template_schema.py` has the schema of all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import (
     INT32_MAX,
     LABEL,
+    SET,
     SUBDOMAIN,
     Backend,
     CleanPodPolicy,
@@ -36,6 +37,10 @@ from elasticjob_operator.model.types import (
 MAX_CONTAINERS = 16
 """Maximum number of containers, which keeps the API server's cost estimate of the CEL rules within
 its limit."""
+MAX_VARIABLES = 512
+"""Maximum number of variables of a container, for the same reason."""
+MAX_VARIABLE_NAME = 256
+"""Maximum length of a variable's name, for the same reason."""
 
 
 def _quantity(value: Any) -> Any:
@@ -52,7 +57,7 @@ Quantity = Annotated[
 class EnvVar(OpenModel):
     """An environment variable of a container."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_VARIABLE_NAME)]
     """Name of the variable."""
     value: str | None = None
     """Value of the variable, a string."""
@@ -68,7 +73,7 @@ class Resources(OpenModel):
 
 
 class Container(OpenModel):
-    """A container of the pod template. Fields not declared here are kept."""
+    """A container of the pod template."""
 
     name: Annotated[str, Field(pattern=LABEL, min_length=1, max_length=63)]
     """A DNS label, unique in the pod."""
@@ -80,14 +85,14 @@ class Container(OpenModel):
     """Arguments of the command."""
     working_dir: str | None = None
     """Working directory of the command."""
-    env: list[EnvVar] | None = None
+    env: Annotated[list[EnvVar], Field(max_length=MAX_VARIABLES)] | None = None
     """Environment variables."""
     resources: Resources | None = None
     """Compute resources."""
 
 
 class PodSpec(OpenModel):
-    """Spec of the pod. Fields not declared here are kept."""
+    """Spec of the pod."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=MAX_CONTAINERS)]
     """Containers of the pod, one of them the trainer."""
@@ -159,7 +164,9 @@ class Rendezvous(SpecModel):
 
     backend: Backend = Backend.ETCD
     """Store of the rendezvous: Etcd (v3), EtcdV2 or C10d (torch's own store)."""
-    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
+    endpoints: Annotated[list[Endpoint], Field(max_length=16, json_schema_extra=SET)] = Field(
+        default=[]
+    )
     """host:port of each server. Absent: the operator's etcd, or for C10d a store that the job's
     first pod hosts. Required for EtcdV2 on a cluster, where the operator's etcd only serves v3."""
     secret_name: ObjectName | None = None
@@ -195,7 +202,9 @@ class Recovery(SpecModel):
 
     warm_start: WarmStart = WarmStart.AUTO
     """Fork workers from a preloaded interpreter if possible (Auto), or Never."""
-    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(default=[])
+    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64, json_schema_extra=SET)] = (
+        Field(default=[])
+    )
     """Modules to preload in addition to those detected automatically."""
     stop_grace_seconds: Seconds = 10
     """Seconds from SIGTERM to SIGKILL when workers stop for a planned change."""

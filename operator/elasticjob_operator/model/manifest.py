@@ -8,7 +8,7 @@ that dates stay strings.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import yaml
 from yaml.reader import ReaderError
 
 from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
-from elasticjob_operator.model.parse import parse_manifest
-from elasticjob_operator.model.problems import InvalidManifest, Location, field_path
+from elasticjob_operator.model.parse import parse_strictly
+from elasticjob_operator.model.problems import InvalidManifest, Location, Problem, field_path
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
 MAX_NODES = 200_000
@@ -268,12 +268,22 @@ def load_file(file: Path | str) -> list[ElasticJob]:
     return jobs
 
 
-def check_file(file: Path | str) -> list[FileProblem]:
-    """Return all problems of a file, in order of lines; [] if it is valid."""
-    return _read(file)[1]
+Check = Callable[[ElasticJob], Iterable[Problem]]
 
 
-def _read(file: Path | str) -> tuple[list[ElasticJob], list[FileProblem]]:
+def _no_problems(_job: ElasticJob) -> Iterable[Problem]:
+    return ()
+
+
+def check_file(file: Path | str, check: Check = _no_problems) -> list[FileProblem]:
+    """Return all problems of a file, in order of lines; [] if it is valid. `check` yields further
+    problems of each job."""
+    return _read(file, check)[1]
+
+
+def _read(
+    file: Path | str, check: Check = _no_problems
+) -> tuple[list[ElasticJob], list[FileProblem]]:
     try:
         text = read_text(file)
     except InvalidFile as error:
@@ -288,7 +298,7 @@ def _read(file: Path | str) -> tuple[list[ElasticJob], list[FileProblem]]:
         seen += 1
         found = [
             FileProblem(name, place.line, place.column, field_path(location), message)
-            for place, location, message in _judge(document, jobs)
+            for place, location, message in _judge(document, jobs, check)
         ]
         problems += sorted(found, key=lambda problem: (problem.line, problem.column))
     if not seen:
@@ -300,7 +310,9 @@ def _unreadable(file: Path | str, message: str) -> InvalidFile:
     return InvalidFile([FileProblem(shown(file), 0, 0, "", message)])
 
 
-def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Place, Location, str]]:
+def _judge(
+    document: YamlDocument, jobs: list[ElasticJob], check: Check
+) -> Iterator[tuple[Place, Location, str]]:
     """Yield the problems of one document; if there are none, add its job to `jobs`."""
     for fault in document.faults:
         yield fault.place, fault.location, fault.message
@@ -316,7 +328,7 @@ def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Pla
         yield document.place_of(("kind",)), ("kind",), message
         return
     try:
-        job = parse_manifest(value)
+        job = parse_strictly(value, check)
     except InvalidManifest as error:
         for problem in error.problems:
             yield document.place_of(problem.location), problem.location, problem.message

@@ -6,7 +6,6 @@ Each error of pydantic becomes a problem: one sentence with the expected value.
 from __future__ import annotations
 
 import copy
-import difflib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +15,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from elasticjob_operator.model.job import JOB_NAME, MAX_NAME, ElasticJob
+from elasticjob_operator.model.messages import (
+    got,
+    not_a_string,
+    not_an_integer,
+    not_of_type,
+    not_one_of,
+    unknown_field,
+)
 from elasticjob_operator.model.problems import InvalidManifest, Location, Problem
 from elasticjob_operator.model.rules import RULES
+from elasticjob_operator.model.template_schema import template_problems
 from elasticjob_operator.model.types import INT32_MAX, LABEL, SUBDOMAIN
-from elasticjob_rendezvous.protocol.text import echoed
 
+TEMPLATE: Location = ("spec", "template")
 _PATTERNS = {
     JOB_NAME: f"must be a DNS label of at most {MAX_NAME} characters: "
     "lower-case letters, digits and '-', a letter first, no '-' last",
@@ -43,19 +51,9 @@ def _problem(error: ErrorDetails, document: Any) -> Problem:
     if error["type"] == "missing":
         return Problem.at(location, "must be set")
     if error["type"] == "extra_forbidden":
-        return Problem.at(location, _unknown(location))
+        known = field_names(location[:-1])
+        return Problem.at(location, unknown_field(str(location[-1]), known))
     return Problem.at(location, _message(error, location))
-
-
-def _unknown(location: Location) -> str:
-    known = field_names(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
-    if not close:
-        folded = {name.lower().replace("_", ""): name for name in known}
-        name = folded.get(str(location[-1]).lower().replace("_", ""))
-        close = [name] if name else []
-    hint = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
-    return f"must not be set: there is no such field; {hint}"
 
 
 def field_names(location: Location) -> list[str]:
@@ -95,43 +93,21 @@ def _message(error: ErrorDetails, location: Location) -> str:
     return message if message.startswith("must") else f"must be valid: {message}"
 
 
-def _kind(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list"}
-    if isinstance(value, Mapping):
-        return "mapping"
-    return names.get(type(value), type(value).__name__)
-
-
-def _got(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return f"got a {_kind(value)}"
-    if isinstance(value, bool):
-        return f"got {str(value).lower()}"
-    return f"got {echoed(value)}"
-
-
 def _expected(what: str) -> Callable[[Mapping[str, Any], Any], str]:
-    return lambda _context, value: f"must be {what}; {_got(value)}"
+    return lambda _context, value: not_of_type(what, value)
 
 
 def _string(_context: Mapping[str, Any], value: Any) -> str:
-    quoted = not isinstance(value, Mapping | list)
-    return f"must be a string; {_got(value)}" + (": put it in quotes" if quoted else "")
+    return not_a_string(value)
 
 
 def _integer(_context: Mapping[str, Any], value: Any) -> str:
-    unquoted = isinstance(value, str) and value.strip().lstrip("-").isdigit()
-    return f"must be an integer; {_got(value)}" + (": leave out the quotes" if unquoted else "")
+    return not_an_integer(value)
 
 
 def _choice(context: Mapping[str, Any], value: Any) -> str:
     words = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
-    message = f"must be {words[0]}" if len(words) == 1 else f"must be one of {', '.join(words)}"
-    if value is False and "Never" in words:
-        return f"{message}; {_got(value)}, as YAML reads Off and No: write Never"
-    close = difflib.get_close_matches(str(value).lower(), [word.lower() for word in words], n=1)
-    hint = next((word for word in words if close and word.lower() == close[0]), None)
-    return f"{message}; {_got(value)}" + (f", did you mean {hint}?" if hint else "")
+    return not_one_of(words, value)
 
 
 def _entries(count: int) -> str:
@@ -143,7 +119,7 @@ def _shorter(context: Mapping[str, Any], value: Any) -> str:
 
 
 def _bound(word: str, key: str) -> Callable[[Mapping[str, Any], Any], str]:
-    return lambda context, value: f"must be at {word} {context[key]}; {_got(value)}"
+    return lambda context, value: f"must be at {word} {context[key]}; {got(value)}"
 
 
 _MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
@@ -205,6 +181,48 @@ def parse_manifest(document: Mapping[str, Any]) -> ElasticJob:
     if broken:
         raise InvalidManifest(first_of_each(broken))
     return job
+
+
+def parse_strictly(
+    document: Mapping[str, Any],
+    check: Callable[[ElasticJob], Iterable[Problem]] = lambda _job: (),
+) -> ElasticJob:
+    """Return the job that a document describes, if the API server would accept it too.
+
+    `parse_manifest` ignores fields of the template that no part of the operator reads; this also
+    compares the template with Kubernetes' schema.
+
+    Args:
+        check: further problems of a job without the faults found before.
+
+    Raises:
+        InvalidManifest: the document has problems; lists all.
+    """
+    found: list[Problem] = []
+    job: ElasticJob | None = None
+    try:
+        job = parse_manifest(document)
+    except InvalidManifest as error:
+        found += error.problems
+    spec = document.get("spec")
+    if isinstance(spec, Mapping) and isinstance(spec.get("template"), Mapping):
+        known = [problem.location for problem in found]
+        for problem in template_problems(spec["template"], TEMPLATE):
+            if not any(at[: len(problem.location)] == problem.location for at in known):
+                found.append(problem)
+    if found:
+        job = _sound_job(document, found)
+    if job is not None:
+        found += _apart(check(job), found)
+    if found or job is None:
+        raise InvalidManifest(first_of_each(found))
+    return job
+
+
+def _sound_job(document: Mapping[str, Any], faults: list[Problem]) -> ElasticJob | None:
+    """Return the job with stand-ins for faulty fields; None if other faults depend on them."""
+    sound = _without(document, faults)
+    return None if sound is None or _broken_rules(sound) else _validate(sound)
 
 
 def _validate(document: Mapping[str, Any]) -> ElasticJob:
@@ -293,8 +311,12 @@ def _stand_in(location: Location) -> Any:
             return [{"name": "stand-in", "command": ["true"]}]
         case ("spec", "template") | ("spec", "template", "spec"):
             return {}
+        case (*_, "command" | "args", int()):
+            return "stand-in"
         case (*_, "env", int() as index):
             return {"name": f"STAND_IN_{index}"}
         case (*_, "env", int() as index, "name"):
             return f"STAND_IN_{index}"
+        case ("spec", "template", *_, int()):
+            return {}
     return None

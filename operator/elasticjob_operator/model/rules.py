@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator.model.job import ElasticJobSpec, Rendezvous
+from elasticjob_operator.model.job import (
+    MAX_CONTAINERS,
+    MAX_VARIABLES,
+    ElasticJobSpec,
+    Rendezvous,
+)
 from elasticjob_operator.model.problems import Location
 from elasticjob_operator.model.types import Backend
 
@@ -19,6 +24,7 @@ CONTAINERS: Location = ("template", "spec", "containers")
 INIT_CONTAINERS: Location = ("template", "spec", "initContainers")
 BACKEND: Location = ("rendezvous", "backend")
 ENDPOINTS: Location = ("rendezvous", "endpoints")
+MODULES: Location = ("recovery", "warmStartModules")
 NODE_INCREMENT: Location = ("nodeIncrement",)
 SECRET_NAME: Location = ("rendezvous", "secretName")
 JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
@@ -63,6 +69,7 @@ _DEFAULTS: dict[Location, Any] = {
     JOIN_TIMEOUT: Rendezvous.model_fields["join_timeout_seconds"].default,
     LAST_CALL: Rendezvous.model_fields["last_call_seconds"].default,
     ENDPOINTS: [],
+    MODULES: [],
     CONTAINERS: [],
     INIT_CONTAINERS: [],
 }
@@ -134,11 +141,16 @@ def _sizes_are_known(spec: Document) -> Iterable[Location]:
         yield NODE_INCREMENT
 
 
-def _endpoints_are_unique(spec: Document) -> Iterable[Location]:
-    endpoints: Sequence[str] = _value(spec, ENDPOINTS)
-    for index, endpoint in enumerate(endpoints):
-        if endpoint in endpoints[:index]:
-            yield (*ENDPOINTS, index)
+def _unique(field: Location) -> Callable[[Document], Iterable[Location]]:
+    """Return a check that a list does not repeat an entry; yields the repeated entries."""
+
+    def check(spec: Document) -> Iterable[Location]:
+        entries: Sequence[str] = _value(spec, field)
+        for index, entry in enumerate(entries):
+            if entry in entries[:index]:
+                yield (*field, index)
+
+    return check
 
 
 def _secret_belongs_to_endpoints(spec: Document) -> Iterable[Location]:
@@ -210,7 +222,14 @@ RULES: tuple[Rule, ...] = (
         ENDPOINTS,
         "must not repeat an endpoint",
         "self.rendezvous.endpoints.all(e, self.rendezvous.endpoints.exists_one(f, f == e))",
-        _endpoints_are_unique,
+        _unique(ENDPOINTS),
+    ),
+    Rule(
+        MODULES,
+        "must not repeat a module",
+        "self.recovery.warmStartModules.all(m, "
+        "self.recovery.warmStartModules.exists_one(n, n == m))",
+        _unique(MODULES),
     ),
     Rule(
         SECRET_NAME,
@@ -256,8 +275,38 @@ def _told_once(name: str) -> Immutable:
     )
 
 
+def _same_template() -> str:
+    """Return CEL for an unchanged template.
+
+    CEL compares lists that are merged by a key without their order. That of containers and
+    variables has a meaning: init containers run one after another, and a variable refers to those
+    before it. The indices are literals because Kubernetes 1.29 cannot bound the cost of a
+    comparison of lists that `map` returns.
+    """
+    pods, init = (".".join(map(str, location)) for location in (CONTAINERS, INIT_CONTAINERS))
+    return (
+        f"(self.template == oldSelf.template && {_same_order(pods)} && "
+        f"(!has(self.{init}) || !has(oldSelf.{init}) || {_same_order(init)}))"
+    )
+
+
+def _same_order(containers: str) -> str:
+    """Return CEL for an unchanged order of these containers and of the variables of each."""
+    new, old = f"self.{containers}", f"oldSelf.{containers}"
+    variables = f"{new}[c].env[a + b].name == {old}[c].env[a + b].name"
+    return (
+        f"{list(range(MAX_CONTAINERS))}.all(c, c >= {new}.size() || "
+        f"({new}[c].name == {old}[c].name && (!has({new}[c].env) || "
+        f"{list(range(0, MAX_VARIABLES, _STRIDE))}.all(a, {list(range(_STRIDE))}.all(b, "
+        f"a + b >= {new}[c].env.size() || {variables})))))"
+    )
+
+
+_STRIDE = 32
+"""Number of variables in a row, which keeps the rule short."""
+
 IMMUTABLE: tuple[Immutable, ...] = (
-    _immutable("template", "self.template == oldSelf.template"),
+    _immutable("template", _same_template()),
     _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
     _immutable(
         "trainer",

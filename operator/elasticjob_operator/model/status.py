@@ -17,6 +17,7 @@ from elasticjob_operator.model.types import (
     StatusModel,
     Step,
     Timestamp,
+    by,
 )
 
 MAX_MEMBERS = 100
@@ -264,7 +265,9 @@ class Status(StatusModel):
         default_factory=list
     )
     """Nodes in the rendezvous, in natural order, at most 100."""
-    rounds: Annotated[list[RoundStatus], Field(max_length=MAX_ROUNDS)] = Field(default_factory=list)
+    rounds: Annotated[
+        list[RoundStatus], Field(max_length=MAX_ROUNDS, json_schema_extra=by("round"))
+    ] = Field(default_factory=list)
     """Last ten rounds, oldest first."""
     explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
@@ -272,15 +275,9 @@ class Status(StatusModel):
     """Culprit of the latest failure."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
-    conditions: Annotated[
-        list[Condition],
-        Field(
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            }
-        ),
-    ] = Field(default_factory=list)
+    conditions: Annotated[list[Condition], Field(json_schema_extra=by("type"))] = Field(
+        default_factory=list
+    )
     """Conditions of the job."""
     observed_generation: Generation = 0
     """Generation of the spec from which this status was computed."""

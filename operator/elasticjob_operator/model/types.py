@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 INT32_MAX = 2**31 - 1
@@ -83,6 +91,15 @@ NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
 Seconds = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 Flag = Annotated[bool, Field(strict=True)]
+SET: dict[str, JsonValue] = {"x-kubernetes-list-type": "set"}
+"""Schema of a list whose entries are unique, so that several appliers may each own some."""
+
+
+def by(key: str) -> dict[str, JsonValue]:
+    """Return the schema of a list of objects with this unique field."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
 LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """Pattern of a DNS label, such as a container's name."""
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"

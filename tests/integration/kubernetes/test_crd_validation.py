@@ -211,25 +211,60 @@ def test_unknown_field_is_refused_with_strict_validation(
         api_server.request("POST", f"{path}?fieldValidation=Strict", elasticjob(**spec))
 
 
-def test_template_typo_is_stored_and_found_by_pod_dry_run_only(
+def test_template_typo_is_refused_with_strict_validation(
     api_server: ApiServer, namespace: str
 ) -> None:
     typo = TRAINER | {"imagePullPolice": "Always"}
     path = ELASTICJOBS_PATH.format(namespace)
     manifest = elasticjob(**containers(typo, hostNetwrok=True))
-    kept = api_server.request("POST", f"{path}?fieldValidation=Strict", manifest)
-    template = kept["spec"]["template"]
-    assert template["spec"]["hostNetwrok"] is True
-    assert template["spec"]["containers"][0]["imagePullPolice"] == "Always"
     with pytest.raises(Refused) as refused:
-        api_server.request(
-            "POST",
-            f"/api/v1/namespaces/{namespace}/pods?dryRun=All&fieldValidation=Strict",
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job-0"}} | template,
-        )
+        api_server.request("POST", f"{path}?fieldValidation=Strict", manifest)
+    assert refused.value.status == 400
     said = refused.value.body["message"]
-    assert 'unknown field "spec.containers[0].imagePullPolice"' in said
-    assert 'unknown field "spec.hostNetwrok"' in said
+    assert 'unknown field "spec.template.spec.containers[0].imagePullPolice"' in said
+    assert 'unknown field "spec.template.spec.hostNetwrok"' in said
+
+
+def test_template_typo_is_dropped_with_a_warning_without_strict_validation(
+    api_server: ApiServer, namespace: str
+) -> None:
+    path = ELASTICJOBS_PATH.format(namespace)
+    manifest = elasticjob(**containers(TRAINER, hostNetwrok=True))
+    kept, warnings = api_server.warned("POST", path, manifest)
+    assert kept["spec"]["template"] == {"spec": {"containers": [TRAINER]}}
+    assert any('unknown field "spec.template.spec.hostNetwrok"' in one for one in warnings)
+
+
+TEMPLATE_FAULTS: dict[str, tuple[Json, str]] = {
+    "type": (containers(TRAINER, hostNetwork="true"), "hostNetwork"),
+    "enumeration": (
+        containers(TRAINER | {"imagePullPolicy": "Alway"}),
+        "containers[0].imagePullPolicy",
+    ),
+    "quantity": (
+        containers(TRAINER | {"resources": {"limits": {"cpu": "1 core"}}}),
+        "containers[0].resources.limits.cpu",
+    ),
+    "required field": (
+        containers(TRAINER | {"ports": [{"name": "web"}]}),
+        "containers[0].ports[0].containerPort",
+    ),
+    "duplicate": (
+        containers(TRAINER | {"env": [{"name": "A"}, {"name": "A"}]}),
+        "containers[0].env[1]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "field"), TEMPLATE_FAULTS.values(), ids=TEMPLATE_FAULTS)
+def test_template_fault_is_refused_with_the_job(
+    api_server: ApiServer, namespace: str, spec: Json, field: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        api_server.request("POST", ELASTICJOBS_PATH.format(namespace), elasticjob(**spec))
+    assert refused.value.status == 422
+    found = [cause["field"] for cause in refused.value.body["details"]["causes"]]
+    assert f"spec.template.spec.{field}" in found
 
 
 def test_at_least_twenty_fields_are_covered() -> None:

@@ -169,10 +169,12 @@ def test_foreign_service_stops_job_and_is_reported(ns: Namespace) -> None:
     ns.await_condition("NameConflict", "Resolved")
 
 
-def test_template_typo_is_reported(ns: Namespace) -> None:
-    ns.create_job(maxNodes=2, template=container(imagee="oops"))
+def test_template_error_is_reported(ns: Namespace) -> None:
+    """The CRD accepts a mount of a volume that is not there; the API server refuses its pod."""
+    mount = {"name": "data", "mountPath": "/data"}
+    ns.create_job(maxNodes=2, template=container(volumeMounts=[mount]))
     found = ns.await_condition("TemplateInvalid", "TemplateInvalid")
-    assert 'unknown field "spec.containers[0].imagee"' in found["message"]
+    assert 'spec.containers[0].volumeMounts[0].name: Not found: "data"' in found["message"]
     assert ns.pods() == []
     ns.await_event("TemplateInvalid", found["message"])
     ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})

@@ -19,7 +19,9 @@ MANIFEST = """\
 apiVersion: elasticjob.dev/v1alpha1
 kind: ElasticJob
 metadata: {name: job}
-spec: {maxNodes: 1, template: {spec: {containers: [{name: trainer, command: ["true"]}]}}}
+spec:
+  maxNodes: 1
+  template: {spec: {containers: [{name: trainer, image: "trainer:1", command: ["true"]}]}}
 """
 INTERRUPTED_IMPORT = """
 import os, sys

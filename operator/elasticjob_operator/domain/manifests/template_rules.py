@@ -1,11 +1,12 @@
 """Rules of the pod template: fields, names and paths that the operator sets in every pod.
 
-The API server validates everything else when the first pod is created. Undeclared fields have
-unchecked types: `mapping` and `mappings` read them, or raise `TemplateRefused`.
+`pod_rules` has the rules of the API server itself. The models do not check the types of undeclared
+fields: `mapping` and `mappings` read them, or raise `TemplateRefused`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
@@ -16,12 +17,16 @@ POD_SPEC: Location = ("spec", "template", "spec")
 
 
 class TemplateRefused(ValueError):
-    """Template from which no pod can be made; the text names the field and the fix."""
+    """Template from which no pod can be made; `problem` names the field and the fix."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
     @classmethod
     def at(cls, location: Location, message: str) -> TemplateRefused:
         """Return the error for a field; `location` is relative to the pod's spec."""
-        return cls(str(Problem.at((*POD_SPEC, *location), message)))
+        return cls(Problem.at((*POD_SPEC, *location), message))
 
 
 def mapping(holder: Json, name: str, location: Location) -> Json:
@@ -69,48 +74,58 @@ def own_variable(name: str) -> str:
 
 def check_template(spec: Json, trainer: str) -> None:
     """Raise `TemplateRefused` if a pod's spec conflicts with the operator's additions."""
+    for refused in conflicts(spec, trainer):
+        raise refused
+
+
+def conflicts(spec: Json, trainer: str) -> Iterator[TemplateRefused]:
+    """Yield the conflicts of a pod's spec with the operator's additions.
+
+    Raises:
+        TemplateRefused: a field that must be a mapping or a list is neither.
+    """
     for name, message in _EVERY_POD.items():
         if spec.get(name):
-            raise TemplateRefused.at((name,), message)
+            yield TemplateRefused.at((name,), message)
     for index, volume in enumerate(mappings(spec, "volumes", ())):
-        _check_name(volume.get("name"), ("volumes", index, "name"))
+        yield from _name_conflicts(volume.get("name"), ("volumes", index, "name"))
     for kind in ("containers", "initContainers"):
         for index, container in enumerate(mappings(spec, kind, ())):
-            _check_container(container, (kind, index))
+            yield from _container_conflicts(container, (kind, index))
             if kind == "containers" and container.get("name") == trainer:
-                _check_trainer(container, (kind, index))
+                yield from _trainer_conflicts(container, (kind, index))
 
 
-def _check_container(container: Json, location: Location) -> None:
-    """Refuse mounts of the operator's volumes: naming its volume would expose the Secret."""
+def _container_conflicts(container: Json, location: Location) -> Iterator[TemplateRefused]:
+    """Yield mounts of the operator's volumes: naming its volume would expose the Secret."""
     for field in ("volumeMounts", "volumeDevices"):
         for index, mount in enumerate(mappings(container, field, location)):
-            _check_name(mount.get("name"), (*location, field, index, "name"))
+            yield from _name_conflicts(mount.get("name"), (*location, field, index, "name"))
 
 
-def _check_trainer(trainer: Json, location: Location) -> None:
+def _trainer_conflicts(trainer: Json, location: Location) -> Iterator[TemplateRefused]:
     for name, message in _TRAINER.items():
         if trainer.get(name):
-            raise TemplateRefused.at((*location, name), message)
+            yield TemplateRefused.at((*location, name), message)
     for index, variable in enumerate(mappings(trainer, "env", location)):
         name = str(variable.get("name"))
         if name.startswith(OWN_VARIABLES) and name not in USERS_VARIABLES:
-            raise TemplateRefused.at(
+            yield TemplateRefused.at(
                 (*location, "env", index, "name"),
                 f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
             )
     for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
         for path in (SHARED_PATH, LOGS_PATH):
             if is_inside(mount.get("mountPath"), path):
-                raise TemplateRefused.at(
+                yield TemplateRefused.at(
                     (*location, "volumeMounts", index, "mountPath"),
                     f"must not be {path} or below it: the launcher is there",
                 )
 
 
-def _check_name(name: object, location: Location) -> None:
+def _name_conflicts(name: object, location: Location) -> Iterator[TemplateRefused]:
     if name in RESERVED_VOLUMES:
-        raise TemplateRefused.at(location, f"must not be {name}: this volume is added to the pod")
+        yield TemplateRefused.at(location, f"must not be {name}: this volume is added to the pod")
 
 
 def is_inside(path: object, folder: str) -> bool:

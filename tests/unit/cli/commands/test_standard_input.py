@@ -24,7 +24,7 @@ spec:
   template:
     spec:
       containers:
-        - {name: trainer, command: [python3, -c, pass]}
+        - {name: trainer, image: "trainer:1", command: [python3, -c, pass]}
 """
 
 

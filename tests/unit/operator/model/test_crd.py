@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,13 +78,49 @@ def test_schema_is_structural() -> None:
             assert shape & set(node), path
 
 
-def test_unknown_fields_are_kept_only_in_the_template() -> None:
-    keep = {
-        path for path, node in nodes(schema()) if "x-kubernetes-preserve-unknown-fields" in node
-    }
-    assert ".spec.template" in keep
-    assert ".spec.template.spec.containers[]" in keep
-    assert all(path.startswith(".spec.template") for path in keep)
+def test_no_unknown_field_is_kept() -> None:
+    """CEL would compare objects with unknown fields only in part."""
+    for path, node in nodes(schema()):
+        assert "x-kubernetes-preserve-unknown-fields" not in node, path
+
+
+def test_template_is_whole_and_without_defaults_but_those_of_keys() -> None:
+    template = {path: node for path, node in nodes(schema()) if path.startswith(".spec.template")}
+    assert len(template) > 1000
+    defaults = {path for path, node in template.items() if "default" in node}
+    kinds = ("containers", "initContainers")
+    assert defaults == {f".spec.template.spec.{kind}[].ports[].protocol" for kind in kinds}
+
+
+MERGED = {
+    ".spec.template.spec.containers": ["name"],
+    ".spec.template.spec.initContainers": ["name"],
+    ".spec.template.spec.containers[].env": ["name"],
+    ".spec.template.spec.containers[].ports": ["containerPort", "protocol"],
+    ".spec.template.spec.containers[].volumeMounts": ["mountPath"],
+    ".spec.template.spec.volumes": ["name"],
+    ".spec.template.spec.imagePullSecrets": ["name"],
+    ".status.conditions": ["type"],
+    ".status.rounds": ["round"],
+}
+
+
+def test_lists_are_merged_by_their_keys() -> None:
+    for path, keys in MERGED.items():
+        node = at(path)
+        assert (node["x-kubernetes-list-type"], node["x-kubernetes-list-map-keys"]) == ("map", keys)
+    for path in (".spec.rendezvous.endpoints", ".spec.recovery.warmStartModules"):
+        assert at(path)["x-kubernetes-list-type"] == "set"
+    for path, node in nodes(schema()):
+        for key in node.get("x-kubernetes-list-map-keys", ()):
+            item = node["items"]
+            known = key in item["required"] or "default" in item["properties"][key]
+            assert known, f"{path} needs {key} in each item"
+
+
+def test_crd_fits_into_an_annotation() -> None:
+    """`kubectl apply` keeps the whole object in one, of at most 262,144 bytes."""
+    assert len(json.dumps(definition(), separators=(",", ":"))) < 200_000
 
 
 def test_every_field_is_described() -> None:
@@ -132,6 +169,8 @@ def test_lists_and_strings_walked_by_rules_are_bounded() -> None:
     for path in (".spec.template.spec.containers", ".spec.template.spec.initContainers"):
         assert at(path)["maxItems"] == 16
         assert at(f"{path}[].name")["maxLength"] == 63
+        assert at(f"{path}[].env")["maxItems"] == 512
+        assert at(f"{path}[].env[].name")["maxLength"] == 256
     assert at(".spec.rendezvous.endpoints")["maxItems"] == 16
     assert at(".spec.rendezvous.endpoints[]")["maxLength"] == 260
 

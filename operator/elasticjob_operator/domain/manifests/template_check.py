@@ -1,0 +1,49 @@
+"""Check of a job's template: every reason for which its pods could not be made or created.
+
+It builds the pods with the operator's builder, and applies the rules of the API server to the
+template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.manifests.pod import PodSettings, command_for, pod
+from elasticjob_operator.domain.manifests.pod_rules import pod_problems
+from elasticjob_operator.domain.manifests.template_rules import TemplateRefused, conflicts
+from elasticjob_operator.domain.plan.backends import STORE_INDEX
+from elasticjob_operator.domain.plan.lifecycle import grace_seconds
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.problems import Problem
+
+_SETTINGS = PodSettings("sidecar")
+_ACCESS = Access(b"", None, None, None)
+
+
+def check_pods(job: ElasticJob) -> list[Problem]:
+    """Return the problems of the job's pods; the template has passed its schema."""
+    template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
+    found = [
+        *_refusals(job, template["spec"]),
+        *pod_problems(template, grace_seconds(job)),
+    ]
+    return list({problem.location: problem for problem in reversed(found)}.values())[::-1]
+
+
+def _refusals(job: ElasticJob, spec: dict[str, object]) -> Iterator[Problem]:
+    """Yield the refusals of the builder: all conflicts with its additions, that of the command, and
+    the first other."""
+    for refused in conflicts(spec, job.trainer().name):
+        yield refused.problem
+    # The builder stops at its first refusal, which would hide that of the command.
+    try:
+        command_for(job)
+    except TemplateRefused as refused:
+        yield refused.problem
+    # The two differ where a pod hosts the store of the job.
+    for index in (STORE_INDEX, STORE_INDEX + 1):
+        try:
+            pod(job, index, 0, _SETTINGS, _ACCESS)
+        except TemplateRefused as refused:
+            yield refused.problem

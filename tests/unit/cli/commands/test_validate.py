@@ -1,0 +1,66 @@
+"""`elasticjob validate`: every error of the template with file, line and path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from elasticjob_cli.main import application
+
+JOB = """\
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata: {name: good}
+spec:
+  maxNodes: 4
+  template:
+    spec:
+      containers:
+        - name: trainer
+          image: trainer:1
+          command: [python3, train.py]
+"""
+FAULTY = """\
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata: {name: good}
+spec:
+  maxNodes: 4
+  template:
+    spec:
+      hostNetwrok: true
+      containers:
+        - name: trainer
+          command: [python3, train.py]
+          resources: {limits: {cpu: 1}, requests: {cpu: 2}}
+          volumeMounts:
+            - name: data
+              mountPath: /data
+      volumes:
+        - name: elasticjob
+"""
+PATH = "spec.template.spec"
+ERRORS = [
+    f"8:20: {PATH}.hostNetwrok: must not be set: there is no such field; did you mean hostNetwork?",
+    f"10:11: {PATH}.containers[0].image: must be set",
+    f"12:57: {PATH}.containers[0].resources.requests.cpu: must be at most the limit of 1; got 2",
+    f"14:21: {PATH}.containers[0].volumeMounts[0].name: must be the name of a volume; got 'data', "
+    "volumes are: elasticjob",
+    f"17:17: {PATH}.volumes[0].name: must not be elasticjob: this volume is added to the pod",
+]
+
+
+def test_valid_manifest_is_valid(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
+    assert (ran.exit_code, ran.stdout) == (0, f"{file}: valid\n")
+
+
+def test_every_error_of_template_has_its_line_and_path(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(FAULTY)
+    ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
+    assert ran.exit_code == 2
+    assert ran.stderr.splitlines() == [f"{file}:{error}" for error in ERRORS]
