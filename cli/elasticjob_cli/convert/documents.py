@@ -74,7 +74,7 @@ def convert_pytorchjob(
     metrics = elastic.items("metrics")
     if metrics:
         elastic.note("metrics", scaled_elsewhere(autoscaler))
-    ends = policy.run_policy_of(run_policy, sizes["maxNodes"])
+    ends = policy.run_policy_of(run_policy)
     elastic.note_rest()
     run_policy.note_rest()
     spec.note_rest()

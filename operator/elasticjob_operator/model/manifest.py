@@ -8,7 +8,7 @@ that dates stay strings.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from yaml.reader import ReaderError
 
 from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
 from elasticjob_operator.model.parse import parse_manifest
-from elasticjob_operator.model.problems import InvalidManifest, Location, field_path
+from elasticjob_operator.model.problems import InvalidManifest, Location, Problem, field_path
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
 MAX_NODES = 200_000
@@ -256,44 +256,73 @@ def _content(file: Path | str) -> bytes:
     return sys.stdin.buffer.read(MOST_BYTES + 1)
 
 
+@dataclass(slots=True)
+class CheckedFile:
+    """Content of a file: its jobs, all problems in order of lines, and warnings for the jobs."""
+
+    jobs: list[ElasticJob] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
+    warnings: list[FileProblem] = field(default_factory=list)
+
+
 def load_file(file: Path | str) -> list[ElasticJob]:
     """Return the jobs in a file, in order, at least one.
 
     Raises:
         InvalidFile: the file has problems; lists those of all its documents.
     """
-    jobs, problems = _read(file)
-    if problems:
-        raise InvalidFile(problems)
-    return jobs
+    checked = read_file(file)
+    if checked.problems:
+        raise InvalidFile(checked.problems)
+    return checked.jobs
 
 
 def check_file(file: Path | str) -> list[FileProblem]:
     """Return all problems of a file, in order of lines; [] if it is valid."""
-    return _read(file)[1]
+    return read_file(file).problems
 
 
-def _read(file: Path | str) -> tuple[list[ElasticJob], list[FileProblem]]:
+def _no_warnings(job: ElasticJob) -> Iterable[Problem]:
+    return ()
+
+
+def read_file(
+    file: Path | str, warnings_of: Callable[[ElasticJob], Iterable[Problem]] = _no_warnings
+) -> CheckedFile:
+    """Return the jobs of a file, its problems and its warnings, which `warnings_of` finds for each
+    valid job."""
     try:
         text = read_text(file)
     except InvalidFile as error:
-        return [], list(error.problems)
+        return CheckedFile(problems=list(error.problems))
     name = shown(file)
-    jobs: list[ElasticJob] = []
-    problems: list[FileProblem] = []
+    checked = CheckedFile()
     seen = 0
     for document in documents(text):
         if document.value is None and not document.faults:
             continue
         seen += 1
-        found = [
-            FileProblem(name, place.line, place.column, field_path(location), message)
-            for place, location, message in _judge(document, jobs)
-        ]
-        problems += sorted(found, key=lambda problem: (problem.line, problem.column))
+        known = len(checked.jobs)
+        checked.problems += _placed(name, _judge(document, checked.jobs))
+        for job in checked.jobs[known:]:
+            checked.warnings += _placed(
+                name,
+                (
+                    (document.place_of(one.location), one.location, one.message)
+                    for one in warnings_of(job)
+                ),
+            )
     if not seen:
-        problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
-    return jobs, problems
+        checked.problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
+    return checked
+
+
+def _placed(file: str, found: Iterable[tuple[Place, Location, str]]) -> list[FileProblem]:
+    problems = [
+        FileProblem(file, place.line, place.column, field_path(location), message)
+        for place, location, message in found
+    ]
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
 def _unreadable(file: Path | str, message: str) -> InvalidFile:
