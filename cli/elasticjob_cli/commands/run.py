@@ -95,7 +95,7 @@ def prepare(
         was_read = all(problem.line for problem in error.problems)
         raise BadInput(f"{shown(file)} is not valid:\n{error}" if was_read else str(error))
     for warning in found.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        typer.echo(str(warning), err=True)
     jobs = found.jobs
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)

@@ -42,7 +42,7 @@ def validate(
         for problem in found.problems:
             typer.echo(str(problem), err=True)
         for warning in found.warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            typer.echo(str(warning), err=True)
         if not found.problems:
             typer.echo(f"{shown(file)}: valid")
     if any(found.problems for found in checked.values()):
@@ -53,7 +53,9 @@ def validate(
 
 def warnings(job: ElasticJob) -> list[Problem]:
     """Return the warnings for a job's template."""
-    return [one.problem for one in warnings_of(job)]
+    return [
+        Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
+    ]
 
 
 def version() -> None:

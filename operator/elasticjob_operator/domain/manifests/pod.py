@@ -88,7 +88,7 @@ def needs_shm(spec: Json, own: Json) -> bool:
     return not own_path and spec.get("hostIPC") is not True
 
 
-__all__ = ["PodSettings", "TemplateRefused", "pod"]
+__all__ = ["PodSettings", "TemplateRefused", "pod", "traits_of"]
 
 _SECRET_MODE = 0o444
 """Mode that lets the agent read the Secret as any user; only the agent mounts the volume."""
@@ -132,7 +132,7 @@ def pod(
     command = command_for(job)
     shm = needs_shm(spec, own)
     name = names.pod_name(job.metadata.name, index)
-    traits = _traits(spec, own)
+    traits = traits_of(spec, own)
     if traits.host_network and not is_steered(job):
         raise TemplateRefused.at(
             ("hostNetwork",),
@@ -172,7 +172,8 @@ def pod(
     }
 
 
-def _traits(spec: Json, own: Json) -> PodTraits:
+def traits_of(spec: Json, own: Json) -> PodTraits:
+    """Return the properties of a template's pod spec with the trainer container `own`."""
     whole = pod_level(spec)
     containers = (*spec["containers"], *mappings(spec, "initContainers", ()))
     return PodTraits(

@@ -258,14 +258,15 @@ def _confined(settings: PodSettings, traits: PodTraits) -> Json:
     if traits.root:  # otherwise the pod's user, perhaps the only one allowed, or the image's
         security |= {"runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER}
     return {
-        **_resources(settings, traits),
+        **resources(settings, traits),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
-def _resources(settings: PodSettings, traits: PodTraits) -> Json:
-    """Return requests and limits that keep the pod's quality-of-service class.
+def resources(settings: PodSettings, traits: PodTraits) -> Json:
+    """Return the field with the requests and limits of an added container, which keep the pod's
+    quality-of-service class; empty if it has none.
 
     A resource that the pod's spec sets for the whole pod is left to it.
     """

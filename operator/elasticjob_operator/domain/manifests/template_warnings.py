@@ -240,8 +240,8 @@ def _pre_stop(template: _Template) -> Iterator[_Found]:
         yield (
             WarningKind.PRE_STOP_TOO_LONG,
             (*template.at, "lifecycle", "preStop"),
-            f"it takes {seconds} s of a grace period of {grace} s, so that the kubelet kills the "
-            "trainer right after it; shorten it, or raise terminationGracePeriodSeconds",
+            f"it takes {seconds} s and the grace period is {grace} s: the kubelet then leaves the "
+            "trainer 2 s to end; shorten it, or raise terminationGracePeriodSeconds",
         )
 
 

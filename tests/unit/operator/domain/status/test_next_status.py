@@ -304,7 +304,11 @@ def test_transition_time_changes_only_with_the_status() -> None:
 
 def test_every_condition_is_present_with_current_generation() -> None:
     status = status_of(job(), observed())
-    always = set(ConditionType) - {ConditionType.NAME_CONFLICT, ConditionType.TEMPLATE_INVALID}
+    always = set(ConditionType) - {
+        ConditionType.NAME_CONFLICT,
+        ConditionType.TEMPLATE_INVALID,
+        ConditionType.TEMPLATE_WARNINGS,
+    }
     assert {one.type for one in status.conditions} == always
     assert [one.type for one in status.conditions] == [k for k in ConditionType if k in always]
     assert {one.observed_generation for one in status.conditions} == {3}
