@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.planner import plan
+from elasticjob_operator.domain.status.conditions import MAX_WARNINGS_TEXT
 from elasticjob_operator.domain.status.events import job_events
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
@@ -300,6 +301,29 @@ def test_transition_time_changes_only_with_the_status() -> None:
     assert before.message != after.message
     assert after.last_transition_time == before.last_transition_time == NOW
     assert condition(second, ConditionType.RUNNING).last_transition_time == later(60)
+
+
+def test_warnings_are_a_condition_while_the_template_has_them() -> None:
+    trainer = {"name": "t", "image": "t:1", "command": ["t"]}
+    template = {"spec": {"hostIPC": True, "activeDeadlineSeconds": 9, "containers": [trainer]}}
+    warned = status_of(job(template=template), observed())
+    found = condition(warned, ConditionType.TEMPLATE_WARNINGS)
+    assert (found.status, found.reason) == ("True", "HostIPC,PodDeadline")
+    assert "spec.template.spec.hostIPC: HostIPC: " in found.message
+    assert "spec.template.spec.activeDeadlineSeconds: PodDeadline: " in found.message
+    gone = status_of(job(warned), observed())
+    found = condition(gone, ConditionType.TEMPLATE_WARNINGS)
+    assert (found.status, found.reason, found.message) == ("False", "NoWarnings", "")
+
+
+def test_message_of_many_warnings_is_bounded() -> None:
+    env = [{"name": "RANK", "value": "0"}] * 500
+    trainer = {"name": "t", "image": "t:1", "command": ["t"], "env": env}
+    warned = status_of(job(template={"spec": {"containers": [trainer]}}), observed())
+    found = condition(warned, ConditionType.TEMPLATE_WARNINGS)
+    assert found.reason == "VariableReplaced"
+    assert len(found.message) < MAX_WARNINGS_TEXT + 100
+    assert found.message.endswith(" more warnings")
 
 
 def test_every_condition_is_present_with_current_generation() -> None:
