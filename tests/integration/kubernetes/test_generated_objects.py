@@ -120,7 +120,7 @@ def test_quota_counts_and_admits_generated_pods(api_server: ApiServer, namespace
     with pytest.raises(Refused, match="must specify"):
         created(api_server, job_of(namespace), index=1)
     burstable = job_of(namespace, trainer={"resources": resources | {"requests": {"cpu": "500m"}}})
-    with pytest.raises(Refused, match="must specify limits.cpu for: elasticjob-agent"):
+    with pytest.raises(Refused, match=r"must specify limits\.cpu for: elasticjob-agent"):
         created(api_server, burstable, index=1)
     created(api_server, burstable, index=1, settings=LIMITED)
     counted = api_server.request("GET", f"{quotas}/all")["status"]["used"]
@@ -141,7 +141,11 @@ def test_limit_range_defaults_keep_quality_of_service_class(
     post(api_server, ranges, {"metadata": {"name": "all"}, "spec": {"limits": [limit]}})
     kept = created(api_server, job_of(namespace), settings=LIMITED)
     assert kept["status"]["qosClass"] == "Guaranteed"
-    assert created(api_server, job_of(namespace), index=1)["status"]["qosClass"] == "Burstable"
+    with pytest.raises(Refused, match="minimum cpu usage per Container is 100m"):
+        created(api_server, job_of(namespace), index=1)
+    larger = replace(SETTINGS, cpu="100m")
+    kept = created(api_server, job_of(namespace), index=1, settings=larger)
+    assert kept["status"]["qosClass"] == "Burstable"
 
 
 WHOLE = {"limits": {"cpu": "1", "memory": "1Gi"}}
