@@ -28,7 +28,7 @@ def quantity(value: object) -> Decimal | None:
     if suffix in _DECIMAL:
         return number.scaleb(_DECIMAL[suffix])
     if suffix in _BINARY:
-        return number * 2 ** _BINARY[suffix]
+        return number * (1 << _BINARY[suffix])
     return number.scaleb(int(suffix[1:])) if suffix and len(suffix) < 6 else number
 
 

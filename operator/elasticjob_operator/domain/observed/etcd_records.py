@@ -72,8 +72,9 @@ class Records:
         """Ids of all members on record, present or past. An agent becomes one only once its
         launcher runs."""
         seats = (seat.id for roster in self.rosters.values() for seat in roster.seats)
-        ended = (one.member for one in (*self.failures, *self.dones))
-        return frozenset((*(member.id for member in self.members), *seats, *ended))
+        failed = (failure.member for failure in self.failures)
+        done = (one.member for one in self.dones)
+        return frozenset((*(member.id for member in self.members), *seats, *failed, *done))
 
 
 def prefix_of(key: str) -> str:
