@@ -137,7 +137,7 @@ def added_text(template: Template) -> str:
     if not requests:
         return f"{text}uses the resources of the pod as a whole and requests none of its own"
     asked = " and ".join(f"{amount} of {name}" for name, amount in requests.items())
-    if limits == requests:
+    if "cpu" in limits:
         return f"{text}requests {asked}, with equal limits, so that the pod stays Guaranteed"
     return f"{text}requests {asked}; the chart's sidecar.resources change that"
 

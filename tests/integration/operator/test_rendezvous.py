@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,22 +255,26 @@ def _never_ready(ns: Namespace, name: str, exit_code: int | None = None) -> None
     )
 
 
+def _exists(ns: Namespace, pod: str) -> bool:
+    return pod in ns.pods()
+
+
+def _is_only_member(ns: Namespace, pod: str) -> bool:
+    return [one["pod"] for one in ns.status()["members"]] == [pod]
+
+
 def test_failures_of_members_that_were_never_ready_do_not_fail_the_launch(
     ns: Namespace, etcd: EtcdServer
 ) -> None:
     ns.create_job(minNodes=1, maxNodes=1)
     agents = Agents(etcd, ns)
-    for index in range(MOST_LAUNCH_FAILURES + 1):
-        name = f"job-{index}"
-        wait_until(lambda name=name: name in ns.pods(), name, SECONDS)
+    names = [f"job-{index}" for index in range(MOST_LAUNCH_FAILURES + 1)]
+    for name in names:
+        wait_until(partial(_exists, ns, name), name, SECONDS)
         _never_ready(ns, name)
         agents.join(name)
-        wait_until(
-            lambda name=name: [one["pod"] for one in ns.status()["members"]] == [name],
-            f"member {name}",
-            SECONDS,
-        )
-        if index < MOST_LAUNCH_FAILURES:
+        wait_until(partial(_is_only_member, ns, name), f"member {name}", SECONDS)
+        if name != names[-1]:
             _never_ready(ns, name, exit_code=137)
     assert ns.status()["phase"] == "Pending"
     assert ns.condition("Failed")["status"] == "False"
