@@ -69,7 +69,7 @@ def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
     """Return all systems by name, ours first."""
     known = [
         Peer(OURS, _OURS, "etcd", ours_etcd, mode="warm"),
-        Peer(f"{OURS}-cold", _OURS, "etcd", ours_etcd, options=("--warm-start=off",)),
+        Peer(f"{OURS}-cold", _OURS, "etcd", ours_etcd, options=("--warm-start=never",)),
         Peer("etcd", _TORCHRUN, "etcd", their_etcd, etcd_v2=True),
         Peer(
             "etcd-tuned",

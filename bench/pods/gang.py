@@ -44,7 +44,7 @@ def manifests(nodes: int, warm: bool) -> list[Json]:
             "volumes": [{"name": "script", "configMap": {"name": NAME}}],
         },
         maxRestarts=1000,
-        recovery={"warmStart": "Auto" if warm else "Off"},
+        recovery={"warmStart": "Auto" if warm else "Never"},
     )
     script = {"worker.py": SCRIPT.read_text()}
     configmap = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}}

@@ -30,7 +30,7 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_BIND_ADDRESS` | listen address for peers | 0.0.0.0 |
 | `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
 | `ELASTICJOB_HEALTH_PORT` | TCP port for probes; empty opens none | empty |
-| `ELASTICJOB_WARM_START` | Auto: fork workers from a preloaded interpreter; Off | Auto |
+| `ELASTICJOB_WARM_START` | Auto: fork workers from a preloaded interpreter; Never | Auto |
 | `ELASTICJOB_WARM_START_MODULES` | modules to preload beside the detected ones | none |
 | `ELASTICJOB_TERMINATION_LOG` | file of the termination message | /dev/termination-log |
 """
@@ -242,13 +242,13 @@ def endpoints_of(text: str, source: str) -> tuple[str, ...]:
 
 
 def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
-    """Parse the choice, Auto or Off, and comma-separated modules; None for Off.
+    """Parse the choice, Auto or Never, and comma-separated modules; None for Never.
 
     `source` names the setting in errors.
     """
-    known = {"auto": True, "off": False}
+    known = {"auto": True, "never": False}
     if choice.lower() not in known:
-        raise SettingsError(f"{source} must be Auto or Off, got {echoed(choice)}")
+        raise SettingsError(f"{source} must be Auto or Never, got {echoed(choice)}")
     names = tuple(part.strip() for part in modules.split(",") if part.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):

@@ -135,7 +135,7 @@ def _agent(
         *(f"--nnodes={NODES}", f"--nproc-per-node={SLOTS}", f"--name=node-{node}"),
         *(f"--rdzv-endpoint=127.0.0.1:{etcd.port}", f"--rdzv-id=corpus-{job.mark}"),
         *(f"--rdzv-conf={CONF}", f"--log-dir={job.part('agents')}/logs-{node}"),
-        *(f"--warm-start={'auto' if warm else 'off'}", "--max-restarts=1", "--no-python"),
+        *(f"--warm-start={'auto' if warm else 'never'}", "--max-restarts=1", "--no-python"),
         *(str(interpreter), str(job.part("code") / "train.py"), str(job.part("records"))),
     ]
     with (job.part("agents") / f"node-{node}.log").open("wb") as log:

@@ -21,7 +21,7 @@ from tests.e2e.report import Report
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CHECKPOINT_STEPS = 5
-STEPS = 700
+STEPS = 400
 """Number of steps, at five a second: more than the training reaches during the faults."""
 RECOVERY_SECONDS = 90.0
 """Recovery timeout: torch's backends detect a loss after keepAliveSeconds or a pod's end."""
@@ -100,7 +100,7 @@ def test_c10d_job_survives_faults_without_etcd(
     ns: JobNamespace, recorder: Recorder, report: Report
 ) -> None:
     training = Training(ns, report, "c10d")
-    training.begun({"backend": "c10d"})
+    training.begun({"backend": "C10d"})
     assert training.status["rendezvous"]["worldSize"] == 2
     training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
     training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
@@ -113,12 +113,12 @@ def test_c10d_job_survives_faults_without_etcd(
 def test_etcd_v2_job_uses_the_users_etcd(
     ns: JobNamespace, cluster: Cluster, recorder: Recorder, report: Report
 ) -> None:
-    ns.apply(job("nowhere", rendezvous={"backend": "etcd-v2"}))
+    ns.apply(job("nowhere", rendezvous={"backend": "EtcdV2"}))
     refused = ns.told("nowhere", "PodsReady", "False")
     assert refused["reason"] == "BackendUnavailable"
     ns.delete("nowhere", "--wait=false")
     training = Training(ns, report, "v2")
-    training.begun({"backend": "etcd-v2", "endpoints": [old_etcd.start(cluster, ns)]})
+    training.begun({"backend": "EtcdV2", "endpoints": [old_etcd.start(cluster, ns)]})
     training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
     training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
     training.apply_fault("first pod deleted", lambda: training.delete("v2-0"))
@@ -126,7 +126,7 @@ def test_etcd_v2_job_uses_the_users_etcd(
 
 
 def test_suspended_job_resumes_as_new_incarnation(ns: JobNamespace) -> None:
-    ns.apply(job("paused", nodes=2, rendezvous={"backend": "c10d", "lastCallSeconds": 5}))
+    ns.apply(job("paused", nodes=2, rendezvous={"backend": "C10d", "lastCallSeconds": 5}))
     ns.running("paused", 2)
     ns.patch("paused", {"runPolicy": {"suspend": True}})
     ns.in_phase("paused", "Suspended")

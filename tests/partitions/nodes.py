@@ -21,8 +21,8 @@ from elasticjob_rendezvous.protocol.records.roster import Roster
 from tests.integration.etcd_server import binary
 from tests.partitions.network import Network
 from tests.partitions.plan import Mode, Plan
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 _PYTHONPATH = ":".join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )
@@ -205,7 +205,7 @@ class Node:
             "ELASTICJOB_STOP_GRACE_SECONDS": f"{_STOP_GRACE_SECONDS:g}",
             "ELASTICJOB_KEEP_ALIVE_SECONDS": f"{self._plan.lease_seconds:g}",
             "ELASTICJOB_TERMINATION_LOG": str(self._sockets / "termination-log"),
-            "ELASTICJOB_WARM_START": "Auto" if self._plan.warm else "Off",
+            "ELASTICJOB_WARM_START": "Auto" if self._plan.warm else "Never",
         }
 
     def _bare(self) -> list[str]:
@@ -224,7 +224,7 @@ class Node:
             f"--rdzv-id={_RUN}",
             f"--rdzv-conf={','.join(f'{key}={value}' for key, value in conf.items())}",
             f"--name={self.name}",
-            f"--warm-start={'auto' if plan.warm else 'off'}",
+            f"--warm-start={'auto' if plan.warm else 'never'}",
         ]
 
 

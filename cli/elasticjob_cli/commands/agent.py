@@ -103,7 +103,7 @@ def agent(
     warm_start: Annotated[
         str,
         typer.Option(
-            "--warm-start", metavar="auto|off",
+            "--warm-start", metavar="auto|never",
             help="Fork workers from an interpreter that has already imported their modules.",
         ),
     ] = "auto",

@@ -41,7 +41,7 @@ class NoEtcdV2(CommandError):
     def __init__(self, found: list[Path]) -> None:
         names = ", ".join(map(str, found))
         super().__init__(
-            "rendezvous.backend etcd-v2 needs etcd 3.4 or 3.5, which can serve the v2 API: "
+            "rendezvous.backend EtcdV2 needs etcd 3.4 or 3.5, which can serve the v2 API: "
             f"{names} cannot (no --enable-v2). Put such a version on PATH, or use another backend"
         )
 
@@ -51,7 +51,7 @@ class NoEtcdV2Client(CommandError):
 
     def __init__(self) -> None:
         super().__init__(
-            "rendezvous.backend etcd-v2 needs python-etcd: `pip install 'elasticjob[etcd-v2]'`"
+            "rendezvous.backend EtcdV2 needs python-etcd: `pip install 'elasticjob[etcd-v2]'`"
         )
 
 

@@ -102,7 +102,7 @@ class PodPrograms:
             return {}
         hosts = files.name == pod_name(job.metadata.name, STORE_INDEX)
         return {
-            "ELASTICJOB_BACKEND": job.spec.rendezvous.backend.value,
+            "ELASTICJOB_BACKEND": job.spec.rendezvous.backend.agent_name,
             "ELASTICJOB_BOUNDS": encode(agent_params(job)).decode(),
             "ELASTICJOB_STORE_HOST": str(hosts).lower(),
             "ELASTICJOB_CONTROL": str(files.control),

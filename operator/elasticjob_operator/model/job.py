@@ -158,10 +158,10 @@ class Rendezvous(SpecModel):
     """Rendezvous of the job's nodes."""
 
     backend: Backend = Backend.ETCD
-    """Store of the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
+    """Store of the rendezvous: Etcd (v3), EtcdV2 or C10d (torch's own store)."""
     endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
-    """host:port of each server. Absent: the operator's etcd, or for c10d a store that the job's
-    first pod hosts. Required for etcd-v2 on a cluster, where the operator's etcd only serves v3."""
+    """host:port of each server. Absent: the operator's etcd, or for C10d a store that the job's
+    first pod hosts. Required for EtcdV2 on a cluster, where the operator's etcd only serves v3."""
     secret_name: ObjectName | None = None
     """Secret with ca.crt, tls.crt, tls.key, username and password for the endpoints."""
     join_timeout_seconds: PositiveSeconds = 600
@@ -196,7 +196,7 @@ class Recovery(SpecModel):
     """Stop and start of workers when the membership changes."""
 
     warm_start: WarmStart = WarmStart.AUTO
-    """Fork workers from a preloaded interpreter (Auto), or always start them afresh ("Off")."""
+    """Fork workers from a preloaded interpreter if possible (Auto), or Never."""
     warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(default=[])
     """Modules to preload in addition to those detected automatically."""
     stop_grace_seconds: Seconds = 10

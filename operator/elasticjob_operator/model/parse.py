@@ -127,8 +127,8 @@ def _integer(_context: Mapping[str, Any], value: Any) -> str:
 def _choice(context: Mapping[str, Any], value: Any) -> str:
     words = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
     message = f"must be {words[0]}" if len(words) == 1 else f"must be one of {', '.join(words)}"
-    if isinstance(value, bool) and not value and "Off" in words:
-        return f'{message}; YAML reads a bare Off as false: write "Off" in quotes'
+    if value is False and "Never" in words:
+        return f"{message}; {_got(value)}, as YAML reads Off and No: write Never"
     close = difflib.get_close_matches(str(value).lower(), [word.lower() for word in words], n=1)
     hint = next((word for word in words if close and word.lower() == close[0]), None)
     return f"{message}; {_got(value)}" + (f", did you mean {hint}?" if hint else "")

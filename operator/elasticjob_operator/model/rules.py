@@ -214,8 +214,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ENDPOINTS,
-        "must hold at most one endpoint for backend c10d: its store is on one host",
-        "self.rendezvous.backend != 'c10d' || self.rendezvous.endpoints.size() <= 1",
+        "must hold at most one endpoint for backend C10d: its store is on one host",
+        "self.rendezvous.backend != 'C10d' || self.rendezvous.endpoints.size() <= 1",
         _one_c10d_endpoint,
     ),
     Rule(
@@ -234,7 +234,7 @@ RULES: tuple[Rule, ...] = (
         SECRET_NAME,
         "must be absent unless endpoints of etcd are given: the operator makes one for its own",
         "!has(self.rendezvous.secretName) || "
-        "(self.rendezvous.backend != 'c10d' && self.rendezvous.endpoints.size() > 0)",
+        "(self.rendezvous.backend != 'C10d' && self.rendezvous.endpoints.size() > 0)",
         _secret_belongs_to_endpoints,
     ),
     Rule(

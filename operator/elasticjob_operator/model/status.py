@@ -108,7 +108,7 @@ class MemberStatus(StatusModel):
     """Last step of this round that a checkpoint contains."""
     start: str | None = None
     """Start of its workers: warm (forked from a preloaded interpreter) or cold. Absent if
-    recovery.warmStart is Off, and after another agent took the workers over."""
+    recovery.warmStart is Never, and after another agent took the workers over."""
     cold_reason: str | None = None
     """Reason for the cold start."""
 
@@ -153,7 +153,7 @@ class RoundStatus(StatusModel):
     report none."""
     cold_nodes: int | None = None
     """Number of nodes whose workers were started cold and had to import everything anew; absent if
-    recovery.warmStart is Off."""
+    recovery.warmStart is Never."""
     cold_reason: str | None = None
     """Reason for the cold start on the slowest node."""
 

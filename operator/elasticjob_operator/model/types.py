@@ -92,9 +92,17 @@ SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 class Backend(StrEnum):
     """Store of the rendezvous."""
 
-    ETCD = "etcd"
-    ETCD_V2 = "etcd-v2"
-    C10D = "c10d"
+    ETCD = "Etcd"
+    ETCD_V2 = "EtcdV2"
+    C10D = "C10d"
+
+    @property
+    def agent_name(self) -> str:
+        """Name of the backend in the agent's settings and in `elasticjob agent --rdzv-backend`."""
+        return _AGENT_NAMES[self]
+
+
+_AGENT_NAMES = {Backend.ETCD: "etcd", Backend.ETCD_V2: "etcd-v2", Backend.C10D: "c10d"}
 
 
 class ScaleUp(StrEnum):
@@ -105,10 +113,10 @@ class ScaleUp(StrEnum):
 
 
 class WarmStart(StrEnum):
-    """Start of workers: forked from a preloaded interpreter if possible, or always afresh."""
+    """Start of workers: forked from a preloaded interpreter if possible, or never."""
 
     AUTO = "Auto"
-    OFF = "Off"
+    NEVER = "Never"
 
 
 class CleanPodPolicy(StrEnum):

@@ -198,8 +198,8 @@ class EtcdRegistry:
             raise EtcdRefused(
                 Obstacle.BACKEND,
                 "spec.rendezvous.endpoints must name an etcd with the v2 API (3.5 or older, with "
-                "--enable-v2) for backend etcd-v2: the operator's own etcd speaks v3 alone; or use "
-                "backend etcd",
+                "--enable-v2) for backend EtcdV2: the operator's own etcd speaks v3 alone; or use "
+                "backend Etcd",
             )
         refused = [one for one in wanted.endpoints if one not in self._settings.allowed]
         if refused:

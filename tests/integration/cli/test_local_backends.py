@@ -16,7 +16,7 @@ from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import binary
 from tests.integration.local_rig import WORKER, LocalRig, until
 
-KINDS = ["c10d", "etcd-v2 3.4", "etcd-v2 3.5.35"]
+KINDS = ["C10d", "EtcdV2 3.4", "EtcdV2 3.5.35"]
 SLOW_SECONDS = 90.0
 """Timeout: a silent member holds a version of etcd-v2 for ten seconds in every job."""
 
@@ -75,7 +75,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.fixture
 def c10d(tmp_path: Path) -> Iterator[Rig]:
-    corner = Rig(tmp_path, "c10d")
+    corner = Rig(tmp_path, "C10d")
     yield corner
     corner.close()
 
@@ -126,7 +126,7 @@ def test_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     causes = {item["cause"] for item in rounds}
     assert "leave" in causes
     # On etcd-v2 the lost node's successor is there before its key has expired.
-    assert rig.backend == "etcd-v2" or "loss" in causes
+    assert rig.backend == "EtcdV2" or "loss" in causes
     rig.nothing_left()
 
 
@@ -257,7 +257,7 @@ def test_agents_meet_with_torchrun_options(
     tmp_path: Path, kind: str, start_etcd: StartEtcd
 ) -> None:
     rig = Rig(tmp_path, kind)
-    if rig.backend == "c10d":
+    if rig.backend == "C10d":
         with socket.create_server(("127.0.0.1", 0)) as held:
             endpoint = f"127.0.0.1:{held.getsockname()[1]}"
     else:

@@ -52,14 +52,14 @@ def frozen(rig: LocalRig, number: int, pid: int, store: str, *verbs: str) -> str
     return output
 
 
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+@pytest.mark.parametrize("backend", ["Etcd", "EtcdV2"])
 def test_silent_etcd_is_reported_once_by_run_and_commands(rig: LocalRig, backend: str) -> None:
-    if backend == "etcd-v2":
+    if backend == "EtcdV2":
         rig.env["PATH"] = f"{binary('3.5').parent}{os.pathsep}{rig.env['PATH']}"
     rendezvous = {"backend": backend, "keepAliveSeconds": 3, "lastCallSeconds": 3}
     rig.start(rig.manifest(rendezvous=rendezvous), "--plain")
     number = rig.running(2)["rendezvous"]["round"]
     until(lambda: len(rig.workers()) == 2, "two workers")
     etcd = next(pid for pid, command in rig.processes().items() if "--data-dir" in command)
-    verbs = ("explain",) if backend == "etcd-v2" else ("get", "describe", "explain")
+    verbs = ("explain",) if backend == "EtcdV2" else ("get", "describe", "explain")
     frozen(rig, number, etcd, "etcd", *verbs)

@@ -271,7 +271,7 @@ TOLD_ONCE: tuple[Json, ...] = ({"minNodes": 2}, {"maxNodes": 5}, {"maxRestarts":
 def test_agent_start_parameters_change_together(
     api_server: ApiServer, path: str, change: Json
 ) -> None:
-    api_server.request("POST", path, elasticjob(rendezvous={"backend": "c10d"}))
+    api_server.request("POST", path, elasticjob(rendezvous={"backend": "C10d"}))
     with pytest.raises(Refused, match=r"unless rendezvous\.backend is etcd") as refused:
         api_server.patch(f"{path}/job", {"spec": change})
     field = f"spec.{next(iter(change))}"

@@ -112,7 +112,7 @@ INVALID: dict[str, tuple[Json, str, str]] = {
     "an unknown backend": (
         elasticjob(rendezvous={"backend": "zookeeper"}),
         "spec.rendezvous.backend",
-        'supported values: "etcd", "etcd-v2", "c10d"',
+        'supported values: "Etcd", "EtcdV2", "C10d"',
     ),
     "an endpoint without a port": (
         elasticjob(rendezvous={"endpoints": ["https://etcd.example"]}),
@@ -125,12 +125,12 @@ INVALID: dict[str, tuple[Json, str, str]] = {
         "must not repeat an endpoint",
     ),
     "two hosts of one store": (
-        elasticjob(rendezvous={"backend": "c10d", "endpoints": ["a:1", "b:1"]}),
+        elasticjob(rendezvous={"backend": "C10d", "endpoints": ["a:1", "b:1"]}),
         "spec.rendezvous.endpoints",
-        "must hold at most one endpoint for backend c10d",
+        "must hold at most one endpoint for backend C10d",
     ),
     "sizes that the backend does not know": (
-        elasticjob(rendezvous={"backend": "c10d"}, nodeIncrement=2),
+        elasticjob(rendezvous={"backend": "C10d"}, nodeIncrement=2),
         "spec.nodeIncrement",
         "must be 1 unless rendezvous.backend is etcd",
     ),

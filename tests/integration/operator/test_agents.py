@@ -51,7 +51,7 @@ def create(ns: Namespace, enough: Path, budget: int = 3, **rendezvous: object) -
         maxRestarts=budget,
         nprocPerNode=1,
         rendezvous={"lastCallSeconds": 2, **rendezvous},
-        recovery={"warmStart": "Off"},
+        recovery={"warmStart": "Never"},
         template={"spec": {"containers": [container]}},
     )
     ns.await_pods("job-0", "job-1")
@@ -85,7 +85,7 @@ def finish(ns: Namespace, pods: Kubelet, enough: Path) -> None:
 
 def test_c10d_job_survives_loss_of_worker_and_store(ns: Namespace, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
-    create(ns, enough, backend="c10d")
+    create(ns, enough, backend="C10d")
     with kubelet(ns) as pods:
         pods.start("job-0", "job-1")
         status = trains(ns)
@@ -108,7 +108,7 @@ def test_c10d_job_survives_loss_of_worker_and_store(ns: Namespace, tmp_path: Pat
 def test_job_grows_and_shrinks_by_pods_alone(ns: Namespace, tmp_path: Path) -> None:
     """The job's agents are given no size: new pods wait, and removed pods leave."""
     enough = tmp_path / "enough"
-    create(ns, enough, backend="c10d")
+    create(ns, enough, backend="C10d")
     with kubelet(ns) as pods:
         pods.start("job-0", "job-1")
         status = trains(ns)
@@ -130,7 +130,7 @@ def test_etcd_v2_job_survives_loss_of_worker_and_first_pod(
     ns: Namespace, tmp_path: Path, v2: EtcdServer
 ) -> None:
     enough = tmp_path / "enough"
-    create(ns, enough, backend="etcd-v2", endpoints=[v2.url])
+    create(ns, enough, backend="EtcdV2", endpoints=[v2.url])
     with kubelet(ns, v2.url) as pods:
         pods.start("job-0", "job-1")
         status = trains(ns)
@@ -145,7 +145,7 @@ def test_etcd_v2_job_survives_loss_of_worker_and_first_pod(
 def test_exhausted_restart_budget_fails_job_with_first_failure(
     ns: Namespace, tmp_path: Path
 ) -> None:
-    create(ns, tmp_path / "enough", budget=0, backend="c10d")
+    create(ns, tmp_path / "enough", budget=0, backend="C10d")
     with kubelet(ns) as pods:
         pods.start("job-0", "job-1")
         trains(ns)

@@ -14,7 +14,7 @@ from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob, run
 
 
 def _job(server: ApiServer, namespace: str) -> ElasticJob:
-    body = elasticjob(rendezvous={"backend": "c10d"})
+    body = elasticjob(rendezvous={"backend": "C10d"})
     path = ELASTICJOBS_PATH.format(namespace)
     server.request("POST", path, body)
     started = {"status": {"phase": "Pending"}}

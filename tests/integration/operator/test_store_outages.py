@@ -114,7 +114,7 @@ def test_outage_seen_only_by_agents_is_reported_with_pod_names(
 
 
 def test_c10d_store_unreachable_for_agents_is_reported(ns: Namespace) -> None:
-    ns.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "c10d"})
+    ns.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "C10d"})
     ns.await_pods("job-0", "job-1")
     gang = Gang(ns)
     trouble = StoreTrouble("the c10d store", StoreState.UNREACHABLE, "job-0:29400", "gone", 1_000)

@@ -16,7 +16,7 @@ from tests.integration.operator.fake_agents import Gang
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
 V2 = "http://etcd-v2:2379"
-C10D = {"backend": "c10d"}
+C10D = {"backend": "C10d"}
 
 
 @pytest.fixture(scope="module")
@@ -185,18 +185,18 @@ def test_resumed_job_has_new_incarnation(ns: Namespace) -> None:
 
 
 def test_etcd_v2_endpoints_must_be_permitted_by_chart(ns: Namespace) -> None:
-    ns.create_job(maxNodes=1, rendezvous={"backend": "etcd-v2"})
+    ns.create_job(maxNodes=1, rendezvous={"backend": "EtcdV2"})
     found = ns.await_condition("PodsReady", "BackendUnavailable")
     assert "spec.rendezvous.endpoints must name an etcd with the v2 API" in found["message"]
-    away: dict[str, Any] = {"backend": "etcd-v2", "endpoints": ["http://elsewhere:2379"]}
+    away: dict[str, Any] = {"backend": "EtcdV2", "endpoints": ["http://elsewhere:2379"]}
     ns.create_job("away", maxNodes=1, rendezvous=away)
     ns.await_condition("PodsReady", "EndpointNotAllowed", "away")
-    unknown = {"backend": "etcd-v2", "endpoints": [V2], "secretName": "none"}
+    unknown = {"backend": "EtcdV2", "endpoints": [V2], "secretName": "none"}
     ns.create_job("secret", maxNodes=1, rendezvous=unknown)
     found = ns.await_condition("PodsReady", "EndpointNotAllowed", "secret")
     assert "there must be a Secret none" in found["message"]
     assert ns.pods() == []
-    ns.create_job("good", maxNodes=1, rendezvous={"backend": "etcd-v2", "endpoints": [V2]})
+    ns.create_job("good", maxNodes=1, rendezvous={"backend": "EtcdV2", "endpoints": [V2]})
     ns.await_pods("good-0")
     agent = told(ns, "good-0")
     assert (agent["ELASTICJOB_BACKEND"], agent["ELASTICJOB_ENDPOINTS"]) == ("etcd-v2", V2)

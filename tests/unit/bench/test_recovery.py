@@ -78,7 +78,7 @@ def test_own_peers_differ_only_in_worker_start() -> None:
         "elasticjob-cold": "cold",
     }
     warm, cold = (peer.command("127.0.0.1:2379", "run", 0) for peer in ours.values())
-    assert [part for part in cold if part not in warm] == ["--warm-start=off"]
+    assert [part for part in cold if part not in warm] == ["--warm-start=never"]
 
 
 def test_etcd_and_c10d_run_at_defaults_except_store_host() -> None:

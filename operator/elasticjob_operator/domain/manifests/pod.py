@@ -137,7 +137,7 @@ def pod(
         raise TemplateRefused.at(
             ("hostNetwork",),
             f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
-            "answer at fixed ports, which other pods on the machine may hold; or use backend etcd",
+            "answer at fixed ports, which other pods on the machine may hold; or use backend Etcd",
         )
     ours = agent(job, index, incarnation, settings, access, traits)
     return {

@@ -197,7 +197,7 @@ def _backend(job: ElasticJob, index: int) -> list[Json]:
         return []
     backend = job.spec.rendezvous.backend
     found = [
-        variable("BACKEND", backend.value),
+        variable("BACKEND", backend.agent_name),
         variable("BOUNDS", encode(agent_params(job)).decode()),
     ]
     if backend is Backend.C10D:

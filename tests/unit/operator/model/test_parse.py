@@ -72,8 +72,8 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("replicas", 4, "replicas", "must not be set"),
     ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
     ("spec.trainer", "", "spec.trainer", "must not be empty"),
-    ("spec.rendezvous.backend", "zookeeper", "spec.rendezvous.backend", "must be one of etcd,"),
-    ("spec.rendezvous.backend", "Etcd", "spec.rendezvous.backend", "did you mean etcd?"),
+    ("spec.rendezvous.backend", "zookeeper", "spec.rendezvous.backend", "must be one of Etcd,"),
+    ("spec.rendezvous.backend", "etcd", "spec.rendezvous.backend", "did you mean Etcd?"),
     ("spec.rendezvous.endpoints", "a:1", "spec.rendezvous.endpoints", "must be a list"),
     ("spec.rendezvous.endpoints", ["a"], "spec.rendezvous.endpoints[0]", "must be host:port"),
     ("spec.rendezvous.endpoints", ["a:1"] * 2, "spec.rendezvous.endpoints[1]", "must not repeat"),
@@ -85,14 +85,14 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ),
     (
         "spec.rendezvous",
-        {"backend": "c10d", "endpoints": ["a:1", "b:1"]},
+        {"backend": "C10d", "endpoints": ["a:1", "b:1"]},
         "spec.rendezvous.endpoints",
         "must hold at most one endpoint",
     ),
     ("spec.rendezvous.secretName", "s", "spec.rendezvous.secretName", "must be absent unless"),
     (
         "spec.rendezvous",
-        {"backend": "c10d", "endpoints": ["a:1"], "secretName": "s"},
+        {"backend": "C10d", "endpoints": ["a:1"], "secretName": "s"},
         "spec.rendezvous.secretName",
         "must be absent unless",
     ),
@@ -100,11 +100,13 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.rendezvous.lastCallSeconds", 601, "spec.rendezvous.joinTimeoutSeconds", "lastCall"),
     ("spec.rendezvous.keepAliveSeconds", 1, "spec.rendezvous.keepAliveSeconds", "at least 2"),
     ("spec.rendezvous.confirmSeconds", 0, "spec.rendezvous.confirmSeconds", "at least 1"),
+    ("spec.rendezvous.backend", "etcd-v2", "spec.rendezvous.backend", "did you mean EtcdV2?"),
+    ("spec.rendezvous.backend", "c10d", "spec.rendezvous.backend", "did you mean C10d?"),
     ("spec.elasticity.scaleUp", "Now", "spec.elasticity.scaleUp", "must be one of Immediate,"),
     ("spec.elasticity.settleSeconds", -1, "spec.elasticity.settleSeconds", "at least 0"),
     ("spec.elasticity.disruptionBudget", "yes", "spec.elasticity.disruptionBudget", "true or"),
     ("spec.elasticity.setleSeconds", 1, "spec.elasticity.setleSeconds", "mean settleSeconds?"),
-    ("spec.recovery.warmStart", False, "spec.recovery.warmStart", 'write "Off" in quotes'),
+    ("spec.recovery.warmStart", False, "spec.recovery.warmStart", "write Never"),
     ("spec.recovery.warmStartModules", ["a b"], "spec.recovery.warmStartModules[0]", "module"),
     ("spec.recovery.stopGraceSeconds", -1, "spec.recovery.stopGraceSeconds", "at least 0"),
     ("spec.runPolicy.suspend", "true", "spec.runPolicy.suspend", "must be true or false"),
@@ -154,8 +156,8 @@ INVALID: list[tuple[str, Any, str, str]] = [
 
 def test_only_etcd_v3_backend_has_legal_sizes() -> None:
     with pytest.raises(InvalidManifest, match=r"spec\.nodeIncrement: must be 1 unless"):
-        parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "c10d"}))
-    parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "etcd"}))
+        parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "C10d"}))
+    parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "Etcd"}))
 
 
 @pytest.mark.parametrize(("path", "value", "problem", "message"), INVALID)
@@ -182,7 +184,7 @@ VALID: list[dict[str, Any]] = [
     {"trainer": "trainer"},
     {"rendezvous": {"endpoints": ["https://etcd.example.com:2379", "[::1]:2379"]}},
     {"rendezvous": {"endpoints": ["10.0.0.1:2379"], "secretName": "etcd.access"}},
-    {"rendezvous": {"backend": "c10d", "endpoints": ["host:29400"]}},
+    {"rendezvous": {"backend": "C10d", "endpoints": ["host:29400"]}},
     {"rendezvous": {"joinTimeoutSeconds": 10, "lastCallSeconds": 10}},
     {"runPolicy": {"cleanPodPolicy": "None", "ttlSecondsAfterFinished": 0}},
     {
@@ -245,7 +247,7 @@ def test_defaults_match_the_design() -> None:
         "nprocPerNode": "auto",
         "maxRestarts": 3,
         "rendezvous": {
-            "backend": "etcd",
+            "backend": "Etcd",
             "endpoints": [],
             "joinTimeoutSeconds": 600,
             "lastCallSeconds": 30,

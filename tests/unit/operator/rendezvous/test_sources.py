@@ -131,7 +131,7 @@ def test_incarnation_without_records_comes_from_pods_and_memory(
 def test_incarnation_of_agents_is_the_generation_until_there_are_pods() -> None:
     source, kept = agents(), memory()
     there = Attendance({"u1": Participant("job-0", 1)})
-    c10d = job(rendezvous={"backend": "c10d"})
+    c10d = job(rendezvous={"backend": "C10d"})
     observation = asyncio.run(source.observe(c10d, kept, Pods()))
     assert observation.observed.incarnation == max(c10d.metadata.generation, 1)
     kept.rendezvous = RendezvousMemory(4, attendance=there)

@@ -262,10 +262,10 @@ def test_before_first_round(here: Observed, text: str) -> None:
     ("rendezvous", "what"),
     [
         (
-            {"backend": "etcd-v2", "endpoints": ["http://etcd-v2:2379"]},
+            {"backend": "EtcdV2", "endpoints": ["http://etcd-v2:2379"]},
             "the rendezvous at http://etcd-v2:2379",
         ),
-        ({"backend": "c10d"}, "the store of the rendezvous in job-0"),
+        ({"backend": "C10d"}, "the store of the rendezvous in job-0"),
     ],
 )
 def test_before_any_agent_reached_the_store(rendezvous: dict[str, Any], what: str) -> None:
@@ -437,7 +437,7 @@ def test_unreachable_etcd_shows_last_known_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "whom"), [("etcd", "its etcd"), ("etcd-v2", "its agents"), ("c10d", "its agents")]
+    ("backend", "whom"), [("Etcd", "its etcd"), ("EtcdV2", "its agents"), ("C10d", "its agents")]
 )
 def test_unreachable_source_depends_on_the_backend(backend: str, whom: str) -> None:
     text = said(observed(*running(5), view=UNREADABLE), BEFORE, rendezvous={"backend": backend})

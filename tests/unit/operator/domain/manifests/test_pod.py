@@ -187,7 +187,7 @@ def test_endpoints_of_the_job_take_precedence() -> None:
 
 
 def test_c10d_agents_get_store_host_and_parameters() -> None:
-    job = job_of(rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=6, nodes=3)
+    job = job_of(rendezvous={"backend": "C10d"}, minNodes=2, maxNodes=6, nodes=3)
     settings = PodSettings("sidecar:1", endpoints=("https://etcd:2379",), server_name="etcd")
     access = Access(b"k", None, None, None)
     keeper, other = (env(agent(pods.pod(job, index, 1, settings, access))) for index in (0, 5))
@@ -206,17 +206,17 @@ def test_c10d_agents_get_store_host_and_parameters() -> None:
 
 
 def test_external_store_or_etcd_is_named_and_hosted_by_no_pod() -> None:
-    for backend in ("c10d", "etcd-v2"):
+    for backend, name in (("C10d", "c10d"), ("EtcdV2", "etcd-v2")):
         job = job_of(rendezvous={"backend": backend, "endpoints": ["there:4001"]})
         told = env(agent(pods.pod(job, 0, 1, SETTINGS, ACCESS)))
-        assert (told["ELASTICJOB_BACKEND"], told["ELASTICJOB_ENDPOINTS"]) == (backend, "there:4001")
+        assert (told["ELASTICJOB_BACKEND"], told["ELASTICJOB_ENDPOINTS"]) == (name, "there:4001")
         assert told.get("ELASTICJOB_STORE_HOST", "false") == "false"
     assert "ELASTICJOB_BACKEND" not in env(agent(made()))
 
 
-@pytest.mark.parametrize("backend", ["c10d", "etcd-v2"])
+@pytest.mark.parametrize("backend", ["C10d", "EtcdV2"])
 def test_reporting_agents_cannot_use_the_host_network(backend: str) -> None:
-    with pytest.raises(TemplateRefused, match=r"hostNetwork: must not be true .* backend etcd"):
+    with pytest.raises(TemplateRefused, match=r"hostNetwork: must not be true .* backend Etcd"):
         made({"hostNetwork": True}, rendezvous={"backend": backend})
 
 

@@ -81,7 +81,7 @@ def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
 
 def test_agent_of_other_backend_reads_endpoints_and_parameters(tmp_path: Path) -> None:
     (tmp_path / "job-key").write_bytes(b"k")
-    made = container("elasticjob-agent", rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=5)
+    made = container("elasticjob-agent", rendezvous={"backend": "C10d"}, minNodes=2, maxNodes=5)
     variables = {
         name: value.replace(names.ACCESS_PATH, str(tmp_path)) for name, value in told(made).items()
     }

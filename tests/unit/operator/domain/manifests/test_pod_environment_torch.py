@@ -25,7 +25,7 @@ def test_c10d_agent_reads_the_parameters_of_etcd_v3(
     tmp_path: Path, index: int, hosts: bool
 ) -> None:
     (tmp_path / "job-key").write_bytes(b"k" * 32)
-    of = job(rendezvous={"backend": "c10d", "lastCallSeconds": 7}, minNodes=2, maxRestarts=5)
+    of = job(rendezvous={"backend": "C10d", "lastCallSeconds": 7}, minNodes=2, maxRestarts=5)
     made = pod.pod(of, index, 2, SETTINGS, Access(b"k" * 32, None, None, None))["spec"]
     [agent] = [one for one in made["initContainers"] if one["name"] == "elasticjob-agent"]
     variables = {
@@ -43,7 +43,7 @@ def test_c10d_agent_reads_the_parameters_of_etcd_v3(
 def test_etcd_v2_agent_reads_endpoints_and_credentials(tmp_path: Path) -> None:
     for name in secret_data(ACCESS):
         (tmp_path / name).write_bytes(b"k" * 32 if name == "job-key" else name.encode())
-    rendezvous = {"backend": "etcd-v2", "endpoints": ["https://old:4001"]}
+    rendezvous = {"backend": "EtcdV2", "endpoints": ["https://old:4001"]}
     variables = {
         name: value.replace(names.ACCESS_PATH, str(tmp_path))
         for name, value in told(container("elasticjob-agent", rendezvous=rendezvous)).items()

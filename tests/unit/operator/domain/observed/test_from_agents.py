@@ -29,7 +29,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.timings import History
 from tests.unit.operator.builders import NOW, ago, final_round, job, later, observed, pod, running
 
-C10D = {"backend": "c10d"}
+C10D = {"backend": "C10d"}
 
 
 def c10d(status: Status | None = None, **spec: Any) -> ElasticJob:

@@ -24,8 +24,8 @@ from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.status import Status
 from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
 
-C10D = {"backend": "c10d"}
-V2 = {"backend": "etcd-v2", "endpoints": ["http://etcd:2379"]}
+C10D = {"backend": "C10d"}
+V2 = {"backend": "EtcdV2", "endpoints": ["http://etcd:2379"]}
 
 
 def actions(found: ElasticJob, seen: Observed) -> tuple[Action, ...]:
@@ -108,7 +108,7 @@ def test_store_pod_keeps_its_name(pods: tuple[Pod, ...], makes: list[int], ends:
 
 
 def test_external_store_needs_no_pod() -> None:
-    there = {"backend": "c10d", "endpoints": ["store:29400"]}
+    there = {"backend": "C10d", "endpoints": ["store:29400"]}
     seen = observed(pod(0).terminating().get(), *running(4)[1:], view=final_round(4))
     assert created(actions(job(rendezvous=there), seen)) == [4]
 
