@@ -37,17 +37,17 @@ def validate(
     """
     if files.count(STANDARD_INPUT) > 1:
         raise BadInput("- must be given once: standard input can be read only once")
-    checked = {file: read_file(file, warnings) for file in files}
-    for file, found in checked.items():
+    checked = [read_file(file, warnings) for file in files]
+    for file, found in zip(files, checked, strict=True):
         for problem in found.problems:
             typer.echo(str(problem), err=True)
         for warning in found.warnings:
             typer.echo(str(warning), err=True)
         if not found.problems:
             typer.echo(f"{shown(file)}: valid")
-    if any(found.problems for found in checked.values()):
+    if any(found.problems for found in checked):
         raise typer.Exit(ExitCode.BAD_INPUT)
-    if strict and any(found.warnings for found in checked.values()):
+    if strict and any(found.warnings for found in checked):
         raise typer.Exit(ExitCode.WARNINGS)
 
 

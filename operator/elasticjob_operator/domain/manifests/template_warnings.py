@@ -171,16 +171,21 @@ def _scheduler(template: _Template) -> Iterator[_Found]:
     )
 
 
+LEAST_MARGIN_SECONDS = 10
+"""Time beyond the workers' own grace period below which a warning is due, in seconds: an agent may
+take 6 s to leave. The default period adds `MARGIN_SECONDS`."""
+
+
 def _grace(template: _Template) -> Iterator[_Found]:
     given = template.job.spec.template.spec.termination_grace_period_seconds
     stop = template.job.spec.recovery.stop_grace_seconds
-    if given is not None and given < stop + MARGIN_SECONDS:
+    if given is not None and given < stop + LEAST_MARGIN_SECONDS:
         yield (
             WarningKind.GRACE_TOO_SHORT,
             ("terminationGracePeriodSeconds",),
-            f"{given} s are less than recovery.stopGraceSeconds ({stop} s) and {MARGIN_SECONDS} s "
-            "for saving and leaving: workers may be killed before they have saved; set at least "
-            f"{stop + MARGIN_SECONDS}, or remove it",
+            f"{given} s are less than recovery.stopGraceSeconds ({stop} s) and "
+            f"{LEAST_MARGIN_SECONDS} s for saving and leaving: workers may be killed before they "
+            f"have saved; set {stop + MARGIN_SECONDS} or more, or remove it",
         )
 
 

@@ -165,7 +165,7 @@ def test_failure_of_a_pod_that_an_agent_reported_is_no_launch_failure(
 ) -> None:
     found = Records(job_prefix("default", "job-uid", 1), members=(member(reported),))
     source = AgentsSource(Reported(found), Secrets(), "default", "job-uid")
-    c10d = job(rendezvous={"backend": "c10d"})
+    c10d = job(rendezvous={"backend": "C10d"})
     seen = asyncio.run(source.observe(c10d, memory(), StillbornPods((1,)))).observed
     assert [one.launch_failed for one in seen.pods] == [launch_failed]
 

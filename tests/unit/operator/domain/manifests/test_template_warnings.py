@@ -78,7 +78,7 @@ FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
         f"{POD}.terminationGracePeriodSeconds",
     ),
     (
-        job_of({"terminationGracePeriodSeconds": 60}, recovery={"stopGraceSeconds": 60}),
+        job_of({"terminationGracePeriodSeconds": 69}, recovery={"stopGraceSeconds": 60}),
         K.GRACE_TOO_SHORT,
         f"{POD}.terminationGracePeriodSeconds",
     ),
@@ -149,7 +149,8 @@ SILENT: list[ElasticJob] = [
     ),
     job_of({"terminationGracePeriodSeconds": 30}),
     job_of(recovery={"stopGraceSeconds": 600}),
-    job_of({"terminationGracePeriodSeconds": 80}, recovery={"stopGraceSeconds": 60}),
+    job_of({"terminationGracePeriodSeconds": 20}),
+    job_of({"terminationGracePeriodSeconds": 70}, recovery={"stopGraceSeconds": 60}),
     job_of(runPolicy={"activeDeadlineSeconds": 60}),
     job_of({"readinessGates": []}),
     job_of(

@@ -317,11 +317,12 @@ def test_warnings_are_a_condition_while_the_template_has_them() -> None:
 
 
 def test_message_of_many_warnings_is_bounded() -> None:
-    env = [{"name": "RANK", "value": "0"}] * 500
-    trainer = {"name": "t", "image": "t:1", "command": ["t"], "env": env}
-    warned = status_of(job(template={"spec": {"containers": [trainer]}}), observed())
+    trainer = {"name": "t", "image": "t:1", "command": ["t"]}
+    volumes = [{"name": f"v{index}", "emptyDir": {"medium": "Memory"}} for index in range(200)]
+    template = {"spec": {"containers": [trainer], "volumes": volumes}}
+    warned = status_of(job(template=template), observed())
     found = condition(warned, ConditionType.TEMPLATE_WARNINGS)
-    assert found.reason == "VariableReplaced"
+    assert found.reason == "MemoryVolumeWithoutLimit"
     assert len(found.message) < MAX_WARNINGS_TEXT + 100
     assert found.message.endswith(" more warnings")
 
