@@ -11,6 +11,7 @@ class ExitCode(IntEnum):
     SUCCEEDED = 0
     FAILED = 1
     BAD_INPUT = 2
+    WARNINGS = 3
     INTERRUPTED = 130
 
 

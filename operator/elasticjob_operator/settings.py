@@ -5,7 +5,9 @@
 | `ELASTICJOB_SIDECAR_IMAGE` | image of the agent in every pod | required |
 | `ELASTICJOB_SIDECAR_PULL_POLICY` | its pull policy | IfNotPresent |
 | `ELASTICJOB_PULL_SECRETS` | names of pull secrets added to every pod, comma separated | none |
-| `ELASTICJOB_SIDECAR_CPU`, `ELASTICJOB_SIDECAR_MEMORY` | an agent's resources | 500m, 128Mi |
+| `ELASTICJOB_SIDECAR_CPU`, `ELASTICJOB_SIDECAR_MEMORY` | an agent's requests | 50m, 64Mi |
+| `ELASTICJOB_SIDECAR_CPU_LIMIT`, `…_MEMORY_LIMIT` | its limits, where it has them | 500m, 128Mi |
+| `ELASTICJOB_SIDECAR_LIMITS_IN` | where it has limits: GuaranteedPods or AllPods | the first |
 | `ELASTICJOB_ETCD_ENDPOINTS` | etcd as URLs, comma separated; pods use the same | required |
 | `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
 | `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
@@ -36,6 +38,7 @@ from elasticjob_rendezvous.protocol.text import echoed
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+GUARANTEED_PODS, ALL_PODS = "GuaranteedPods", "AllPods"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -45,13 +48,17 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SidecarSettings:
-    """Sidecar container of every pod."""
+    """Sidecar container of every pod. It has limits, and equal requests, in pods that are otherwise
+    of class Guaranteed, or in all of them."""
 
     image: str
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
-    cpu: str = "500m"
-    memory: str = "128Mi"
+    cpu: str = "50m"
+    memory: str = "64Mi"
+    cpu_limit: str = "500m"
+    memory_limit: str = "128Mi"
+    always_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +107,14 @@ def _read(environ: Mapping[str, str]) -> Settings:
                 environ, "ELASTICJOB_SIDECAR_PULL_POLICY", PULL_POLICIES, "IfNotPresent"
             ),
             pull_secrets=_list(environ, "ELASTICJOB_PULL_SECRETS"),
-            cpu=environ.get("ELASTICJOB_SIDECAR_CPU") or "500m",
-            memory=environ.get("ELASTICJOB_SIDECAR_MEMORY") or "128Mi",
+            cpu=environ.get("ELASTICJOB_SIDECAR_CPU") or "50m",
+            memory=environ.get("ELASTICJOB_SIDECAR_MEMORY") or "64Mi",
+            cpu_limit=environ.get("ELASTICJOB_SIDECAR_CPU_LIMIT") or "500m",
+            memory_limit=environ.get("ELASTICJOB_SIDECAR_MEMORY_LIMIT") or "128Mi",
+            always_limited=_one_of(
+                environ, "ELASTICJOB_SIDECAR_LIMITS_IN", (GUARANTEED_PODS, ALL_PODS)
+            )
+            == ALL_PODS,
         ),
         etcd=_etcd(environ),
         lease=LeaseSettings(

@@ -11,6 +11,7 @@ import typer
 
 from elasticjob_cli import settings
 from elasticjob_cli.commands.tables import failure_lines, history_lines, restarts_text
+from elasticjob_cli.commands.validate import warnings
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local import display
 from elasticjob_cli.local.container import Trainer, interpreter, trainer
@@ -18,7 +19,7 @@ from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
 from elasticjob_cli.output import final_summary
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, load_file, shown
+from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
 from elasticjob_operator.model.types import INT32_MAX
 from elasticjob_rendezvous.protocol.text import echoed
 
@@ -88,12 +89,14 @@ def prepare(
     file: str, name: str | None, nodes: int | None, python: str | None
 ) -> tuple[ElasticJob, Trainer]:
     """Return a manifest's job and its trainer container on this machine; raises `BadInput`."""
-    try:
-        jobs = load_file(file)
-    except InvalidFile as error:
+    found = read_file(file, warnings)
+    if found.problems:
+        error = InvalidFile(found.problems)
         was_read = all(problem.line for problem in error.problems)
-        text = f"{shown(file)} is not valid:\n{error}" if was_read else str(error)
-        raise BadInput(text) from error
+        raise BadInput(f"{shown(file)} is not valid:\n{error}" if was_read else str(error))
+    for warning in found.warnings:
+        typer.echo(str(warning), err=True)
+    jobs = found.jobs
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
         raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")

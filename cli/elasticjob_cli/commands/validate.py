@@ -10,7 +10,10 @@ import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_operator.domain.manifests.template_check import check_pods
-from elasticjob_operator.model.manifest import STANDARD_INPUT, check_file, shown
+from elasticjob_operator.domain.manifests.template_warnings import warnings_of
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.manifest import STANDARD_INPUT, read_file, shown
+from elasticjob_operator.model.problems import Problem
 
 
 def validate(
@@ -18,28 +21,42 @@ def validate(
         list[str],
         typer.Argument(help="Manifests to check; - is standard input.", metavar="FILE"),
     ],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 3 if there are warnings.")
+    ] = False,
 ) -> None:
-    """Validate manifests; list every error with file, line and field.
+    """Validate manifests; list every error and warning with file, line and field.
 
-    The exit code is 2 if there are errors.
+    Warnings are for templates that are legal and rarely mean what they do. The exit code is 2 if
+    there are errors, with --strict 3 if there are only warnings.
 
     \b
     Examples:
       elasticjob validate job.yaml
+      elasticjob validate --strict jobs/*.yaml
       helm template my-chart | elasticjob validate -
     """
     if files.count(STANDARD_INPUT) > 1:
         raise BadInput("- must be given once: standard input can be read only once")
-    count = 0
-    for file in files:
-        problems = check_file(file, check_pods)
-        count += len(problems)
-        for problem in problems:
+    checked = [read_file(file, check_pods, warnings) for file in files]
+    for file, found in zip(files, checked, strict=True):
+        for problem in found.problems:
             typer.echo(str(problem), err=True)
-        if not problems:
+        for warning in found.warnings:
+            typer.echo(str(warning), err=True)
+        if not found.problems:
             typer.echo(f"{shown(file)}: valid")
-    if count:
+    if any(found.problems for found in checked):
         raise typer.Exit(ExitCode.BAD_INPUT)
+    if strict and any(found.warnings for found in checked):
+        raise typer.Exit(ExitCode.WARNINGS)
+
+
+def warnings(job: ElasticJob) -> list[Problem]:
+    """Return the warnings for a job's template."""
+    return [
+        Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
+    ]
 
 
 def version() -> None:

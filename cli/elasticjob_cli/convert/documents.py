@@ -13,7 +13,13 @@ from typing import Any
 from elasticjob_cli.convert import policy
 from elasticjob_cli.convert.policy import Replicas
 from elasticjob_cli.convert.source import Json, Part, Remark, Unconvertible
-from elasticjob_cli.convert.template import Template, convert_template, differences, paths_text
+from elasticjob_cli.convert.template import (
+    Template,
+    added_text,
+    convert_template,
+    differences,
+    paths_text,
+)
 from elasticjob_operator.model.job import API_VERSION, KIND
 from elasticjob_operator.model.parse import parse_manifest
 from elasticjob_operator.model.problems import InvalidManifest, Location
@@ -74,7 +80,7 @@ def convert_pytorchjob(
     metrics = elastic.items("metrics")
     if metrics:
         elastic.note("metrics", scaled_elsewhere(autoscaler))
-    ends = policy.run_policy_of(run_policy, sizes["maxNodes"])
+    ends = policy.run_policy_of(run_policy)
     elastic.note_rest()
     run_policy.note_rest()
     spec.note_rest()
@@ -93,6 +99,7 @@ def convert_pytorchjob(
         },
     }
     _check(job, at)
+    remarks.append(Remark((*at, "spec", "pytorchReplicaSpecs"), added_text(template)))
     autoscalers = (_autoscaler(metadata, sizes, metrics),) if metrics else ()
     return Converted((job,), autoscalers, tuple(remarks))
 

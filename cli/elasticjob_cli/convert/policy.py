@@ -127,7 +127,7 @@ def rendezvous(elastic: Part) -> Json:
     return found
 
 
-def run_policy_of(source: Part, most: int) -> Json:
+def run_policy_of(source: Part) -> Json:
     """Return spec.runPolicy."""
     found: Json = {"cleanPodPolicy": source.text("cleanPodPolicy") or "None"}
     if (suspend := source.flag("suspend")) is not None:
@@ -136,16 +136,20 @@ def run_policy_of(source: Part, most: int) -> Json:
         if (seconds := source.count(key)) is not None:
             found[key] = seconds
     policy = source.part("schedulingPolicy")
-    kept: Json = {}
-    for key in ("queue", "priorityClass"):
-        if name := policy.text(key):
-            kept[key] = name
+    if queue := policy.text("queue"):
+        policy.note(
+            "queue",
+            f"{queue} left out: the operator makes no PodGroup; name the queue with the "
+            "scheduler's own label or annotation in spec.template.metadata",
+        )
     available = policy.count("minAvailable")
-    if available is not None and 1 <= available <= most:
-        kept["minAvailable"] = available
-    elif available is not None:
-        policy.note("minAvailable", f"left out: {available} is not from 1 to maxNodes ({most})")
+    if available is not None:
+        policy.note(
+            "minAvailable",
+            f"{available} left out: the operator makes no PodGroup; make one with the scheduler's "
+            "own API and name it in spec.template.metadata",
+        )
+    if name := policy.text("priorityClass"):
+        found["schedulingPolicy"] = {"priorityClass": name}
     policy.note_rest()
-    if kept:
-        found["schedulingPolicy"] = kept
     return found

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from elasticjob_cli.convert.source import Json, Part, Remark
+from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER
+from elasticjob_operator.domain.manifests.pod import PodSettings, traits_of
+from elasticjob_operator.domain.manifests.sidecar import resources
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import trainer_command
 from elasticjob_operator.model.problems import Location, field_path
@@ -119,6 +122,24 @@ def _are_containers(value: Any) -> TypeGuard[list[Json]]:
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(container, dict) for container in value)
+
+
+def added_text(template: Template) -> str:
+    """Return a remark on the container that the operator adds to each pod, and its resources."""
+    spec = template.document["spec"]
+    own = next(
+        (one for one in spec["containers"] if one.get("name") == template.trainer),
+        spec["containers"][0],
+    )
+    added = resources(PodSettings(sidecar_image=""), traits_of(spec, own)).get("resources", {})
+    requests, limits = added.get("requests", {}), added.get("limits", {})
+    text = f"each pod also runs {AGENT_CONTAINER}, which "
+    if not requests:
+        return f"{text}uses the resources of the pod as a whole and requests none of its own"
+    asked = " and ".join(f"{amount} of {name}" for name, amount in requests.items())
+    if "cpu" in limits:
+        return f"{text}requests {asked}, with equal limits, so that the pod stays Guaranteed"
+    return f"{text}requests {asked}; the chart's sidecar.resources change that"
 
 
 def differences(one: Any, other: Any, at: Location = ()) -> Iterator[Location]:

@@ -191,8 +191,10 @@ class Elasticity(SpecModel):
     """Maximum seconds that new nodes wait for a checkpoint."""
     settle_seconds: Seconds = 3
     """New nodes that arrive within this many seconds of each other share a round."""
-    pending_timeout_seconds: PositiveSeconds = 60
-    """Seconds after which the job stops waiting for a pod whose launcher has not started."""
+    pending_timeout_seconds: PositiveSeconds = 300
+    """Seconds from a pod's creation after which the job stops waiting for it, if its launcher has
+    not started. The job always waits for images that are being pulled, containers that are being
+    created and init containers that run."""
     disruption_budget: Flag = True
     """True creates a PodDisruptionBudget that keeps minNodes during drains."""
 
@@ -213,14 +215,16 @@ class Recovery(SpecModel):
 
 
 class SchedulingPolicy(SpecModel):
-    """Settings for a gang scheduler."""
+    """Scheduling of the job's pods."""
 
     queue: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Queue of the gang scheduler."""
+    """Must be absent: nothing acts on it. The scheduler's own labels and annotations in
+    template.metadata name its queue."""
     priority_class: ObjectName | None = None
-    """Priority class of the gang."""
+    """Priority class of every pod."""
     min_available: Count | None = None
-    """Pods that must be placed together. Absent: minNodes."""
+    """Must be absent: nothing acts on it. The scheduler's own PodGroup sets the pods that it places
+    together; minNodes is the smallest number that trains."""
 
 
 class RunPolicy(SpecModel):
@@ -235,7 +239,7 @@ class RunPolicy(SpecModel):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods to delete when the job has finished: None, those still Running, or All."""
     scheduling_policy: SchedulingPolicy | None = None
-    """Settings for a gang scheduler."""
+    """Scheduling of the job's pods."""
 
 
 class ElasticJobSpec(SpecModel):

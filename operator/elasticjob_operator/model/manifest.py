@@ -256,54 +256,78 @@ def _content(file: Path | str) -> bytes:
     return sys.stdin.buffer.read(MOST_BYTES + 1)
 
 
+@dataclass(slots=True)
+class CheckedFile:
+    """Content of a file: its jobs, all problems in order of lines, and warnings for the jobs."""
+
+    jobs: list[ElasticJob] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
+    warnings: list[FileProblem] = field(default_factory=list)
+
+
 def load_file(file: Path | str) -> list[ElasticJob]:
     """Return the jobs in a file, in order, at least one.
 
     Raises:
         InvalidFile: the file has problems; lists those of all its documents.
     """
-    jobs, problems = _read(file)
-    if problems:
-        raise InvalidFile(problems)
-    return jobs
+    checked = read_file(file)
+    if checked.problems:
+        raise InvalidFile(checked.problems)
+    return checked.jobs
 
 
 Check = Callable[[ElasticJob], Iterable[Problem]]
+"""Function that yields further problems, or warnings, of a job."""
 
 
-def _no_problems(_job: ElasticJob) -> Iterable[Problem]:
+def _nothing(_job: ElasticJob) -> Iterable[Problem]:
     return ()
 
 
-def check_file(file: Path | str, check: Check = _no_problems) -> list[FileProblem]:
+def check_file(file: Path | str, check: Check = _nothing) -> list[FileProblem]:
     """Return all problems of a file, in order of lines; [] if it is valid. `check` yields further
     problems of each job."""
-    return _read(file, check)[1]
+    return read_file(file, check).problems
 
 
-def _read(
-    file: Path | str, check: Check = _no_problems
-) -> tuple[list[ElasticJob], list[FileProblem]]:
+def read_file(
+    file: Path | str, check: Check = _nothing, warnings_of: Check = _nothing
+) -> CheckedFile:
+    """Return the jobs of a file, its problems and its warnings; `check` yields further problems of
+    each job, `warnings_of` the warnings of each valid job."""
     try:
         text = read_text(file)
     except InvalidFile as error:
-        return [], list(error.problems)
+        return CheckedFile(problems=list(error.problems))
     name = shown(file)
-    jobs: list[ElasticJob] = []
-    problems: list[FileProblem] = []
+    checked = CheckedFile()
     seen = 0
     for document in documents(text):
         if document.value is None and not document.faults:
             continue
         seen += 1
-        found = [
-            FileProblem(name, place.line, place.column, field_path(location), message)
-            for place, location, message in _judge(document, jobs, check)
-        ]
-        problems += sorted(found, key=lambda problem: (problem.line, problem.column))
+        known = len(checked.jobs)
+        checked.problems += _placed(name, _judge(document, checked.jobs, check))
+        for job in checked.jobs[known:]:
+            checked.warnings += _placed(
+                name,
+                (
+                    (document.place_of(one.location), one.location, one.message)
+                    for one in warnings_of(job)
+                ),
+            )
     if not seen:
-        problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
-    return jobs, problems
+        checked.problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
+    return checked
+
+
+def _placed(file: str, found: Iterable[tuple[Place, Location, str]]) -> list[FileProblem]:
+    problems = [
+        FileProblem(file, place.line, place.column, field_path(location), message)
+        for place, location, message in found
+    ]
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
 def _unreadable(file: Path | str, message: str) -> InvalidFile:

@@ -29,6 +29,7 @@ NODE_INCREMENT: Location = ("nodeIncrement",)
 SECRET_NAME: Location = ("rendezvous", "secretName")
 JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
 LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
+QUEUE: Location = ("runPolicy", "schedulingPolicy", "queue")
 MIN_AVAILABLE: Location = ("runPolicy", "schedulingPolicy", "minAvailable")
 RESERVED_NAMES = ("elasticjob-agent", "elasticjob-launcher")
 """Names of the containers that the operator adds to each pod."""
@@ -160,6 +161,23 @@ def _secret_belongs_to_endpoints(spec: Document) -> Iterable[Location]:
         yield SECRET_NAME
 
 
+def _absent(field: Location) -> Callable[[Document], Iterable[Location]]:
+    """Return a check that a field is absent."""
+
+    def check(spec: Document) -> Iterable[Location]:
+        if _value(spec, field) is not None:
+            yield field
+
+    return check
+
+
+def _unsupported(field: Location, message: str) -> Rule:
+    """Return the rule for a field of runPolicy.schedulingPolicy on which nothing acts."""
+    policy = "self.runPolicy.schedulingPolicy"
+    cel = f"!has({policy}) || !has({policy}.{field[-1]})"
+    return Rule(field, message, cel, _absent(field))
+
+
 _PODS = "self.template.spec.containers"
 _INIT = "self.template.spec.initContainers"
 _RESERVED = "[" + ", ".join(f"'{name}'" for name in RESERVED_NAMES) + "]"
@@ -244,13 +262,15 @@ RULES: tuple[Rule, ...] = (
         "self.rendezvous.joinTimeoutSeconds >= self.rendezvous.lastCallSeconds",
         _ordered(LAST_CALL, JOIN_TIMEOUT, JOIN_TIMEOUT),
     ),
-    Rule(
+    _unsupported(
+        QUEUE,
+        "must be absent: nothing acts on it; name the queue with the scheduler's own label or "
+        "annotation in template.metadata",
+    ),
+    _unsupported(
         MIN_AVAILABLE,
-        "must be at most maxNodes",
-        "!has(self.runPolicy.schedulingPolicy) || "
-        "!has(self.runPolicy.schedulingPolicy.minAvailable) || "
-        "self.runPolicy.schedulingPolicy.minAvailable <= self.maxNodes",
-        _ordered(MIN_AVAILABLE, ("maxNodes",), MIN_AVAILABLE),
+        "must be absent: nothing acts on it; set it in the scheduler's own PodGroup, which "
+        "template.metadata names",
     ),
 )
 

@@ -186,6 +186,7 @@ class ConditionType(StrEnum):
     FINISHED = "Finished"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
+    TEMPLATE_WARNINGS = "TemplateWarnings"
     RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
 
 

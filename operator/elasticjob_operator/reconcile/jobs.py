@@ -6,14 +6,15 @@ Only a cache: after a restart it is rebuilt, or costs one more request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.from_agents import Attendance
-from elasticjob_operator.domain.observed.state import Refusal
+from elasticjob_operator.domain.observed.state import Pod, Refusal
 from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
@@ -59,12 +60,20 @@ class RendezvousMemory:
         goes_on: True if that incarnation existed, not suspended, when it was last read.
         bounds: bounds written last, which the informer cache may lack.
         attendance: participants, if the rendezvous is read through its agents.
+        joined: uids of existing pods that are or have been members.
     """
 
     incarnation: int | None = None
     goes_on: bool = False
     bounds: RendezvousParams | None = None
     attendance: Attendance = field(default_factory=Attendance)
+    joined: frozenset[str] = frozenset()
+
+    def with_members(self, found: Records | None, pods: Iterable[Pod]) -> RendezvousMemory:
+        """Return the memory with the members in these records. Records of a member go with it;
+        the pod stays longer."""
+        known = self.joined if found is None else self.joined | found.joined
+        return replace(self, joined=known & {pod.uid for pod in pods})
 
 
 @dataclass(frozen=True, slots=True)

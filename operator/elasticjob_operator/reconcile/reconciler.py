@@ -21,6 +21,7 @@ from elasticjob_operator.domain.status.events import (
     labels_lost,
     settled_rounds,
     stepped_rounds,
+    template_warnings,
     without_recent_changes,
 )
 from elasticjob_operator.domain.status.next_status import next_status
@@ -339,7 +340,11 @@ class Reconciler:
     def _record_events(
         self, job: ElasticJob, before: Status, after: Status, applied: Applied
     ) -> None:
-        found = (*job_events(before, after, applied.actions), *deletions_refused(applied.kept))
+        found = (
+            *template_warnings(job, before, after),
+            *job_events(before, after, applied.actions),
+            *deletions_refused(applied.kept),
+        )
         self._dependencies.events.record(Subject.of_job(job), found)
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 from elasticjob_operator.domain.manifests.names import secret_name
 from elasticjob_operator.domain.manifests.owned_objects import Access, access_in, is_owned
+from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.from_agents import (
     agent_view,
     rendezvous_from_status,
     with_causes,
 )
+from elasticjob_operator.domain.observed.pod_state import without_members
 from elasticjob_operator.domain.observed.state import Observation, Observed, Pod, RendezvousView
 from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
 from elasticjob_operator.kubernetes.client import SECRETS, NotFound
@@ -71,11 +73,15 @@ class AgentsSource(Unsteered):
         return Observation(self.observe_again(job, memory, Observed(seen, incarnation=newest)))
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
-        view = self._view(job, memory, seen.pods)
-        return replace(seen, rendezvous=view, store=self.status.trouble(self.uid))
+        records = self.status.records(self.uid, {pod.uid for pod in seen.pods})
+        memory.rendezvous = memory.rendezvous.with_members(records, seen.pods)
+        pods = without_members(seen.pods, memory.rendezvous.joined)
+        view = self._view(job, memory, pods, records)
+        return replace(seen, pods=pods, rendezvous=view, store=self.status.trouble(self.uid))
 
-    def _view(self, job: ElasticJob, memory: JobMemory, pods: tuple[Pod, ...]) -> RendezvousView:
-        records = self.status.records(self.uid, {pod.uid for pod in pods})
+    def _view(
+        self, job: ElasticJob, memory: JobMemory, pods: tuple[Pod, ...], records: Records | None
+    ) -> RendezvousView:
         view = agent_view(job, pods, records, self.kube.now())
         attendance = memory.rendezvous.attendance.seen(pods, view)
         memory.rendezvous = replace(memory.rendezvous, attendance=attendance)

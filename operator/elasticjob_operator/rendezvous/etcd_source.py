@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
 from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
-from elasticjob_operator.domain.observed.pod_state import index_of
+from elasticjob_operator.domain.observed.pod_state import index_of, without_members
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
 from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
 from elasticjob_operator.kubernetes.client import Json
@@ -154,8 +154,10 @@ class EtcdSource:
 
     def _combined(self, memory: JobMemory, seen: Observed, found: Records | None) -> Observed:
         """Return this observation with the rendezvous as in these records."""
+        memory.rendezvous = memory.rendezvous.with_members(found, seen.pods)
         return replace(
             seen,
+            pods=without_members(seen.pods, memory.rendezvous.joined),
             rendezvous=UNREADABLE if found is None else rendezvous_view(found),
             bounds=memory.rendezvous.bounds if found is None else found.bounds,
             store=self.etcd.trouble_of(self.uid),

@@ -131,6 +131,9 @@ class ActiveReplica:
             endpoints=self._settings.etcd.endpoints,
             cpu=sidecar.cpu,
             memory=sidecar.memory,
+            cpu_limit=sidecar.cpu_limit,
+            memory_limit=sidecar.memory_limit,
+            always_limited=sidecar.always_limited,
             server_name=self._settings.etcd.tls.server_name if self._settings.etcd.tls else None,
         )
         owned_objects = OwnedObjects(self._kube, time.monotonic)

@@ -174,10 +174,15 @@ INVALID: dict[str, tuple[Json, str, str]] = {
         "spec.runPolicy.cleanPodPolicy",
         'supported values: "None", "Running", "All"',
     ),
-    "a gang that is never complete": (
-        elasticjob(runPolicy={"schedulingPolicy": {"minAvailable": 5}}),
+    "a gang that nothing schedules": (
+        elasticjob(runPolicy={"schedulingPolicy": {"minAvailable": 2}}),
         "spec.runPolicy.schedulingPolicy.minAvailable",
-        "must be at most maxNodes",
+        "must be absent: nothing acts on it",
+    ),
+    "a queue that nothing reads": (
+        elasticjob(runPolicy={"schedulingPolicy": {"queue": "research", "priorityClass": "high"}}),
+        "spec.runPolicy.schedulingPolicy.queue",
+        "must be absent: nothing acts on it",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.integration.apiserver import ApiServer, Refused
 
 Json = dict[str, Any]
 SETTINGS = PodSettings("sidecar:1", pull_secrets=("pull",), endpoints=("http://etcd:2379",))
+LIMITED = replace(SETTINGS, always_limited=True)
 ACCESS = Access(b"k" * 32, b"ca", "job-uid", "secret", b"cert", b"key")
 TRAINER = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
 CONFINED = {
@@ -36,9 +38,11 @@ def job_of(namespace: str, spec: Json | None = None, trainer: Json | None = None
     )
 
 
-def created(api_server: ApiServer, job: ElasticJob, index: int = 0) -> Json:
+def created(
+    api_server: ApiServer, job: ElasticJob, index: int = 0, settings: PodSettings = SETTINGS
+) -> Json:
     """Create the pod and return it as stored: a field unknown to the API server is an error."""
-    body = pod.pod(job, index, 0, SETTINGS, ACCESS)
+    body = pod.pod(job, index, 0, settings, ACCESS)
     return post(api_server, f"/api/v1/namespaces/{job.metadata.namespace}/pods", body)
 
 
@@ -115,6 +119,12 @@ def test_quota_counts_and_admits_generated_pods(api_server: ApiServer, namespace
     assert counted["limits.memory"] == counted["requests.memory"] == "1152Mi"
     with pytest.raises(Refused, match="must specify"):
         created(api_server, job_of(namespace), index=1)
+    burstable = job_of(namespace, trainer={"resources": resources | {"requests": {"cpu": "500m"}}})
+    with pytest.raises(Refused, match=r"must specify limits\.cpu for: elasticjob-agent"):
+        created(api_server, burstable, index=1)
+    created(api_server, burstable, index=1, settings=LIMITED)
+    counted = api_server.request("GET", f"{quotas}/all")["status"]["used"]
+    assert (counted["requests.cpu"], counted["limits.cpu"]) == ("2500m", "3")
 
 
 def test_limit_range_defaults_keep_quality_of_service_class(
@@ -129,13 +139,59 @@ def test_limit_range_defaults_keep_quality_of_service_class(
     }
     ranges = f"/api/v1/namespaces/{namespace}/limitranges"
     post(api_server, ranges, {"metadata": {"name": "all"}, "spec": {"limits": [limit]}})
-    assert created(api_server, job_of(namespace))["status"]["qosClass"] == "Guaranteed"
-
-
-def test_trainer_with_equal_limits_is_guaranteed(api_server: ApiServer, namespace: str) -> None:
-    resources = {"limits": {"cpu": "1", "memory": "1Gi"}}
-    kept = created(api_server, job_of(namespace, trainer={"resources": resources}))
+    kept = created(api_server, job_of(namespace), settings=LIMITED)
     assert kept["status"]["qosClass"] == "Guaranteed"
+    with pytest.raises(Refused, match="minimum cpu usage per Container is 100m"):
+        created(api_server, job_of(namespace), index=1)
+    larger = replace(SETTINGS, cpu="100m")
+    kept = created(api_server, job_of(namespace), index=1, settings=larger)
+    assert kept["status"]["qosClass"] == "Burstable"
+
+
+WHOLE = {"limits": {"cpu": "1", "memory": "1Gi"}}
+EQUAL = {"limits": {"cpu": "1000m", "memory": "1Gi"}, "requests": {"cpu": "1", "memory": "1024Mi"}}
+LESS = {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "resources", "quality"),
+    [
+        ({}, WHOLE, "Guaranteed"),
+        ({}, EQUAL, "Guaranteed"),
+        ({"initContainers": [{"name": "i", "image": "i:1", "resources": WHOLE}]}, WHOLE,
+         "Guaranteed"),
+        ({"initContainers": [{"name": "i", "image": "i:1"}]}, WHOLE, "Burstable"),
+        ({}, LESS, "Burstable"),
+        ({}, {}, "Burstable"),
+        ({"resources": WHOLE}, WHOLE, "Guaranteed"),
+        ({"resources": WHOLE}, {}, "Guaranteed"),
+        ({"resources": LESS}, {"requests": {"cpu": "500m"}}, "Burstable"),
+        ({"resources": {"requests": {"cpu": "1"}}}, {"requests": {"cpu": "1"}}, "Burstable"),
+    ],
+)  # fmt: skip
+def test_pod_has_the_quality_of_service_class_of_its_template(
+    api_server: ApiServer, namespace: str, spec: Json, resources: Json, quality: str
+) -> None:
+    made = job_of(namespace, spec, {"resources": resources})
+    for index, settings in enumerate((SETTINGS, LIMITED)):
+        kept = created(api_server, made, index=index, settings=settings)
+        assert kept["status"]["qosClass"] == quality
+
+
+def test_meshes_and_shared_memory_are_stored_as_generated(
+    api_server: ApiServer, namespace: str
+) -> None:
+    nested = {"volumeMounts": [{"name": "nccl", "mountPath": "/dev/shm/nccl"}]}
+    volumes = {"volumes": [{"name": "nccl", "emptyDir": {}}]}
+    kept = created(api_server, job_of(namespace, volumes, nested))
+    assert kept["metadata"]["labels"]["istio.io/dataplane-mode"] == "none"
+    (trainer,) = kept["spec"]["containers"]
+    paths = [one["mountPath"] for one in trainer["volumeMounts"]]
+    assert {"/dev/shm", "/dev/shm/nccl"} <= set(paths)
+    kept = created(api_server, job_of(namespace, {"hostIPC": True}), index=1)
+    assert kept["spec"]["hostIPC"] is True
+    (trainer,) = kept["spec"]["containers"]
+    assert "/dev/shm" not in [one["mountPath"] for one in trainer["volumeMounts"]]
 
 
 def test_other_owned_objects_are_accepted(api_server: ApiServer, namespace: str) -> None:

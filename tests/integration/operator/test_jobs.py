@@ -184,6 +184,26 @@ def test_template_error_is_reported(ns: Namespace) -> None:
     assert ns.condition("TemplateInvalid")["status"] == "False"
 
 
+def test_warnings_are_condition_and_events_and_the_job_runs(ns: Namespace) -> None:
+    probe = {"tcpSocket": {"port": 1}}
+    template = container(readinessProbe=probe)
+    template["spec"]["hostIPC"] = True
+    ns.create_job(minNodes=1, maxNodes=2, template=template)
+    ns.await_pods("job-0", "job-1")
+    found = ns.await_condition("TemplateWarnings", "HostIPC,ReadinessProbe")
+    assert found["status"] == "True"
+    kinds = ["HostIPC", "ReadinessProbe"]
+
+    def told() -> list[str]:
+        return sorted(reason for reason, _ in ns.events() if reason in kinds)
+
+    wait_until(lambda: told() == kinds, "an event of each kind", SECONDS)
+    assert all(said in found["message"] for reason, said in ns.events() if reason in kinds)
+    ns.scale(1)
+    ns.await_status(wantedNodes=1)
+    assert told() == kinds, "a change of size repeats none"
+
+
 def test_endpoints_not_permitted_by_chart_are_refused(ns: Namespace) -> None:
     ns.create_job(maxNodes=2, rendezvous={"endpoints": ["http://10.0.0.1:2379"]})
     found = ns.await_condition("PodsReady", "EndpointNotAllowed")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Outcome, OutcomeKind
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
-from tests.integration.operator.agent_records import running
+from tests.integration.operator.agent_records import Agents, running
 from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 _TAKEOVER_SECONDS = 30.0
@@ -234,3 +236,75 @@ def test_job_finished_without_operator_is_deleted_after_time_to_live(
     ns.remove_pod("job-0")
     operator.start()
     wait_until(lambda: ns.get("elasticjobs", "job") is None, "the job's end", _TAKEOVER_SECONDS)
+
+
+def _never_ready(ns: Namespace, name: str, exit_code: int | None = None) -> None:
+    """Report a trainer whose pod was never Ready, running or ended with this exit code."""
+    created, started = "2026-01-31T12:00:00Z", "2026-01-31T12:00:05Z"
+    state: dict[str, Any] = {"running": {"startedAt": started}}
+    if exit_code is not None:
+        ended = {"startedAt": started, "finishedAt": "2026-01-31T23:00:00Z", "exitCode": exit_code}
+        state = {"terminated": ended | {"reason": "Error"}}
+    status = {"name": "trainer", "image": "t:1", "imageID": "", "ready": False, "restartCount": 0}
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": created}
+    ns.set_pod(
+        name,
+        phase="Running" if exit_code is None else "Failed",
+        containerStatuses=[status | {"state": state}],
+        conditions=[unready],
+    )
+
+
+def _exists(ns: Namespace, pod: str) -> bool:
+    return pod in ns.pods()
+
+
+def _is_only_member(ns: Namespace, pod: str) -> bool:
+    return [one["pod"] for one in ns.status()["members"]] == [pod]
+
+
+def test_failures_of_members_that_were_never_ready_do_not_fail_the_launch(
+    ns: Namespace, etcd: EtcdServer
+) -> None:
+    ns.create_job(minNodes=1, maxNodes=1)
+    agents = Agents(etcd, ns)
+    names = [f"job-{index}" for index in range(MOST_LAUNCH_FAILURES + 1)]
+    for name in names:
+        wait_until(partial(_exists, ns, name), name, SECONDS)
+        _never_ready(ns, name)
+        agents.join(name)
+        wait_until(partial(_is_only_member, ns, name), f"member {name}", SECONDS)
+        if name != names[-1]:
+            _never_ready(ns, name, exit_code=137)
+    assert ns.status()["phase"] == "Pending"
+    assert ns.condition("Failed")["status"] == "False"
+
+
+def test_pod_is_expected_while_its_image_is_pulled_and_not_once_that_fails(
+    ns: Namespace, etcd: EtcdServer
+) -> None:
+    ns.create_job(minNodes=1, maxNodes=2, elasticity={"pendingTimeoutSeconds": 1})
+    ns.await_pods("job-0", "job-1")
+    ns.run_pod("job-0")
+    bounds = Agents(etcd, ns).keys.bounds
+
+    def expected() -> int | None:
+        found = etcd.ctl("get", "--print-value-only", bounds)
+        return json.loads(found)["expected"] if found else None
+
+    def waits(reason: str) -> None:
+        waiting = {
+            "name": "trainer",
+            "image": "t:1",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": {"waiting": {"reason": reason}},
+        }
+        ns.set_pod("job-1", phase="Pending", containerStatuses=[waiting])
+
+    wait_until(lambda: expected() == 1, "a pod without a machine is given up", SECONDS)
+    waits("ContainerCreating")
+    wait_until(lambda: expected() == 2, "a pod whose image is pulled is expected", SECONDS)
+    waits("ErrImagePull")
+    wait_until(lambda: expected() == 1, "a pod without image is given up", SECONDS)

@@ -64,6 +64,7 @@ def test_all_settings(tmp_path: Path) -> None:
     [
         ("ELASTICJOB_SIDECAR_IMAGE", "", "must be set"),
         ("ELASTICJOB_SIDECAR_PULL_POLICY", "Sometimes", "must be one of Always"),
+        ("ELASTICJOB_SIDECAR_LIMITS_IN", "Some", "must be one of GuaranteedPods, AllPods"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "", "at least one etcd"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "http://etcd", "must hold http"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "ftp://etcd:21", "must hold http"),

@@ -11,6 +11,7 @@ from typing import Any
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests import names, template_rules
 from elasticjob_operator.domain.manifests.owned_objects import Access, owner_reference
+from elasticjob_operator.domain.manifests.resources import amounts, is_guaranteed, pod_level
 from elasticjob_operator.domain.manifests.sidecar import (
     LOGS_MIB,
     PodSettings,
@@ -22,7 +23,7 @@ from elasticjob_operator.domain.manifests.sidecar import (
 )
 from elasticjob_operator.domain.manifests.template_rules import (
     TemplateRefused,
-    is_inside,
+    is_same,
     mapping,
     mappings,
 )
@@ -48,9 +49,9 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         raise TemplateRefused.at(("containers", at, "command"), str(error)) from error
 
 
-def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
+def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> Json:
     """Return the template's container `own` with its new command and the launcher's variables and
-    mounts; all other fields are unchanged."""
+    mounts, with `shm` also one at /dev/shm; all other fields are unchanged."""
     rest = {key: value for key, value in own.items() if key != "args"}
     variables = [
         variable("SOCKET", names.SOCKET_PATH),
@@ -65,7 +66,7 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
         mount(names.SHARED_VOLUME, names.SHARED_PATH),
         mount(names.LOGS_VOLUME, names.LOGS_PATH),
     ]
-    if needs_shm(own):
+    if shm:
         mounts.append(mount(names.SHM_VOLUME, names.SHM_PATH))
     return {
         **rest,
@@ -76,26 +77,31 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
     }
 
 
-def needs_shm(own: Json) -> bool:
+def needs_shm(spec: Json, own: Json) -> bool:
     """Return True if /dev/shm needs a volume: data loaders need more than the runtime's 64 MiB.
-    A mount of the user's takes precedence."""
+
+    A mount of the user's at /dev/shm takes precedence, and so does the machine's own, which a pod
+    with hostIPC gets.
+    """
     mounts = own.get("volumeMounts") or ()
-    return not any(is_inside(one.get("mountPath"), names.SHM_PATH) for one in mounts)
+    own_path = any(is_same(one.get("mountPath"), names.SHM_PATH) for one in mounts)
+    return not own_path and spec.get("hostIPC") is not True
 
 
-__all__ = ["PodSettings", "TemplateRefused", "pod"]
+__all__ = ["PodSettings", "TemplateRefused", "pod", "traits_of"]
 
 _SECRET_MODE = 0o444
 """Mode that lets the agent read the Secret as any user; only the agent mounts the volume."""
 _MESHES = {
     "sidecar.istio.io/inject": "false",
+    "istio.io/dataplane-mode": "none",
     "kuma.io/sidecar-injection": "disabled",
     "linkerd.io/inject": "disabled",
     "consul.hashicorp.com/connect-inject": "false",
 }
 """Labels and annotations that switch off service meshes: a mesh's proxy breaks collectives and
-outlives the trainer."""
-_MESH_LABELS = ("sidecar.istio.io/inject", "kuma.io/sidecar-injection")
+outlives the trainer. Istio has two, for its sidecar and for its ambient mode."""
+_MESH_LABELS = ("sidecar.istio.io/inject", "istio.io/dataplane-mode", "kuma.io/sidecar-injection")
 """Keys of `_MESHES` that are labels; the others are annotations."""
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _LOSABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
@@ -124,8 +130,9 @@ def pod(
     template_rules.check_template(spec, job.trainer().name)
     [own] = [one for one in spec["containers"] if one["name"] == job.trainer().name]
     command = command_for(job)
+    shm = needs_shm(spec, own)
     name = names.pod_name(job.metadata.name, index)
-    traits = _traits(spec, own)
+    traits = traits_of(spec, own)
     if traits.host_network and not is_steered(job):
         raise TemplateRefused.at(
             ("hostNetwork",),
@@ -158,20 +165,24 @@ def pod(
                 ours,
             ],
             "containers": [
-                trainer(job, own, command) if one is own else one for one in spec["containers"]
+                trainer(job, own, command, shm) if one is own else one for one in spec["containers"]
             ],
-            "volumes": [*mappings(spec, "volumes", ()), *_volumes(job, own, traits)],
+            "volumes": [*mappings(spec, "volumes", ()), *_volumes(job, shm, traits)],
         },
     }
 
 
-def _traits(spec: Json, own: Json) -> PodTraits:
-    limits = (own.get("resources") or {}).get("limits") or {}
+def traits_of(spec: Json, own: Json) -> PodTraits:
+    """Return the properties of a template's pod spec with the trainer container `own`."""
+    whole = pod_level(spec)
+    containers = (*spec["containers"], *mappings(spec, "initContainers", ()))
     return PodTraits(
         host_network=spec.get("hostNetwork") is True,
         root=mapping(spec, "securityContext", ()).get("runAsUser") == 0,
         token=spec.get("automountServiceAccountToken") is True,
-        bounded_disk="ephemeral-storage" in limits,
+        bounded_disk="ephemeral-storage" in amounts(own, "limits"),
+        guaranteed=not whole and is_guaranteed(containers),
+        pod_level=whole,
     )
 
 
@@ -236,7 +247,7 @@ def _pull_secrets(spec: Json, settings: PodSettings) -> Json:
     return {"imagePullSecrets": [*given, *added]} if given or added else {}
 
 
-def _volumes(job: ElasticJob, own: Json, traits: PodTraits) -> list[Json]:
+def _volumes(job: ElasticJob, shm: bool, traits: PodTraits) -> list[Json]:
     secret = {"secretName": names.secret_name(job), "defaultMode": _SECRET_MODE}
     found: list[Json] = [
         {"name": names.SHARED_VOLUME, "emptyDir": {}},
@@ -244,7 +255,7 @@ def _volumes(job: ElasticJob, own: Json, traits: PodTraits) -> list[Json]:
         {"name": names.CONTROL_VOLUME, "emptyDir": {}},
         {"name": names.ACCESS_VOLUME, "secret": secret},
     ]
-    if needs_shm(own):
+    if shm:
         found.append({"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
     if traits.token:
         found.append({"name": names.NO_TOKEN_VOLUME, "emptyDir": {}})

@@ -55,7 +55,11 @@ class PodSettings:
     Args:
         pull_secrets: names of Secrets in the job's namespace.
         endpoints: etcd endpoints with their scheme, as reachable from pods.
-        cpu, memory: requests and limits of each added container.
+        cpu, memory: requests of each added container.
+        cpu_limit, memory_limit: limits and requests of each added container in pods where it has
+            limits.
+        always_limited: True if it has limits in every pod, False if only in pods that are
+            otherwise of class Guaranteed.
         server_name: name in etcd's certificate, if it differs from the endpoint's host.
     """
 
@@ -63,8 +67,11 @@ class PodSettings:
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
-    cpu: str = "500m"
-    memory: str = "128Mi"
+    cpu: str = "50m"
+    memory: str = "64Mi"
+    cpu_limit: str = "500m"
+    memory_limit: str = "128Mi"
+    always_limited: bool = False
     server_name: str | None = None
 
 
@@ -79,12 +86,17 @@ class PodTraits:
         token: True if the pod mounts the service account token; the added containers do not.
         bounded_disk: True if the trainer has a limit of ephemeral storage. The kubelet sums the
             limits of the whole pod, so the logs need a share.
+        guaranteed: True if the pod is of class Guaranteed without the added containers.
+        pod_level: resources that the pod's spec sets for the whole pod. The requests of all
+            containers must fit into them.
     """
 
     host_network: bool = False
     root: bool = False
     token: bool = False
     bounded_disk: bool = False
+    guaranteed: bool = False
+    pod_level: frozenset[str] = frozenset()
 
 
 def launcher(settings: PodSettings, traits: PodTraits) -> Json:
@@ -245,15 +257,32 @@ def _confined(settings: PodSettings, traits: PodTraits) -> Json:
     }
     if traits.root:  # otherwise the pod's user, perhaps the only one allowed, or the image's
         security |= {"runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER}
-    # Requests equal limits, to preserve the pod's quality-of-service class.
-    amounts = {"cpu": settings.cpu, "memory": settings.memory}
-    if traits.bounded_disk:
-        amounts["ephemeral-storage"] = f"{LOGS_MIB + _SPARE_MIB}Mi"
     return {
-        "resources": {"requests": amounts, "limits": dict(amounts)},
+        **resources(settings, traits),
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def resources(settings: PodSettings, traits: PodTraits) -> Json:
+    """Return the field with the requests and limits of an added container, which keep the pod's
+    quality-of-service class; empty if it has none.
+
+    A resource that the pod's spec sets for the whole pod is left to it.
+    """
+    limited = traits.guaranteed or settings.always_limited
+    requests = (
+        {"cpu": settings.cpu_limit, "memory": settings.memory_limit}
+        if limited
+        else {"cpu": settings.cpu, "memory": settings.memory}
+    )
+    requests = {name: one for name, one in requests.items() if name not in traits.pod_level}
+    limits = dict(requests) if limited else {}
+    if traits.bounded_disk:
+        requests["ephemeral-storage"] = limits["ephemeral-storage"] = f"{LOGS_MIB + _SPARE_MIB}Mi"
+    found = {"requests": requests, "limits": limits}
+    kept = {kind: amounts for kind, amounts in found.items() if amounts}
+    return {"resources": kept} if kept else {}
 
 
 def _hidden_token(traits: PodTraits) -> list[Json]:

@@ -130,6 +130,14 @@ def _name_conflicts(name: object, location: Location) -> Iterator[TemplateRefuse
 
 def is_inside(path: object, folder: str) -> bool:
     """Return True if a mount path is this folder or below it, in any spelling."""
-    parts = [part for part in str(path).split("/") if part not in ("", ".")]
-    wanted = folder.strip("/").split("/")
-    return parts[: len(wanted)] == wanted
+    wanted = _parts(folder)
+    return _parts(path)[: len(wanted)] == wanted
+
+
+def is_same(path: object, folder: str) -> bool:
+    """Return True if a mount path is this folder, in any spelling."""
+    return _parts(path) == _parts(folder)
+
+
+def _parts(path: object) -> list[str]:
+    return [part for part in str(path).split("/") if part not in ("", ".")]

@@ -29,6 +29,8 @@ _WAITING = {
     "PostStartHookError": Obstacle.CONFIG,
     "RunContainerError": Obstacle.CONFIG,
 }
+_PREPARING = ("ContainerCreating", "PodInitializing", "Pulling", "")
+"""Reasons of a container that waits for its kubelet alone."""
 _NEVER_RAN = ("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError")
 _LOST_TRACK = "ContainerStatusUnknown"  # the start is unknown too
 _EPOCH = "1970-"  # a start in 1970 means that the container never started
@@ -100,6 +102,16 @@ def init_trouble(status: Raw) -> Blocked | None:
     if last is None or running(status) or (last["exitCode"] == 0 and not _backs_off(status)):
         return None
     return Blocked(Obstacle.INIT, f"init container {status['name']}: {ending(last)}")
+
+
+def is_preparing(status: Raw) -> bool:
+    """Return True if the container runs, has succeeded, or waits for its image, its creation or
+    an earlier container. One that failed before may fail again and again."""
+    last = (status.get("lastState") or {}).get("terminated")
+    if last is not None and last["exitCode"] != 0:
+        return False
+    waiting = (status.get("state") or {}).get("waiting")
+    return waiting is None or (waiting.get("reason") or "") in _PREPARING
 
 
 def _backs_off(status: Raw) -> bool:

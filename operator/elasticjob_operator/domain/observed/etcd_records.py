@@ -67,6 +67,15 @@ class Records:
         """Roster of the current round; None before it is final."""
         return None if self.round is None else self.rosters.get(self.round.number)
 
+    @property
+    def joined(self) -> frozenset[str]:
+        """Ids of all members on record, present or past. An agent becomes one only once its
+        launcher runs."""
+        seats = (seat.id for roster in self.rosters.values() for seat in roster.seats)
+        failed = (failure.member for failure in self.failures)
+        done = (one.member for one in self.dones)
+        return frozenset((*(member.id for member in self.members), *seats, *failed, *done))
+
 
 def prefix_of(key: str) -> str:
     """Return the prefix of the job that a key belongs to; empty if it belongs to none."""

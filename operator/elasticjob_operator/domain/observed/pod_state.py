@@ -15,7 +15,7 @@ name and its agent's environment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -35,6 +35,7 @@ from elasticjob_operator.domain.observed.container_state import (
     ended,
     ending,
     init_trouble,
+    is_preparing,
     message_of,
     never_ran,
     running,
@@ -127,6 +128,18 @@ def clamp_end(pod: Pod, seen: Mapping[str, datetime]) -> Pod:
     return replace(pod, ended_at=max(min(pod.ended_at, seen[pod.uid]), pod.created_at))
 
 
+def without_members(pods: Iterable[Pod], joined: Set[str]) -> tuple[Pod, ...]:
+    """Return the pods; the failure of one whose uid is in `joined` is no launch failure.
+
+    A member had a launcher, even if the trainer's own readiness probe or a readiness gate of the
+    pod kept the pod from ever being Ready.
+    """
+    return tuple(
+        replace(pod, launch_failed=False) if pod.launch_failed and pod.uid in joined else pod
+        for pod in pods
+    )
+
+
 _OVER = ("Succeeded", "Failed")
 DISRUPTED = "DisruptionTarget"
 """Condition of a pod that is preempted, evicted or removed because of a taint."""
@@ -158,7 +171,8 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     # The condition is set with, or shortly before, the deletion of a running pod.
     terminating = "deletionTimestamp" in metadata or (is_disrupted and not has_ended)
     started = running(found)
-    trouble = None if has_ended or started else _obstacle(raw, found)
+    waits = not has_ended and not started
+    trouble = _obstacle(raw, found) if waits else None
     return Pod(
         index=index,
         name=metadata["name"],
@@ -173,6 +187,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
         obstacle=trouble.obstacle if trouble else None,
         obstacle_message=trouble.message if trouble else "",
+        preparing=waits and trouble is None and _is_preparing(raw, found),
         over=status.get("phase") in _OVER,
         lingering=has_ended and status.get("phase") not in _OVER,
         launch_failed=phase is PodPhase.FAILED
@@ -247,10 +262,28 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
     return waiting_trouble(trainer) if trainer else None
 
 
+_SANDBOX = "PodReadyToStartContainers"
+"""Condition of a pod: its volumes are mounted, and its sandbox has a network."""
+
+
+def _is_preparing(raw: Raw, trainer: Raw | None) -> bool:
+    """Return True if a kubelet pulls the pod's images, creates its containers or runs its init
+    containers.
+
+    A pod whose volumes cannot be mounted also waits with reason ContainerCreating: the condition
+    tells it apart. The kubelet sets it from Kubernetes 1.29.
+    """
+    if trainer is None or _condition(raw["status"], _SANDBOX).get("status") == "False":
+        return False
+    inits = statuses(raw, "initContainerStatuses").values()
+    return all(map(is_preparing, (*inits, trainer)))
+
+
 def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     """Return True if the trainer never ran, or the pod was never Ready while it did.
 
-    Ready means that the launcher and its member existed. lastTransitionTime moves only when the
+    Ready means that the launcher and its member existed; records of the member say so too, see
+    `without_members`. lastTransitionTime moves only when the
     status changes; for a pod that was never Ready it precedes the trainer's start.
     """
     end = ended(trainer)

@@ -183,9 +183,12 @@ class Pod:
         node: name of the machine, None before it is scheduled.
         launcher_since: UTC time from which its launcher runs, None while it does not.
         obstacle, obstacle_message: obstacle to running the launcher, if known.
+        preparing: True if its machine pulls images, creates containers or runs init containers, so
+            that its launcher will start without further help.
         over: True if all of its containers have ended, so that its member no longer exists.
         lingering: True if its trainer has ended and another container has not.
-        launch_failed: True if its trainer could not be started or failed right after its start.
+        launch_failed: True if its trainer could not be started, or failed before it was a member of
+            the rendezvous.
         ended_at, end_message: end of its trainer, UTC, and its description.
         exit_code: exit code of its trainer; None while it runs or if unknown.
         end: cause of its removal, past or imminent, if known.
@@ -205,6 +208,7 @@ class Pod:
     launcher_since: datetime | None = None
     obstacle: Obstacle | None = None
     obstacle_message: str = ""
+    preparing: bool = False
     over: bool = False
     lingering: bool = False
     launch_failed: bool = False

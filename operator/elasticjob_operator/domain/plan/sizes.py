@@ -20,6 +20,7 @@ from elasticjob_operator.domain.observed.state import (
     PodPhase,
     RendezvousView,
 )
+from elasticjob_operator.domain.status.rounds import final_at
 from elasticjob_operator.model.job import ElasticJob, ElasticJobSpec
 from elasticjob_operator.model.types import RendezvousState
 
@@ -82,7 +83,8 @@ class CountedPods:
 
     Args:
         counted: pods that make up the size.
-        given_up: pods of `counted` whose launcher has not started in pendingTimeoutSeconds.
+        given_up: pods of `counted` whose launcher has not started in pendingTimeoutSeconds and that
+            their machine does not prepare.
         marked: pods that are to leave: marked in bounds, or terminating and not yet ended.
         failed: pods that ended in failure and are not terminating.
         indices: indices held by any pod of the job or by a foreign pod; not free yet.
@@ -124,8 +126,8 @@ def count_pods(job: ElasticJob, observed: Observed, now: datetime) -> CountedPod
 
 def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
     """Return the time at which the job stops waiting for this pod; None while its launcher runs
-    or once the pod succeeded."""
-    if pod.launcher_since is not None or pod.phase is PodPhase.SUCCEEDED:
+    or its machine prepares it, and once the pod succeeded."""
+    if pod.launcher_since is not None or pod.preparing or pod.phase is PodPhase.SUCCEEDED:
         return None
     return pod.created_at + timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
 
@@ -160,12 +162,16 @@ failed pod is replaced at once."""
 
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
-    """Return the pods that failed at launch since the current round became final, oldest first."""
-    since = view.since if view.state is RendezvousState.FINAL else None
+    """Return the pods that failed at launch since the last round became final, oldest first."""
+    since = view.since if view.state is RendezvousState.FINAL else _last_final_at(view)
     found = [
         pod for pod in failed if pod.launch_failed and (since is None or _end_time(pod) > since)
     ]
     return sorted(found, key=lambda pod: (_end_time(pod), pod.index))
+
+
+def _last_final_at(view: RendezvousView) -> datetime | None:
+    return max((at for one in view.rounds if (at := final_at(one)) is not None), default=None)
 
 
 def launch_backoff_until(failures: list[Pod]) -> datetime | None:

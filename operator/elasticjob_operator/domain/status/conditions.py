@@ -12,6 +12,7 @@ from datetime import datetime
 
 from elasticjob_operator.domain.explain.phrases import clock, counted, named
 from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
     Observed,
     Obstacle,
@@ -180,6 +181,7 @@ def conditions(
         resizing(view, size, phase),
         *_end_findings(view, phase),
         *_refusal_findings(job, observed),
+        *_warning_findings(job),
         Finding(
             ConditionType.RENDEZVOUS_UNAVAILABLE,
             *store_condition(observed, job.spec.rendezvous.backend, phase, job.status, now),
@@ -295,6 +297,33 @@ def _refusal_findings(job: ElasticJob, observed: Observed) -> list[Finding]:
             continue
         found.append(Finding(kind, ConditionStatus.TRUE, obstacle.value, message))
     return found
+
+
+MAX_WARNINGS_TEXT = 2000
+"""Maximum length of the warnings in a condition or event, in characters."""
+NO_WARNINGS = "NoWarnings"
+
+
+def warnings_text(found: Iterable[TemplateWarning]) -> str:
+    """Return as many warnings as fit, each with its field, and the number of the others."""
+    texts, length = [str(one.problem) for one in found], 0
+    for count, text in enumerate(texts):
+        length += len(text) + 2
+        if count and length > MAX_WARNINGS_TEXT:
+            more = len(texts) - count
+            return "; ".join(texts[:count]) + f"; and {counted(more, 'more warning')}"
+    return "; ".join(texts)
+
+
+def _warning_findings(job: ElasticJob) -> list[Finding]:
+    """Return TemplateWarnings, only if it is or has been true. Its reason lists the kinds."""
+    kind, found = ConditionType.TEMPLATE_WARNINGS, warnings_of(job)
+    if found:
+        reason = ",".join(sorted({one.kind for one in found}))
+        return [Finding(kind, ConditionStatus.TRUE, reason, warnings_text(found))]
+    if any(condition.type is kind for condition in job.status.conditions):
+        return [Finding(kind, ConditionStatus.FALSE, NO_WARNINGS)]
+    return []
 
 
 def _blocked_text(pods: list[Pod]) -> str:

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
 from elasticjob_operator.domain.explain.phrases import cause_text, round_cause
+from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Pod
 from elasticjob_operator.domain.plan.actions import (
@@ -23,6 +24,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.status.conditions import warnings_text
 from elasticjob_operator.domain.status.rounds import (
     cold_text,
     phases_text,
@@ -30,6 +32,7 @@ from elasticjob_operator.domain.status.rounds import (
     recovery_text,
     seconds_text,
 )
+from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, FirstFailure, RoundStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
@@ -87,11 +90,17 @@ def without_recent_changes(status: Status, since: datetime) -> Status:
             failure = None
     return status.model_copy(
         update={
+            "conditions": [one for one in status.conditions if not _is_fresh_warning(one, since)],
             "rounds": [found for found in status.rounds if found.round not in fresh],
             "first_failure": failure,
             "phase": None if ended else status.phase,
         }
     )
+
+
+def _is_fresh_warning(condition: Condition, since: datetime) -> bool:
+    is_warning = condition.type is ConditionType.TEMPLATE_WARNINGS
+    return is_warning and _is_since(condition.last_transition_time, since)
 
 
 def _is_since(at: datetime | None, since: datetime) -> bool:
@@ -102,6 +111,27 @@ def invalid_job(problems: str) -> Event:
     """Return the event for a job that the API server accepted and this operator cannot parse."""
     message = f"this operator cannot parse the job and ignores it: {problems}"
     return Event(EventType.WARNING, "InvalidJob", message)
+
+
+def template_warnings(job: ElasticJob, before: Status, after: Status) -> tuple[Event, ...]:
+    """Return the events for the template's warnings, one of each kind, once they are in the status
+    or have changed there. The generation makes each unique."""
+    kind = ConditionType.TEMPLATE_WARNINGS
+    was = next((one for one in before.conditions if one.type is kind), None)
+    now = next((one for one in after.conditions if one.type is kind), None)
+    if now is None or now.status is not ConditionStatus.TRUE or _same(was, now):
+        return ()
+    found = warnings_of(job)
+    return tuple(
+        Event(
+            EventType.WARNING,
+            reason.value,
+            warnings_text(one for one in found if one.kind is reason),
+            f"generation {job.metadata.generation}",
+        )
+        for reason in WarningKind
+        if any(one.kind is reason for one in found)
+    )
 
 
 def labels_lost(pod: Pod) -> Event:

@@ -37,6 +37,34 @@ def test_manifest_is_read_from_standard_input() -> None:
     assert (found.exit_code, found.stdout) == (0, "standard input: valid\n")
 
 
+WARNED = JOB.replace("    spec:\n", "    spec:\n      hostIPC: true\n")
+WARNING = "standard input:8:16: spec.template.spec.hostIPC: warning (HostIPC): the trainer gets"
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 3)])
+def test_warnings_are_errors_only_if_strict(options: tuple[str, ...], code: int) -> None:
+    found = call("validate", *options, "-", text=WARNED + "---\n" + JOB)
+    assert (found.exit_code, found.stdout) == (code, "standard input: valid\n")
+    assert found.stderr.startswith(WARNING)
+    assert len(found.stderr.splitlines()) == 1
+
+
+def test_errors_beside_warnings_have_the_code_of_errors() -> None:
+    found = call("validate", "--strict", "-", text=WARNED + "---\n" + JOB.replace("4", "x"))
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "spec.maxNodes: must be an integer" in found.stderr
+    assert WARNING in found.stderr
+
+
+def test_run_prints_warnings_before_the_job_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(WARNED)
+    prepare(str(file), None, None, None)
+    assert f"{file}:8:16: spec.template.spec.hostIPC: warning (HostIPC)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -115,9 +115,15 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.runPolicy.cleanPodPolicy", "Never", "spec.runPolicy.cleanPodPolicy", "None, Running"),
     (
         "spec.runPolicy.schedulingPolicy.minAvailable",
-        5,
+        2,
         "spec.runPolicy.schedulingPolicy.minAvailable",
-        "must be at most maxNodes",
+        "must be absent: nothing acts on it; set it in the scheduler's own PodGroup",
+    ),
+    (
+        "spec.runPolicy.schedulingPolicy.queue",
+        "research",
+        "spec.runPolicy.schedulingPolicy.queue",
+        "must be absent: nothing acts on it; name the queue",
     ),
     ("spec.template", DELETE, "spec.template", "must be set"),
     ("spec.template", "x", "spec.template", "must be a mapping"),
@@ -252,7 +258,7 @@ def test_defaults_match_the_design() -> None:
             "scaleUp": "Immediate",
             "scaleUpMaxWaitSeconds": 600,
             "settleSeconds": 3,
-            "pendingTimeoutSeconds": 60,
+            "pendingTimeoutSeconds": 300,
             "disruptionBudget": True,
         },
         "recovery": {

@@ -30,7 +30,8 @@ from elasticjob_rendezvous.protocol.records.members import (
     RoundState,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from tests.unit.operator.builders import NOW, job, member, pod
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
+from tests.unit.operator.builders import NOW, failure, job, member, pod
 
 OLD, NEW = RendezvousParams(1, 2), RendezvousParams(2, 4)
 STARTED = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
@@ -224,6 +225,45 @@ def test_pod_of_a_member_missing_from_the_list_is_looked_up_by_name() -> None:
     assert pods.asked == [{"job-1", "job-2"}], "not done, and named as a pod of the job"
     assert [one.name for one in seen.pods] == ["job-0", "job-1"]
     assert seen.rendezvous.members == members
+
+
+@dataclass
+class StillbornPods(FakePods):
+    """Pods that failed without ever being Ready."""
+
+    async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
+        names = (raw["metadata"]["name"] for raw in own)
+        return tuple(pod(int(name.rpartition("-")[2])).stillborn().get() for name in names)
+
+
+SEATS = Roster(1, 1, "", 0, (RankAssignment("uid-0-0", "job-0", "", 1, "", 0, 0, 0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("found", "launch_failed"),
+    [
+        (Records(prefix(1), members=(member("job-0"),)), False),
+        (Records(prefix(1), rosters={1: SEATS}), False),
+        (Records(prefix(1), failures=(replace(failure(1, "job-0"), member="uid-0-0"),)), False),
+        (Records(prefix(1), members=(member("job-1"),)), True),
+        (Records(prefix(1)), True),
+    ],
+    ids=["member", "roster", "failure", "another member", "no records"],
+)
+def test_failed_pod_that_was_a_member_is_no_launch_failure(
+    found: Records, launch_failed: bool
+) -> None:
+    async def scenario() -> None:
+        made, pods = rig(found), StillbornPods((0,))
+        seen = (await made.observe(pods)).observed
+        assert [one.launch_failed for one in seen.pods] == [launch_failed]
+        made.cache.shown[prefix(1)] = Records(prefix(1))
+        again = (await made.observe(pods)).observed
+        assert [one.launch_failed for one in again.pods] == [launch_failed], "its records may go"
+        await made.observe(FakePods())
+        assert made.memory.rendezvous.joined == frozenset()
+
+    asyncio.run(scenario())
 
 
 def test_no_pod_is_looked_up_while_etcd_is_unreadable() -> None:

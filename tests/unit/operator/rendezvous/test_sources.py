@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.from_agents import Attendance, Participant
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
@@ -24,9 +25,10 @@ from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource, agents_of
 from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from tests.unit.operator.builders import NOW, job, observed, pod
+from tests.unit.operator.builders import NOW, job, member, observed, pod
 
 AUTHORS = {"username": b"author", "password": b"pass"}
 
@@ -136,6 +138,36 @@ def test_incarnation_of_agents_is_the_generation_until_there_are_pods() -> None:
     observation = asyncio.run(source.observe(c10d, kept, Pods((5, 4))))
     assert observation.observed.incarnation == 5
     assert "u1" not in kept.rendezvous.attendance.departures, "it was of another incarnation"
+
+
+@dataclass
+class StillbornPods(Pods):
+    """Pods that failed without ever being Ready."""
+
+    async def convert(self, job: object, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
+        return tuple(pod(index).stillborn().get() for index, _ in enumerate(own))
+
+
+class Reported(AgentPoller):
+    """Poller that has these records of every job."""
+
+    def __init__(self, found: Records) -> None:
+        super().__init__(lambda *_: None, lambda: 0.0)
+        self.found = found
+
+    def records(self, uid: str, pods: Collection[str]) -> Records | None:
+        return self.found
+
+
+@pytest.mark.parametrize(("reported", "launch_failed"), [("job-0", False), ("job-1", True)])
+def test_failure_of_a_pod_that_an_agent_reported_is_no_launch_failure(
+    reported: str, launch_failed: bool
+) -> None:
+    found = Records(job_prefix("default", "job-uid", 1), members=(member(reported),))
+    source = AgentsSource(Reported(found), Secrets(), "default", "job-uid")
+    c10d = job(rendezvous={"backend": "C10d"})
+    seen = asyncio.run(source.observe(c10d, memory(), StillbornPods((1,)))).observed
+    assert [one.launch_failed for one in seen.pods] == [launch_failed]
 
 
 def test_only_lost_records_of_a_readable_etcd_are_lost() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -287,15 +288,54 @@ def test_pod_user_is_kept_unless_root(which: Any, pod_level: Json | None, user: 
     assert found["securityContext"]["runAsNonRoot"] is True
 
 
-def test_requests_equal_limits_for_quality_of_service_and_quotas() -> None:
-    for found in (agent(made()), launcher(made())):
-        assert found["resources"]["requests"] == found["resources"]["limits"]
-        assert found["resources"]["limits"] == {"cpu": "500m", "memory": "128Mi"}
+SMALL = {"requests": {"cpu": "50m", "memory": "64Mi"}}
+EQUAL = {key: {"cpu": "500m", "memory": "128Mi"} for key in ("requests", "limits")}
+WHOLE = {"limits": {"cpu": "8", "memory": "64Gi"}}
+HALF = {"limits": {"cpu": "8"}, "requests": {"memory": "64Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "trainer", "resources"),
+    [
+        ({}, {}, SMALL),
+        ({}, {"resources": WHOLE}, EQUAL),
+        ({}, {"resources": HALF}, SMALL),
+        ({"initContainers": [{"name": "i", "resources": WHOLE}]}, {"resources": WHOLE}, EQUAL),
+        ({"initContainers": [{"name": "i"}]}, {"resources": WHOLE}, SMALL),
+        ({"resources": WHOLE}, {"resources": WHOLE}, None),
+        ({"resources": {"requests": {"cpu": "8"}}}, {}, {"requests": {"memory": "64Mi"}}),
+        ({"resources": {}}, {"resources": WHOLE}, EQUAL),
+    ],
+)
+def test_added_containers_keep_quality_of_service_class(
+    spec: Json, trainer: Json, resources: Json | None
+) -> None:
+    found = made(spec, trainer)
+    for container in (agent(found), launcher(found)):
+        assert container.get("resources") == resources
+
+
+@pytest.mark.parametrize(
+    ("spec", "resources"),
+    [
+        ({}, EQUAL),
+        ({"resources": WHOLE}, None),
+        ({"resources": {"limits": {"cpu": "8"}}}, {k: {"memory": "128Mi"} for k in EQUAL}),
+    ],
+)
+def test_limits_in_all_pods_are_added_where_the_pod_has_none(
+    spec: Json, resources: Json | None
+) -> None:
+    settings = replace(SETTINGS, always_limited=True)
+    found = pods.pod(
+        job(template={"spec": {"containers": [TRAINER], **spec}}), 0, 0, settings, ACCESS
+    )
+    assert agent(found).get("resources") == resources
 
 
 def test_ephemeral_storage_limit_leaves_room_for_logs() -> None:
     found = made(trainer={"resources": {"limits": {"ephemeral-storage": "1Gi"}}})
-    assert agent(found)["resources"]["limits"]["ephemeral-storage"] == "576Mi"
+    assert agent(found)["resources"]["limits"] == {"ephemeral-storage": "576Mi"}
     assert agent(found)["resources"]["requests"]["ephemeral-storage"] == "576Mi"
 
 
@@ -389,6 +429,21 @@ def test_shared_memory_of_user_stays(path: str) -> None:
     assert mounts(container(found, "trainer"))[path] == "shm"
 
 
+@pytest.mark.parametrize("path", ["/dev/shm/nccl", "/dev/shmem", "/dev", "/data/dev/shm"])
+def test_mount_beside_shared_memory_leaves_the_volume(path: str) -> None:
+    own = {"name": "own", "emptyDir": {}}
+    found = made({"volumes": [own]}, {"volumeMounts": [{"name": "own", "mountPath": path}]})
+    assert mounts(container(found, "trainer"))["/dev/shm"] == "elasticjob-shm"
+    assert mounts(container(found, "trainer"))[path] == "own"
+
+
+@pytest.mark.parametrize(("host_ipc", "added"), [(True, False), (False, True)])
+def test_pod_with_host_ipc_keeps_shared_memory_of_its_machine(host_ipc: bool, added: bool) -> None:
+    found = made({"hostIPC": host_ipc})
+    assert ("elasticjob-shm" in volumes(found)) is added
+    assert ("/dev/shm" in mounts(container(found, "trainer"))) is added
+
+
 def test_second_container_is_unchanged() -> None:
     second = {"name": "board", "image": "board:1", "args": ["--port=6006"]}
     wanted = job(trainer="trainer", template={"spec": {"containers": [second, TRAINER]}})
@@ -428,7 +483,14 @@ def test_own_labels_cannot_be_overridden() -> None:
 def test_service_meshes_are_disabled() -> None:
     metadata = made()["metadata"]
     assert metadata["labels"]["sidecar.istio.io/inject"] == "false"
+    assert metadata["labels"]["istio.io/dataplane-mode"] == "none"
     assert metadata["annotations"]["linkerd.io/inject"] == "disabled"
+
+
+def test_requested_ambient_mode_stays() -> None:
+    mode = {"istio.io/dataplane-mode": "ambient"}
+    template = {"metadata": {"labels": mode}, "spec": {"containers": [TRAINER]}}
+    assert made(template=template)["metadata"]["labels"].items() >= mode.items()
 
 
 @pytest.mark.parametrize("kind", ["labels", "annotations"])

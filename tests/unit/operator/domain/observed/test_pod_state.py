@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from elasticjob_operator.domain.manifests.names import INDEX_LABEL
 from elasticjob_operator.domain.observed.container_state import MAX_MESSAGE
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
-from elasticjob_operator.domain.observed.pod_state import observed_pod
+from elasticjob_operator.domain.observed.pod_state import observed_pod, without_members
 from elasticjob_operator.domain.observed.state import NodeState, Obstacle, Pod, PodEnd, PodPhase
 from tests.unit.operator.builders import ago
 from tests.unit.operator.domain.observed.raw_pods import (
@@ -83,6 +84,67 @@ def test_pod_keeps_its_index_without_labels(
     found = observed_pod(pod.raw, "trainer", GOOD)
     assert found is not None
     assert found.index == 2
+
+
+# --- preparation
+
+SANDBOX = "PodReadyToStartContainers"
+
+
+@pytest.mark.parametrize(
+    ("pod", "preparing"),
+    [
+        pytest.param(RawPod(), False, id="not scheduled"),
+        pytest.param(RawPod().unschedulable("no room"), False, id="unschedulable"),
+        pytest.param(RawPod().starting(), True, id="containers wait"),
+        pytest.param(
+            RawPod().starting().says(condition(SANDBOX, True, SCHEDULED)), True, id="sandbox"
+        ),
+        pytest.param(
+            RawPod().starting().says(condition(SANDBOX, False, SCHEDULED)),
+            False,
+            id="volumes cannot be mounted",
+        ),
+        pytest.param(
+            RawPod().starting().has("elasticjob-launcher", waiting("ContainerCreating")),
+            True,
+            id="sidecar image is pulled",
+        ),
+        pytest.param(RawPod().starting().has("fetch", running()), True, id="init container runs"),
+        pytest.param(
+            RawPod().starting().has("fetch", running(), lastState=terminated(1)),
+            False,
+            id="init container runs again after a failure",
+        ),
+        pytest.param(
+            RawPod().prepared().has("trainer", waiting("ContainerCreating")),
+            True,
+            id="trainer image is pulled",
+        ),
+        pytest.param(RawPod().prepared().has("trainer", waiting("Pulling")), True, id="pulling"),
+        *(
+            pytest.param(RawPod().prepared().has("trainer", waiting(reason)), False, id=reason)
+            for reason in (
+                "ErrImagePull",
+                "ImagePullBackOff",
+                "InvalidImageName",
+                "CreateContainerConfigError",
+                "CreateContainerError",
+                "CrashLoopBackOff",
+                "SomethingNew",
+            )
+        ),
+        pytest.param(
+            RawPod().starting().has("fetch", waiting("ImagePullBackOff")),
+            False,
+            id="image of an init container is missing",
+        ),
+        pytest.param(RawPod().runs(), False, id="runs"),
+        pytest.param(RawPod().runs().has("trainer", terminated(1)), False, id="ended"),
+    ],
+)
+def test_pod_is_preparing_while_its_kubelet_makes_progress(pod: RawPod, preparing: bool) -> None:
+    assert read(pod).preparing is preparing
 
 
 # --- obstacles
@@ -398,6 +460,14 @@ def test_deleted_pod_is_terminating_and_still_runs() -> None:
 def test_deleted_pod_that_ended_in_its_grace_is_no_launch_failure() -> None:
     found = read(failed(RawPod().runs().has("trainer", terminated(143))).deleted())
     assert (found.terminating, found.launch_failed) == (True, False)
+
+
+def test_member_that_was_never_ready_has_no_launch_failure() -> None:
+    pod = read(RawPod().runs().has("trainer", terminated(137)).phase("Failed"))
+    assert pod.launch_failed
+    (cleared,) = without_members([pod], {pod.uid})
+    assert cleared == replace(pod, launch_failed=False)
+    assert without_members([pod], {"uid-of-another"}) == (pod,)
 
 
 @pytest.mark.parametrize(

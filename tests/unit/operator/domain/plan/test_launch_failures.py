@@ -12,7 +12,16 @@ from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.planner import Plan, plan
 from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
-from tests.unit.operator.builders import NOW, final_round, job, later, observed, pod, running
+from tests.unit.operator.builders import (
+    NOW,
+    final_round,
+    history,
+    job,
+    later,
+    observed,
+    pod,
+    running,
+)
 
 
 def stillborn(count: int, seconds: float = 0, first: int = 0) -> tuple[Pod, ...]:
@@ -52,6 +61,13 @@ def test_failure_before_the_final_round_no_longer_counts() -> None:
     after = stillborn(3, seconds=0, first=2)
     after = tuple(replace(one, ended_at=NOW) for one in after)
     assert created(planned(*running(1), *after, view=final_round(1))) == 0
+
+
+def test_failure_before_the_last_round_no_longer_counts_while_the_next_one_forms() -> None:
+    forming = RendezvousView(rounds=(history(1, final_at=later(-60)),))
+    assert created(planned(*stillborn(3, seconds=61), view=forming)) == 2
+    late = tuple(replace(one, ended_at=NOW) for one in stillborn(3))
+    assert created(planned(*late, view=forming)) == 0
 
 
 def test_job_without_startable_pods_fails_with_the_reason() -> None:

@@ -203,6 +203,13 @@ def test_drain_request_is_removed_with_its_pod() -> None:
     assert after.bounds.marks == ()
 
 
+def test_pod_that_its_machine_prepares_stays_expected() -> None:
+    a_job = job(maxNodes=3, elasticity={"pendingTimeoutSeconds": 60})
+    pulls = observed(*running(2), pod(2).pending(3600, preparing=True).get())
+    found = plan(a_job, pulls, NOW)
+    assert (found.expected, found.wake_at) == (3, None)
+
+
 def test_pod_that_does_not_start_is_no_longer_expected_after_timeout() -> None:
     a_job = job(maxNodes=3, elasticity={"pendingTimeoutSeconds": 60})
     young = observed(pod(0).get(), pod(1).get(), pod(2).pending(59).get())
@@ -216,10 +223,10 @@ def test_pod_that_does_not_start_is_no_longer_expected_after_timeout() -> None:
 
 def test_wait_for_quota_is_bounded() -> None:
     a_job = job(maxNodes=3)
-    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(30))
+    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(270))
     early = plan(a_job, observed(*running(2), refusal=refused), NOW)
     assert (early.expected, early.wake_at) == (3, later(30))
-    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(60))
+    refused = Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(300))
     late = plan(a_job, observed(*running(2), refusal=refused), NOW)
     assert (late.expected, created(late)) == (2, [2])
 
@@ -241,11 +248,11 @@ def test_terminating_failed_pod_gets_no_drain_request() -> None:
 
 
 def test_deleted_pods_are_not_expected() -> None:
-    pods = (pod(0).pending(99).get(), pod(1).pending(5).get())
+    pods = (pod(0).pending(399).get(), pod(1).pending(5).get())
     found = plan(job(maxNodes=2, nodes=1), observed(*pods), NOW)
     assert deleted(found) == [("job-0", DeleteReason.SURPLUS_PENDING)]
     assert found.expected == 1
-    stuck = (pod(0).pending(99).get(), pod(1).pending(99).get())
+    stuck = (pod(0).pending(399).get(), pod(1).pending(399).get())
     assert plan(job(maxNodes=2, nodes=1), observed(*stuck), NOW).expected == 0
 
 

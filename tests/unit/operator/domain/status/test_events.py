@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,12 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
 )
 from elasticjob_operator.domain.status.events import (
+    Event,
     EventType,
     job_events,
     settled_rounds,
     stepped_rounds,
+    template_warnings,
     without_recent_changes,
 )
 from elasticjob_operator.domain.status.next_status import next_status
@@ -39,6 +43,8 @@ from tests.unit.operator.builders import (
     observed,
     running,
 )
+
+Json = dict[str, Any]
 
 
 def told(before: Status, after: Status, *applied: Action) -> list[tuple[str, str]]:
@@ -194,6 +200,47 @@ def test_invalid_template_gives_its_own_event_only() -> None:
     found = told(status_of(view), after)
     assert ("TemplateInvalid", 'unknown field "imagee"') in found
     assert len(found) == 1
+
+
+PROBED = {"name": "t", "image": "t:1", "command": ["t"], "readinessProbe": {"exec": {}}}
+HOST_IPC = {"hostIPC": True, "containers": [PROBED]}
+PROBE = ("ReadinessProbe", "spec.template.spec.containers[0].readinessProbe: ReadinessProbe: ")
+IPC = ("HostIPC", "spec.template.spec.hostIPC: HostIPC: ")
+
+
+def warned(before: Status, spec: Json, generation: int) -> tuple[Status, list[Event]]:
+    """Return the next status of a job with this pod spec, and the events for its warnings."""
+    made = job(before, maxNodes=2, template={"spec": spec})
+    metadata = made.metadata.model_copy(update={"generation": generation})
+    made = made.model_copy(update={"metadata": metadata})
+    after = next_status(made, observed(*running(2)), RendezvousView(), NOW)
+    return after, list(template_warnings(made, before, after))
+
+
+def test_each_kind_of_warning_gives_one_event_in_a_generation() -> None:
+    first, events = warned(Status(), HOST_IPC, 1)
+    assert [(one.reason, one.type) for one in events] == [
+        ("HostIPC", EventType.WARNING),
+        ("ReadinessProbe", EventType.WARNING),
+    ]
+    for (reason, text), event in zip((IPC, PROBE), events, strict=True):
+        assert event.reason == reason
+        assert event.message.startswith(text)
+    assert {one.deduplication_key for one in events} == {"generation 1"}
+    same, events = warned(first, HOST_IPC, 2)
+    assert events == [], "a scaled job has the same warnings"
+    fewer, events = warned(same, {"containers": [PROBED]}, 3)
+    assert [(one.reason, one.deduplication_key) for one in events] == [
+        ("ReadinessProbe", "generation 3")
+    ]
+    assert warned(fewer, {"containers": [PROBED | {"readinessProbe": None}]}, 4)[1] == []
+
+
+def test_warnings_of_an_operator_that_died_are_posted_again() -> None:
+    status, events = warned(Status(), HOST_IPC, 1)
+    assert warned(without_recent_changes(status, ago(60)), HOST_IPC, 1)[1] == events
+    later_on = without_recent_changes(status, NOW + timedelta(seconds=1))
+    assert warned(later_on, HOST_IPC, 1)[1] == []
 
 
 def test_outcome_event_has_its_reason() -> None:

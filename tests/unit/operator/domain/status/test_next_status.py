@@ -18,6 +18,7 @@ from elasticjob_operator.domain.observed.state import (
     StopReason,
 )
 from elasticjob_operator.domain.plan.planner import plan
+from elasticjob_operator.domain.status.conditions import MAX_WARNINGS_TEXT
 from elasticjob_operator.domain.status.events import job_events
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
@@ -302,9 +303,37 @@ def test_transition_time_changes_only_with_the_status() -> None:
     assert condition(second, ConditionType.RUNNING).last_transition_time == later(60)
 
 
+def test_warnings_are_a_condition_while_the_template_has_them() -> None:
+    trainer = {"name": "t", "image": "t:1", "command": ["t"]}
+    template = {"spec": {"hostIPC": True, "activeDeadlineSeconds": 9, "containers": [trainer]}}
+    warned = status_of(job(template=template), observed())
+    found = condition(warned, ConditionType.TEMPLATE_WARNINGS)
+    assert (found.status, found.reason) == ("True", "HostIPC,PodDeadline")
+    assert "spec.template.spec.hostIPC: HostIPC: " in found.message
+    assert "spec.template.spec.activeDeadlineSeconds: PodDeadline: " in found.message
+    gone = status_of(job(warned), observed())
+    found = condition(gone, ConditionType.TEMPLATE_WARNINGS)
+    assert (found.status, found.reason, found.message) == ("False", "NoWarnings", "")
+
+
+def test_message_of_many_warnings_is_bounded() -> None:
+    trainer = {"name": "t", "image": "t:1", "command": ["t"]}
+    volumes = [{"name": f"v{index}", "emptyDir": {"medium": "Memory"}} for index in range(200)]
+    template = {"spec": {"containers": [trainer], "volumes": volumes}}
+    warned = status_of(job(template=template), observed())
+    found = condition(warned, ConditionType.TEMPLATE_WARNINGS)
+    assert found.reason == "MemoryVolumeWithoutLimit"
+    assert len(found.message) < MAX_WARNINGS_TEXT + 100
+    assert found.message.endswith(" more warnings")
+
+
 def test_every_condition_is_present_with_current_generation() -> None:
     status = status_of(job(), observed())
-    always = set(ConditionType) - {ConditionType.NAME_CONFLICT, ConditionType.TEMPLATE_INVALID}
+    always = set(ConditionType) - {
+        ConditionType.NAME_CONFLICT,
+        ConditionType.TEMPLATE_INVALID,
+        ConditionType.TEMPLATE_WARNINGS,
+    }
     assert {one.type for one in status.conditions} == always
     assert [one.type for one in status.conditions] == [k for k in ConditionType if k in always]
     assert {one.observed_generation for one in status.conditions} == {3}

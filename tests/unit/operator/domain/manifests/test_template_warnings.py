@@ -1,0 +1,259 @@
+"""Warnings for pod templates: each fires for its case and for nothing beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
+from elasticjob_operator.model import ElasticJob, parse_manifest
+from elasticjob_operator.model.problems import field_path
+from tests.paths import ROOT
+from tests.unit.operator.builders import job
+
+Json = dict[str, Any]
+K = WarningKind
+POD = "spec.template.spec"
+C0 = f"{POD}.containers[0]"
+OWN_SHM = {
+    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+    "hostIPC": True,
+}
+AT_SHM = {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}]}
+PORT = {"containerPort": 29500}
+TAKEN = {"containerPort": 9400, "hostPort": 9400}
+
+
+def job_of(
+    pod: Json | None = None, trainer: Json | None = None, metadata: Json | None = None, **spec: Any
+) -> ElasticJob:
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    template: Json = {"spec": {"containers": [container | (trainer or {})], **(pod or {})}}
+    return job(template=template | ({"metadata": metadata} if metadata else {}), **spec)
+
+
+def found(a_job: ElasticJob) -> list[tuple[WarningKind, str]]:
+    return [(one.kind, field_path(one.location)) for one in warnings_of(a_job)]
+
+
+def host(kind: str | None, read_only: bool = False) -> tuple[Json, Json]:
+    """Return the pod's part and the trainer's of a template with a mounted host path."""
+    path = {"path": "/ckpt"} | ({"type": kind} if kind else {})
+    mount = {"name": "v", "mountPath": "/ckpt"} | ({"readOnly": True} if read_only else {})
+    return {"volumes": [{"name": "v", "hostPath": path}]}, {"volumeMounts": [mount]}
+
+
+def memory(**empty: Any) -> Json:
+    return {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": empty}]}
+
+
+def pre_stop(**hook: Any) -> Json:
+    return {"lifecycle": {"preStop": hook}}
+
+
+def against(key: str) -> Json:
+    term = {"topologyKey": key, "labelSelector": {}}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
+    (job_of({"hostIPC": True}), K.HOST_IPC, f"{POD}.hostIPC"),
+    (job_of(OWN_SHM, AT_SHM), K.HOST_IPC, f"{POD}.hostIPC"),
+    *(
+        (job_of({"schedulerName": name}), K.SCHEDULER_WITHOUT_QUEUE, f"{POD}.schedulerName")
+        for name in ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
+    ),
+    (
+        job_of({"schedulerName": "volcano"}, metadata={"labels": {"queue": "q"}}),
+        K.SCHEDULER_WITHOUT_QUEUE,
+        f"{POD}.schedulerName",
+    ),
+    (
+        job_of({"terminationGracePeriodSeconds": 5}),
+        K.GRACE_TOO_SHORT,
+        f"{POD}.terminationGracePeriodSeconds",
+    ),
+    (
+        job_of({"terminationGracePeriodSeconds": 69}, recovery={"stopGraceSeconds": 60}),
+        K.GRACE_TOO_SHORT,
+        f"{POD}.terminationGracePeriodSeconds",
+    ),
+    (job_of({"activeDeadlineSeconds": 60}), K.POD_DEADLINE, f"{POD}.activeDeadlineSeconds"),
+    (
+        job_of({"readinessGates": [{"conditionType": "x"}]}),
+        K.READINESS_GATES,
+        f"{POD}.readinessGates",
+    ),
+    (job_of(trainer={"readinessProbe": PORT}), K.READINESS_PROBE, f"{C0}.readinessProbe"),
+    (job_of(trainer={"livenessProbe": PORT}), K.LIVENESS_PROBE, f"{C0}.livenessProbe"),
+    (job_of(trainer={"startupProbe": PORT}), K.LIVENESS_PROBE, f"{C0}.startupProbe"),
+    *(
+        (job_of(trainer=pre_stop(**hook)), K.PRE_STOP_TOO_LONG, f"{C0}.lifecycle.preStop")
+        for hook in (
+            {"sleep": {"seconds": 30}},
+            {"exec": {"command": ["sleep", "30"]}},
+            {"exec": {"command": ["/bin/sh", "-c", " sleep 90s "]}},
+        )
+    ),
+    (job_of(trainer={"env": [{"name": "RANK"}]}), K.VARIABLE_REPLACED, f"{C0}.env[0].name"),
+    *(
+        (
+            job_of(trainer={"image": image, "imagePullPolicy": "IfNotPresent"}),
+            K.FLOATING_IMAGE,
+            f"{C0}.image",
+        )
+        for image in ("trainer", "trainer:latest", "registry:5000/team/trainer")
+    ),
+    (job_of(trainer={"ports": [PORT, TAKEN]}), K.HOST_PORT, f"{C0}.ports[1].hostPort"),
+    (
+        job_of({"hostNetwork": True}, {"ports": [PORT]}),
+        K.HOST_PORT,
+        f"{C0}.ports[0].containerPort",
+    ),
+    (
+        job_of({"affinity": against("topology.kubernetes.io/zone")}, {"ports": [TAKEN]}),
+        K.HOST_PORT,
+        f"{C0}.ports[0].hostPort",
+    ),
+    *(
+        (job_of(memory(medium="Memory", **limit)), K.MEMORY_VOLUME_WITHOUT_LIMIT, at)
+        for at in (f"{POD}.volumes[1].emptyDir",)
+        for limit in ({}, {"sizeLimit": "0"})
+    ),
+    (
+        job_of(*host("DirectoryOrCreate")),
+        K.HOST_PATH_PER_MACHINE,
+        f"{POD}.volumes[0].hostPath",
+    ),
+]
+
+SILENT: list[ElasticJob] = [
+    job(),
+    job_of({"hostIPC": False}),
+    job_of({"schedulerName": "default-scheduler"}),
+    job_of({"schedulerName": "our-own"}),
+    *(
+        job_of({"schedulerName": scheduler}, metadata={place: {key: "x"}})
+        for scheduler, place, key in (
+            ("volcano", "annotations", "scheduling.k8s.io/group-name"),
+            ("volcano", "annotations", "scheduling.volcano.sh/queue-name"),
+            ("scheduler-plugins-scheduler", "labels", "scheduling.x-k8s.io/pod-group"),
+            ("kai-scheduler", "labels", "kai.scheduler/queue"),
+            ("yunikorn", "labels", "queue"),
+            ("yunikorn", "annotations", "yunikorn.apache.org/queue"),
+        )
+    ),
+    job_of({"terminationGracePeriodSeconds": 30}),
+    job_of(recovery={"stopGraceSeconds": 600}),
+    job_of({"terminationGracePeriodSeconds": 20}),
+    job_of({"terminationGracePeriodSeconds": 70}, recovery={"stopGraceSeconds": 60}),
+    job_of(runPolicy={"activeDeadlineSeconds": 60}),
+    job_of({"readinessGates": []}),
+    job_of(
+        {"initContainers": [{"name": "db", "restartPolicy": "Always", "readinessProbe": PORT}]},
+    ),
+    job_of(trainer=pre_stop(sleep={"seconds": 29})),
+    job_of({"terminationGracePeriodSeconds": 600}, pre_stop(sleep={"seconds": 300})),
+    job_of(trainer=pre_stop(exec={"command": ["sh", "-c", "sleep 90 & save"]})),
+    job_of(trainer=pre_stop(httpGet={"port": 80})),
+    job_of(trainer={"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}),
+    *(
+        job_of(trainer={"image": image, "imagePullPolicy": "IfNotPresent"})
+        for image in ("t:1", "registry:5000/t:1", "t@sha256:0", "registry:5000/t:latest@sha256:0")
+    ),
+    job_of(trainer={"image": "trainer:latest"}),
+    job_of(trainer={"ports": [PORT]}),
+    job_of({"hostNetwork": True}),
+    job_of(trainer={"ports": [TAKEN]}, maxNodes=1),
+    job_of({"affinity": against("kubernetes.io/hostname")}, {"ports": [TAKEN]}),
+    job_of(memory(medium="Memory", sizeLimit="1Gi")),
+    job_of(memory(sizeLimit="1Gi")),
+    job_of(*host("Directory")),
+    job_of(*host(None)),
+    job_of(*host("DirectoryOrCreate", read_only=True)),
+    job_of(trainer={"resources": {"limits": {"cpu": 1}}}),
+]
+
+
+@pytest.mark.parametrize(("a_job", "kind", "path"), FIRING, ids=lambda value: str(value)[:40])
+def test_rarely_meant_template_has_one_warning(
+    a_job: ElasticJob, kind: WarningKind, path: str
+) -> None:
+    assert found(a_job) == [(kind, path)]
+
+
+@pytest.mark.parametrize("a_job", SILENT, ids=lambda one: str(one.spec.template.spec)[:60])
+def test_ordinary_template_has_no_warning(a_job: ElasticJob) -> None:
+    assert found(a_job) == []
+
+
+@pytest.mark.parametrize(
+    ("resources", "fires"),
+    [
+        (None, True),
+        ({"limits": {"cpu": "8", "memory": "1Gi"}}, True),
+        ({"limits": {"nvidia.com/gpu": "0"}}, True),
+        ({"limits": {"nvidia.com/gpu": "8"}}, False),
+        ({"requests": {"vendor.example/npu": "1"}}, False),
+        ({"claims": [{"name": "gpus"}]}, False),
+    ],
+)
+def test_gpu_workers_without_accelerators_have_a_warning(
+    resources: Json | None, fires: bool
+) -> None:
+    made = job_of(trainer={"resources": resources} if resources else {})
+    spec = made.spec.model_copy(update={"nproc_per_node": "gpu"})
+    wanted = [(K.ACCELERATORS_NOT_REQUESTED, f"{C0}.resources")] if fires else []
+    assert found(made.model_copy(update={"spec": spec})) == wanted
+
+
+def test_every_kind_fires_in_a_test_and_is_documented() -> None:
+    assert {kind for _, kind, _ in FIRING} | {K.ACCELERATORS_NOT_REQUESTED} == set(K)
+    documented = (ROOT / "docs" / "pod.md").read_text()
+    assert [kind for kind in K if f"| `{kind}` |" not in documented] == []
+
+
+def test_trainer_beside_other_containers_is_the_one_read() -> None:
+    probe = {"readinessProbe": PORT}
+    others = [
+        {"name": "board", **probe},
+        {"name": "main", "image": "t:1", "command": ["python3"], **probe},
+    ]
+    made = job(trainer="main", template={"spec": {"containers": others}})
+    assert found(made) == [(K.READINESS_PROBE, f"{POD}.containers[1].readinessProbe")]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
+def test_example_has_no_warning(path: Any) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        if isinstance(document, dict) and document.get("kind") == "ElasticJob":
+            assert found(parse_manifest(document)) == []
+
+
+JUNK = st.recursive(
+    st.sampled_from([None, True, 0, "", "x", "Memory", "IfNotPresent"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["name", "emptyDir", "hostPath", "medium", "preStop", "exec", "x"]),
+            inner,
+            max_size=2,
+        )
+    ),
+    max_leaves=6,
+)
+POD_FIELDS = ["volumes", "affinity", "hostIPC", "readinessGates", "schedulerName"]
+TRAINER_FIELDS = ["lifecycle", "ports", "volumeMounts", "imagePullPolicy", "readinessProbe"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(POD_FIELDS), JUNK),
+    st.dictionaries(st.sampled_from(TRAINER_FIELDS), JUNK),
+)
+def test_fields_of_unexpected_types_are_no_error(pod: Json, trainer: Json) -> None:
+    for warning in warnings_of(job_of(pod, trainer)):
+        assert str(warning.problem)
