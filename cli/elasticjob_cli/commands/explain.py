@@ -53,7 +53,8 @@ class Cluster:
 
     def explain(self, name: str) -> Explanation:
         """Explain the state of a job. Raises `CommandError`."""
-        document = self._get(RESOURCE, name)
+        # Without these the setter of spec.nodes, which may follow maxNodes, is unknown.
+        document = self._get(RESOURCE, name, "--show-managed-fields")
         job = _job(document)
         pods = self._items("pods", "--selector", uid_selector(job.metadata.uid))
         pods += self._unlisted(job, pods)

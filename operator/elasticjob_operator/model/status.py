@@ -3,9 +3,9 @@ operator."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from elasticjob_operator.model.types import (
     ConditionStatus,
@@ -33,6 +33,14 @@ MAX_REASONS = 10
 """Maximum number of reasons kept with each round."""
 
 
+UNKNOWN_REASON = "Unknown"
+"""Reason of a condition that was stored without one."""
+
+
+def _reason(value: Any) -> Any:
+    return value or UNKNOWN_REASON
+
+
 class Condition(StatusModel):
     """Condition of the job, in Kubernetes' format."""
 
@@ -40,7 +48,7 @@ class Condition(StatusModel):
     """Type of the condition."""
     status: ConditionStatus
     """True, False or Unknown."""
-    reason: str = ""
+    reason: Annotated[str, Field(min_length=1), BeforeValidator(_reason)]
     """Reason in one CamelCase word."""
     message: str = ""
     """Reason in a sentence."""
@@ -158,8 +166,8 @@ class RoundStatus(StatusModel):
     """Reason for the cold start on the slowest node."""
 
 
-class FirstFailure(StatusModel):
-    """First worker to fail in the latest failure: the culprit, not its victims."""
+class FailureStatus(StatusModel):
+    """One failure: the first worker that failed in its round, the culprit and not its victims."""
 
     round: int
     """Round of the failure."""
@@ -230,6 +238,29 @@ class Interruptions(StatusModel):
     """Rounds ended for other reasons: fewer nodes wanted, master port in use, etcd's data lost."""
 
 
+class PodCounts(StatusModel):
+    """Number of pods by state, as last observed."""
+
+    desired: int = 0
+    """Number of pods that the job wants: status.wantedNodes, or 0 if it is suspended or has
+    finished."""
+    active: int = 0
+    """Number of pods that have neither ended nor are being deleted."""
+    ready: int = 0
+    """Number of active pods that are Ready."""
+    pending: int = 0
+    """Number of active pods whose trainer container has not started."""
+    terminating: int = 0
+    """Number of pods that are being deleted and have not ended."""
+    failed: int = 0
+    """Number of pods that ended in failure and still exist."""
+
+
+def _pod_counts(value: Any) -> Any:
+    """Drop the plain number of pods that previous releases wrote."""
+    return None if isinstance(value, int) else value
+
+
 class Status(StatusModel):
     """Observed state of the job."""
 
@@ -240,10 +271,10 @@ class Status(StatusModel):
     nodes: int = 0
     """Number of nodes that train: members of the final round whose workers run. For a finished job
     the number that trained last."""
-    pods: int = 0
-    """Number of pods that count towards the size."""
+    pods: Annotated[PodCounts | None, BeforeValidator(_pod_counts)] = None
+    """Number of pods by state."""
     ready_nodes: int = 0
-    """Number of pods that are Ready."""
+    """Number of pods that are Ready and count towards the size."""
     wanted_nodes: int = 0
     """Wanted size after clamping to a legal one."""
     selector: str | None = None
@@ -268,8 +299,10 @@ class Status(StatusModel):
     """Last ten rounds, oldest first."""
     explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
-    first_failure: FirstFailure | None = None
-    """Culprit of the latest failure."""
+    first_failure: FailureStatus | None = None
+    """First failure of the run, which begins with the job's start or resumption."""
+    last_failure: FailureStatus | None = None
+    """Latest failure of the run."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
     conditions: Annotated[

@@ -139,6 +139,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -158,6 +159,9 @@ class RendezvousState(StrEnum):
 
 
 class ConditionType(StrEnum):
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
     CREATED = "Created"
     PODS_READY = "PodsReady"
     RUNNING = "Running"

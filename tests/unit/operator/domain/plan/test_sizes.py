@@ -45,7 +45,7 @@ def test_legal_sizes(low: int, high: int, step: int, sizes: list[int]) -> None:
     ],
 )
 def test_wanted_size_is_clamped_with_a_reason(asked: int | None, wanted: WantedSize) -> None:
-    assert wanted_size(job(minNodes=2, maxNodes=9, nodeIncrement=4, nodes=asked).spec) == wanted
+    assert wanted_size(job(minNodes=2, maxNodes=9, nodeIncrement=4, nodes=asked)) == wanted
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(1, 60), st.integers(0, 200))
@@ -53,9 +53,9 @@ def test_wanted_size_is_clamped_with_a_reason(asked: int | None, wanted: WantedS
 def test_wanted_size_is_nearest_legal_size_below(
     low: int, more: int, step: int, asked: int
 ) -> None:
-    spec = job(minNodes=low, maxNodes=low + more, nodeIncrement=step, nodes=asked).spec
-    sizes = list(legal_sizes(spec))
-    wanted = wanted_size(spec)
+    a_job = job(minNodes=low, maxNodes=low + more, nodeIncrement=step, nodes=asked)
+    sizes = list(legal_sizes(a_job.spec))
+    wanted = wanted_size(a_job)
     assert wanted.nodes == max((size for size in sizes if size <= asked), default=low)
     assert (wanted.clamp is None) == (asked in sizes)
 
