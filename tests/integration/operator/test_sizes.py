@@ -53,7 +53,7 @@ def started(ns: Namespace, *how: str, **spec: Any) -> None:
 def size(ns: Namespace) -> tuple[int | None, int]:
     """Return spec.nodes and the wanted size once the operator has seen this generation."""
     job = ns.job()
-    status = job["status"]
+    status = job.get("status") or {"observedGeneration": -1}
     seen = status["observedGeneration"] == job["metadata"]["generation"]
     return job["spec"].get("nodes"), status["wantedNodes"] if seen else -1
 
