@@ -3,9 +3,10 @@ operator."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from elasticjob_operator.model.types import (
     ConditionStatus,
@@ -37,10 +38,6 @@ UNKNOWN_REASON = "Unknown"
 """Reason of a condition that was stored without one."""
 
 
-def _reason(value: Any) -> Any:
-    return value or UNKNOWN_REASON
-
-
 class Condition(StatusModel):
     """Condition of the job, in Kubernetes' format."""
 
@@ -48,7 +45,7 @@ class Condition(StatusModel):
     """Type of the condition."""
     status: ConditionStatus
     """True, False or Unknown."""
-    reason: Annotated[str, Field(min_length=1), BeforeValidator(_reason)]
+    reason: Annotated[str, Field(min_length=1)]
     """Reason in one CamelCase word."""
     message: str = ""
     """Reason in a sentence."""
@@ -56,6 +53,14 @@ class Condition(StatusModel):
     """Generation of the spec at the observation."""
     last_transition_time: Timestamp
     """Time of the last change of status."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reason(cls, document: Any) -> Any:
+        """Add a reason to a condition that was stored without one."""
+        if isinstance(document, Mapping) and not document.get("reason"):
+            return {**document, "reason": UNKNOWN_REASON}
+        return document
 
 
 class CauseStatus(StatusModel):
