@@ -232,7 +232,7 @@ def is_runner_gone(found: ElasticJob, running: bool) -> bool:
 
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
     """Explain a local job from its runner's last status, or that the runner is gone."""
-    if found.status.phase is Phase.SUSPENDED:
+    if found.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
         return (INTERRUPTED,)
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (RUNNER_GONE,)

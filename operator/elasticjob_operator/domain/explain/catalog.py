@@ -97,7 +97,7 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
 FAILURE_CLASSES: Mapping[str, Entry] = {
     FailureClass.USER_ERROR: Entry(
         "the training script failed",
-        "Correct the script: its traceback is in status.firstFailure, its whole output in the "
+        "Correct the script: its traceback is in status.lastFailure, its whole output in the "
         "pod's log",
     ),
     FailureClass.HOST_OUT_OF_MEMORY: Entry(

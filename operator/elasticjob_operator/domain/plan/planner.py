@@ -162,9 +162,11 @@ deleted."""
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
     found = _plan(job, observed, now)
-    size, ends = found.size, found.phase in FINISHED
-    if ends or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
+    size, over = found.size, found.phase in FINISHED
+    if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
         return found
+    if job.spec.run_policy.suspend and found.actions:
+        return found  # a refused write must not delay the suspension
     # The scale subresource needs a value, also while the job is suspended.
     return replace(found, actions=(WriteNodes(size.asked), *found.actions))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticjob_operator.domain.plan.actions import WriteNodes
+from elasticjob_operator.domain.plan.actions import DeletePod, WriteNodes
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.domain.plan.sizes import (
     Clamp,
@@ -19,7 +19,7 @@ from elasticjob_operator.domain.plan.sizes import (
     workers_per_node,
 )
 from elasticjob_operator.model import Phase, Status, parse_manifest
-from tests.unit.operator.builders import NOW, job, manifest, observed
+from tests.unit.operator.builders import NOW, job, manifest, observed, pod, running
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,14 @@ def test_open_size_is_written_first_unless_the_job_is_over(
     actions = plan(a_job, observed(), NOW).actions
     assert (actions[:1] == (WriteNodes(3),)) == written
     assert not any(isinstance(one, WriteNodes) for one in actions[1:])
+
+
+def test_suspension_comes_before_the_write_of_an_open_size() -> None:
+    a_job = job(nodes=None, maxNodes=3, runPolicy={"suspend": True})
+    actions = plan(a_job, observed(*running(2)), NOW).actions
+    assert {type(one) for one in actions} == {DeletePod}
+    leaving = observed(pod(0).terminating().get())
+    assert plan(a_job, leaving, NOW).actions == (WriteNodes(3),)
 
 
 def test_absent_minimum_is_the_maximum() -> None:
