@@ -165,10 +165,11 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
         return found
-    if job.spec.run_policy.suspend and found.actions:
-        return found  # a refused write must not delay the suspension
     # The scale subresource needs a value, also while the job is suspended.
-    return replace(found, actions=(WriteNodes(size.asked), *found.actions))
+    write = WriteNodes(size.asked)
+    if job.spec.run_policy.suspend:
+        return replace(found, actions=(*found.actions, write))  # which must not delay the end
+    return replace(found, actions=(write, *found.actions))
 
 
 def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
