@@ -22,8 +22,9 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
+from tests.paths import ROOT
 
-BUILD = Path(__file__).parents[2] / "build" / "e2e"
+BUILD = ROOT / "build" / "e2e"
 OPENED: list[str] = []
 """Namespaces that exist now, dumped after a failure."""
 CONSOLES: list[Console] = []

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.console import Console, Json, until
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "elasticjob"
 VALUES = Path(__file__).parent / "values.yaml"
 

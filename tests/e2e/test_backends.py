@@ -21,7 +21,7 @@ from tests.e2e.report import Report
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CHECKPOINT_STEPS = 5
-STEPS = 700
+STEPS = 400
 """Number of steps, at five a second: more than the training reaches during the faults."""
 RECOVERY_SECONDS = 90.0
 """Recovery timeout: torch's backends detect a loss after keepAliveSeconds or a pod's end."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.installation import ROOT
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.report import Report
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
 

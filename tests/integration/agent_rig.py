@@ -27,8 +27,8 @@ from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import Round
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.etcd_server import EtcdServer
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PYTHONPATH = ":".join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )

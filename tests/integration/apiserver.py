@@ -26,11 +26,12 @@ from elasticjob_operator.model.crdgen import DEFAULT_FILE
 from tests.cluster.programs import programs
 from tests.integration.certificates import Certificates, make_certificates
 from tests.integration.etcd_server import EtcdServer, Ports, wait_until
+from tests.paths import ROOT
 
 Json = dict[str, Any]
 
 ADMIN = "admin"
-CRD = Path(__file__).resolve().parents[2] / DEFAULT_FILE
+CRD = ROOT / DEFAULT_FILE
 NOBODY = "nobody"  # authenticated, without rights until a test binds it to a role
 
 _GROUPS = {ADMIN: "system:masters", NOBODY: ""}

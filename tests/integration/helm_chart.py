@@ -13,10 +13,11 @@ import yaml
 
 from tests.cluster.places import KUBERNETES_VERSION
 from tests.cluster.programs import programs
+from tests.paths import ROOT
 
 Json = dict[str, Any]
 
-CHART = Path(__file__).resolve().parents[2] / "charts" / "elasticjob"
+CHART = ROOT / "charts" / "elasticjob"
 RELEASE, NAMESPACE = "elasticjob", "elasticjob-system"
 HELM_SECONDS = 60.0
 WORKLOADS = ("Deployment", "StatefulSet", "Job", "CronJob")

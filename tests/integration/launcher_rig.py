@@ -28,11 +28,12 @@ from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.worker_runtime import Hello, Started, StartWorkers, WorkerExited, WorkerStart
 from elasticjob_agent.zipapp_build import build_zipapp
+from tests.paths import ROOT
 
 PROCESS_TAG = "ELASTICJOB_TEST_TAG"
 PATIENCE_SECONDS = 15.0
 JOB_KEY = bytes(range(32))
-SIDECAR = str(Path(__file__).parents[2] / "sidecar")
+SIDECAR = str(ROOT / "sidecar")
 
 Event = TypeVar("Event")
 
@@ -255,7 +256,7 @@ class AgentProcess:
 
     def __init__(self, runtime: str, *commands: tuple[str, ...], fork: bool = False) -> None:
         source = AGENT.format(runtime=runtime, commands=commands, fork=fork)
-        root = str(Path(__file__).parents[2])
+        root = str(ROOT)
         self.process = subprocess.Popen(
             [sys.executable, "-c", source],
             env={**os.environ, "PYTHONPATH": f"{root}:{SIDECAR}"},

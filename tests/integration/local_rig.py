@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 PYTHONPATH = os.pathsep.join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 FAULTS = 6
 
 
@@ -18,7 +19,7 @@ def measured(folder: Path, name: str, *options: str, seconds: float = 100) -> di
     """Run a benchmark, which must succeed; return its output."""
     run = subprocess.run(
         [sys.executable, "-m", f"bench.{name}", f"--output={folder}", *options],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=seconds,

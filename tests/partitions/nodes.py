@@ -21,8 +21,8 @@ from elasticjob_rendezvous.protocol.records.roster import Roster
 from tests.integration.etcd_server import binary
 from tests.partitions.network import Network
 from tests.partitions.plan import Mode, Plan
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 _PYTHONPATH = ":".join(
     str(ROOT / part) for part in ("operator", "sdk", "rendezvous", "sidecar", "cli")
 )

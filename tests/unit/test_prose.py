@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 PRODUCT = ("operator", "sdk", "rendezvous", "sidecar", "cli", "bench")
 WORDS = re.compile(r"[a-z]+ [a-z]+")
 SEARCHES = frozenset(
@@ -145,9 +146,9 @@ def prose(files: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def test_product_reads_no_prose_of_its_own() -> None:
     files = {
-        str(path.relative_to(REPOSITORY)): path.read_text()
+        str(path.relative_to(ROOT)): path.read_text()
         for top in PRODUCT
-        for path in sorted((REPOSITORY / top).rglob("*.py"))
+        for path in sorted((ROOT / top).rglob("*.py"))
     }
     found = list(prose(files))
     assert [place for place in found if place[1] not in ALL_FOREIGN] == []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
@@ -52,6 +51,7 @@ from elasticjob_rendezvous.protocol.events import (
     WatchOpened,
 )
 from elasticjob_rendezvous.protocol.kv import Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.store_monitor import system_clock
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,6 @@ def _merged(events: list[Event]) -> list[Event]:
         else:
             merged.append(event)
     return merged
-
-
-def system_clock() -> Clock:
-    return Clock(time.monotonic(), time.time_ns() // 1_000_000)
 
 
 class Driver:

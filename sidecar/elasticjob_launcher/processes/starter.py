@@ -21,6 +21,8 @@ from elasticjob_launcher.zygote.manager import ForkRequest, ZygoteManager
 
 SERVE_SECONDS = 5.0
 END_SECONDS = 2.0
+WAITED_SECONDS = 0.5
+"""Wait for the zygote from which on a start does not count as warm."""
 MASTER_PORT = "MASTER_PORT"
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -129,7 +131,7 @@ class ProcessPlan(NamedTuple):
 
 
 class StartResult(NamedTuple):
-    """Results of the plans, in order; `cold_reason` is empty if all processes were forked."""
+    """Results of the plans, in order; `cold_reason` is empty if all were forked without a wait."""
 
     processes: list[Result]
     cold_reason: str
@@ -144,15 +146,19 @@ class Starter:
         self._spawn = spawn
         self._zygote = zygote
         self._stores = stores
+        self._waits_since: float | None = None
 
     def when_able(self, plans: Sequence[ProcessPlan], then: Callable[[], None]) -> None:
         """Call back once there is nothing to wait for: at once, unless the zygote is loading.
 
         The wait costs nothing: the zygote loads modules that the workers would load themselves.
         """
+        self._waits_since = None
         if self._zygote is None or self._unsuited(plans):
             then()
         else:
+            if not self._zygote.settled:
+                self._waits_since = time.monotonic()
             self._zygote.when_settled(then)
 
     def start(self, plans: Sequence[ProcessPlan]) -> StartResult:
@@ -180,7 +186,15 @@ class Starter:
                 processes.append(self._cold(plan))
             else:
                 processes.append(forked)
-        return StartResult(processes, reason)
+        return StartResult(processes, reason or self._wait_reason())
+
+    def _wait_reason(self) -> str:
+        """Return the reason that forked workers started late; empty if they did not."""
+        since = self._waits_since
+        waited = 0.0 if since is None else time.monotonic() - since
+        if waited < WAITED_SECONDS:
+            return ""
+        return f"waited {waited:.1f} s for the standby, which was still preloading"
 
     def reaped(self, pid: int, status: int) -> None:
         if self._zygote is not None:

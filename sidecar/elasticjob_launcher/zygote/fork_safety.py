@@ -15,9 +15,25 @@ _BUILT_FOR = ("_cuda_isInBadFork", "_xpu_isInBadFork")
 _BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
 
 
+_FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Names of threads whose library handles forks: jemalloc, bundled with pyarrow, holds its locks
+during a fork and disables its background thread in the child (pthread_atfork)."""
+
+
 def thread_count() -> int:
-    """Return the number of threads of this process, those of libraries included."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    """Return the number of threads of this process, without those whose library handles forks."""
+    tasks = os.listdir("/proc/self/task")  # noqa: PTH208
+    if len(tasks) == 1:
+        return 1
+    return sum(_thread_name(task) not in _FORK_SAFE_THREADS for task in tasks)
+
+
+def _thread_name(task: str) -> str:
+    try:
+        with open(f"/proc/self/task/{task}/comm") as name:  # noqa: PTH123
+            return name.read().strip()
+    except OSError:  # it has ended
+        return ""
 
 
 def unfit_for_fork() -> str:

@@ -22,11 +22,20 @@ from typing import Any
 TRUSTED = frozenset(
     {
         "torch", "torchgen", "functorch", "numpy", "sympy", "scipy", "sklearn", "joblib",
-        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub",
+        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub", "transformers", "accelerate",
+        "datasets", "filelock", "multiprocess", "dill", "pyarrow", "pandas", "rich",
     }
 )  # fmt: skip
 # Identifiers that leave the process, redrawn in each worker as texts of 32 hex digits.
 REDRAWN = {"transformers.utils.hub": "SESSION_ID", "diffusers.utils.hub_utils": "SESSION_ID"}
+_LIGHTNING_RANK = ("rank_zero_only", ("RANK", "LOCAL_RANK"))
+RANKED = {
+    "lightning.fabric.utilities.rank_zero": _LIGHTNING_RANK,
+    "lightning_fabric.utilities.rank_zero": _LIGHTNING_RANK,
+    "torchmetrics.utilities.prints": ("rank_zero_only", ("LOCAL_RANK",)),
+}
+"""Modules that read their worker's rank while imported: the function that keeps it in `rank`, and
+the variables, of which the first one set applies. It is set again in each worker."""
 GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
@@ -62,10 +71,12 @@ class Identifiers:
         self._began = (0.0, 0.0)
         self._fresh: list[tuple[Any, Any, str]] = []
         self._unseeded: list[Any] = []
+        self._last_state: Any = None
 
     def start(self) -> None:
         for name in GENERATORS:
             self.loaded(name)
+        self._last_state = _generator("random")
         for holder, name in (
             (os, "urandom"), (os, "getrandom"), (random, "_urandom"), (uuid, "uuid1"),
         ):  # fmt: skip
@@ -102,6 +113,19 @@ class Identifiers:
         if state is not None:
             self._states[name] = state
 
+    def attribute(self, module: Callable[[], str]) -> None:
+        """Attribute draws from Python's own generator since the last call to a module.
+
+        Those of a trusted package, which seeds nothing, do not count: Python seeds this generator
+        anew in each fork.
+        """
+        state, last = _generator("random"), self._last_state
+        if state == last:
+            return
+        self._last_state = state
+        if self._states.get("random") == last and module().partition(".")[0] in TRUSTED:
+            self._states["random"] = state
+
     def begin(self) -> None:
         self._noted = {}
         self._fresh.clear()
@@ -109,28 +133,32 @@ class Identifiers:
         self._modules = set(sys.modules)
         self._began = (time.time(), time.monotonic())
 
-    def found(self, culprits: dict[str, str]) -> list[str]:
-        reasons = []
+    def found(self) -> list[tuple[str, str]]:
+        """Return the reasons not to share the loaded modules, each with its module if known."""
+        found = []
         for name, before in list(self._states.items()):
             self.loaded(name)
             if self._states[name] != before:
-                reasons.append(f"seeds or uses the random numbers of {name}")
+                found.append((f"seeds or uses the random numbers of {name}", ""))
         for generator, state, module in self._fresh:
             if module and generator.getstate() != state:
                 self._noted.setdefault(module, _DRAWS)
         self._unseeded += [generator for generator, _, _ in self._fresh]
-        for module, reason in self._noted.items():
-            culprits.setdefault(module, f"it {reason}")
-            reasons.append(reason)
-        return reasons + self._kept()
+        found += [(reason, module) for module, reason in self._noted.items()]
+        return found + self._kept()
 
-    def seed_anew(self) -> None:
-        """Reseed, in a worker, the generators and identifiers that imports seeded from entropy."""
+    def set_anew(self) -> None:
+        """Set anew, in a worker, what imports took from entropy or from the worker's rank."""
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():
             if hasattr(sys.modules.get(name), identifier):
                 setattr(sys.modules[name], identifier, uuid.uuid4().hex)
+        for name, (function, variables) in RANKED.items():
+            keeper: Any = getattr(sys.modules.get(name), function, None)
+            if hasattr(keeper, "rank"):
+                ranks = (os.environ[variable] for variable in variables if variable in os.environ)
+                keeper.rank = int(next(ranks, 0))
 
     # --- calls
 
@@ -150,8 +178,8 @@ class Identifiers:
 
     # --- kept values
 
-    def _kept(self) -> list[str]:
-        """Return the reason if a newly loaded module keeps the time or the process number."""
+    def _kept(self) -> list[tuple[str, str]]:
+        """Return the newly loaded modules that keep the time or the process number."""
         new = sorted(
             name
             for name in set(sys.modules) - self._modules
@@ -160,11 +188,13 @@ class Identifiers:
         if not new:
             return []
         drawn = _DrawnValues(self._began, getpid() if self._numbered else 0)
+        found = []
         for name in new:
             for value in _values(sys.modules[name], name):
                 if what := drawn.is_one(value):
-                    return [f"keeps {what} (module {name})"]
-        return []
+                    found.append((f"keeps {what} (module {name})", name))
+                    break
+        return found
 
 
 class _DrawnValues:

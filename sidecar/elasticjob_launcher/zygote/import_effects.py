@@ -12,11 +12,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import getpid
-from typing import Any
+from typing import Any, NamedTuple
 
+from elasticjob_launcher.zygote.fork_safety import thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
 
@@ -26,11 +27,23 @@ _NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom
 _SPAWNS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
 _STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
+_THREADS = "Threads"
+_OF_THREADS = 0b11 << 31
+"""Signals 32 and 33, whose handlers the C library installs with the first thread of any library."""
+_STARTS_THREADS = "starts threads"
+_CHANGES_SIGNALS = "changes signal handlers or masks"
 _IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
 _TRUSTED_FILE = ("", "")
 """Reason and module of a file that a trusted package created: its creator may change it."""
+
+
+class Effect(NamedTuple):
+    """Lasting effect of an import, and the module that has it; empty if unknown."""
+
+    reason: str
+    module: str
 
 
 class Effects:
@@ -44,8 +57,8 @@ class Effects:
         self._active = self._hooked = False
         self._before: dict[str, Any] = {}
         self.identifiers = Identifiers()
-        self.culprits: dict[str, str] = {}
-        """Modules observed to have an effect, possibly deep inside an import."""
+        self._status: dict[str, str] = {}
+        self._threads = 1
         self.temporary: list[str] = []
         self._clear()
 
@@ -54,7 +67,7 @@ class Effects:
         self._noted: dict[str, tuple[str, str]] = {}
         self._locked: dict[int, str] = {}
         self._spawned = False
-        self.culprits = {}
+        self._started: list[Effect] = []
 
     def start(self) -> None:
         if not self._hooked:
@@ -62,6 +75,7 @@ class Effects:
             self._hooked = True
         self.identifiers.start()
         self._before = _state()
+        self._status, self._threads = _process_status(), thread_count()
 
     def stop(self) -> None:
         self._active = False
@@ -72,8 +86,20 @@ class Effects:
         self.identifiers.begin()
         self._active = True
 
-    def found(self) -> str:
-        """Return the import's lasting effects in words; empty when it only loaded modules."""
+    def module_loaded(self, name: str) -> None:
+        """Attribute new threads and signal handlers to this module; modules below it came first."""
+        now, before = _process_status(), self._status
+        self._status = now
+        if now == before:
+            return
+        threads, self._threads = self._threads, thread_count()
+        if self._threads > threads:
+            self._started.append(Effect(_STARTS_THREADS, name))
+        if any(now.get(line) != before.get(line) for line in _STATUS):
+            self._started.append(Effect(_CHANGES_SIGNALS, name))
+
+    def found(self) -> list[Effect]:
+        """Return the import's lasting effects; empty when it only loaded modules."""
         self._active = False
         before, now = self._before, _state()
         reasons = self._differences(before, now)
@@ -82,11 +108,16 @@ class Effects:
             now = _state()
             reasons = self._differences(before, now)
         self._before = now
-        reasons += self._files(now)
+        effects = [each for reason in reasons for each in self._attributed(reason)]
+        effects += self._files(now)
         if self._spawned:
-            reasons += _left_running()
-        reasons += self.identifiers.found(self.culprits)
-        return ", and it ".join(list(dict.fromkeys(reasons))[:MOST_REASONS])
+            effects += [Effect(reason, "") for reason in _left_running()]
+        effects += [Effect(*each) for each in self.identifiers.found()]
+        return list(dict.fromkeys(effects))
+
+    def _attributed(self, reason: str) -> list[Effect]:
+        known = [each for each in self._started if each.reason == reason]
+        return known or [Effect(reason, "")]
 
     def clean_up(self) -> None:
         """Stop this process's helpers and remove its temporary files, before it ends."""
@@ -204,29 +235,25 @@ class Effects:
         if not _is_cache(key):
             self._noted.setdefault(key, (f"{reason} when it is imported", calling_module()))
 
-    def _files(self, now: dict[str, Any]) -> list[str]:
-        """Return reasons for created files that still exist, other file changes and held locks."""
+    def _files(self, now: dict[str, Any]) -> list[Effect]:
+        """Return created files that still exist, other file changes and held locks."""
         made = [
             each
             for name, each in self._made.items()
             if each != _TRUSTED_FILE and not _is_cache(name) and os.path.lexists(name)
         ]
-        reasons = []
-        for reason, module in [*made, *self._noted.values()]:
-            reasons.append(reason)
-            if module:
-                self.culprits.setdefault(module, f"it {reason}")
+        effects = [Effect(reason, module) for reason, module in [*made, *self._noted.values()]]
         for number, name in self._locked.items():
             if (number, name) in now["fds"]:
-                reasons.append(f"keeps the file {name} locked")
-        return reasons
+                effects.append(Effect(f"keeps the file {name} locked", ""))
+        return effects
 
     # --- state left by an import, from the kernel and Python
 
     def _differences(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         reasons = []
         if now["threads"] > before["threads"]:
-            reasons.append("starts threads")
+            reasons.append(_STARTS_THREADS)
         new = now["fds"] - before["fds"]
         links = sorted(link for _, link in new)
         if any(_is_channel(link) for link in links):
@@ -240,7 +267,7 @@ class Effects:
         if now["children"] and not before["children"]:
             reasons.append("starts a process, which stays its child")
         if now["signals"] != before["signals"]:
-            reasons.append("changes signal handlers or masks")
+            reasons.append(_CHANGES_SIGNALS)
         if now["timers"] != before["timers"]:
             reasons.append("sets a timer")
         if now["folder"] != before["folder"]:
@@ -252,9 +279,15 @@ class Effects:
         return reasons
 
 
+def described(effects: Sequence[Effect]) -> str:
+    """Return the effects in words, at most the first few."""
+    reasons = list(dict.fromkeys(each.reason for each in effects))
+    return ", and it ".join(reasons[:MOST_REASONS])
+
+
 def _state() -> dict[str, Any]:
     return {
-        "threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
+        "threads": thread_count(),
         "fds": _descriptors(),
         "shared": _shared_maps(),
         "ipc": {(kind, ident) for kind in _IPC for ident in _system_v(kind)},
@@ -324,8 +357,20 @@ def _left_running() -> list[str]:
 
 def _signals() -> list[Any]:
     found: list[Any] = [signal.getsignal(each) for each in signal.valid_signals()]
-    with suppress(OSError), open("/proc/self/status") as status:  # noqa: PTH123
-        found += [line for line in status if line.startswith(_STATUS)]
+    found += [_process_status().get(line) for line in _STATUS]
+    return found
+
+
+def _process_status() -> dict[str, str]:
+    """Return the kernel's record of this process's threads and signals."""
+    found = {}
+    with suppress(OSError), open("/proc/self/status", "rb") as status:  # noqa: PTH123
+        for line in status.read().decode("ascii", "replace").splitlines():
+            name, _, value = line.partition(":")
+            if name == "SigCgt":
+                found[name] = f"{int(value, 16) & ~_OF_THREADS:x}"
+            elif name == _THREADS or name in _STATUS:
+                found[name] = value.strip()
     return found
 
 

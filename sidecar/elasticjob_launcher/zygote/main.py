@@ -209,8 +209,10 @@ class Zygote:
         self._pages = self._pages[-workers:]
         fresh = [name for name in self._heard if name not in self._tried][:MOST_NAMES]
         assert self._guard is not None
+        # Sent before the import: if one of them is refused, the next zygote preloads the others.
+        self._send({"is": "recorded", "names": fresh})
         self._import(self._known(fresh, self._guard), while_idle=True)
-        self._answer("learned", names=fresh)
+        self._answer("learned")
 
     def _known(self, names: Sequence[str], guard: ImportGuard) -> list[WantedImport]:
         """Return those of a worker's modules that may be imported here."""
@@ -322,7 +324,7 @@ class Zygote:
         for name in self._direct:
             os.unsetenv(name)
         become_worker(streams, asked["env"], self._launcher, here, self._applied, self._counted)
-        self._guard.effects.identifiers.seed_anew()
+        self._guard.effects.identifiers.set_anew()
         listener.expect(self._applied)
         show_process_as(asked["command"], asked["env"])
         return True

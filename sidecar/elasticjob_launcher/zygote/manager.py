@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,6 +85,17 @@ def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> sock
     finally:
         tell.close()
     return told
+
+
+def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason and package; it counts the package's further modules."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, why in refused.items():
+        groups.setdefault((name.partition(".")[0], why), []).append(name)
+    for (package, why), names in groups.items():
+        others = len(names) - 1
+        more = f" and {others} module{'s' * (others > 1)} of {package}" if others else ""
+        yield f"{names[0]}{more}: {why}"
 
 
 def receive_worker(told: socket.socket, deadline: float) -> ForkedWorker | str:
@@ -308,9 +319,10 @@ class ZygoteManager:
         if kind == "importing":
             self._import_limits.imports(message["module"])
             return
-        if kind == "learned":
+        if kind == "recorded":
             self._preload_cache.learn(message["names"])
-        else:
+            return
+        if kind == "ready":
             self._load_seconds = time.monotonic() - self._began
         self._import_limits.end()
         if excess := self._import_limits.too_large():
@@ -333,8 +345,10 @@ class ZygoteManager:
 
     def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
         """Restart without the modules that must not be preloaded."""
-        for name, why in refused.items():
-            self._output.say(f"not preloaded: {name}: {why}")
+        for line in refusal_lines(refused):
+            self._output.say(f"not preloaded: {line}")
+        if self._state == ZygoteState.LOADING:
+            self._load_seconds = max(self._load_seconds, time.monotonic() - self._began)
         if not self._preload_cache.excluded.issuperset(refused):
             self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
         self._preload_cache.exclude(refused)
@@ -345,6 +359,10 @@ class ZygoteManager:
             self._give_up(f"the standby cannot be forked: {reason}")
 
     def _lost(self, reason: str) -> None:
+        module = self._import_limits.module
+        if not self.settled and module in self._preload_cache.learned:
+            self._output.say(f"not preloaded: {module}: {reason}")
+            self._preload_cache.exclude([module])
         self._end()
         self._again(reason)
 

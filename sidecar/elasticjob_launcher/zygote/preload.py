@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
-from elasticjob_launcher.zygote.identifiers import GENERATORS, calling_module
-from elasticjob_launcher.zygote.import_effects import Effects
+from elasticjob_launcher.zygote.identifiers import GENERATORS, RANKED, calling_module
+from elasticjob_launcher.zygote.import_effects import Effects, described
 from elasticjob_launcher.zygote.program_imports import WantedImport
 from elasticjob_launcher.zygote.worker_environment import is_rank
 
@@ -73,26 +73,29 @@ class ImportGuard:
         self._item = wanted.module
         fit = thread_count() == 1 and not self._spoilt  # otherwise an earlier import is the cause
         self.effects.begin()
-        try:
-            # Like the import statement, which also imports names that are modules.
-            __import__(wanted.module, None, None, wanted.names or ("__name__",))
-        except ImportRefused:
-            pass
-        except ImportError:
-            pass  # possibly optional; otherwise the program reports it
-        except BaseException as error:
-            self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
-        effect = self.effects.found()
+        # Like the import statement, which also imports names that are modules.
+        for name in (*wanted.names, "__name__"):
+            try:
+                __import__(wanted.module, None, None, (name,))
+            except ImportRefused:
+                continue
+            except ImportError:
+                continue  # possibly optional; otherwise the program reports it
+            except BaseException as error:
+                self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
+                break
+        effects = self.effects.found()
         trouble = ""
         if fit and thread_count() == 1 and wanted.module not in self.refusals:
             trouble = unfit_for_fork() or bad_fork_in_worker()
         if trouble:
             self._refuse(trouble)
             self._spoilt = True
-        elif effect:
-            self._refuse(f"it {effect}")
-            for module, reason in self.effects.culprits.items():
-                self.refusals.setdefault(module, reason)
+        elif any(each.module in ("", wanted.module) for each in effects):
+            self._refuse(f"it {described(effects)}")
+        for reason, module in effects:
+            if module:
+                self.refusals.setdefault(module, f"it {reason}")
 
     def lets_in(self, name: str) -> bool:
         """Return True if the module's top-level package is an installed one."""
@@ -114,23 +117,45 @@ class ImportGuard:
         return all(self._is_installed(place) for place in places)  # empty: made by a loaded package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find a spec through the other finders; refuse excluded modules and the user's own."""
-        if name in self._excluded:
-            self._refuse(f"it imports {name}, which is not preloaded")
-            raise ImportRefused(name)
-        if path is not None and name not in GENERATORS:
-            return None  # part of an admitted package
+        """Find a spec through the other finders; refuse to load excluded modules and the user's.
+
+        A library may only look for a module (`importlib.util.find_spec`), as torch._dynamo does for
+        pandas: the spec is found, and refused when it is loaded.
+        """
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find is not None else None
             if spec is not None:
+                if name in self._excluded:
+                    return self._refused(spec, _imports(name))
                 if path is None and name not in self._allowed and not self.installed(spec):
-                    self._refuse(f"it imports {name}, which is your own")
-                    raise ImportRefused(name)
-                if name in GENERATORS and hasattr(spec.loader, "exec_module"):
-                    spec.loader = _LoaderWrapper(spec.loader, self.effects.identifiers.loaded)
+                    return self._refused(spec, f"it imports {name}, which is your own")
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _LoaderWrapper(spec.loader, self._begins, self._loaded)
                 return spec
         return None
+
+    def _begins(self) -> None:
+        self.effects.identifiers.attribute(lambda: "".join(_loading_modules()[:1]))
+
+    def _loaded(self, name: str) -> None:
+        self.effects.module_loaded(name)
+        self.effects.identifiers.attribute(lambda: name)
+        if name in GENERATORS:
+            self.effects.identifiers.loaded(name)
+
+    def _refused(self, spec: Any, reason: str) -> Any:
+        spec.loader = _RefusingLoader(spec.loader, lambda: self._refuse_importers(reason))
+        return spec
+
+    def _refuse_importers(self, reason: str) -> None:
+        """Refuse the modules that cannot be loaded without that import; none for a direct request.
+
+        A request by this process itself, or by a package that loads its parts when they are used,
+        leaves nothing half-loaded: the workers load that part.
+        """
+        for module in _loading_modules():
+            self.refusals.setdefault(module, reason)
 
     def _is_installed(self, place: str) -> bool:
         for each in (place, os.path.realpath(place)):
@@ -143,11 +168,21 @@ class ImportGuard:
 
     def _heard(self, name: str, there: bool) -> None:
         if name in self._sets and calling_module():
-            self._refuse(f"it reads {name}, which your program sets")
+            self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
-        if is_rank(name) and not there:
-            self._refuse(f"it reads {name} when it is imported")
+        if is_rank(name) and not there and not RANKED.keys() & set(_loading_modules()[:1]):
+            self._refuse_reader(f"it reads {name} when it is imported")
             raise ImportRefused(name)
+
+    def _refuse_reader(self, reason: str) -> None:
+        """Refuse the module being loaded and those that import it, or the item if none is."""
+        loading = _loading_modules()
+        if not loading:
+            self._refuse(reason)
+        for module in loading:
+            self.refusals.setdefault(
+                module, reason if module == loading[0] else _imports(loading[0])
+            )
 
     def _changed(self, name: str) -> None:
         if name in self._sets and calling_module():
@@ -157,11 +192,30 @@ class ImportGuard:
         self.refusals.setdefault(self._item, reason)
 
 
-class _LoaderWrapper:
-    """Loader wrapper that calls back once the module is loaded and leaves no trace of itself."""
+def _imports(name: str) -> str:
+    return f"it imports {name}, which is not preloaded"
 
-    def __init__(self, loader: Any, then: Callable[[str], object]) -> None:
+
+def _loading_modules() -> list[str]:
+    """Return the modules whose code is on the stack, innermost first."""
+    found = []
+    frame: Any = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "<module>" and name in sys.modules and name != "__main__":
+            found.append(name)
+        frame = frame.f_back
+    return list(dict.fromkeys(found))
+
+
+class _LoaderWrapper:
+    """Loader wrapper that calls back around a module's code and leaves no trace of itself."""
+
+    def __init__(
+        self, loader: Any, before: Callable[[], object], then: Callable[[str], object]
+    ) -> None:
         self._loader = loader
+        self._before = before
         self._then = then
 
     def __getattr__(self, name: str) -> Any:
@@ -169,8 +223,27 @@ class _LoaderWrapper:
 
     def exec_module(self, module: Any) -> None:
         module.__spec__.loader = module.__loader__ = self._loader
+        self._before()
         self._loader.exec_module(module)
         self._then(module.__name__)
+
+
+class _RefusingLoader:
+    """Loader wrapper of a module that may be looked for but not loaded."""
+
+    def __init__(self, loader: Any, refuse: Callable[[], object]) -> None:
+        self._loader = loader
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        self._refuse()
+        raise ImportRefused(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        raise AssertionError(f"{module.__name__} must not be loaded")  # never created
 
 
 class _ReportingDict(dict):  # type: ignore[type-arg]

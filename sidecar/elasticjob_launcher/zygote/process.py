@@ -87,7 +87,7 @@ class ImportLimits:
         self._limits = limits
         self._timer: Timer | None = None
         self._pid = 0
-        self._module = ""
+        self.module = ""
 
     def begin(self, pid: int, doing: str, exceeded: Callable[[str, bool], None]) -> None:
         """Call `exceeded` once if a limit is exceeded while the process is `doing` something.
@@ -96,7 +96,7 @@ class ImportLimits:
         may take less time.
         """
         self.end()
-        self._pid, self._module = pid, ""
+        self._pid, self.module = pid, ""
         until = time.monotonic() + self._limits.seconds
 
         def look() -> None:
@@ -114,7 +114,7 @@ class ImportLimits:
 
     def imports(self, module: str) -> None:
         """Record the module being imported, to name it if a limit is exceeded."""
-        self._module = module
+        self.module = module
 
     def too_large(self) -> str:
         """Return the reason if the memory limit is exceeded; empty otherwise."""
@@ -128,7 +128,7 @@ class ImportLimits:
             self._timer = None
 
     def _where(self) -> str:
-        return f", importing {self._module}" if self._module else ""
+        return f", importing {self.module}" if self.module else ""
 
 
 def _resident_bytes(pid: int) -> int:

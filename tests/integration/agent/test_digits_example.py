@@ -18,10 +18,11 @@ import pytest
 
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.launcher_rig import process_tag
+from tests.paths import ROOT
 
 __all__ = ["gang", "process_tag"]
 
-TRAIN = Path(__file__).parents[3] / "examples" / "digits" / "train.py"
+TRAIN = ROOT / "examples" / "digits" / "train.py"
 PATIENCE_SECONDS = 60.0
 
 

@@ -26,9 +26,10 @@ from elasticjob_rendezvous.api import RendezvousClosedError, RendezvousParameter
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 from elasticjob_rendezvous.etcd.parameters import member_settings
 from tests.integration.agent_api import functions
-from tests.integration.agent_rig import PYTHONPATH, ROOT
+from tests.integration.agent_rig import PYTHONPATH
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, process_tag
+from tests.paths import ROOT
 from tests.unit.agent.memory_rendezvous import until
 
 __all__ = ["process_tag"]

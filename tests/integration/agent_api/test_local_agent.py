@@ -27,11 +27,11 @@ from elasticjob_agent.api import (
 )
 from tests.integration.agent_api import functions
 from tests.integration.launcher_rig import PROCESS_TAG, alive, process_tag
+from tests.paths import ROOT
 from tests.unit.agent.memory_rendezvous import Gang, MemoryHandler, until
 
 __all__ = ["process_tag"]
 
-ROOT = Path(__file__).parents[3]
 
 # Not fork: other tests of this process have left gRPC threads in it, which break after a fork.
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
 from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
 from tests.integration.helm_chart import EXTERNAL, MATRIX, NAMESPACE, Json, Rendered, render
+from tests.paths import ROOT
 
-GOLDEN = Path(__file__).parents[2] / "unit" / "chart" / "golden" / "rbac.yaml"
+GOLDEN = ROOT / "tests" / "unit" / "chart" / "golden" / "rbac.yaml"
 
 
 def mounted_keys(pod: Json) -> set[str]:

@@ -27,6 +27,7 @@ from tests.integration.conftest import StartEtcd
 from tests.integration.etcd.watches import drained, events_of, next_events, opened
 from tests.integration.etcd_server import EtcdServer, Ports, wait_until
 from tests.integration.faulty_servers import Handler, Proxy, garbage, http, serving, silence
+from tests.paths import ROOT
 
 
 def first() -> float:
@@ -325,7 +326,7 @@ def test_servers_end_with_their_parent_process(tmp_path: Path) -> None:
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -17,6 +17,7 @@ import pytest
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.worker_runtime import Hello, StartWorkers, Stopped, WorkerExited, WorkerStart
 from tests.integration.launcher_rig import exits, process_tag, python, soon, start_workers, until
+from tests.paths import ROOT
 
 __all__ = ["process_tag"]
 
@@ -218,7 +219,7 @@ log.close()
 
 def test_log_records_loss_after_full_disk_has_space(tmp_path: Path) -> None:
     log = tmp_path / "deep" / "stdout.log"
-    sidecar = str(Path(__file__).parents[3] / "sidecar")
+    sidecar = str(ROOT / "sidecar")
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, sidecar, str(log)],
         capture_output=True,

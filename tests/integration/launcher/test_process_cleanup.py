@@ -28,10 +28,10 @@ from tests.integration.launcher_rig import (
 from tests.integration.local_rig import LocalRig, until
 from tests.integration.local_rig import rig as rig
 from tests.integration.warm_start.test_equivalence import children_of, parent_of
+from tests.paths import ROOT
 
 __all__ = ["process_tag", "rig"]
 
-ROOT = str(Path(__file__).parents[3])
 # A helper in the worker's session, and one that left its session and its parent.
 WORKER = """
 import os, subprocess, sys, time

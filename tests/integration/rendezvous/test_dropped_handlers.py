@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.etcd_server import EtcdServer
+from tests.paths import ROOT
 
 SECONDS = 180.0
 BACKENDS = {
@@ -32,7 +32,7 @@ REFUSED = (
 
 def reports(module: str, *arguments: str) -> dict[str, Any]:
     """Run a helper program; return its reports by the name of each case."""
-    root = Path(__file__).parents[3]
+    root = ROOT
     done = subprocess.run(
         (sys.executable, "-m", module, *arguments),
         cwd=root,

@@ -20,9 +20,9 @@ from tests.integration.etcd_server import wait_until
 from tests.integration.launcher_rig import launcher_file
 from tests.partitions.journal import Journal, overlaps
 from tests.partitions.network import Network, sweep
-from tests.partitions.nodes import ROOT
 from tests.partitions.plan import KINDS, Fault, Mode, Plan, Role, Scope, Way, draw
 from tests.partitions.run import execute
+from tests.paths import ROOT
 
 __all__ = ["launcher_file"]
 

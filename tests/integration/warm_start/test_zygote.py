@@ -83,6 +83,130 @@ def test_packages_that_import_threaded_module_are_left_out_individually(
     assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
 
 
+def test_module_that_is_only_looked_for_costs_nothing(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch._dynamo looks for pandas, which starts threads; both may be imported by the program."""
+    (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
+    (installed / "finder_pkg.py").write_text(
+        "from importlib.util import find_spec\n"
+        "spec = find_spec('thread_pkg')\n"
+        "assert spec.origin.endswith('thread_pkg.py') and spec.loader.name == 'thread_pkg'\n"
+        "assert find_spec('mine').origin.endswith('mine.py') and find_spec('no_such') is None\n"
+    )
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text("")
+    path = script(tmp_path / "code", f"{LOADED}import thread_pkg, finder_pkg, mine\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['finder_pkg']\n"
+    told = capfd.readouterr().err
+    assert "not preloaded: thread_pkg: it starts threads" in told
+    assert "finder_pkg:" not in told
+
+
+def test_part_of_a_lazy_package_that_starts_threads_does_not_cost_the_package(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers loads its parts when they are used; one of them imports pandas."""
+    (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
+    (installed / "heavy_pkg.py").write_text("import thread_pkg\n")
+    lazy = installed / "lazy_pkg"
+    lazy.mkdir()
+    (lazy / "__init__.py").write_text(
+        "import importlib\n"
+        "def __getattr__(name):\n"
+        "    if name not in ('trainer', 'model'): raise AttributeError(name)\n"
+        "    return importlib.import_module('.' + name, __name__)\n"
+    )
+    (lazy / "trainer.py").write_text("import heavy_pkg\n")
+    (lazy / "model.py").write_text("import plain_pkg\n")
+    path = script(
+        tmp_path / "code",
+        "import sys; there = sorted(n for n in sys.modules if '_pkg' in n)\n"
+        "from lazy_pkg import trainer, model\n"
+        "assert 'thread_pkg' in sys.modules and sys.modules['lazy_pkg'].trainer is trainer\n"
+        "print(there)\n",
+    )
+    assert said_warm(tmp_path / "logs", path) == "['lazy_pkg', 'lazy_pkg.model', 'plain_pkg']\n"
+    told = capfd.readouterr().err.splitlines()
+    assert [line.partition("not preloaded: ")[2] for line in told if "not preloaded" in line] == [
+        "thread_pkg: it starts threads",
+        "heavy_pkg: it imports thread_pkg, which is not preloaded",
+        "lazy_pkg.trainer: it imports thread_pkg, which is not preloaded",
+    ]
+
+
+def test_rank_that_a_known_package_keeps_is_set_in_each_worker(
+    tmp_path: Path, installed: Path
+) -> None:
+    """torchmetrics keeps LOCAL_RANK while it is imported, and Lightning imports it."""
+    folder = installed / "torchmetrics" / "utilities"
+    folder.mkdir(parents=True)
+    (installed / "torchmetrics" / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text("from torchmetrics.utilities.prints import rank_zero_only")
+    (folder / "prints.py").write_text(
+        "import os\n"
+        "def rank_zero_only(): pass\n"
+        "rank_zero_only.rank = getattr(rank_zero_only, 'rank', "
+        "int(os.environ.get('LOCAL_RANK', 0)))\n"
+    )
+    path = script(
+        tmp_path / "code",
+        "import sys; there = 'torchmetrics.utilities.prints' in sys.modules\n"
+        "from torchmetrics.utilities import rank_zero_only\n"
+        "print(there, rank_zero_only.rank)\n",
+    )
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path)).ready
+        assert (await runtime.start(sys.executable, path, count=2)).warm
+        await runtime.ended(2)
+        for rank in (0, 1):
+            output = tmp_path / "logs" / "round-1" / str(rank) / "stdout.log"
+            assert output.read_text() == f"True {rank}\n"
+
+    warm(tmp_path / "logs", scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "preloaded"), [("jemalloc_bg_thd", True), ("jemalloc_other", False)]
+)
+def test_only_threads_of_a_library_that_handles_forks_are_allowed(
+    tmp_path: Path, installed: Path, name: str, preloaded: bool
+) -> None:
+    """pyarrow starts jemalloc's background thread, and with it the C library's signal handlers."""
+    (installed / "thread_pkg.py").write_text(
+        "import ctypes, threading, time\n"
+        "named = threading.Event()\n"
+        "def run():\n"
+        f"    ctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\n"
+        "    named.set(); time.sleep(100)\n"
+        "threading.Thread(target=run, daemon=True).start()\n"
+        "named.wait()\n"
+    )
+    path = script(tmp_path / "code", f"{LOADED}import thread_pkg\nprint(there)\n")
+    expected = ["thread_pkg"] if preloaded else []
+    assert said_warm(tmp_path / "logs", path) == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "inner", "preloaded"),
+    [
+        ("", "random.random()", ["user_pkg"]),
+        ("random.random()", "", []),
+        ("random.seed(1)", "random.random()", []),
+        ("random.random()", "random.random()", []),
+    ],
+)
+def test_random_numbers_drawn_by_a_trusted_package_alone_are_allowed(
+    tmp_path: Path, installed: Path, first: str, inner: str, preloaded: list[str]
+) -> None:
+    """rich draws numbers for its links while it is imported; Python seeds anew in each fork."""
+    (installed / "rich.py").write_text(f"import random\n{inner}\n")
+    (installed / "user_pkg.py").write_text(f"import random\n{first}\nimport rich\n")
+    path = script(tmp_path / "code", f"{LOADED}import user_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == f"{preloaded}\n"
+
+
 def test_later_imports_are_recorded_and_program_modules_are_reloaded(
     tmp_path: Path, installed: Path
 ) -> None:

@@ -20,7 +20,7 @@ def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
     identifiers.begin()
     monkeypatch.setitem(sys.modules, "some_pkg", module)
     module.value = value() if callable(value) else value  # type: ignore[attr-defined]
-    return identifiers.found({})
+    return [reason for reason, _ in identifiers.found()]
 
 
 @pytest.mark.parametrize(

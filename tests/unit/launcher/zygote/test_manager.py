@@ -60,15 +60,17 @@ class Process:
         Process.made.append(self)
 
     def send(self, message: dict[str, Any]) -> None:
-        pass
+        self.asked = message
 
     def end(self) -> None:
         pass
 
 
 class Output:
+    said: list[str] = []  # noqa: RUF012
+
     def say(self, text: str) -> None:
-        pass
+        Output.said.append(text)
 
 
 @pytest.fixture
@@ -81,6 +83,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[tuple[bool, str
     """Return the states reported by a requested standby."""
     monkeypatch.setattr(standbys, "ZygoteProcess", Process)
     monkeypatch.setattr(Process, "made", [])
+    monkeypatch.setattr(Output, "said", [])
     found: list[tuple[bool, str]] = []
     zygote = ZygoteManager(
         loop, Output(), {}, (), Limits(), lambda ready, why: found.append((ready, why))  # type: ignore[arg-type]
@@ -122,3 +125,47 @@ def test_zygote_that_refuses_same_package_again_is_given_up_sooner(
             {"is": "unfit", "refused": {"package": "it reads RANK"}, "reason": ""}
         )
     assert len(Process.made) == MOST_STARTS + 1
+
+
+def test_recorded_modules_are_preloaded_after_one_of_them_was_refused(
+    settled: list[tuple[bool, str]],
+) -> None:
+    Process.made[-1].says({"is": "ready"})
+    Process.made[-1].says({"is": "recorded", "names": ["sympy", "pandas", "torch._dynamo"]})
+    refused = {"pandas": "it starts threads"}
+    Process.made[-1].says({"is": "unfit", "refused": refused, "reason": ""})
+    assert len(Process.made) == 2
+    assert Process.made[-1].asked["learned"] == ["sympy", "pandas", "torch._dynamo"]
+    assert Process.made[-1].asked["excluded"] == ["pandas"]
+    assert settled == [(True, "")]
+
+
+def test_recorded_module_at_whose_import_the_zygote_dies_is_excluded(
+    settled: list[tuple[bool, str]],
+) -> None:
+    Process.made[-1].says({"is": "ready"})
+    Process.made[-1].says({"is": "recorded", "names": ["good", "bad"]})
+    Process.made[-1].dies("the standby ended with signal 11")  # at rest: no module is to blame
+    assert Process.made[-1].asked["excluded"] == []
+    for name in ("good", "bad"):
+        Process.made[-1].says({"is": "importing", "module": name})
+    Process.made[-1].dies("the standby ended with signal 11")
+    assert Process.made[-1].asked["excluded"] == ["bad"]
+    assert Output.said == ["not preloaded: bad: the standby ended with signal 11"]
+
+
+def test_refusals_of_one_package_and_reason_are_one_line() -> None:
+    refused = {
+        "datasets": "it imports pandas",
+        "datasets.config": "it imports pandas",
+        "datasets.table": "it imports pandas",
+        "pandas": "it starts threads",
+        "pyarrow": "it starts threads",
+        "pyarrow.fs": "it imports pandas",
+    }
+    assert list(standbys.refusal_lines(refused)) == [
+        "datasets and 2 modules of datasets: it imports pandas",
+        "pandas: it starts threads",
+        "pyarrow: it starts threads",
+        "pyarrow.fs: it imports pandas",
+    ]
