@@ -203,7 +203,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         NODE_INCREMENT,
         "must be 1 unless rendezvous.backend is etcd: the others only know a minimum and a maximum",
-        "self.rendezvous.backend == 'etcd' || self.nodeIncrement == 1",
+        "self.rendezvous.backend == 'Etcd' || self.nodeIncrement == 1",
         _sizes_are_known,
     ),
     Rule(

@@ -167,6 +167,13 @@ def test_scale_sets_size_of_job_without_one(api_server: ApiServer, path: str) ->
     assert api_server.request("GET", f"{path}/job/scale")["spec"] == {"replicas": 4}
 
 
+def test_sizes_may_have_an_increment_with_etcd_alone(api_server: ApiServer, path: str) -> None:
+    api_server.request("POST", path, elasticjob(nodeIncrement=3))
+    torch = elasticjob("torch", nodeIncrement=3, rendezvous={"backend": "C10d"})
+    with pytest.raises(Refused, match=r"nodeIncrement: .*must be 1 unless"):
+        api_server.request("POST", path, torch)
+
+
 def test_absent_minimum_is_the_maximum(api_server: ApiServer, path: str) -> None:
     without = elasticjob(maxNodes=4)
     del without["spec"]["minNodes"]
