@@ -79,7 +79,7 @@ def test_other_policies_change_beside_unchanged_priority_class(
     change = {"runPolicy": {"ttlSecondsAfterFinished": 5}}
     api_server.patch(f"{path}/job", {"spec": change})
     if not policy:
-        other = {"runPolicy": {"schedulingPolicy": {} if policy is None else None}}
+        other: Json = {"runPolicy": {"schedulingPolicy": {} if policy is None else None}}
         api_server.patch(f"{path}/job", {"spec": other})
 
 

@@ -109,8 +109,9 @@ SUSPENSIONS: list[tuple[Phase, bool, str, Sequence[Pod], Phase]] = [
 def test_suspension_is_complete_once_no_pod_is_left(
     before: Phase, suspended: bool, backend: str, pods: Sequence[Pod], phase: Phase
 ) -> None:
-    spec = {"runPolicy": {"suspend": suspended}, "rendezvous": {"backend": backend}}
-    assert next_phase(job(Status(phase=before), **spec), SUSPENDED, NOW, pods) is phase
+    policy, rendezvous = {"suspend": suspended}, {"backend": backend}
+    a_job = job(Status(phase=before), runPolicy=policy, rendezvous=rendezvous)
+    assert next_phase(a_job, SUSPENDED, NOW, pods) is phase
 
 
 @pytest.mark.parametrize(("before", "view"), list(product(PHASES, VIEWS)))

@@ -56,7 +56,7 @@ def test_wanted_size_is_clamped_with_a_reason(asked: int | None, wanted: WantedS
 
 def owner(manager: str, *fields: str, **entry: Any) -> dict[str, Any]:
     """Return an entry of managedFields for these fields of the spec."""
-    owned = {f"f:{name}": {} for name in fields}
+    owned: dict[str, Any] = {f"f:{name}": {} for name in fields}
     return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": owned}} | entry
 
 
