@@ -184,7 +184,7 @@ def spread_out(training: Training) -> str:
         training.ns.running(NAME, 2, after=number)
         training.settled(2)
     members = {member["pod"]: member for member in training.status["members"]}
-    other = [m["node"] for m in members.values() if m["rank"] != 0]
+    other = [m["nodeName"] for m in members.values() if m["rank"] != 0]
     assert len(training.pods_by_node()) == 2, training.pods_by_node()
     return str(other[0])
 

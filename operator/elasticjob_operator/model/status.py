@@ -107,7 +107,7 @@ class MemberStatus(StatusModel):
 
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     rank: int | None = None
     """Group rank in the round; absent if it has none."""
@@ -178,7 +178,7 @@ class FailureStatus(StatusModel):
     """Round of the failure."""
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     rank: int | None = None
     """Global rank of the worker."""
@@ -198,7 +198,7 @@ class FailureStatus(StatusModel):
 class AvoidedNode(StatusModel):
     """Machine that ended rounds of the job repeatedly."""
 
-    node: str
+    node: Annotated[str, Field(alias="nodeName")]
     """Name of the machine."""
     until: Timestamp
     """Time until which new pods prefer other machines."""
@@ -206,12 +206,19 @@ class AvoidedNode(StatusModel):
     """Number and kinds of its failures."""
 
 
+def _named_nodes(value: Any) -> Any:
+    """Drop avoided nodes of earlier releases, whose names the API server does not return."""
+    if not isinstance(value, list):
+        return value
+    return [one for one in value if not isinstance(one, Mapping) or {"node", "nodeName"} & {*one}]
+
+
 class Straggler(StatusModel):
     """Node whose own work per step takes at least 1.5 times as long as its peers'."""
 
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     round: int
     """Round in which it is slower."""
@@ -288,9 +295,9 @@ class Status(StatusModel):
     """Number of failures charged against maxRestarts."""
     interruptions: Interruptions | None = None
     """Number of rounds ended for reasons other than charged failures."""
-    avoided_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] = Field(
-        default_factory=list
-    )
+    avoided_nodes: Annotated[
+        list[AvoidedNode], Field(max_length=MAX_AVOIDED), BeforeValidator(_named_nodes)
+    ] = Field(default_factory=list)
     """Machines that new pods avoid for a while."""
     stragglers: Annotated[list[Straggler], Field(max_length=MAX_AVOIDED)] = Field(
         default_factory=list

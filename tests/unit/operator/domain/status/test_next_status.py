@@ -70,7 +70,7 @@ def true_ones(status: Status) -> set[str]:
 FAILED = {
     "round": 1,
     "pod": "job-1",
-    "node": "node-1",
+    "nodeName": "node-1",
     "rank": 1,
     "exitCode": 1,
     "class": "UserError",
@@ -155,8 +155,8 @@ def test_running_job_status() -> None:
             "others": 5,
         },
         "members": [
-            {"pod": "job-0", "node": "node-0", "rank": 0, "state": "running", "round": 2},
-            {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},
+            {"pod": "job-0", "nodeName": "node-0", "rank": 0, "state": "running", "round": 2},
+            {"pod": "job-1", "nodeName": "node-1", "rank": 1, "state": "running", "round": 2},
         ],
         "rounds": [
             {
