@@ -124,7 +124,7 @@ def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
         if member["state"] == "running" and member["round"] == number
     ]
     complete = number and len(running) == rendezvous.get("nodes")
-    failure = status.get("firstFailure")
+    failure = status.get("lastFailure")
     return Told(
         number,
         status.get("restarts", 0),

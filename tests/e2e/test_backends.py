@@ -77,7 +77,7 @@ class Training:
         status = self.status
         assert status["rendezvous"]["state"] == "closed"
         assert status["restarts"] == 1, "of all that was done to it one thing was a failure"
-        assert status["firstFailure"]["signal"] == 9
+        assert status["lastFailure"]["signal"] == 9
         told = "".join(self.ns.log(pod) for pod in self.ns.pods(self.name))
         assert f"step {STEPS} " in told
         lags = self._lags(recorder)

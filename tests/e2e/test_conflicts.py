@@ -24,7 +24,7 @@ def test_template_error_is_found_by_first_pod(ns: JobNamespace) -> None:
     assert "volumeMounts[0].name" in condition["message"]
     assert ns.pods("typo") == {}
     status = ns.status("typo")
-    assert (status["phase"], status["pods"]) == ("Pending", 0)
+    assert (status["phase"], status["pods"]["active"]) == ("Pending", 0)
     ns.until(lambda: "TemplateInvalid" in ns.reasons("typo"), "the event", 20)
 
     # The template may change while the job is suspended.

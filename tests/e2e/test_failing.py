@@ -52,7 +52,7 @@ def test_first_failure_is_attributed_to_its_worker(failed_jobs: JobNamespace) ->
     assert failure["message"] == "ValueError: poisoned batch 7"
     assert failure["traceback"].startswith("Traceback (most recent call last):")
     assert "in read_batch" in failure["traceback"]
-    assert failure["node"] == failed_jobs.pods("culprit")["culprit-1"]["spec"]["nodeName"]
+    assert failure["nodeName"] == failed_jobs.pods("culprit")["culprit-1"]["spec"]["nodeName"]
     failed = failed_jobs.condition("culprit", "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "WorkersFailed")
     failed_jobs.kubectl("wait", "--for=condition=Finished", "ej/culprit", "--timeout=5s")

@@ -138,7 +138,7 @@ def test_killed_worker_is_charged_one_restart(training: Training) -> None:
     training.disturbed(
         "worker killed", lambda: training.ns.kill_worker(victim), "failure", charged=1
     )
-    failure = training.status["firstFailure"]
+    failure = training.status["lastFailure"]
     assert (failure["pod"], failure["signal"]) == (victim, 9)
     assert set(training.ns.active(NAME)) == pods, "workers start again where they were"
 
@@ -184,7 +184,7 @@ def spread_out(training: Training) -> str:
         training.ns.running(NAME, 2, after=number)
         training.settled(2)
     members = {member["pod"]: member for member in training.status["members"]}
-    other = [m["node"] for m in members.values() if m["rank"] != 0]
+    other = [m["nodeName"] for m in members.values() if m["rank"] != 0]
     assert len(training.pods_by_node()) == 2, training.pods_by_node()
     return str(other[0])
 
@@ -194,7 +194,7 @@ def test_node_with_killed_processes_is_lost(training: Training, nodes: Nodes) ->
     training.disturbed(
         "node's processes killed", lambda: nodes.kill_pods(node, training.ns.namespace), "loss"
     )
-    assert training.status["firstFailure"]["class"] == "NodeLost"
+    assert training.status["lastFailure"]["class"] == "NodeLost"
     nodes.wait_ready(node)
     training.settled(2)
 

@@ -121,7 +121,7 @@ def test_job_is_suspended_changed_and_resumed(ns: JobNamespace) -> None:
     ns.patch("paused", {"runPolicy": {"suspend": True}})
     status = ns.in_phase("paused", "Suspended")
     ns.without_pods("paused")
-    assert ns.status("paused")["pods"] == 0
+    assert ns.status("paused")["pods"]["active"] == 0
     assert ns.condition("paused", "Suspended")["status"] == "True"
 
     ns.apply(job("paused", nodes=2, nprocPerNode=2, runPolicy={"suspend": False}))

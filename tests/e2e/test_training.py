@@ -171,7 +171,7 @@ def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
     (victim,) = [m["pod"] for m in told.status["members"] if m["rank"] == 1]
     told.recovered("hang", lambda: told.ask(victim, "hang"), nodes=len(pods))
     failure = told.ns.until(
-        lambda: f if (f := told.status["firstFailure"])["round"] == number else None, "the failure"
+        lambda: f if (f := told.status["lastFailure"])["round"] == number else None, "the failure"
     )
     assert (failure["class"], failure["rank"], failure["pod"]) == ("Hang", 1, victim)
     assert failure["message"].startswith(f"no progress for {HANG_SECONDS} s after step ")

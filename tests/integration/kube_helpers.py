@@ -42,7 +42,7 @@ def pod(name: str, **spec: Any) -> Json:
 def elasticjob(name: str = "job", **spec: Any) -> Json:
     """Return a valid manifest with these fields of the spec set."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
-    fields = {"maxNodes": 4, "template": {"spec": {"containers": [container]}}}
+    fields = {"minNodes": 1, "maxNodes": 4, "template": {"spec": {"containers": [container]}}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
         "kind": "ElasticJob",

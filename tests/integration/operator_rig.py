@@ -227,8 +227,11 @@ class Namespace:
         )
 
     def await_status(self, name: str = "job", **wanted: Any) -> None:
+        """Wait for fields of the status; `pods` is the number of active pods."""
+
         def so() -> bool:
             status = self.status(name)
+            status["pods"] = (status.get("pods") or {}).get("active")
             return all(status.get(key) == value for key, value in wanted.items())
 
         try:

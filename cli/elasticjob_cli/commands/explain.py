@@ -53,7 +53,8 @@ class Cluster:
 
     def explain(self, name: str) -> Explanation:
         """Explain the state of a job. Raises `CommandError`."""
-        document = self._get(RESOURCE, name)
+        # Without these the setter of spec.nodes, which may follow maxNodes, is unknown.
+        document = self._get(RESOURCE, name, "--show-managed-fields")
         job = _job(document)
         pods = self._items("pods", "--selector", uid_selector(job.metadata.uid))
         pods += self._unlisted(job, pods)
@@ -231,7 +232,7 @@ def is_runner_gone(found: ElasticJob, running: bool) -> bool:
 
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
     """Explain a local job from its runner's last status, or that the runner is gone."""
-    if found.status.phase is Phase.SUSPENDED:
+    if found.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
         return (INTERRUPTED,)
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (RUNNER_GONE,)

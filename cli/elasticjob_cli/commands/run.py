@@ -18,6 +18,7 @@ from elasticjob_cli.local.container import Trainer, interpreter, trainer
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
 from elasticjob_cli.output import final_summary
+from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
 from elasticjob_operator.model.types import INT32_MAX
@@ -89,7 +90,7 @@ def prepare(
     file: str, name: str | None, nodes: int | None, python: str | None
 ) -> tuple[ElasticJob, Trainer]:
     """Return a manifest's job and its trainer container on this machine; raises `BadInput`."""
-    found = read_file(file, warnings)
+    found = read_file(file, warnings_of=warnings)
     if found.problems:
         error = InvalidFile(found.problems)
         was_read = all(problem.line for problem in error.problems)
@@ -149,7 +150,7 @@ async def execute(
 
 
 def print_outcome(ended: RunOutcome) -> None:
-    """Print the rounds with causes and times, and the first failure of a failed job."""
+    """Print the rounds with causes and times, and the latest failure of a failed job."""
     status = ended.job.status
     for line in history_lines(ended.rounds):
         typer.echo(line)
@@ -157,8 +158,8 @@ def print_outcome(ended: RunOutcome) -> None:
         reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
         for condition in reasons:
             typer.echo(f"failed: {condition.reason}: {condition.message}", err=True)
-        if status.first_failure:
-            for line in failure_lines(status.first_failure):
+        if failure := latest_failure(status):
+            for line in failure_lines(failure):
                 typer.echo(f"  {line}", err=True)
     metadata = ended.job.metadata
     name = metadata.name

@@ -6,8 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import FirstFailure, Interruptions, MemberStatus, RoundStatus
+from elasticjob_operator.model.status import (
+    FailureStatus,
+    Interruptions,
+    MemberStatus,
+    PodCounts,
+    RoundStatus,
+)
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
 WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS", "RECOVERY MS")
@@ -51,7 +58,8 @@ def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
     ]
     if wide:
         cause = rendezvous.cause.kind if rendezvous and rendezvous.cause else NONE
-        failure = status.first_failure.class_ if status.first_failure else NONE
+        latest = latest_failure(status)
+        failure = latest.class_ if latest else NONE
         master = rendezvous.master if rendezvous and rendezvous.master else NONE
         cells += [str(job.spec.min_nodes), str(job.spec.max_nodes), master, cause, failure]
         counts = status.interruptions
@@ -129,7 +137,7 @@ def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("-" if item.get(key) is None else str(item[key]) for key in keys)
 
 
-def failure_lines(failure: FirstFailure) -> list[str]:
+def failure_lines(failure: FailureStatus) -> list[str]:
     """Format a failure: rank and pod, exit code or signal, message and traceback."""
     how = f"exit code {failure.exit_code}, " if failure.exit_code is not None else ""
     how = f"signal {failure.signal}, " if failure.signal else how
@@ -152,6 +160,15 @@ def interruption_line(counts: Interruptions) -> str:
     return ", ".join(said) or "none"
 
 
+def _pods_text(counts: PodCounts) -> str:
+    """Format the pods by state: `3 (2 ready, 1 pending), 1 terminating`."""
+    states = [("ready", counts.ready), ("pending", counts.pending)]
+    shown = ", ".join(f"{number} {state}" for state, number in states if number)
+    text = f"{counts.active} ({shown})" if shown else str(counts.active)
+    others = [("terminating", counts.terminating), ("failed", counts.failed)]
+    return ", ".join([text, *(f"{number} {state}" for state, number in others if number)])
+
+
 def restarts_text(job: ElasticJob) -> str:
     """Format the charged failures of `status.restarts`: `1 of 3`."""
     most, charged = job.spec.max_restarts, job.status.restarts
@@ -171,7 +188,7 @@ def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence
         f"Nodes:      {status.nodes}, wanted {status.wanted_nodes}, "
         f"allowed {spec.min_nodes} to {spec.max_nodes}"
         + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
-        f"Pods:       {status.pods} ({status.ready_nodes} ready)",
+        f"Pods:       {_pods_text(status.pods or PodCounts())}",
         f"Restarts:   {restarts_text(job)}",
         *([f"Uncharged:  {interruption_line(counts)}"] if (counts := status.interruptions) else []),
         f"Logs:       {logs}",
@@ -199,8 +216,10 @@ def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence
     if status.rounds:
         title = "Rounds (times in milliseconds):"
         lines += [title, *("  " + line for line in round_lines(status.rounds))]
-    if status.first_failure:
-        lines += ["First failure:", *("  " + line for line in failure_lines(status.first_failure))]
+    if first := status.first_failure:
+        lines += ["First failure:", *("  " + line for line in failure_lines(first))]
+    if (latest := latest_failure(status)) and latest != first:
+        lines += ["Last failure:", *("  " + line for line in failure_lines(latest))]
     if status.conditions:
         rows4 = [("TYPE", "STATUS", "REASON", "MESSAGE")]
         rows4 += [(str(c.type), str(c.status), c.reason, c.message) for c in status.conditions]

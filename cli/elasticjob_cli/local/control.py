@@ -115,7 +115,7 @@ class ControlCommands:
         if job.status.phase in FINISHED:
             raise BadInput(f'job "{job.metadata.name}" has ended and cannot be scaled')
         self._stored.change_spec(nodes=nodes)
-        wanted = wanted_size(self._stored.job.spec).nodes
+        wanted = wanted_size(self._stored.job).nodes
         self._note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
         return {"wanted": wanted}
 

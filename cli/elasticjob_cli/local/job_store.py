@@ -54,7 +54,14 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Pattern of namespaces and names; both are folder names here, others are ignored."""
 
 
-_UNFINISHED_PHASES = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING)
+_UNFINISHED_PHASES = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING)
+_OF_A_RUN = (
+    ConditionType.READY,
+    ConditionType.RECONCILING,
+    ConditionType.RUNNING,
+    ConditionType.RESTARTING,
+)
+"""Conditions that end with the runner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +208,12 @@ def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
     """Return the last status of a runner that is gone, with nothing shown as running."""
     conditions = [
         {**condition, "status": "False", "reason": f"Job{Phase.INTERRUPTED}", "message": ""}
-        if condition["type"] in (ConditionType.RUNNING, ConditionType.RESTARTING)
+        if condition["type"] in _OF_A_RUN
         else condition
         for condition in status.get("conditions", ())
     ]
     nothing: dict[str, Any] = {"phase": Phase.INTERRUPTED.value, "conditions": conditions}
-    nothing |= {"nodes": 0, "pods": 0, "readyNodes": 0, "members": [], "explanation": []}
+    nothing |= {"nodes": 0, "pods": {}, "readyNodes": 0, "members": [], "explanation": []}
     if rendezvous := status.get("rendezvous"):
         nothing["rendezvous"] = {**rendezvous, "state": RendezvousState.UNKNOWN.value}
     return {**status, **nothing}

@@ -241,6 +241,8 @@ class ReconcileLoop:
                     await self._wake.wait()
                 await asyncio.sleep(COALESCE_SECONDS)
                 return
+            if self._stored.job.status.phase is Phase.SUSPENDING and not self._kubelet.pods:
+                return  # the suspension is complete
             if self._processes.gone.is_set():
                 raise SupervisorGone
             self._show(self._observe())

@@ -34,7 +34,6 @@ from elasticjob_operator.kubernetes.requests import (
     BUDGETS,
     ELASTICJOBS,
     EVENTS,
-    FIELD_MANAGER,
     LEASES,
     NAMESPACES,
     NODES,
@@ -47,6 +46,7 @@ from elasticjob_operator.kubernetes.requests import (
     Request,
     load_configuration,
 )
+from elasticjob_operator.model.job import FIELD_MANAGER
 
 __all__ = [
     "BUDGETS",

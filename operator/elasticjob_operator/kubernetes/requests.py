@@ -28,6 +28,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from elasticjob_operator.kubernetes.errors import KubeError, TooManyRequests, Unreachable, error_of
+from elasticjob_operator.model.job import FIELD_MANAGER
 
 LOGGED_OFFSET_SECONDS = 5.0
 """Minimum clock difference that is logged, in seconds."""
@@ -128,7 +129,6 @@ class Request:
 log = logging.getLogger(__name__)
 
 UNANSWERED_PAUSE_SECONDS = 0.2
-FIELD_MANAGER = "elasticjob-operator"
 _UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
 
 

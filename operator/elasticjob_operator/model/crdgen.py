@@ -185,7 +185,7 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Max", "integer", ".spec.maxNodes", 1),
     ("Master", "string", ".status.rendezvous.master", 1),
     ("Cause", "string", ".status.rendezvous.cause.kind", 1),
-    ("Failure", "string", ".status.firstFailure.class", 1),
+    ("Failure", "string", ".status.lastFailure.class", 1),
     ("Losses", "integer", ".status.interruptions.losses", 1),
     ("Preemptions", "integer", ".status.interruptions.preemptions", 1),
     ("Recovery ms", "integer", ".status.rounds[-1:].recoveryMs", 1),
@@ -229,7 +229,7 @@ def _version(schema: Schema) -> dict[str, Any]:
             "status": {},
             "scale": {
                 "specReplicasPath": ".spec.nodes",
-                "statusReplicasPath": ".status.pods",
+                "statusReplicasPath": ".status.pods.active",
                 "labelSelectorPath": ".status.selector",
             },
         },

@@ -8,6 +8,7 @@ Kubernetes' PodTemplateSpec, with only the fields declared that are read here;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -245,13 +246,14 @@ class RunPolicy(SpecModel):
 class ElasticJobSpec(SpecModel):
     """Desired state of the job."""
 
-    min_nodes: Count = 1
-    """Minimum number of nodes."""
+    given_min_nodes: Annotated[Count | None, Field(alias="minNodes")] = None
+    """Minimum number of nodes. Absent: maxNodes, so that the job trains at one size only."""
     max_nodes: Count
     """Maximum number of nodes."""
     nodes: NaturalNumber | None = None
     """Wanted size, as written by kubectl scale and HPA. It is clamped to a legal size, shown in
-    status.wantedNodes. Absent: maxNodes."""
+    status.wantedNodes. Absent: maxNodes; the operator then writes that value, and it follows
+    maxNodes until somebody else sets this field."""
     node_increment: Count = 1
     """Legal sizes are minNodes + k * nodeIncrement up to maxNodes. maxNodes need not be one: from
     2 to 9 by 4 the sizes are 2 and 6. An increment above maxNodes - minNodes leaves minNodes as
@@ -274,6 +276,11 @@ class ElasticJobSpec(SpecModel):
     template: PodTemplate
     """Template of each node's pod: a PodTemplateSpec."""
 
+    @property
+    def min_nodes(self) -> int:
+        """Minimum number of nodes: minNodes, or maxNodes if it is absent."""
+        return self.max_nodes if self.given_min_nodes is None else self.given_min_nodes
+
 
 GROUP = "elasticjob.dev"
 VERSION = "v1alpha1"
@@ -286,6 +293,10 @@ label."""
 JOB_NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """Pattern of a job's name: a DNS label with a letter first, because the job's Service has the same
 name."""
+
+
+FIELD_MANAGER = "elasticjob-operator"
+"""Field manager of the operator's writes, as shown in metadata.managedFields."""
 
 
 class Metadata(OpenModel):
@@ -301,6 +312,10 @@ class Metadata(OpenModel):
     annotations: dict[str, str] | None = None
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 class ElasticJob(SpecModel):
     """An elastic PyTorch job."""
 
@@ -309,6 +324,22 @@ class ElasticJob(SpecModel):
     metadata: Metadata
     spec: ElasticJobSpec
     status: Status = Field(default_factory=Status)
+
+    @property
+    def follows_max_nodes(self) -> bool:
+        """True if the wanted size is maxNodes: spec.nodes is absent, or the operator alone set
+        it."""
+        return self.spec.nodes is None or self._setters_of_nodes() == {FIELD_MANAGER}
+
+    def _setters_of_nodes(self) -> set[str]:
+        """Return the field managers that own spec.nodes; empty if they are unknown."""
+        entries = (self.metadata.model_extra or {}).get("managedFields")
+        found = set()
+        for entry in entries if isinstance(entries, list) else ():
+            fields = _mapping(_mapping(entry).get("fieldsV1"))
+            if "f:nodes" in _mapping(fields.get("f:spec")):
+                found.add(str(entry.get("manager", "")))
+        return found
 
     def trainer(self) -> Container:
         """Return the trainer container: the one named by `spec.trainer`, or the only one."""

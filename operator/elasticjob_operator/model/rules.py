@@ -30,6 +30,7 @@ SECRET_NAME: Location = ("rendezvous", "secretName")
 JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
 LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
 QUEUE: Location = ("runPolicy", "schedulingPolicy", "queue")
+PRIORITY_CLASS: Location = ("runPolicy", "schedulingPolicy", "priorityClass")
 MIN_AVAILABLE: Location = ("runPolicy", "schedulingPolicy", "minAvailable")
 RESERVED_NAMES = ("elasticjob-agent", "elasticjob-launcher")
 """Names of the containers that the operator adds to each pod."""
@@ -64,7 +65,6 @@ def _value(spec: Document, location: Location) -> Any:
 
 
 _DEFAULTS: dict[Location, Any] = {
-    ("minNodes",): ElasticJobSpec.model_fields["min_nodes"].default,
     NODE_INCREMENT: ElasticJobSpec.model_fields["node_increment"].default,
     BACKEND: Rendezvous.model_fields["backend"].default,
     JOIN_TIMEOUT: Rendezvous.model_fields["join_timeout_seconds"].default,
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("maxNodes",),
         "must be at least minNodes",
-        "self.maxNodes >= self.minNodes",
+        "!has(self.minNodes) || self.maxNodes >= self.minNodes",
         _ordered(("minNodes",), ("maxNodes",), ("maxNodes",)),
     ),
     Rule(
@@ -233,7 +233,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         NODE_INCREMENT,
         "must be 1 unless rendezvous.backend is etcd: the others only know a minimum and a maximum",
-        "self.rendezvous.backend == 'etcd' || self.nodeIncrement == 1",
+        "self.rendezvous.backend == 'Etcd' || self.nodeIncrement == 1",
         _sizes_are_known,
     ),
     Rule(
@@ -275,23 +275,31 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _immutable(name: str, unchanged: str) -> Immutable:
+def _immutable(
+    field: str | Location, unchanged: str, reason: str = "", unless: str = ""
+) -> Immutable:
+    """Return the rule that a field changes only during a suspension.
+
+    `reason` follows the message, and `unless` is CEL for an exception that the message names.
+    """
     # Suspension on either side counts: Kueue changes the template in the write that suspends or
     # resumes.
     return Immutable(
-        (name,),
-        "must change only while the job is suspended (runPolicy.suspend)",
-        f"{unchanged} || {_UNSUSPENDED}",
+        (field,) if isinstance(field, str) else field,
+        "must change only while the job is suspended" + (reason or " (runPolicy.suspend)"),
+        f"{unchanged} || {unless}{_UNSUSPENDED}",
     )
 
 
-def _told_once(name: str) -> Immutable:
+def _told_once(location: Location, unchanged: str = "") -> Immutable:
     """Return the rule for a field that agents of torch backends read only at their start: agents
     started later would disagree."""
-    return Immutable(
-        (name,),
-        "must change only while the job is suspended, unless rendezvous.backend is etcd",
-        f"self.{name} == oldSelf.{name} || self.rendezvous.backend == 'etcd' || {_UNSUSPENDED}",
+    path = ".".join(str(step) for step in location)
+    return _immutable(
+        location,
+        unchanged or f"self.{path} == oldSelf.{path}",
+        ", unless rendezvous.backend is Etcd",
+        "self.rendezvous.backend == 'Etcd' || ",
     )
 
 
@@ -325,13 +333,42 @@ def _same_order(containers: str) -> str:
 _STRIDE = 32
 """Number of variables in a row, which keeps the rule short."""
 
+_STARTED_WITH = " (runPolicy.suspend): running pods keep the value that they started with"
+
+
+def _optional(path: str, absent: str) -> str:
+    """Return CEL for an unchanged optional field, whose parents are set or absent too."""
+    steps = path.split(".")
+
+    def value(of: str) -> str:
+        parents = [".".join([of, *steps[: end + 1]]) for end in range(len(steps))]
+        there = " && ".join(f"has({parent})" for parent in parents)
+        return f"({there} ? {parents[-1]} : {absent})"
+
+    return f"{value('self')} == {value('oldSelf')}"
+
+
+_SAME_MINIMUM = (
+    "(has(self.minNodes) ? self.minNodes : self.maxNodes) == "
+    "(has(oldSelf.minNodes) ? oldSelf.minNodes : oldSelf.maxNodes) || "
+    "(!has(self.minNodes) && !has(oldSelf.minNodes))"
+)
+
 IMMUTABLE: tuple[Immutable, ...] = (
     _immutable("template", _same_template()),
     _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
-    _immutable(
-        "trainer",
-        "(has(self.trainer) ? self.trainer : '') == (has(oldSelf.trainer) ? oldSelf.trainer : '')",
-    ),
+    _immutable("trainer", _optional("trainer", "''")),
     _immutable("rendezvous", "self.rendezvous == oldSelf.rendezvous"),
-    *(_told_once(name) for name in ("minNodes", "maxNodes", "maxRestarts")),
+    _immutable("recovery", "self.recovery == oldSelf.recovery", _STARTED_WITH),
+    _immutable(
+        PRIORITY_CLASS,
+        _optional("runPolicy.schedulingPolicy.priorityClass", "''"),
+        _STARTED_WITH,
+    ),
+    _told_once(("minNodes",), _SAME_MINIMUM),
+    _told_once(("maxNodes",)),
+    _told_once(("maxRestarts",)),
+    _told_once(("elasticity", "scaleUp")),
+    _told_once(("elasticity", "scaleUpMaxWaitSeconds")),
+    _told_once(("elasticity", "settleSeconds")),
 )

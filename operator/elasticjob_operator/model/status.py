@@ -3,9 +3,10 @@ operator."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from elasticjob_operator.model.types import (
     ConditionStatus,
@@ -34,6 +35,10 @@ MAX_REASONS = 10
 """Maximum number of reasons kept with each round."""
 
 
+UNKNOWN_REASON = "Unknown"
+"""Reason of a condition that was stored without one."""
+
+
 class Condition(StatusModel):
     """Condition of the job, in Kubernetes' format."""
 
@@ -41,7 +46,7 @@ class Condition(StatusModel):
     """Type of the condition."""
     status: ConditionStatus
     """True, False or Unknown."""
-    reason: str = ""
+    reason: Annotated[str, Field(min_length=1)]
     """Reason in one CamelCase word."""
     message: str = ""
     """Reason in a sentence."""
@@ -49,6 +54,14 @@ class Condition(StatusModel):
     """Generation of the spec at the observation."""
     last_transition_time: Timestamp
     """Time of the last change of status."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_reason(cls, document: Any) -> Any:
+        """Add a reason to a condition that was stored without one."""
+        if isinstance(document, Mapping) and not document.get("reason"):
+            return {**document, "reason": UNKNOWN_REASON}
+        return document
 
 
 class CauseStatus(StatusModel):
@@ -95,7 +108,7 @@ class MemberStatus(StatusModel):
 
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     rank: int | None = None
     """Group rank in the round; absent if it has none."""
@@ -159,14 +172,14 @@ class RoundStatus(StatusModel):
     """Reason for the cold start on the slowest node."""
 
 
-class FirstFailure(StatusModel):
-    """First worker to fail in the latest failure: the culprit, not its victims."""
+class FailureStatus(StatusModel):
+    """One failure: the first worker that failed in its round, the culprit and not its victims."""
 
     round: int
     """Round of the failure."""
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     rank: int | None = None
     """Global rank of the worker."""
@@ -186,7 +199,7 @@ class FirstFailure(StatusModel):
 class AvoidedNode(StatusModel):
     """Machine that ended rounds of the job repeatedly."""
 
-    node: str
+    node: Annotated[str, Field(alias="nodeName")]
     """Name of the machine."""
     until: Timestamp
     """Time until which new pods prefer other machines."""
@@ -194,12 +207,19 @@ class AvoidedNode(StatusModel):
     """Number and kinds of its failures."""
 
 
+def _named_nodes(value: Any) -> Any:
+    """Drop avoided nodes of earlier releases, whose names the API server does not return."""
+    if not isinstance(value, list):
+        return value
+    return [one for one in value if not isinstance(one, Mapping) or {"node", "nodeName"} & {*one}]
+
+
 class Straggler(StatusModel):
     """Node whose own work per step takes at least 1.5 times as long as its peers'."""
 
     pod: str
     """Name of the pod."""
-    node: str | None = None
+    node: Annotated[str | None, Field(alias="nodeName")] = None
     """Name of the machine."""
     round: int
     """Round in which it is slower."""
@@ -231,6 +251,29 @@ class Interruptions(StatusModel):
     """Rounds ended for other reasons: fewer nodes wanted, master port in use, etcd's data lost."""
 
 
+class PodCounts(StatusModel):
+    """Number of pods by state, as last observed."""
+
+    desired: int = 0
+    """Number of pods that the job wants: status.wantedNodes, or 0 if it is suspended or has
+    finished."""
+    active: int = 0
+    """Number of pods that have neither ended nor are being deleted."""
+    ready: int = 0
+    """Number of active pods that are Ready."""
+    pending: int = 0
+    """Number of active pods whose trainer container has not started."""
+    terminating: int = 0
+    """Number of pods that are being deleted and have not ended."""
+    failed: int = 0
+    """Number of pods that ended in failure and still exist."""
+
+
+def _pod_counts(value: Any) -> Any:
+    """Drop the plain number of pods that previous releases wrote."""
+    return None if isinstance(value, int) else value
+
+
 class Status(StatusModel):
     """Observed state of the job."""
 
@@ -241,10 +284,10 @@ class Status(StatusModel):
     nodes: int = 0
     """Number of nodes that train: members of the final round whose workers run. For a finished job
     the number that trained last."""
-    pods: int = 0
-    """Number of pods that count towards the size."""
+    pods: Annotated[PodCounts | None, BeforeValidator(_pod_counts)] = None
+    """Number of pods by state."""
     ready_nodes: int = 0
-    """Number of pods that are Ready."""
+    """Number of pods that are Ready and count towards the size."""
     wanted_nodes: int = 0
     """Wanted size after clamping to a legal one."""
     selector: str | None = None
@@ -253,9 +296,9 @@ class Status(StatusModel):
     """Number of failures charged against maxRestarts."""
     interruptions: Interruptions | None = None
     """Number of rounds ended for reasons other than charged failures."""
-    avoided_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] = Field(
-        default_factory=list
-    )
+    avoided_nodes: Annotated[
+        list[AvoidedNode], Field(max_length=MAX_AVOIDED), BeforeValidator(_named_nodes)
+    ] = Field(default_factory=list)
     """Machines that new pods avoid for a while."""
     stragglers: Annotated[list[Straggler], Field(max_length=MAX_AVOIDED)] = Field(
         default_factory=list
@@ -271,8 +314,10 @@ class Status(StatusModel):
     """Last ten rounds, oldest first."""
     explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
-    first_failure: FirstFailure | None = None
-    """Culprit of the latest failure."""
+    first_failure: FailureStatus | None = None
+    """First failure of the run, which begins with the job's start or resumption."""
+    last_failure: FailureStatus | None = None
+    """Latest failure of the run."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
     conditions: Annotated[list[Condition], Field(json_schema_extra=by("type"))] = Field(

@@ -156,6 +156,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -175,6 +176,9 @@ class RendezvousState(StrEnum):
 
 
 class ConditionType(StrEnum):
+    READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
     CREATED = "Created"
     PODS_READY = "PodsReady"
     RUNNING = "Running"

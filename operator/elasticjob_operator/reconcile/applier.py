@@ -319,12 +319,15 @@ class Applier:
                 assert_never(action)
 
     async def _write_nodes(self, job: ElasticJob, nodes: int) -> None:
+        """Write spec.nodes; the operator then owns it in metadata.managedFields.
+
+        The API server records no owner if the scale subresource writes a field that was absent.
+        """
         metadata = job.metadata
         preconditions = {"uid": metadata.uid, "resourceVersion": metadata.resource_version}
         await self._kube.patch(
             ELASTICJOBS,
             metadata.namespace,
             metadata.name,
-            {"metadata": preconditions, "spec": {"replicas": nodes}},
-            subresource="scale",
+            {"metadata": preconditions, "spec": {"nodes": nodes}},
         )

@@ -37,7 +37,13 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
+from elasticjob_operator.model import (
+    ElasticJob,
+    InvalidManifest,
+    Phase,
+    Status,
+    parse_manifest,
+)
 from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
@@ -222,7 +228,10 @@ class Reconciler:
         """Return the seconds until a deadline that only the new status defines.
 
         The job's deadline counts from its start time, and the actions after the end from its end.
+        A job to be resumed was waiting for the end of its suspension.
         """
+        if status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
+            return NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         after = job.model_copy(update={"status": status})

@@ -265,7 +265,7 @@ def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
     until(lambda: len(rig.workers()) == 2, "two workers")
 
     runner.send_signal(signal.SIGINT)
-    until(lambda: rig.status()["phase"] == "Suspended", "the drain to begin")
+    until(lambda: rig.status()["phase"] == "Suspending", "the drain to begin")
     assert runner.poll() is None
     runner.send_signal(signal.SIGINT)
 

@@ -34,6 +34,53 @@ CHANGES: dict[str, Json] = {
     "trainer": {"trainer": "trainer"},
     "rendezvous": {"rendezvous": {"keepAliveSeconds": 7}},
 }
+STARTED_WITH: dict[str, tuple[str, Json]] = {
+    **{
+        name: ("recovery", {"recovery": {name: value}})
+        for name, value in {
+            "hangTimeoutSeconds": 60,
+            "stopGraceSeconds": 1,
+            "warmStart": "Never",
+            "warmStartModules": ["numpy"],
+        }.items()
+    },
+    "priorityClass": (
+        "runPolicy.schedulingPolicy.priorityClass",
+        {"runPolicy": {"schedulingPolicy": {"priorityClass": "high"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("field", "change"), STARTED_WITH.values(), ids=STARTED_WITH)
+def test_settings_of_running_pods_change_only_during_suspension(
+    api_server: ApiServer, path: str, field: str, change: Json
+) -> None:
+    api_server.request("POST", path, elasticjob())
+    message = "suspended .*: running pods keep the value that they started with"
+    with pytest.raises(Refused, match=message) as refused:
+        api_server.patch(f"{path}/job", {"spec": change})
+    assert [cause["field"] for cause in refused.value.body["details"]["causes"]] == [
+        f"spec.{field}"
+    ]
+    api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": True}}})
+    api_server.patch(f"{path}/job", {"spec": change})
+    api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": False}}})
+    removed: Json = {"recovery": None, "runPolicy": {"schedulingPolicy": None}}
+    with pytest.raises(Refused, match=message):
+        api_server.patch(f"{path}/job", {"spec": removed})
+
+
+@pytest.mark.parametrize("policy", [None, {}, {"priorityClass": "high"}])
+def test_other_policies_change_beside_unchanged_priority_class(
+    api_server: ApiServer, path: str, policy: Json | None
+) -> None:
+    given = {} if policy is None else {"schedulingPolicy": policy}
+    api_server.request("POST", path, elasticjob(runPolicy=given))
+    change = {"runPolicy": {"ttlSecondsAfterFinished": 5}}
+    api_server.patch(f"{path}/job", {"spec": change})
+    if not policy:
+        other: Json = {"runPolicy": {"schedulingPolicy": {} if policy is None else None}}
+        api_server.patch(f"{path}/job", {"spec": other})
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -72,7 +119,6 @@ def test_sizes_and_policies_change_at_any_time(api_server: ApiServer, path: str)
         "nodes": 3,
         "maxRestarts": 9,
         "elasticity": {"scaleUp": "AfterCheckpoint"},
-        "recovery": {"stopGraceSeconds": 1},
         "runPolicy": {"ttlSecondsAfterFinished": 60},
     }
     changed = api_server.patch(f"{path}/job", {"spec": change})["spec"]
@@ -99,7 +145,7 @@ def test_reapplied_manifest_changes_nothing(api_server: ApiServer, path: str) ->
 
 def test_scale_subresource_reads_and_writes_size(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob(maxNodes=8))
-    status = {"pods": 2, "selector": "elasticjob.dev/job-name=job"}
+    status = {"pods": {"active": 2}, "selector": "elasticjob.dev/job-name=job"}
     api_server.patch(f"{path}/job/status", {"status": status})
     scale = api_server.patch(f"{path}/job/scale", {"spec": {"replicas": 5}})
     assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")
@@ -119,6 +165,31 @@ def test_scale_sets_size_of_job_without_one(api_server: ApiServer, path: str) ->
     version = {"resourceVersion": job["metadata"]["resourceVersion"]}
     api_server.patch(f"{path}/job/scale", {"metadata": version, "spec": {"replicas": 4}})
     assert api_server.request("GET", f"{path}/job/scale")["spec"] == {"replicas": 4}
+
+
+def test_sizes_may_have_an_increment_with_etcd_alone(api_server: ApiServer, path: str) -> None:
+    api_server.request("POST", path, elasticjob(nodeIncrement=3))
+    torch = elasticjob("torch", nodeIncrement=3, rendezvous={"backend": "C10d"})
+    with pytest.raises(Refused, match=r"nodeIncrement: .*must be 1 unless"):
+        api_server.request("POST", path, torch)
+
+
+def test_absent_minimum_is_the_maximum(api_server: ApiServer, path: str) -> None:
+    without = elasticjob(maxNodes=4)
+    del without["spec"]["minNodes"]
+    job = api_server.request("POST", path, without)
+    assert "minNodes" not in job["spec"], "it follows maxNodes"
+    api_server.patch(f"{path}/job", {"spec": {"maxNodes": 2}})
+    with pytest.raises(Refused, match=r"spec\.maxNodes: .*must be at least minNodes"):
+        api_server.patch(f"{path}/job", {"spec": {"minNodes": 3}})
+    fixed = without | {"metadata": {"name": "fixed"}}
+    fixed["spec"]["rendezvous"] = {"backend": "C10d"}
+    api_server.request("POST", path, fixed)
+    api_server.patch(f"{path}/fixed", {"spec": {"minNodes": 4}})
+    with pytest.raises(Refused, match="minNodes"):
+        api_server.patch(f"{path}/fixed", {"spec": {"minNodes": 2}})
+    with pytest.raises(Refused, match="maxNodes"):
+        api_server.patch(f"{path}/fixed", {"spec": {"maxNodes": 5}})
 
 
 def test_scale_may_exceed_maximum(api_server: ApiServer, path: str) -> None:
@@ -172,7 +243,7 @@ STATUS: Json = {
         {"round": 3, "cause": "leave", "nodes": 4, "recoveryMs": 935},
     ],
     "interruptions": {"losses": 2, "preemptions": 5},
-    "firstFailure": {"round": 2, "pod": "job-1", "class": "OutOfMemory"},
+    "lastFailure": {"round": 2, "pod": "job-1", "class": "OutOfMemory"},
 }
 
 
@@ -240,12 +311,21 @@ def test_conditions_are_merged_by_type(api_server: ApiServer, path: str) -> None
     """A server-side apply merges them by type, and `kubectl wait --for=condition=…` reads them."""
     api_server.request("POST", path, elasticjob())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    finished = {"type": "Finished", "status": "True", "lastTransitionTime": now}
+    finished: Json = {
+        "type": "Finished",
+        "status": "True",
+        "reason": "AllWorkersSucceeded",
+        "lastTransitionTime": now,
+    }
     twice = [finished, copy.deepcopy(finished)]
     with pytest.raises(Refused, match=r"status\.conditions\[1\]: Duplicate value"):
         api_server.patch(f"{path}/job/status", {"status": {"conditions": twice}})
     kept = api_server.patch(f"{path}/job/status", {"status": {"conditions": [finished]}})
     assert kept["status"]["conditions"] == [finished]
+    for reason, said in ((None, "Required value"), ("", "should be at least 1 chars long")):
+        unexplained = [finished | {"reason": reason}]
+        with pytest.raises(Refused, match=rf"conditions\[0\]\.reason: .*{said}"):
+            api_server.patch(f"{path}/job/status", {"status": {"conditions": unexplained}})
 
 
 def test_resource_has_short_name_and_category(api_server: ApiServer) -> None:
@@ -264,18 +344,26 @@ def test_resource_has_short_name_and_category(api_server: ApiServer) -> None:
     }
 
 
-TOLD_ONCE: tuple[Json, ...] = ({"minNodes": 2}, {"maxNodes": 5}, {"maxRestarts": 1})
+TOLD_ONCE: dict[str, Json] = {
+    "minNodes": {"minNodes": 2},
+    "maxNodes": {"maxNodes": 5},
+    "maxRestarts": {"maxRestarts": 1},
+    "elasticity.scaleUp": {"elasticity": {"scaleUp": "AfterCheckpoint"}},
+    "elasticity.scaleUpMaxWaitSeconds": {"elasticity": {"scaleUpMaxWaitSeconds": 9}},
+    "elasticity.settleSeconds": {"elasticity": {"settleSeconds": 9}},
+}
 
 
-@pytest.mark.parametrize("change", TOLD_ONCE, ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize(("field", "change"), TOLD_ONCE.items(), ids=TOLD_ONCE)
 def test_agent_start_parameters_change_together(
-    api_server: ApiServer, path: str, change: Json
+    api_server: ApiServer, path: str, field: str, change: Json
 ) -> None:
     api_server.request("POST", path, elasticjob(rendezvous={"backend": "C10d"}))
-    with pytest.raises(Refused, match=r"unless rendezvous\.backend is etcd") as refused:
+    with pytest.raises(Refused, match=r"unless rendezvous\.backend is Etcd") as refused:
         api_server.patch(f"{path}/job", {"spec": change})
-    field = f"spec.{next(iter(change))}"
-    assert [cause["field"] for cause in refused.value.body["details"]["causes"]] == [field]
+    assert [cause["field"] for cause in refused.value.body["details"]["causes"]] == [
+        f"spec.{field}"
+    ]
     api_server.patch(f"{path}/job/scale", {"spec": {"replicas": 3}})
     api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": True}}})
     api_server.patch(f"{path}/job", {"spec": change})

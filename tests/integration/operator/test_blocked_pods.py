@@ -107,9 +107,11 @@ def test_undeletable_pods_are_reported_and_still_counted(ns: Namespace, dead_por
             return any(text.startswith(begin) for text in found)
 
         wait_until(told, f"the refusal, of {ns.events()}", SECONDS)
-        assert (ns.status()["phase"], ns.status()["pods"]) == ("Suspended", 2)
+        status = ns.status()
+        assert (status["phase"], status["pods"]["active"]) == ("Suspending", 2)
+        assert ns.condition("Suspended")["message"] == "waiting for the end of job-0, job-1"
     ns.await_pods()
-    ns.await_status(pods=0)
+    ns.await_status(phase="Suspended", pods=0)
 
 
 def _probe(plural: str) -> dict[str, Any]:

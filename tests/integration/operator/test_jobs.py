@@ -267,3 +267,66 @@ def test_deadline_is_enforced_without_other_events(ns: Namespace) -> None:
     ns.create_job(maxNodes=1, nodes=1, runPolicy={"activeDeadlineSeconds": 2})
     ns.await_status(phase="Failed")
     assert ns.condition("Failed")["reason"] == "DeadlineExceeded"
+
+
+HELD: dict[str, Any] = {"metadata": {"finalizers": ["test.dev/kubelet"]}}
+
+
+@pytest.mark.parametrize("backend", ["Etcd", "C10d"])
+def test_suspension_is_complete_once_no_pod_is_left(ns: Namespace, backend: str) -> None:
+    ns.create_job(maxNodes=2, rendezvous={"backend": backend})
+    ns.await_pods("job-0", "job-1")
+    ns.server.patch(ns.path("pods", "job-1"), HELD)
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_pods("job-1")
+    left = "waiting for the end of job-1"
+    wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
+    assert ns.condition("Suspended")["status"] == "False"
+    ns.await_status(phase="Suspending", pods=0)
+    counts = ns.status()["pods"]
+    assert (counts["desired"], counts["terminating"], counts["pending"]) == (0, 1, 0)
+    assert ns.condition("Reconciling")["reason"] == "JobSuspending"
+    ns.server.patch(ns.path("pods", "job-1"), {"metadata": {"finalizers": None}})
+    ns.await_status(phase="Suspended", pods=0)
+    assert ns.condition("Suspended")["status"] == "True"
+    assert ns.condition("Ready")["reason"] == "Suspended"
+    assert ns.status()["pods"]["terminating"] == 0
+
+
+@pytest.mark.parametrize("backend", ["Etcd", "C10d"])
+def test_job_resumed_during_its_suspension_waits_for_its_pods(ns: Namespace, backend: str) -> None:
+    ns.create_job(maxNodes=2, rendezvous={"backend": backend})
+    ns.await_pods("job-0", "job-1")
+    ns.server.patch(ns.path("pods", "job-1"), HELD)
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_pods("job-1")
+    ns.await_status(phase="Suspending")
+    ns.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    ns.await_condition("Suspended", "JobPending" if backend == "Etcd" else "Suspending")
+    assert ns.pods() == ["job-1"]
+    ns.server.patch(ns.path("pods", "job-1"), {"metadata": {"finalizers": None}})
+    ns.await_pods("job-0", "job-1")
+    ns.await_status(phase="Pending", pods=2)
+    for name in ("job-0", "job-1"):
+        labels = ns.present("pods", name)["metadata"]["labels"]
+        assert labels["elasticjob.dev/incarnation"] != "1", name
+
+
+def test_pods_are_counted_by_state(ns: Namespace) -> None:
+    ns.create_job(maxNodes=3)
+    ns.await_pods("job-0", "job-1", "job-2")
+    ns.run_pod("job-0")
+    ns.await_status(readyNodes=1)
+    counts = {"desired": 3, "active": 3, "ready": 1, "pending": 2, "terminating": 0, "failed": 0}
+    assert ns.status()["pods"] == counts
+    assert ns.condition("Reconciling")["status"] == "True"
+    path = ns.path("elasticjobs", "job") + "/scale"
+    assert ns.server.request("GET", path)["status"]["replicas"] == 3
+
+
+def test_refused_template_stalls_the_job(ns: Namespace) -> None:
+    ns.create_job(maxNodes=2, template=container(imagee="oops"))
+    found = ns.await_condition("Stalled", "TemplateInvalid")
+    assert found["status"] == "True"
+    assert ns.condition("Reconciling")["status"] == "False"
+    assert ns.condition("Ready")["status"] == "False"

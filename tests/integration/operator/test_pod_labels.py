@@ -56,7 +56,7 @@ def test_training_pod_with_removed_labels_stays_in_round(
     assert any(command in text for text in said(ns))
     [event] = [text for reason, text in ns.events() if reason == "LabelsLost"]
     assert command in event
-    assert (ns.status()["pods"], ns.status()["phase"]) == (2, "Running")
+    assert (ns.status()["pods"]["active"], ns.status()["phase"]) == (2, "Running")
     label(ns, "job-1", **{key: whole})
     wait_until(lambda: not said(ns), "nothing to tell", SECONDS)
 

@@ -118,7 +118,7 @@ def test_job_status_is_read() -> None:
             {"pod": "job-1", "state": "waiting", "round": 4},
         ],
         "restarts": 2,
-        "firstFailure": {"round": 4, "pod": "job-1", "class": "NodeLost", "message": ""},
+        "lastFailure": {"round": 4, "pod": "job-1", "class": "NodeLost", "message": ""},
         "interruptions": {"losses": 1},
         "explanation": ["Training."],
     }

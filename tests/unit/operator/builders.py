@@ -43,7 +43,7 @@ def later(seconds: float) -> datetime:
 def manifest(**spec: Any) -> dict[str, Any]:
     """Return a valid manifest with these fields of the spec set."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
-    fields = {"maxNodes": 4, "template": {"spec": {"containers": [container]}}}
+    fields = {"minNodes": 1, "maxNodes": 4, "template": {"spec": {"containers": [container]}}}
     return {
         "apiVersion": "elasticjob.dev/v1alpha1",
         "kind": "ElasticJob",

@@ -5,16 +5,12 @@ them, so that no permission is added or removed unnoticed.
 
 {{/* In the namespaces of jobs. */}}
 {{- define "elasticjob.rules.jobs" -}}
-# The jobs; deleted at the end of their time to live.
+# The jobs; deleted at the end of their time to live. `patch` writes spec.nodes where a user leaves it open.
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs]
-  verbs: [get, list, watch, delete]
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs/status]
-  verbs: [patch]
-# To write an absent spec.nodes once.
-- apiGroups: [elasticjob.dev]
-  resources: [elasticjobs/scale]
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.plan.actions import DeleteReason
-from elasticjob_operator.model.status import FirstFailure
+from elasticjob_operator.model.status import FailureStatus
 from elasticjob_rendezvous.protocol.records.failures import STACK_HEADER, FailureClass
 from elasticjob_rendezvous.protocol.records.members import ABORTED
 
@@ -97,7 +97,7 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
 FAILURE_CLASSES: Mapping[str, Entry] = {
     FailureClass.USER_ERROR: Entry(
         "the training script failed",
-        "Correct the script: its traceback is in status.firstFailure, its whole output in the "
+        "Correct the script: its traceback is in status.lastFailure, its whole output in the "
         "pod's log",
     ),
     FailureClass.HOST_OUT_OF_MEMORY: Entry(
@@ -175,14 +175,14 @@ _SIGNAL_REMEDIES: Mapping[int, str] = {
 }
 
 
-def failure_meaning(failure: FirstFailure) -> str:
+def failure_meaning(failure: FailureStatus) -> str:
     """Return the meaning of a failure, without a full stop."""
     if failure.class_ == FailureClass.SIGNAL and failure.signal is failure.exit_code is None:
         return "its workers were ended from outside"
     return FAILURE_CLASSES.get(failure.class_, UNKNOWN_CLASS).meaning
 
 
-def failure_remedy(failure: FirstFailure) -> str:
+def failure_remedy(failure: FailureStatus) -> str:
     """Return the remedy of a failure, without a full stop."""
     told = bool(failure.traceback)
     # A shell reports a signal that ended its command as exit code 128 + signal.

@@ -64,16 +64,20 @@ def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) 
     found: list[Blocker] = []
     if refusal := refusal_of(status):
         obstacle, said = refusal
-        more = "more " if status.pods else ""
+        more = "more " if _has_pods(status) else ""
         found.append(
             Blocker(f"no {more}pods can be created: {quoted(said)}", OBSTACLES[obstacle].remedy)
         )
     absent = [pod for pod in pods if pod.name not in present]
     found += _obstacles([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
     found += _transient([pod for pod in absent if pod.obstacle is None or pod.terminating])
-    if not absent and not found and status.pods == 0:
+    if not absent and not found and not _has_pods(status):
         found.append(Blocker("its pods are not created yet"))
     return found
+
+
+def _has_pods(status: Status) -> bool:
+    return status.pods is not None and status.pods.active > 0
 
 
 def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
@@ -155,8 +159,8 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield from _no_round(job, pods, f"Between two rounds, because {cause_text(cause)}")
         case Phase.RUNNING:
             yield from _running(job, pods)
-        case Phase.SUSPENDED:
-            yield _suspended(pods)
+        case Phase.SUSPENDING | Phase.SUSPENDED:
+            yield _suspended(status.phase, pods)
         case Phase.SUCCEEDED:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
         case Phase.FAILED:
@@ -301,7 +305,7 @@ _CLAMPED = {
 
 
 def _clamped(job: ElasticJob) -> Iterator[str]:
-    size = wanted_size(job.spec)
+    size = wanted_size(job)
     if size.clamp is not None:
         yield (
             f"spec.nodes asks for {size.asked}, which is {_CLAMPED[size.clamp]}: "
@@ -312,9 +316,9 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
 # -- suspended or failed ------------------------------------------------------------
 
 
-def _suspended(pods: list[Pod]) -> str:
-    left = [pod.name for pod in pods if not pod.ended]
-    text = "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again"
+def _suspended(phase: Phase, pods: list[Pod]) -> str:
+    left = [pod.name for pod in pods]
+    text = f"{phase}: it resumes from its last checkpoint once runPolicy.suspend is false again"
     if not left:
         return text
     return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"

@@ -10,7 +10,7 @@ from elasticjob_operator.domain.explain.catalog import (
     failure_remedy,
 )
 from elasticjob_operator.domain.explain.phrases import counted, quoted, round_cause, time_text
-from elasticjob_operator.domain.status.failures import round_began_at
+from elasticjob_operator.domain.status.failures import latest_failure, round_began_at
 from elasticjob_operator.domain.status.rounds import (
     PLANNED_CAUSES,
     cold_text,
@@ -19,11 +19,11 @@ from elasticjob_operator.domain.status.rounds import (
     seconds_text,
 )
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.status import FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 
-ENDED_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
+ENDED_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDING, Phase.SUSPENDED)
 
 
 def interruption_sentences(status: Status) -> Iterator[str]:
@@ -62,7 +62,7 @@ def _phases_text(found: RoundStatus) -> str:
 
 def failure_sentences(job: ElasticJob) -> Iterator[str]:
     """Yield the latest failure, the meaning of its class, and the remedy."""
-    failure = job.status.first_failure
+    failure = latest_failure(job.status)
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
     yield f"{_failure_place(failure)}: {failure_meaning(failure)}" + _message(failure)
@@ -72,12 +72,12 @@ def failure_sentences(job: ElasticJob) -> Iterator[str]:
         yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
 
 
-def _message(failure: FirstFailure) -> str:
+def _message(failure: FailureStatus) -> str:
     said = quoted(failure.message)
     return f": {said}" if said else ""
 
 
-def _failure_place(failure: FirstFailure) -> str:
+def _failure_place(failure: FailureStatus) -> str:
     where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
     if failure.rank is None or failure.rank < 0:
         return f"Latest failure, in round {failure.round}: {where}"

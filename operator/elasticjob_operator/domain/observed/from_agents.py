@@ -27,7 +27,7 @@ from elasticjob_operator.domain.observed.state import (
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, shutdown_time
 from elasticjob_operator.domain.plan.sizes import count_pods, launch_failures, launch_limit_reason
-from elasticjob_operator.domain.status.failures import failure_of
+from elasticjob_operator.domain.status.failures import failure_of, latest_failure
 from elasticjob_operator.domain.status.rounds import cause_of, history
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Status
@@ -54,8 +54,8 @@ def rendezvous_from_status(status: Status) -> RendezvousView:
     if status.rendezvous is not None and status.rendezvous.cause is not None:
         cause = status.rendezvous.cause
         found["cause"] = cause_of(cause.kind, cause.members, cause.detail, cause.reasons)
-    if status.first_failure is not None:
-        found["first_failure"] = failure_of(status.first_failure)
+    if failure := latest_failure(status):
+        found["first_failure"] = failure_of(failure)
     return RendezvousView(
         **found,
         rounds=tuple(one for one in map(history, status.rounds) if one is not None),
@@ -86,7 +86,8 @@ def agent_view(
         before = NO_MEMBERS  # a new incarnation, whose rounds are counted from one
     if job.status.phase in FINISHED:
         return replace(before, state=RendezvousState.CLOSED)
-    if job.spec.run_policy.suspend and not any(pod.active for pod in pods):
+    resumes = job.status.phase is Phase.SUSPENDING and not job.spec.run_policy.suspend
+    if resumes or (job.spec.run_policy.suspend and not any(pod.active for pod in pods)):
         return _suspended(before)
     view = _reported(before, pods, found)
     if not view.readable:

@@ -58,7 +58,7 @@ class RendezvousView:
         rounds: cost of any number of rounds, oldest first.
         failures_charged: number of failures charged to the budget.
         interruptions: number of rounds ended for uncharged reasons.
-        first_failure: culprit of the latest failure: the first worker that failed.
+        first_failure: culprit of the latest failure: the worker that failed first in its round.
         offences: failures caused by machines in the rounds still on record, oldest first.
         outcome: set if the state is closed; its `reason` is a `StopReason`, or empty.
     """

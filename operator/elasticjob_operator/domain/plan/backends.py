@@ -113,7 +113,7 @@ def agent_params(job: ElasticJob) -> RendezvousParams:
     pods enforces the wanted size; the current one only tells the first round how many nodes to
     wait for.
     """
-    return rendezvous_params(job, job.spec.max_nodes, wanted_size(job.spec).nodes)
+    return rendezvous_params(job, job.spec.max_nodes, wanted_size(job).nodes)
 
 
 def _store_endpoint(job: ElasticJob) -> str:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.domain.observed.state import (
+    NodeState,
+    Pod,
+    RendezvousView,
+    StopReason,
+)
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
+from elasticjob_operator.model.types import (
+    Backend,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    RendezvousState,
+)
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 
 DEFAULT_SECONDS = 30
@@ -31,15 +43,16 @@ def shutdown_time(job: ElasticJob) -> timedelta:
 
 FINISHED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
+_STOPPING = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+
 NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.PENDING: frozenset(
-        {Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}
-    ),
-    Phase.RUNNING: frozenset({Phase.RESTARTING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}),
-    Phase.RESTARTING: frozenset({Phase.RUNNING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED}),
-    Phase.SUSPENDED: frozenset(
-        {Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUCCEEDED, Phase.FAILED}
-    ),
+    Phase.PENDING: frozenset({Phase.RUNNING, Phase.RESTARTING}) | _STOPPING,
+    Phase.RUNNING: frozenset({Phase.RESTARTING}) | _STOPPING,
+    Phase.RESTARTING: frozenset({Phase.RUNNING}) | _STOPPING,
+    Phase.SUSPENDING: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED})
+    | FINISHED,
+    Phase.SUSPENDED: frozenset({Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING})
+    | FINISHED,
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
     Phase.INTERRUPTED: frozenset(set(Phase) - {Phase.INTERRUPTED}),
@@ -47,8 +60,20 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 """Legal phase transitions. Some skip a phase, because a pass may miss intermediate states."""
 
 
-def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
-    """Return the phase of the job: the one in its status or a legal successor."""
+def may_write(pod: Pod) -> bool:
+    """Return True if the pod's workers may still write a checkpoint.
+
+    On an unreachable machine they have stopped, since their leases have expired. Neither do ended
+    pods count whose object only a finalizer keeps.
+    """
+    return pod.node_state is not NodeState.NOT_READY and not (pod.over and pod.terminating)
+
+
+def next_phase(
+    job: ElasticJob, view: RendezvousView, now: datetime, pods: Sequence[Pod] = ()
+) -> Phase:
+    """Return the phase of the job, which has these pods: the one in its status or a legal
+    successor."""
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
         current = Phase.PENDING
@@ -57,7 +82,10 @@ def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
     if job.spec.run_policy.suspend:
-        return Phase.SUSPENDED
+        return Phase.SUSPENDING if pods else Phase.SUSPENDED
+    if current is Phase.SUSPENDING and job.spec.rendezvous.backend is not Backend.ETCD:
+        # Only the status records this suspension: it must be complete before the job resumes.
+        return Phase.SUSPENDING if any(may_write(pod) for pod in pods) else Phase.SUSPENDED
     if deadline_exceeded(job, now):
         return Phase.FAILED
     return _forming_or_running(current, view)
@@ -65,7 +93,7 @@ def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
 
 def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:
     if not view.readable:
-        return Phase.PENDING if current is Phase.SUSPENDED else current
+        return Phase.PENDING if current in (Phase.SUSPENDING, Phase.SUSPENDED) else current
     if view.state is RendezvousState.FINAL:
         return Phase.RUNNING
     if current in (Phase.RUNNING, Phase.RESTARTING):

@@ -6,13 +6,13 @@ yields no further actions, and the next pass completes one that failed half-way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.observed.from_agents import undecided_until
-from elasticjob_operator.domain.observed.state import NodeState, Observed, Pod, StopReason
+from elasticjob_operator.domain.observed.state import Observed, Pod, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CloseRendezvous,
@@ -41,6 +41,7 @@ from elasticjob_operator.domain.plan.lifecycle import (
     deadline_exceeded,
     expires_at,
     failed_by_deadline,
+    may_write,
     next_phase,
     suspended_at,
 )
@@ -109,13 +110,13 @@ def plan_end(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReas
         for pod in by_index(observed)
         if pod.active or (everything and not pod.terminating)
     ]
-    return Plan(tuple(actions), phase, wanted_size(job.spec))
+    return Plan(tuple(actions), phase, wanted_size(job))
 
 
 def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
     """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
     end, then ttlSecondsAfterFinished."""
-    size = wanted_size(job.spec)
+    size = wanted_size(job)
     expiry, cleanup = expires_at(job), cleanup_at(job)
     if expiry is not None and expiry <= now:
         return Plan((DeleteJob(),), phase, size)
@@ -160,7 +161,19 @@ deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    phase = next_phase(job, observed.rendezvous, now)
+    found = _plan(job, observed, now)
+    size, over = found.size, found.phase in FINISHED
+    if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
+        return found
+    # The scale subresource needs a value, also while the job is suspended.
+    write = WriteNodes(size.asked)
+    if job.spec.run_policy.suspend:
+        return replace(found, actions=(*found.actions, write))  # which must not delay the end
+    return replace(found, actions=(write, *found.actions))
+
+
+def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
+    phase = next_phase(job, observed.rendezvous, now, observed.pods)
     if job.metadata.deletion_timestamp is not None:
         return plan_end(job, observed, phase, StopReason.DELETED)
     if job.status.phase in FINISHED or observed.rendezvous.ended:
@@ -170,7 +183,7 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     if deadline_exceeded(job, now):
         return plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
     if observed.rendezvous.suspended or (
-        not is_steered(job) and job.status.phase is Phase.SUSPENDED
+        not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
     ):
         return _plan_resumption(job, observed, phase, now)
     return _plan_active(job, observed, phase, now)
@@ -178,21 +191,18 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
 
 def _plan_resumption(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
     """Return the plan that starts a new incarnation, once no pod of the old one can still write a
-    checkpoint.
-
-    Pods on an unreachable machine do not count: their leases have expired, and their workers have
-    stopped. Neither do ended pods whose object only a finalizer keeps.
-    """
+    checkpoint."""
     old = [pod for pod in by_index(observed) if not _is_fresh(job, pod)]
-    there = (pod for pod in old if pod.node_state is not NodeState.NOT_READY)
-    remaining = [pod for pod in there if not (pod.over and pod.terminating)]
+    remaining = [pod for pod in old if may_write(pod)]
     if remaining:
         actions = [
             DeletePod(pod.name, pod.uid, DeleteReason.SUSPENDED)
             for pod in remaining
             if not pod.terminating
         ]
-        return Plan(tuple(actions), phase, wanted_size(job.spec))
+        return Plan(tuple(actions), phase, wanted_size(job))
+    if phase is Phase.SUSPENDED:  # the next pass resumes the job, once the status shows this
+        return Plan((), phase, wanted_size(job))
     if not is_steered(job) and (not observed.pods or len(old) < len(observed.pods)):
         # The incarnation is that of the pods; without pods, an unused one.
         return _plan_active(job, observed, phase, now)
@@ -214,7 +224,7 @@ def _is_fresh(job: ElasticJob, pod: Pod) -> bool:
 
 
 def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
-    size, view = wanted_size(job.spec), observed.rendezvous
+    size, view = wanted_size(job), observed.rendezvous
     counted_pods = count_pods(job, observed, now)
     failures = launch_failures(counted_pods.failed, view)
     able = sum(pod.launcher_since is not None for pod in counted_pods.counted)
@@ -247,8 +257,6 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
         drain_requests(observed, counted_pods.marked, victims),
     )
     actions: list[Action] = []
-    if job.spec.nodes is None:
-        actions.append(WriteNodes(size.asked))
     if steered:
         if view.readable and observed.bounds != bounds:
             actions.append(WriteParams(observed.incarnation, bounds))
@@ -311,7 +319,7 @@ def _expected_members(
 ) -> int:
     """Return the number of members that can join: remaining pods that are not given up, and pods
     being created."""
-    wanted = wanted_size(job.spec).nodes
+    wanted = wanted_size(job).nodes
     going = {pod.uid for pod, _ in victims}
     given_up = {pod.uid for pod in counted_pods.given_up}
     able = sum(pod.uid not in going | given_up for pod in counted_pods.counted)

@@ -35,7 +35,8 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """Wanted size: `asked` is spec.nodes (maxNodes if absent), `nodes` the legal size."""
+    """Wanted size: `asked` is spec.nodes (maxNodes if nobody has set it), `nodes` the legal
+    size."""
 
     nodes: int
     asked: int
@@ -47,14 +48,18 @@ def legal_sizes(spec: ElasticJobSpec) -> range:
     return range(spec.min_nodes, spec.max_nodes + 1, spec.node_increment)
 
 
-def wanted_size(spec: ElasticJobSpec) -> WantedSize:
-    """Return the largest legal size that does not exceed spec.nodes, but at least minNodes."""
+def wanted_size(job: ElasticJob) -> WantedSize:
+    """Return the largest legal size that does not exceed spec.nodes, but at least minNodes.
+
+    A value of spec.nodes that the operator wrote stands for maxNodes.
+    """
+    spec, follows = job.spec, job.follows_max_nodes
     sizes = legal_sizes(spec)
-    asked = spec.max_nodes if spec.nodes is None else spec.nodes
+    asked = spec.max_nodes if follows or spec.nodes is None else spec.nodes
     if asked < spec.min_nodes:
         return WantedSize(spec.min_nodes, asked, Clamp.BELOW_MIN_NODES)
     largest = sizes[(min(asked, spec.max_nodes) - spec.min_nodes) // spec.node_increment]
-    if largest == asked or spec.nodes is None:
+    if largest == asked or follows:
         return WantedSize(largest, asked)
     clamp = Clamp.ABOVE_MAX_NODES if asked > spec.max_nodes else Clamp.BETWEEN_INCREMENTS
     return WantedSize(largest, asked, clamp)

@@ -6,8 +6,7 @@ and explanations. The trouble itself is found by the operator's own probes and b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.phrases import clock, counted, named
@@ -17,6 +16,7 @@ from elasticjob_operator.domain.observed.state import (
     Observed,
     Obstacle,
     Pod,
+    Refusal,
     RendezvousView,
     SeenTrouble,
     StopReason,
@@ -24,6 +24,7 @@ from elasticjob_operator.domain.observed.state import (
 from elasticjob_operator.domain.plan.backends import missing_store_host
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
+from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, CreationRefusal, Status
 from elasticjob_operator.model.types import (
@@ -154,16 +155,6 @@ WORKERS_FAILED = "WorkersFailed"
 """Reason of condition Failed if failures of workers ended the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Condition without its times."""
-
-    type: ConditionType
-    status: ConditionStatus
-    reason: str
-    message: str = ""
-
-
 def conditions(
     job: ElasticJob,
     observed: Observed,
@@ -175,9 +166,10 @@ def conditions(
 ) -> list[Condition]:
     """Return all conditions, in the order of `ConditionType`."""
     findings = [
+        *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, counted_pods, size, phase),
-        *_phase_findings(job, view, phase),
+        *_phase_findings(observed.pods, view, phase),
         resizing(view, size, phase),
         *_end_findings(view, phase),
         *_refusal_findings(job, observed),
@@ -192,26 +184,12 @@ def conditions(
     return with_transition_times(findings, job.status.conditions, job.metadata.generation, now)
 
 
-def with_transition_times(
-    findings: Iterable[Finding], before: Iterable[Condition], generation: int, now: datetime
-) -> list[Condition]:
-    """Return the findings as conditions; the transition time changes only with the status."""
-    known = {condition.type: condition for condition in before}
-    result = []
-    for finding in findings:
-        old = known.get(finding.type)
-        unchanged = old is not None and old.status is finding.status
-        result.append(
-            Condition(
-                type=finding.type,
-                status=finding.status,
-                reason=finding.reason,
-                message=finding.message,
-                observed_generation=generation,
-                last_transition_time=old.last_transition_time if old and unchanged else now,
-            )
-        )
-    return result
+def _refusal(observed: Observed, phase: Phase) -> Refusal | None:
+    return None if phase in _WITHOUT_PODS else observed.refusal
+
+
+_WITHOUT_PODS = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
+"""Phases in which the job wants no pods."""
 
 
 def pods_ready(
@@ -220,7 +198,7 @@ def pods_ready(
     """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
     the other pods and their obstacles."""
     kind = ConditionType.PODS_READY
-    if phase in FINISHED or phase is Phase.SUSPENDED:
+    if phase in _WITHOUT_PODS:
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
     ready = sum(pod.ready for pod in counted_pods.counted)
     if ready >= size.nodes:
@@ -255,8 +233,8 @@ _OF_CREATION = (
 
 def creation_refusal(observed: Observed, phase: Phase) -> CreationRefusal | None:
     """Return the refusal to create pods for the status; None for a job without pods."""
-    refusal = observed.refusal
-    if refusal is None or phase in FINISHED or phase is Phase.SUSPENDED:
+    refusal = _refusal(observed, phase)
+    if refusal is None:
         return None
     return CreationRefusal(reason=refusal.obstacle.value, message=refusal.message)
 
@@ -345,7 +323,7 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _phase_findings(job: ElasticJob, view: RendezvousView, phase: Phase) -> list[Finding]:
+def _phase_findings(pods: Sequence[Pod], view: RendezvousView, phase: Phase) -> list[Finding]:
     def finding(kind: ConditionType, of: Phase, reason: str, message: str = "") -> Finding:
         if phase is of:
             return Finding(kind, ConditionStatus.TRUE, reason, message)
@@ -355,8 +333,19 @@ def _phase_findings(job: ElasticJob, view: RendezvousView, phase: Phase) -> list
     return [
         finding(ConditionType.RUNNING, Phase.RUNNING, "RoundFinal", running),
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
-        finding(ConditionType.SUSPENDED, Phase.SUSPENDED, "Suspended", "runPolicy.suspend is true"),
+        _suspended(pods, phase),
     ]
+
+
+def _suspended(pods: Sequence[Pod], phase: Phase) -> Finding:
+    """Return Suspended: true once no pod is left."""
+    kind = ConditionType.SUSPENDED
+    if phase is Phase.SUSPENDED:
+        return Finding(kind, ConditionStatus.TRUE, phase.value, "runPolicy.suspend is true")
+    if phase is Phase.SUSPENDING:
+        left = _names_text([pod.name for pod in pods])
+        return Finding(kind, ConditionStatus.FALSE, phase.value, f"waiting for the end of {left}")
+    return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 
 
 def _cause_text(view: RendezvousView) -> str:

@@ -25,6 +25,7 @@ from elasticjob_operator.domain.plan.actions import (
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.status.conditions import warnings_text
+from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.domain.status.rounds import (
     cold_text,
     phases_text,
@@ -33,7 +34,7 @@ from elasticjob_operator.domain.status.rounds import (
     seconds_text,
 )
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.status import Condition, FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -83,7 +84,7 @@ def without_recent_changes(status: Status, since: datetime) -> Status:
     """
     fresh = {found.round for found in status.rounds if _is_since(found.final_time, since)}
     ended = status.phase in FINISHED and _is_since(status.completion_time, since)
-    failure = status.first_failure
+    failure = latest_failure(status)
     if failure is not None and _round_key(status, failure.round):
         changed = status.rendezvous is not None and _is_since(status.rendezvous.since, since)
         if ended or changed or any(one >= failure.round for one in fresh):
@@ -92,7 +93,8 @@ def without_recent_changes(status: Status, since: datetime) -> Status:
         update={
             "conditions": [one for one in status.conditions if not _is_fresh_warning(one, since)],
             "rounds": [found for found in status.rounds if found.round not in fresh],
-            "first_failure": failure,
+            "first_failure": None if failure is None else status.first_failure,
+            "last_failure": failure,
             "phase": None if ended else status.phase,
         }
     )
@@ -182,7 +184,7 @@ def _is_settled(status: Status, found: RoundStatus) -> bool:
 def _actions(applied: tuple[Action, ...]) -> Iterator[Event]:
     for action in applied:
         if isinstance(action, WriteNodes):
-            yield _normal("NodesSet", f"spec.nodes was not set: using maxNodes, {action.nodes}")
+            yield _normal("NodesSet", f"spec.nodes follows maxNodes: {action.nodes}")
         elif isinstance(action, RemoveMembers):
             count = len(action.members)
             gone = "its pod is" if count == 1 else "their pods are"
@@ -231,8 +233,8 @@ def _recoveries(before: Status, after: Status) -> Iterator[Event]:
 
 
 def _failure(before: Status, after: Status) -> Iterator[Event]:
-    failure = after.first_failure
-    if failure is None or failure == before.first_failure:
+    failure = latest_failure(after)
+    if failure is None or failure == latest_failure(before):
         return
     deduplication_key = _round_key(after, failure.round)
     if failure.class_ in UNCHARGED_CLASSES:
@@ -241,7 +243,7 @@ def _failure(before: Status, after: Status) -> Iterator[Event]:
         yield Event(EventType.WARNING, "WorkerFailed", failure_text(failure), deduplication_key)
 
 
-def lost_node_text(failure: FirstFailure) -> str:
+def lost_node_text(failure: FailureStatus) -> str:
     """Return one sentence for a lost or preempted node, none of whose workers failed."""
     where = f" on {failure.node}" if failure.node else ""
     said = f": {failure.message}" if failure.message else ""
@@ -250,7 +252,7 @@ def lost_node_text(failure: FirstFailure) -> str:
     )
 
 
-def failure_text(failure: FirstFailure) -> str:
+def failure_text(failure: FailureStatus) -> str:
     """Return the culprit in one sentence, followed by the end of its traceback."""
     rank = "" if failure.rank is None else f"rank {failure.rank} "
     if failure.signal is not None:
@@ -320,7 +322,7 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
         return
     match after.phase:
         case Phase.PENDING:
-            if before.phase is Phase.SUSPENDED:
+            if before.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
                 yield _normal("Resumed", "runPolicy.suspend is false again")
         case Phase.RUNNING:
             nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
@@ -329,8 +331,10 @@ def _phase(before: Status, after: Status) -> Iterator[Event]:
             cause = after.rendezvous.cause if after.rendezvous else None
             text = cause_text(cause) if cause else "a new round is being formed"
             yield _normal("Restarting", text)
+        case Phase.SUSPENDING:
+            yield _normal("Suspending", "runPolicy.suspend is true: its pods are being stopped")
         case Phase.SUSPENDED:
-            yield _normal("Suspended", "runPolicy.suspend is true")
+            yield _normal("Suspended", "runPolicy.suspend is true, and no pod is left")
         case Phase.SUCCEEDED:
             yield _normal("Succeeded", "all workers ended with success", _end_key(after))
         case Phase.FAILED:

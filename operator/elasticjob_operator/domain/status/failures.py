@@ -22,12 +22,12 @@ from elasticjob_operator.domain.status.rounds import final_at, lasted_ms
 from elasticjob_operator.model.status import (
     MAX_AVOIDED,
     AvoidedNode,
-    FirstFailure,
+    FailureStatus,
     RoundStatus,
     Status,
     Straggler,
 )
-from elasticjob_operator.model.types import RendezvousState
+from elasticjob_operator.model.types import Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind
 
@@ -78,8 +78,21 @@ def is_new_incarnation(view: RendezvousView, before: Status) -> bool:
     known = before.rendezvous
     if known is None or not view.readable:
         return False
-    closed = known.state is RendezvousState.CLOSED and view.state is not RendezvousState.CLOSED
-    return closed or known.round > view.round
+    return _reopened(view, before) or known.round > view.round
+
+
+def is_new_run(view: RendezvousView, before: Status) -> bool:
+    """Return True if the view shows a job that was resumed.
+
+    While the job trained, lower round numbers only mean that etcd lost the rounds of the run.
+    """
+    trained = before.phase in (Phase.RUNNING, Phase.RESTARTING)
+    return is_new_incarnation(view, before) and (_reopened(view, before) or not trained)
+
+
+def _reopened(view: RendezvousView, before: Status) -> bool:
+    closed, known = RendezvousState.CLOSED, before.rendezvous
+    return known is not None and known.state is closed and view.state is not closed
 
 
 def _known_reason(number: int, before: Status) -> str:
@@ -113,14 +126,30 @@ _IMPOSED = frozenset({PodEnd.PREEMPTED, PodEnd.EVICTED})
 """Ends imposed by the cluster, even if the node left in good order."""
 
 
-def first_failure(
+def latest_failure(status: Status) -> FailureStatus | None:
+    """Return the latest failure in a status; previous releases wrote it as `firstFailure`."""
+    return status.last_failure or status.first_failure
+
+
+def first_failure(before: Status, latest: FailureStatus | None) -> FailureStatus | None:
+    """Return the first failure of the run.
+
+    While it is also the latest one, more precise details of it replace those known.
+    """
+    known, newest = before.first_failure, latest_failure(before)
+    if known is None or latest is None or newest is None:
+        return known or latest
+    return latest if known.round == newest.round == latest.round else known
+
+
+def last_failure(
     view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
-) -> FirstFailure | None:
+) -> FailureStatus | None:
     """Return the culprit of the latest failure.
 
     `reason` is the `PodEnd` of the members whose departure caused the current round, or empty.
     """
-    known = before.first_failure
+    known = latest_failure(before)
     recorded = view.first_failure
     worker = (
         None if recorded is None else _worker_failure(recorded, {pod.name: pod for pod in pods})
@@ -129,14 +158,15 @@ def first_failure(
         worker = None
     if worker is not None and known is not None and _is_same_worker(known, worker):
         worker = known if recorded is None or known.class_ != recorded.kind else worker
-    found = [
-        failure for failure in (known, worker, _lost_node(view, reason, pods, before)) if failure
-    ]
+    lost = _lost_node(view, reason, pods, before)
+    if known is not None and view.readable and known.round > view.round and (worker or lost):
+        known = None  # etcd lost the rounds after which these are counted
+    found = [failure for failure in (known, worker, lost) if failure]
     # Within a round a worker's own failure takes precedence over one derived from a pod's end.
     return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
 
 
-def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousView) -> bool:
+def _is_echo(worker: FailureStatus, known: FailureStatus | None, view: RendezvousView) -> bool:
     """Return True if a worker's collective broke as the effect of a known failure.
 
     With the torch backends an agent's records disappear with its pod; only the echoes that other
@@ -151,11 +181,11 @@ def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousV
     return followed is not None and followed.cause.kind in (CauseKind.LEAVE, CauseKind.LOSS)
 
 
-def _is_same_worker(one: FirstFailure, other: FirstFailure) -> bool:
+def _is_same_worker(one: FailureStatus, other: FailureStatus) -> bool:
     return (one.round, one.pod, one.rank) == (other.round, other.pod, other.rank)
 
 
-def failure_of(shown: FirstFailure) -> Failure | None:
+def failure_of(shown: FailureStatus) -> Failure | None:
     """Return the record of a worker's failure in the status, without its member and time; None
     for a node's failure, of which there is no record."""
     if shown.rank is None:
@@ -176,14 +206,14 @@ def failure_of(shown: FirstFailure) -> Failure | None:
     )
 
 
-def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FirstFailure:
+def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FailureStatus:
     """Return the recorded failure, with class and message of the pod's end if that is more
     precise."""
     pod = pods.get(failure.name)
     end = None if pod is None or not pod.ended else removal_cause(pod)
     vague = failure.kind in _VAGUE and not failure.traceback
     told = _CLASS_BY_END.get(end) if end is not None and vague else None
-    return FirstFailure(
+    return FailureStatus(
         round=failure.round,
         pod=failure.name,
         node=failure.node or None,
@@ -198,7 +228,7 @@ def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FirstFailure:
 
 def _lost_node(
     view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
-) -> FirstFailure | None:
+) -> FailureStatus | None:
     """Return the failure for a lost or preempted node, none of whose workers failed."""
     cause = view.cause
     if cause is None or not cause.members:
@@ -207,7 +237,7 @@ def _lost_node(
     left = cause.kind in (CauseKind.LEAVE, CauseKind.PREEMPTION)
     if cause.kind != CauseKind.LOSS and not (left and end in _IMPOSED):
         return None
-    known = before.first_failure
+    known = latest_failure(before)
     name = cause.members[0]
     kind = _CLASS_BY_END.get(end, FailureClass.NODE_LOST) if end else FailureClass.NODE_LOST
     pod = next((pod for pod in pods if pod.name == name and removal_cause(pod) is not None), None)
@@ -217,7 +247,7 @@ def _lost_node(
     node = pod.node if pod is not None else member.node if member is not None else None
     if known is not None and (known.round, known.pod) == (number, name):
         said, node = known.message or said, known.node or node
-    return FirstFailure(
+    return FailureStatus(
         round=number, pod=name, node=node, class_=kind.value, message=said or cause.detail
     )
 

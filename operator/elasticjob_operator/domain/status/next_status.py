@@ -7,19 +7,31 @@ from datetime import datetime
 
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.manifests.names import selector
-from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, RendezvousView
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    Observed,
+    Pod,
+    PodPhase,
+    RendezvousView,
+)
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, next_phase
 from elasticjob_operator.domain.plan.sizes import count_pods, wanted_size
-from elasticjob_operator.domain.status.conditions import conditions, creation_refusal
+from elasticjob_operator.domain.status.conditions import (
+    conditions,
+    creation_refusal,
+)
 from elasticjob_operator.domain.status.failures import (
     avoided_nodes,
     first_failure,
     is_new_incarnation,
+    is_new_run,
+    last_failure,
     round_reason,
     round_reasons,
     stragglers,
 )
+from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
@@ -30,6 +42,7 @@ from elasticjob_operator.model.status import (
     CauseStatus,
     Interruptions,
     MemberStatus,
+    PodCounts,
     RendezvousStatus,
     RoundStatus,
     Status,
@@ -51,18 +64,20 @@ def next_status(
     view, before = rendezvous_view, job.status
     if _is_data_lost(job, view, observed):
         view = UNREADABLE
-    phase = next_phase(job, view, now)
-    counted_pods, size = count_pods(job, observed, now), wanted_size(job.spec)
-    suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
+    phase = next_phase(job, view, now, observed.pods)
+    counted_pods, size = count_pods(job, observed, now), wanted_size(job)
+    suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation says nothing about the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
+    run = Status() if is_new_run(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
+    latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
-        pods=len(counted_pods.counted),
+        pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),
         ready_nodes=ready,
         wanted_nodes=size.nodes,
         selector=selector(job),
@@ -76,11 +91,12 @@ def next_status(
         rounds=_rounds(view, round_reasons(view, reason, past), past)
         if view.readable
         else before.rounds,
-        first_failure=first_failure(view, reason, observed.pods, past),
+        first_failure=first_failure(run, latest),
+        last_failure=latest,
         refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
-            before.conditions
+            final_conditions(job, now)
             if before.phase in FINISHED
             else conditions(job, observed, view, counted_pods, size, phase, now)
         ),
@@ -90,6 +106,18 @@ def next_status(
     )
     told = explanation(job.model_copy(update={"status": status}), observed.pods)
     return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+
+
+def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
+    active = [pod for pod in pods if pod.active]
+    return PodCounts(
+        desired=desired,
+        active=len(active),
+        ready=sum(pod.ready for pod in active),
+        pending=sum(pod.launcher_since is None for pod in active),
+        terminating=sum(pod.terminating and not (pod.ended or pod.over) for pod in pods),
+        failed=sum(pod.phase is PodPhase.FAILED for pod in pods),
+    )
 
 
 def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:

@@ -26,7 +26,7 @@ from elasticjob_operator.domain.observed.node_state import parse_node
 from elasticjob_operator.domain.observed.pod_state import observed_pod
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import MemberStatus, Status
+from elasticjob_operator.model.status import MemberStatus, PodCounts, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 from tests.unit.operator.builders import NOW, final_round, job, observed
 from tests.unit.operator.domain.observed.raw_pods import RawPod, node
@@ -136,7 +136,7 @@ def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
     where = ["--output=json", "--request-timeout=15s", "--namespace=team-a", "--context=ctx"]
     where.append("--kubeconfig=/kube")
     assert calls(kubectl) == [
-        ["get", "elasticjobs.elasticjob.dev", "job", *where],
+        ["get", "elasticjobs.elasticjob.dev", "job", "--show-managed-fields", *where],
         ["get", "pods", "--selector", "elasticjob.dev/job-uid=job-uid", *where],
         ["get", "nodes", "node-a", "--ignore-not-found", *where],
         ["get", "events", "--field-selector", "involvedObject.uid=job-uid", *where],
@@ -244,15 +244,16 @@ def test_local_job_does_not_wait_for_an_operator(
 
 def test_local_job_without_runner_is_interrupted_and_trains_on_no_node(kubectl: Path) -> None:
     a_job, _ = stored()
-    running = {"phase": Phase.RUNNING, "nodes": 2, "pods": 2, "ready_nodes": 2}
+    pods = PodCounts(desired=2, active=2, ready=2)
+    running = {"phase": Phase.RUNNING, "nodes": 2, "pods": pods, "ready_nodes": 2}
     folder = local(**running)
     folder.acquire()
     local(**running)
     shown = ElasticJob.model_validate(folder.object()).status
-    assert (shown.phase, shown.nodes, shown.pods) == (Phase.RUNNING, 2, 2)
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.RUNNING, 2, pods)
     folder.release()
     shown = ElasticJob.model_validate(folder.object()).status
-    assert (shown.phase, shown.nodes, shown.pods) == (Phase.INTERRUPTED, 0, 0)
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.INTERRUPTED, 0, PodCounts())
     assert shown.members == []
     assert not any(
         one.type is ConditionType.RUNNING and one.status is ConditionStatus.TRUE

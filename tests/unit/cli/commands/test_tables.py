@@ -18,7 +18,7 @@ from elasticjob_cli.commands.tables import (
 )
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.crdgen import definition
-from elasticjob_operator.model.status import Condition, FirstFailure, Interruptions, Status
+from elasticjob_operator.model.status import Condition, FailureStatus, Interruptions, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType
 from tests.unit.operator.builders import job
 
@@ -61,6 +61,7 @@ def test_row_of_a_job() -> None:
             "kind": "ElasticJob",
             "metadata": {"name": "digits", "creationTimestamp": "2026-01-31T11:59:00Z"},
             "spec": {
+                "minNodes": 1,
                 "maxNodes": 4,
                 "template": {"spec": {"containers": [{"name": "c", "command": ["true"]}]}},
             },
@@ -160,18 +161,18 @@ def test_restarts_are_charged_failures(charged: int, reason: str, text: str) -> 
 
 
 def test_lost_node_has_neither_rank_nor_exit() -> None:
-    failure = FirstFailure(round=2, pod="a-1", class_="NodeLost")
+    failure = FailureStatus(round=2, pod="a-1", class_="NodeLost")
     assert failure_lines(failure) == ["a-1, round 2: NodeLost"]
 
 
 def test_multiline_message_gives_multiple_lines() -> None:
     """Every line of a message gets the common indentation."""
-    failure = FirstFailure(round=2, pod="a-1", class_="UserError", message="ValueError: x\nmore\n")
+    failure = FailureStatus(round=2, pod="a-1", class_="UserError", message="ValueError: x\nmore\n")
     assert failure_lines(failure)[1:] == ["ValueError: x", "more"]
 
 
 def test_failure_names_first_failed_worker() -> None:
-    failure = FirstFailure(
+    failure = FailureStatus(
         round=2, pod="a-1", rank=3, exit_code=1, class_="UserError", message="ValueError: x",
         traceback="Traceback\n  line\n",
     )  # fmt: skip

@@ -77,7 +77,7 @@ def test_pods_are_killed_after_the_grace_of_their_members(
 
     applier = Applier(None, kubelet, str, job, lambda _: None)
     deletion = DeletePod("job-0", UID, next(iter(DeleteReason)))
-    asyncio.run(applier.apply(Plan((deletion,), Phase.RUNNING, wanted_size(job.job.spec))))
+    asyncio.run(applier.apply(Plan((deletion,), Phase.RUNNING, wanted_size(job.job))))
     commands = ControlCommands(job, kubelet, cast("Processes", SimpleNamespace()), lambda _: None)
     commands.fault("drain", "job-0")
 

@@ -187,7 +187,7 @@ def test_subresources_columns_and_names() -> None:
         "status": {},
         "scale": {
             "specReplicasPath": ".spec.nodes",
-            "statusReplicasPath": ".status.pods",
+            "statusReplicasPath": ".status.pods.active",
             "labelSelectorPath": ".status.selector",
         },
     }

@@ -148,3 +148,29 @@ def test_status_of_newer_operator_is_read() -> None:
     document = manifest()
     document["status"] = {"phase": "Running", "spares": 3, "rendezvous": {"state": "final", "x": 1}}
     assert parse_manifest(document).status.phase is Phase.RUNNING
+
+
+def test_status_of_an_earlier_release_is_read() -> None:
+    """It counted pods in one number, and knew no latest failure; a reason might be absent."""
+    old = {
+        "phase": "Running",
+        "pods": 3,
+        "readyNodes": 2,
+        "firstFailure": {"round": 1, "pod": "job-0"},
+        "members": [{"pod": "job-0", "state": "running", "node": "machine"}],
+        "avoidedNodes": [{"until": "2026-01-01T00:00:00Z"}],
+        "conditions": [
+            {"type": "Running", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            {
+                "type": "Failed",
+                "status": "False",
+                "reason": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            },
+        ],
+    }
+    status = Status.model_validate(old)
+    assert (status.pods, status.ready_nodes, status.last_failure) == (None, 2, None)
+    assert [one.reason for one in status.conditions] == ["Unknown", "Unknown"]
+    assert [one.node for one in status.members] == ["machine"]
+    assert status.avoided_nodes == [], "the API server drops the names under their former key"

@@ -33,7 +33,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.status import (
     Condition,
     CreationRefusal,
-    FirstFailure,
+    FailureStatus,
     RoundStatus,
     Status,
 )
@@ -601,7 +601,7 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "being suspended": (
         observed(*running(2)),
         {"runPolicy": {"suspend": True}},
-        "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again; "
+        "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
         "job-0 and job-1 are still being stopped.",
     ),
 }
@@ -618,7 +618,7 @@ def test_no_round(here: Observed, spec: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_failure_class_has_meaning_and_remedy(kind: FailureClass) -> None:
     text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind))))
-    found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
+    found = FailureStatus(round=1, pod="job-1", exit_code=1, class_=kind.value)
     assert f"round 1: rank 5 on job-1 (node-1): {failure_meaning(found)}: ValueError: no." in text
     assert f" {failure_remedy(found)}." in text
     assert failure_remedy(found)[0].isupper()
@@ -687,7 +687,7 @@ def test_back_off_is_shown_after_a_long_quote(kind: CauseKind) -> None:
 
 
 def test_unknown_class_of_newer_agent_is_shown_as_failure() -> None:
-    newer = FirstFailure(round=1, pod="job-1", message="ValueError: no", class_="Eclipse")
+    newer = FailureStatus(round=1, pod="job-1", message="ValueError: no", class_="Eclipse")
     before = BEFORE.model_copy(update={"first_failure": newer})
     text = said(observed(*running(5), view=trained()), before)
     assert "a worker failed: ValueError: no. See the pod's log." in text

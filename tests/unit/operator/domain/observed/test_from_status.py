@@ -13,7 +13,7 @@ from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model.status import (
     CauseStatus,
-    FirstFailure,
+    FailureStatus,
     RendezvousStatus,
     RoundStatus,
     Status,
@@ -70,7 +70,7 @@ def test_cause_of_a_newer_release_is_left_out() -> None:
 
 
 def test_failure_of_a_node_is_no_record_and_stays_in_the_status() -> None:
-    lost = FirstFailure(round=1, pod="job-1", class_="NodeLost")
+    lost = FailureStatus(round=1, pod="job-1", class_="NodeLost")
     status = Status(first_failure=lost)
     assert rendezvous_from_status(status).first_failure is None
     again = next_status(job(status), observed(*running(1)), rendezvous_from_status(status), NOW)

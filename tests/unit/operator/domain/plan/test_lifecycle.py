@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from elasticjob_operator.domain.observed.state import UNREADABLE, RendezvousView, StopReason
+from elasticjob_operator.domain.observed.state import (
+    UNREADABLE,
+    NodeState,
+    Pod,
+    RendezvousView,
+    StopReason,
+)
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, NEXT_PHASES, next_phase
 from elasticjob_operator.model import Phase, RendezvousState
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
-from tests.unit.operator.builders import NOW, ago, closed, final_round, history, job
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    history,
+    job,
+    pod,
+    running,
+)
 
 FORMING = RendezvousView(round=1, waiting=1)
 AGAIN = RendezvousView(round=3, rounds=(history(2, "start", 4),))
@@ -31,6 +47,7 @@ VIEWS = {
     "unreadable": UNREADABLE,
 }
 PHASES = [None, *Phase]
+RUNNING = running(2)
 P = Phase
 
 TABLE: list[tuple[Phase | None, str, bool, Phase]] = [
@@ -70,24 +87,52 @@ def test_phase_transitions_from_spec_and_rendezvous(
     assert next_phase(a_job, VIEWS[view], NOW) is phase
 
 
+SUSPENSIONS: list[tuple[Phase, bool, str, Sequence[Pod], Phase]] = [
+    # previous phase, suspended, backend, pods, next phase
+    (P.RUNNING, True, "Etcd", RUNNING, P.SUSPENDING),
+    (P.RUNNING, True, "C10d", RUNNING, P.SUSPENDING),
+    (P.RUNNING, True, "Etcd", (), P.SUSPENDED),
+    (P.SUSPENDING, True, "Etcd", (pod(0).terminating().get(),), P.SUSPENDING),
+    (P.SUSPENDING, True, "Etcd", (pod(0).over().terminating().get(),), P.SUSPENDING),
+    (P.SUSPENDING, True, "Etcd", (pod(0).on(NodeState.NOT_READY).get(),), P.SUSPENDING),
+    (P.SUSPENDING, True, "C10d", (), P.SUSPENDED),
+    (P.SUSPENDING, False, "Etcd", (pod(0).terminating().get(),), P.PENDING),
+    (P.SUSPENDING, False, "C10d", (pod(0).terminating().get(),), P.SUSPENDING),
+    (P.SUSPENDING, False, "C10d", (pod(0).over().terminating().get(),), P.SUSPENDED),
+    (P.SUSPENDING, False, "C10d", (pod(0).on(NodeState.NOT_READY).get(),), P.SUSPENDED),
+    (P.SUSPENDED, False, "C10d", (), P.PENDING),
+    (P.SUSPENDED, True, "Etcd", RUNNING, P.SUSPENDING),
+]
+
+
+@pytest.mark.parametrize(("before", "suspended", "backend", "pods", "phase"), SUSPENSIONS)
+def test_suspension_is_complete_once_no_pod_is_left(
+    before: Phase, suspended: bool, backend: str, pods: Sequence[Pod], phase: Phase
+) -> None:
+    policy, rendezvous = {"suspend": suspended}, {"backend": backend}
+    a_job = job(Status(phase=before), runPolicy=policy, rendezvous=rendezvous)
+    assert next_phase(a_job, SUSPENDED, NOW, pods) is phase
+
+
 @pytest.mark.parametrize(("before", "view"), list(product(PHASES, VIEWS)))
 def test_every_phase_change_is_in_the_table(before: Phase | None, view: str) -> None:
-    for suspended, late in product((False, True), (False, True)):
+    for suspended, late, pods in product((False, True), (False, True), ((), RUNNING)):
         status = Status(phase=before, start_time=ago(200 if late else 1))
         policy = {"suspend": suspended, "activeDeadlineSeconds": 100}
-        after = next_phase(job(status, runPolicy=policy), VIEWS[view], NOW)
+        after = next_phase(job(status, runPolicy=policy), VIEWS[view], NOW, pods)
         current = before or Phase.PENDING
         assert after is current or after in NEXT_PHASES[current]
         again = job(status.model_copy(update={"phase": after}), runPolicy=policy)
-        settled = next_phase(again, VIEWS[view], NOW)
+        settled = next_phase(again, VIEWS[view], NOW, pods)
         assert settled is after, "a phase must not change while nothing else does"
 
 
 def test_every_legal_phase_change_can_happen() -> None:
     seen = set()
-    for before, view, suspended in product(Phase, VIEWS.values(), (False, True)):
+    situations = product(Phase, VIEWS.values(), (False, True), ((), RUNNING))
+    for before, view, suspended, pods in situations:
         a_job = job(Status(phase=before), runPolicy={"suspend": suspended})
-        seen.add((before, next_phase(a_job, view, NOW)))
+        seen.add((before, next_phase(a_job, view, NOW, pods)))
     legal = {(before, after) for before, targets in NEXT_PHASES.items() for after in targets}
     assert {pair for pair in seen if pair[0] is not pair[1]} == legal
 

@@ -284,7 +284,7 @@ def test_suspension_closes_the_rendezvous_before_deleting_pods() -> None:
         DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),
         DeletePod("job-1", "uid-1-0", DeleteReason.SUSPENDED),
     )
-    assert found.phase is Phase.SUSPENDED
+    assert found.phase is Phase.SUSPENDING
 
 
 def test_job_created_suspended_creates_nothing() -> None:

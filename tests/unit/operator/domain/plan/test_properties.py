@@ -170,7 +170,7 @@ def test_counted_pods_equal_wanted_size(a_job: ElasticJob, world: Observed) -> N
     found = plan(a_job, world, NOW)
     after_job, after = applied(a_job, world, found)
     counted = len(count_pods(after_job, after, NOW).counted)
-    wanted = wanted_size(a_job.spec).nodes
+    wanted = wanted_size(a_job).nodes
     assert wanted in legal_sizes(a_job.spec)
     view = world.rendezvous
     if view.readable and view.outcome is None and not view.finishing:

@@ -28,7 +28,7 @@ from elasticjob_operator.domain.status.events import (
     without_recent_changes,
 )
 from elasticjob_operator.domain.status.next_status import next_status
-from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.status import CauseStatus, FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
@@ -128,7 +128,7 @@ def test_actions_of_one_kind_share_an_event() -> None:
     ]
     done: list[Action] = [WriteNodes(8), RemoveMembers(1, ("a", "b")), *created, *deleted]
     assert told(status, status, *done) == [
-        ("NodesSet", "spec.nodes was not set: using maxNodes, 8"),
+        ("NodesSet", "spec.nodes follows maxNodes: 8"),
         ("MembersRemoved", "2 members removed from the rendezvous: their pods are gone"),
         ("PodsCreated", "created job-0 … job-7 (8)"),
         ("PodsDeleted", "deleted job-9, job-10: more than wanted; had the highest rank"),
@@ -162,7 +162,7 @@ def test_first_failure_event_has_the_end_of_its_traceback() -> None:
 
 def test_lost_node_is_no_failed_worker() -> None:
     before = status_of(final_round(2))
-    lost = FirstFailure(round=2, pod="job-0", node="node-a", class_="NodeLost")
+    lost = FailureStatus(round=2, pod="job-0", node="node-a", class_="NodeLost")
     found = told(before, before.model_copy(update={"first_failure": lost}))
     assert found == [
         (
@@ -255,7 +255,7 @@ def test_repeated_events_of_a_lost_status_write_are_equal() -> None:
     """Rounds, their failure and the end are repeated, old events and those without occasion not."""
     old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
     new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
-    failure = FirstFailure(round=1, pod="job-1", rank=1, exit_code=1, message="no")
+    failure = FailureStatus(round=1, pod="job-1", rank=1, exit_code=1, message="no")
     status = Status(
         phase=Phase.SUCCEEDED, rounds=[old, new], first_failure=failure, completion_time=ago(1)
     )

@@ -27,6 +27,7 @@ from elasticjob_operator.model.status import (
     MAX_ROUNDS,
     Condition,
     MemberStatus,
+    PodCounts,
     Status,
 )
 from elasticjob_operator.model.types import ConditionStatus
@@ -39,6 +40,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from tests.unit.operator.builders import (
     NOW,
+    PodBuilder,
     ago,
     closed,
     failure,
@@ -64,6 +66,18 @@ def condition(status: Status, kind: ConditionType) -> Condition:
 
 def true_ones(status: Status) -> set[str]:
     return {one.type.value for one in status.conditions if one.status is ConditionStatus.TRUE}
+
+
+FAILED = {
+    "round": 1,
+    "pod": "job-1",
+    "nodeName": "node-1",
+    "rank": 1,
+    "exitCode": 1,
+    "class": "UserError",
+    "message": "boom",
+    "traceback": "Traceback",
+}
 
 
 def test_running_job_status() -> None:
@@ -122,7 +136,14 @@ def test_running_job_status() -> None:
             "since": "2026-01-31T11:59:00Z",
         },
         "nodes": 2,
-        "pods": 2,
+        "pods": {
+            "desired": 2,
+            "active": 2,
+            "ready": 2,
+            "pending": 0,
+            "terminating": 0,
+            "failed": 0,
+        },
         "readyNodes": 2,
         "wantedNodes": 2,
         "selector": "elasticjob.dev/job-name=job",
@@ -135,8 +156,8 @@ def test_running_job_status() -> None:
             "others": 5,
         },
         "members": [
-            {"pod": "job-0", "node": "node-0", "rank": 0, "state": "running", "round": 2},
-            {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},
+            {"pod": "job-0", "nodeName": "node-0", "rank": 0, "state": "running", "round": 2},
+            {"pod": "job-1", "nodeName": "node-1", "rank": 1, "state": "running", "round": 2},
         ],
         "rounds": [
             {
@@ -170,22 +191,14 @@ def test_running_job_status() -> None:
             },
         ],
         "explanation": list(explanation(described, pods)),
-        "firstFailure": {
-            "round": 1,
-            "pod": "job-1",
-            "node": "node-1",
-            "rank": 1,
-            "exitCode": 1,
-            "class": "UserError",
-            "message": "boom",
-            "traceback": "Traceback",
-        },
+        "firstFailure": FAILED,
+        "lastFailure": FAILED,
         "avoidedNodes": [],
         "stragglers": [],
         "observedGeneration": 3,
         "startTime": "2026-01-31T12:00:00Z",
     }
-    assert true_ones(status) == {"Created", "PodsReady", "Running"}
+    assert true_ones(status) == {"Ready", "Created", "PodsReady", "Running"}
 
 
 def test_members_are_in_natural_order_and_bounded() -> None:
@@ -200,16 +213,43 @@ def test_recent_rounds_are_kept() -> None:
     assert [one.round for one in status.rounds] == list(range(15 - MAX_ROUNDS, 15))
 
 
-def test_only_counted_pods_are_in_the_pod_count() -> None:
-    pods = [
-        pod(0).get(),
-        pod(1).pending(3).get(),
-        pod(2).failed().get(),
-        pod(3).terminating().get(),
-        pod(4).on(NodeState.NOT_READY).get(),
-    ]
-    status = status_of(job(maxNodes=4), observed(*pods))
-    assert (status.pods, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
+POD_COUNTS = {
+    "ready": (pod(0), PodCounts(active=1, ready=1)),
+    "pending": (pod(0).pending(3), PodCounts(active=1, pending=1)),
+    "failed": (pod(0).failed(), PodCounts(failed=1)),
+    "succeeded": (pod(0).succeeded(), PodCounts()),
+    "terminating": (pod(0).terminating(), PodCounts(terminating=1)),
+    "ended and terminating": (pod(0).over().terminating(), PodCounts(failed=1)),
+    "on a lost machine": (pod(0).on(NodeState.NOT_READY), PodCounts(active=1, ready=1)),
+}
+
+
+@pytest.mark.parametrize(("one", "counts"), POD_COUNTS.values(), ids=POD_COUNTS)
+def test_pods_are_counted_by_state(one: PodBuilder, counts: PodCounts) -> None:
+    status = status_of(job(maxNodes=4), observed(one.get()))
+    assert status.pods == counts.model_copy(update={"desired": 4})
+    assert status.wanted_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "policy", "view"),
+    [
+        (None, {"suspend": True}, None),
+        (Status(phase=Phase.SUCCEEDED), {}, None),
+        (None, {}, closed(OutcomeKind.FAILED)),
+    ],
+    ids=["suspended", "finished", "finishing"],
+)
+def test_no_pod_is_desired_at_rest(
+    status: Status | None, policy: dict[str, Any], view: RendezvousView | None
+) -> None:
+    counts = status_of(job(status, runPolicy=policy), observed(*running(2), view=view)).pods
+    assert counts == PodCounts(desired=0, active=2, ready=2)
+
+
+def test_ready_nodes_count_towards_the_size() -> None:
+    pods = [pod(0).get(), pod(1).pending(3).get(), pod(4).on(NodeState.NOT_READY).get()]
+    assert status_of(job(maxNodes=4), observed(*pods)).ready_nodes == 1
 
 
 @pytest.mark.parametrize(
@@ -257,7 +297,7 @@ def test_nodes_are_training_nodes(view: RendezvousView, phase: Phase | None, nod
     status = status_of(
         job(before, maxNodes=8), observed(*(pod(n).get() for n in range(6)), view=view)
     )
-    assert (status.nodes, status.pods) == (nodes, 6)
+    assert status.nodes == nodes
 
 
 @pytest.mark.parametrize(("ready", "reported"), [(1, True), (2, False)])
@@ -433,7 +473,8 @@ def test_each_outcome_is_finished_with_its_reason(
 ) -> None:
     status = status_of(job(), observed(view=view))
     assert status.phase is phase
-    assert true_ones(status) == {"Created", phase.value, "Finished"}
+    ready = "Ready" if phase is Phase.SUCCEEDED else "Stalled"
+    assert true_ones(status) == {ready, "Created", phase.value, "Finished"}
     assert condition(status, ConditionType.FINISHED).reason == reason
     assert condition(status, ConditionType.FAILED).reason == reason
 

@@ -142,8 +142,9 @@ def test_later_worker_failure_replaces_lost_node() -> None:
         observed(*running(2), view=final_round(2, 2, rounds=(FIRST, SECOND), first_failure=later)),
         lost,
     )
-    assert after.first_failure is not None
-    assert (after.first_failure.round, after.first_failure.class_) == (2, "UserError")
+    assert after.first_failure == lost.first_failure
+    assert after.last_failure is not None
+    assert (after.last_failure.round, after.last_failure.class_) == (2, "UserError")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,9 @@ def test_earlier_incarnation_is_ignored(suspended: RendezvousView) -> None:
     drained_ = next_of(opening())
     assert drained_.rendezvous is not None
     for before in (lost, drained_):
-        paused = next_of(observed(view=suspended), before)
+        asleep = job(before, maxNodes=3, runPolicy={"suspend": True})
+        paused = next_status(asleep, observed(view=suspended), suspended, NOW)
+        assert paused.first_failure == before.first_failure
         empty = next_of(observed(view=RendezvousView()), paused)
         assert empty.first_failure is None
         sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
