@@ -56,6 +56,28 @@ def _saving(rng: Random, plan: Plan) -> Plan:
     )
 
 
+def stopping(seed: int, kind: str = "") -> Plan:
+    """Return the plan of one seed with a suspension among its faults, or right after a decision."""
+    rng = Random(f"stopping {seed}")
+    base = plan(seed, kind)
+    begin = 0.6 * base.quiet_at * rng.random() + 1.0
+    withdrawn = rng.choice((0.0, 0.0, 0.0, 0.05, 1.5))
+    stop = Action(begin, "stop", 0, withdrawn)
+    near = tuple(
+        replace(action, at=begin + (2.0 * rng.random() - 0.5))
+        for action in base.actions
+        if rng.random() < 0.5
+    )
+    actions = (*base.actions, *near, stop)
+    return replace(
+        base,
+        operator=True,
+        asks_to_save=rng.random() < 0.8,
+        quiet_at=max(base.quiet_at, begin + 5.0),
+        actions=tuple(sorted(actions, key=lambda action: action.at)),
+    )
+
+
 def _losing_touch(rng: Random, plan: Plan) -> Plan:
     """Add agents that die or hang while they are cut off."""
     if plan.profile not in LOSING_TOUCH or rng.random() > 0.5:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.domain.plan.saving import is_saving
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 DEFAULT_SECONDS = 30
 MARGIN_SECONDS = 20
@@ -47,8 +49,13 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 """Legal phase transitions. Some skip a phase, because a pass may miss intermediate states."""
 
 
-def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
-    """Return the phase of the job: the one in its status or a legal successor."""
+def next_phase(
+    job: ElasticJob, view: RendezvousView, now: datetime, bounds: RendezvousParams | None = None
+) -> Phase:
+    """Return the phase of the job: the one in its status or a legal successor.
+
+    A job that saves before its suspension or after its deadline still runs.
+    """
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
         current = Phase.PENDING
@@ -56,9 +63,10 @@ def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
         return current
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
-    if job.spec.run_policy.suspend:
+    saves = current is not Phase.SUSPENDED and is_saving(view, bounds, now)
+    if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDED
-    if deadline_exceeded(job, now):
+    if deadline_exceeded(job, now) and not saves:
         return Phase.FAILED
     return _forming_or_running(current, view)
 

@@ -27,12 +27,14 @@ from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUNDS,
     MAX_SENTENCES,
+    MAX_UNSAVED,
     CauseStatus,
     Interruptions,
     MemberStatus,
     RendezvousStatus,
     RoundStatus,
     Status,
+    StopStatus,
 )
 from elasticjob_operator.model.types import Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.members import Cause, Counts, Member, MemberState
@@ -51,13 +53,14 @@ def next_status(
     view, before = rendezvous_view, job.status
     if _is_data_lost(job, view, observed):
         view = UNREADABLE
-    phase = next_phase(job, view, now)
+    phase = next_phase(job, view, now, observed.bounds)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
     # The status of an earlier incarnation says nothing about the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     ready = sum(pod.ready for pod in counted_pods.counted)
+    stop = _last_stop(view, before)
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
@@ -77,12 +80,13 @@ def next_status(
         if view.readable
         else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
+        last_stop=stop,
         refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions
             if before.phase in FINISHED
-            else conditions(job, observed, view, counted_pods, size, phase, now)
+            else conditions(job, observed, view, counted_pods, size, phase, now, stop)
         ),
         observed_generation=job.metadata.generation,
         start_time=None if suspended else before.start_time or now,
@@ -90,6 +94,22 @@ def next_status(
     )
     told = explanation(job.model_copy(update={"status": status}), observed.pods)
     return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+
+
+def _last_stop(view: RendezvousView, before: Status) -> StopStatus | None:
+    """Return the last planned stop: the recorded one, or the known one until a round is final."""
+    outcome = view.outcome
+    if outcome is None or outcome.save is None:
+        trains = view.readable and view.state is RendezvousState.FINAL
+        return None if trains else before.last_stop
+    save = outcome.save
+    return StopStatus(
+        reason=outcome.reason or outcome.kind.value,
+        result=save.result.value,
+        step=save.step if save.step >= 0 else None,
+        checkpoint_step=save.checkpoint_step if save.checkpoint_step >= 0 else None,
+        unsaved=list(save.unsaved[:MAX_UNSAVED]),
+    )
 
 
 def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
