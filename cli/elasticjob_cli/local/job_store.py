@@ -200,12 +200,16 @@ class JobFolder:
 
 def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
     """Return the last status of a runner that is gone, with nothing shown as running."""
-    conditions = [
-        {**condition, "status": "False", "reason": f"Job{Phase.INTERRUPTED}", "message": ""}
-        if condition["type"] in (ConditionType.RUNNING, ConditionType.RESTARTING)
-        else condition
-        for condition in status.get("conditions", ())
-    ]
+    now = {"reason": f"Job{Phase.INTERRUPTED}", "message": ""}
+    phase_reasons = {f"Job{phase}" for phase in _UNFINISHED_PHASES}
+    of_processes = (ConditionType.RUNNING, ConditionType.RESTARTING, ConditionType.PODS_READY)
+    conditions = []
+    for condition in status.get("conditions", ()):
+        if condition["type"] in of_processes:
+            condition = {**condition, **now, "status": "False"}
+        elif condition.get("reason") in phase_reasons:
+            condition = {**condition, **now}
+        conditions.append(condition)
     nothing: dict[str, Any] = {"phase": Phase.INTERRUPTED.value, "conditions": conditions}
     nothing |= {"nodes": 0, "pods": 0, "readyNodes": 0, "members": [], "explanation": []}
     if rendezvous := status.get("rendezvous"):

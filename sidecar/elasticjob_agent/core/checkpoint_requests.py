@@ -83,7 +83,7 @@ def completed(group: WorkerGroup) -> bool:
         return False
     workers = ((asked.before.get(rank), worker) for rank, worker in group.progress.items())
     return any(
-        _has_saved(before or WorkerProgress(), worker)
+        (_has_saved(before or WorkerProgress(), worker) or _holds_all_steps(worker, asked.point))
         # Progress in text form has no save points.
         and (worker.points == 0 or worker.points >= asked.point)
         for before, worker in workers
@@ -110,6 +110,14 @@ def saved(group: WorkerGroup) -> bool:
 def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:
     more = now.checkpoints > before.checkpoints or now.saved_ns != before.saved_ns
     return more or now.checkpoint_step != before.checkpoint_step
+
+
+def _holds_all_steps(worker: WorkerProgress, point: int) -> bool:
+    """Return True if a worker past the point has no step that its last checkpoint lacks.
+
+    An agent that took the workers over does not know which checkpoints came before the request.
+    """
+    return worker.points > point and 0 <= worker.step <= worker.checkpoint_step
 
 
 def _supports_saving(state: State, group: WorkerGroup) -> bool:

@@ -15,6 +15,7 @@ from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
 
 COORDINATOR_SECONDS = 5.0
@@ -93,6 +94,7 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
     supported = all(member.saves for member in trained)
     result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
     unsaved = [one.name for one in trained if not (one.saved if asked else one.saves)]
+    unsaved.sort(key=natural_order)
     return SaveReport(
         SaveResult.TIMED_OUT if asked else result,
         max(member.step for member in trained),

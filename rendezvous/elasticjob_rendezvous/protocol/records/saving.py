@@ -52,7 +52,7 @@ class SaveReport:
     def text(self) -> str:
         """Text for people, to follow the name of the stop."""
         if self.result is SaveResult.SAVED:
-            step = max(self.step, self.checkpoint_step)
+            step = self.checkpoint_step if self.checkpoint_step >= 0 else self.step
             return f"saved at step {step}" if step >= 0 else "saved before the stop"
         if self.result is SaveResult.NOT_TRAINING:
             return "no workers were training"
