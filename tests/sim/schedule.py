@@ -57,18 +57,17 @@ def _saving(rng: Random, plan: Plan) -> Plan:
 
 
 def stopping(seed: int, kind: str = "") -> Plan:
-    """Return the plan of one seed with a suspension among its faults, or right after a decision."""
+    """Return the plan of one seed with a suspension, and some of its faults around that."""
     rng = Random(f"stopping {seed}")
     base = plan(seed, kind)
     begin = 0.6 * base.quiet_at * rng.random() + 1.0
     withdrawn = rng.choice((0.0, 0.0, 0.0, 0.05, 1.5))
     stop = Action(begin, "stop", 0, withdrawn)
-    near = tuple(
-        replace(action, at=begin + (2.0 * rng.random() - 0.5))
+    faults = tuple(
+        replace(action, at=begin + 2.0 * rng.random() - 0.5) if rng.random() < 0.5 else action
         for action in base.actions
-        if rng.random() < 0.5
     )
-    actions = (*base.actions, *near, stop)
+    actions = (*faults, stop)
     return replace(
         base,
         operator=True,
