@@ -104,7 +104,8 @@ def test_suspended_job_saves_and_resumes_there(
         ns.await_status(phase="Suspended")
         assert steps(tmp_path) == [saved(tmp_path)] * 2
         stop = {"reason": "Suspended", "result": "Saved", "step": saved(tmp_path)}
-        assert ns.status()["lastStop"] == {**stop, "checkpointStep": saved(tmp_path)}
+        found = {**stop, "checkpointStep": saved(tmp_path), "unsaved": []}
+        assert ns.status()["lastStop"] == found
         text = f"saved at step {saved(tmp_path)}"
         ns.await_event("Saved", text)
         assert ns.condition("Suspended")["message"] == f"runPolicy.suspend is true; {text}"
