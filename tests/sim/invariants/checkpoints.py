@@ -72,7 +72,8 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
     asked_at = world.controller.stop_asked_at
     if asked_at is None or outcome is None or outcome.kind is not OutcomeKind.STOPPED:
         return
-    late = world.now - asked_at > world.controller.stop_seconds + STOP_SLACK_SECONDS
+    most = world.controller.stop_seconds + world.controller.postponed_seconds
+    late = world.now - asked_at > most + STOP_SLACK_SECONDS
     checker.need(not late or checker.in_trouble(), "stops end", f"asked for at {asked_at}")
     report = outcome.save
     if report is None or before.state is not RoundState.FINAL:

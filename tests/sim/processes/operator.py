@@ -32,6 +32,7 @@ class Controller:
         self._dirty = True
         self._due = False
         self.stop_asked_at: float | None = None
+        self.postponed_seconds = 0.0
 
     def start(self) -> None:
         if self.world.plan.operator:
@@ -77,6 +78,7 @@ class Controller:
             self.stop_asked_at = None  # etcd lost its data, and no member restores it
             return
         if not world.etcd_up or world.etcd_full or stored is None:
+            self.postponed_seconds += 1.0
             world.at(1.0, self._close)
             return
         closing = self.bounds.closing
