@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
@@ -23,6 +24,11 @@ def grace_seconds(job: ElasticJob) -> int:
     if given is not None:
         return given
     return max(DEFAULT_SECONDS, job.spec.recovery.stop_grace_seconds + MARGIN_SECONDS)
+
+
+def with_own_grace(job: ElasticJob, bounds: RendezvousParams | None) -> RendezvousParams | None:
+    """Return the observed bounds with the job's own leave time: its etcd user may write any."""
+    return None if bounds is None else replace(bounds, leave_seconds=float(grace_seconds(job)))
 
 
 def shutdown_time(job: ElasticJob) -> timedelta:
@@ -63,7 +69,7 @@ def next_phase(
         return current
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
-    saves = current is not Phase.SUSPENDED and is_saving(view, bounds, now)
+    saves = current is not Phase.SUSPENDED and is_saving(view, with_own_grace(job, bounds), now)
     if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDED
     if deadline_exceeded(job, now) and not saves:

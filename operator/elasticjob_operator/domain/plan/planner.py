@@ -43,6 +43,7 @@ from elasticjob_operator.domain.plan.lifecycle import (
     failed_by_deadline,
     next_phase,
     suspended_at,
+    with_own_grace,
 )
 from elasticjob_operator.domain.plan.saving import closing_step
 from elasticjob_operator.domain.plan.sizes import (
@@ -103,9 +104,10 @@ def plan_end(
     """
     view = observed.rendezvous
     actions: list[Action] = []
-    entered = is_steered(job) and observed.bounds is not None
+    bounds = with_own_grace(job, observed.bounds)
+    entered = is_steered(job) and bounds is not None
     if entered and view.outcome is None:
-        step = closing_step(view, observed.bounds, reason, now)
+        step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
             asked = WriteParams(observed.incarnation, step.bounds)
             return Plan((asked,), phase, wanted_size(job.spec), None, step.wake_at)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.model.types import RendezvousState
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
@@ -23,17 +24,36 @@ COORDINATOR_SECONDS = 5.0
 election of another one."""
 
 
+MOST_SECONDS = 86400.0
+"""Maximum plausible time for a checkpoint."""
+CLOCK_SECONDS = 5.0
+"""Maximum time by which a request may be in the future, by the clock of another replica."""
+
+
 def save_seconds(bounds: RendezvousParams) -> float:
-    """Return the time that the workers have for the checkpoint; 0 or less for none."""
-    return bounds.leave_seconds - STOP_MARGIN_SECONDS
+    """Return the time that the workers have for the checkpoint; 0 for none.
+
+    A job's etcd user may write any value into its bounds.
+    """
+    seconds = bounds.leave_seconds - STOP_MARGIN_SECONDS
+    return seconds if 0 <= seconds <= MOST_SECONDS else 0.0
 
 
 def closes_at(bounds: RendezvousParams | None) -> datetime | None:
     """Return the UTC time from which the operator closes the job itself; None unless it asked."""
     if bounds is None or bounds.closing is None:
         return None
-    asked = datetime.fromtimestamp(bounds.closing.since_ms / 1000, UTC)
-    return asked + timedelta(seconds=max(save_seconds(bounds), 0.0) + COORDINATOR_SECONDS)
+    asked = utc_time(bounds.closing.since_ms)
+    return _NEVER_ASKED if asked is None else asked + _wait(bounds)
+
+
+_NEVER_ASKED = datetime(1970, 1, 1, tzinfo=UTC)
+"""Time for a request without a valid time: the job is closed at once."""
+
+
+def _wait(bounds: RendezvousParams) -> timedelta:
+    """Return the time from the request to the operator's own close."""
+    return timedelta(seconds=save_seconds(bounds) + COORDINATOR_SECONDS)
 
 
 def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: datetime) -> bool:
@@ -45,7 +65,8 @@ def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: dateti
         return False
     due = closes_at(bounds)
     if due is not None:
-        return now < due and (not view.readable or view.state is RendezvousState.FINAL)
+        latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
+        return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
     trained = _trained(view)
     return save_seconds(bounds) > 0 and bool(trained) and all(one.saves for one in trained)
 

@@ -33,7 +33,7 @@ from elasticjob_operator.domain.plan.actions import (
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, Plan, plan
-from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS
+from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
@@ -347,7 +347,6 @@ def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReas
     ("view", "bounds", "result"),
     [
         (final_round(2), BOUNDS, SaveResult.NOT_SUPPORTED),
-        (saving(2), replace(BOUNDS, leave_seconds=5.0), SaveResult.NO_TIME),
         (replace(saving(2), state=RendezvousState.JOINABLE), BOUNDS, SaveResult.NOT_TRAINING),
         (replace(saving(2), state=RendezvousState.FROZEN), BOUNDS, SaveResult.NOT_TRAINING),
         (
@@ -356,7 +355,7 @@ def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReas
             SaveResult.NOT_TRAINING,
         ),
     ],
-    ids=["unsupported", "no time", "joinable", "frozen", "joinable after the request"],
+    ids=["unsupported", "joinable", "frozen", "joinable after the request"],
 )
 def test_planned_stop_waits_for_nothing_that_cannot_save(
     view: RendezvousView, bounds: RendezvousParams, result: SaveResult
@@ -366,6 +365,30 @@ def test_planned_stop_waits_for_nothing_that_cannot_save(
     assert close.save.result is result
     assert len(deleted(found)) == 2
     assert found.phase is Phase.SUSPENDED
+
+
+def test_job_without_time_to_save_is_closed_at_once() -> None:
+    template = {
+        "spec": {"containers": [{"name": "trainer", "image": "trainer:1", "command": ["x"]}]}
+    }
+    template["spec"]["terminationGracePeriodSeconds"] = 5  # type: ignore[assignment]
+    a_job = job(maxNodes=2, runPolicy={"suspend": True}, template=template)
+    found = plan(a_job, observed(*running(2), view=saving(2), bounds=BOUNDS), NOW)
+    [close] = of(CloseRendezvous, found)
+    assert close.save.result is SaveResult.NO_TIME
+
+
+@pytest.mark.parametrize("since_ms", [-(10**18), 0, 10**12 * 3, 10**18])
+@pytest.mark.parametrize("leave_seconds", [30.0, 1e300, float("nan"), -1.0])
+def test_hostile_request_does_not_delay_the_end(since_ms: int, leave_seconds: float) -> None:
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    hostile = replace(
+        BOUNDS, closing=ClosingRequest(outcome, since_ms), leave_seconds=leave_seconds
+    )
+    exists = observed(*running(2), view=saving(2), bounds=hostile)
+    assert of(CloseRendezvous, plan(STOPS[StopReason.SUSPENDED], exists, NOW))
+    step = closing_step(saving(2), hostile, StopReason.SUSPENDED, NOW)
+    assert step.report is not None
 
 
 def test_leaving_members_of_a_deleted_job_are_asked() -> None:
