@@ -7,7 +7,7 @@ is closed at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
@@ -44,7 +44,9 @@ def closes_at(bounds: RendezvousParams | None) -> datetime | None:
     if bounds is None or bounds.closing is None:
         return None
     asked = utc_time(bounds.closing.since_ms)
-    return _NEVER_ASKED if asked is None else asked + _wait(bounds)
+    if asked is None or asked.year == MAXYEAR:
+        return _NEVER_ASKED
+    return asked + _wait(bounds)
 
 
 _NEVER_ASKED = datetime(1970, 1, 1, tzinfo=UTC)
