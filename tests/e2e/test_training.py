@@ -228,3 +228,16 @@ def test_deleted_pod_checkpoints_first_and_loses_no_step(told: Told) -> None:
     made = [int(step) for step in re.findall(r"^(?:\[\d+\] )?step (\d+) ", since, re.MULTILINE)]
     assert made == list(range(made[0], made[0] + len(made))), "none is lost, none made twice"
     assert made[-1] > saved
+
+
+def test_suspended_job_saves_its_last_step(told: Told) -> None:
+    """The last test of this module: the pods' checkpoints are gone with them."""
+    told.settled(2)
+    told.ns.patch(NAME, {"runPolicy": {"suspend": True}})
+    told.ns.in_phase(NAME, "Suspended")
+    stop = told.status["lastStop"]
+    assert (stop["reason"], stop["result"]) == ("Suspended", "Saved")
+    assert stop["checkpointStep"] == stop["step"] > 0
+    assert f"saved at step {stop['step']}" in told.ns.condition(NAME, "Suspended")["message"]
+    told.ns.without_pods(NAME)
+    assert f"Saved at step {stop['step']}." in told.explained()

@@ -115,6 +115,12 @@ class Faults:
             self.world.truth.closed_by_hand = True
             pod.agent.deliver(Close(Outcome(OutcomeKind.STOPPED, "asked for")))
 
+    def stop(self, _pod: Pod, withdrawn_after: float) -> None:
+        """Suspend the job, as the user would; resume it later unless `withdrawn_after` is 0."""
+        if self.world.plan.operator and self.world.controller.stop_asked_at is None:
+            self.world.truth.closed_by_hand = True
+            self.world.controller.stop(withdrawn_after)
+
     # -- suspended processes --------------------------------------------------------
 
     def freeze(self, pod: Pod, seconds: float) -> None:

@@ -39,6 +39,8 @@ def _run(world: World, plan: Plan) -> None:
         world.at(action.at, world.faults.do, action)
     world.at(plan.quiet_at, world.faults.heal_everything)
     end = plan.quiet_at + plan.recovery_seconds
+    if any(action.name == "stop" for action in plan.actions):
+        end += world.controller.stop_seconds + plan.recovery_seconds
     world.run(plan.quiet_at)
     while world.now < end and not liveness.steady(world):
         world.run(min(end, world.now + 1.0))

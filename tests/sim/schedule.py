@@ -56,6 +56,27 @@ def _saving(rng: Random, plan: Plan) -> Plan:
     )
 
 
+def stopping(seed: int, kind: str = "") -> Plan:
+    """Return the plan of one seed with a suspension, and some of its faults around that."""
+    rng = Random(f"stopping {seed}")
+    base = plan(seed, kind)
+    begin = 0.6 * base.quiet_at * rng.random() + 1.0
+    withdrawn = rng.choice((0.0, 0.0, 0.0, 0.05, 1.5))
+    stop = Action(begin, "stop", 0, withdrawn)
+    faults = tuple(
+        replace(action, at=begin + 2.0 * rng.random() - 0.5) if rng.random() < 0.5 else action
+        for action in base.actions
+    )
+    actions = (*faults, stop)
+    return replace(
+        base,
+        operator=True,
+        asks_to_save=rng.random() < 0.8,
+        quiet_at=max(base.quiet_at, begin + 5.0),
+        actions=tuple(sorted(actions, key=lambda action: action.at)),
+    )
+
+
 def _losing_touch(rng: Random, plan: Plan) -> Plan:
     """Add agents that die or hang while they are cut off."""
     if plan.profile not in LOSING_TOUCH or rng.random() > 0.5:

@@ -20,6 +20,7 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.job_store import JobFolder, find_job
 from elasticjob_operator.domain.explain.explanation import explanation
+from elasticjob_operator.domain.explain.phrases import sentence, stop_texts
 from elasticjob_operator.domain.manifests.names import uid_selector
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
@@ -233,7 +234,7 @@ def is_runner_gone(found: ElasticJob, running: bool) -> bool:
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
     """Explain a local job from its runner's last status, or that the runner is gone."""
     if found.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
-        return (INTERRUPTED,)
+        return (INTERRUPTED, *map(sentence, stop_texts(found.status)))
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (RUNNER_GONE,)
     said = tuple(found.status.explanation) or explanation(found, ())
@@ -252,9 +253,9 @@ def _on_cluster(there: Cluster, name: str, alone: bool | None) -> Explanation:
 
 
 def _print(told: Explanation) -> None:
-    for sentence in told.sentences:
-        typer.echo(sentence)
+    for line in told.sentences:
+        typer.echo(line)
     if told.events:
         typer.echo("\nThe newest events:")
-        for line in told.events:
-            typer.echo(f"  {line}")
+        for event in told.events:
+            typer.echo(f"  {event}")

@@ -18,6 +18,7 @@ from elasticjob_cli.local.container import Trainer, interpreter, trainer
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
 from elasticjob_cli.output import final_summary
+from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
@@ -60,7 +61,8 @@ def run(
 ) -> None:
     """Run a job on this machine, with processes as pods.
 
-    Ctrl-C drains and stops the job; a second Ctrl-C kills it. The exit code is 0 if the job
+    Ctrl-C stops the job after a checkpoint, if its script saves on request, and says what was not
+    saved; a second Ctrl-C kills it. The exit code is 0 if the job
     succeeded, 1 if it failed, 2 for bad input, 130 if it was interrupted. The job's command runs
     in the manifest's folder, or in the current one if the manifest comes from standard input or a
     pipe.
@@ -163,6 +165,9 @@ def print_outcome(ended: RunOutcome) -> None:
                 typer.echo(f"  {line}", err=True)
     metadata = ended.job.metadata
     name = metadata.name
+    report = stop_report(status.last_stop)
+    if report is not None:
+        typer.echo(f"{name}: {report.text}", err=not report.complete)
     if metadata.deletion_timestamp is not None:
         typer.echo(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
         return

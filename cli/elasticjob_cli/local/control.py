@@ -103,8 +103,9 @@ class ControlCommands:
                 return self.scale(arguments["nodes"])
             case "delete":
                 self._stored.delete()
-                self._note("deleted: draining")
-                return {"graceSeconds": grace_seconds(self._stored.job)}
+                self._note("deleted: stopping the job")
+                # Once to save, and once to end.
+                return {"graceSeconds": 2 * grace_seconds(self._stored.job)}
             case "fault":
                 return {"done": self.fault(arguments["kind"], arguments["pod"])}
         raise BadInput(f"unknown command {echoed(verb)}: this runner may be of an older release")

@@ -68,7 +68,7 @@ class Screen:
         os.close(nowhere)
         self.gone = True
         with contextlib.suppress(OSError):
-            print("elasticjob: the output was closed: draining", file=sys.stderr)
+            print("elasticjob: the output was closed: stopping the job", file=sys.stderr)
 
 
 def console() -> Console:

@@ -33,9 +33,10 @@ from pydantic import ValidationError
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_cli.output import overwrite_in_place, replace_atomically
 from elasticjob_cli.settings import state_root
+from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.model import ElasticJob, Status
 from elasticjob_operator.model.problems import field_path
-from elasticjob_operator.model.types import ConditionType, Phase, RendezvousState
+from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.text import echoed
 
 
@@ -60,6 +61,7 @@ _OF_A_RUN = (
     ConditionType.RECONCILING,
     ConditionType.RUNNING,
     ConditionType.RESTARTING,
+    ConditionType.PODS_READY,
 )
 """Conditions that end with the runner."""
 
@@ -206,12 +208,15 @@ class JobFolder:
 
 def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
     """Return the last status of a runner that is gone, with nothing shown as running."""
-    conditions = [
-        {**condition, "status": "False", "reason": f"Job{Phase.INTERRUPTED}", "message": ""}
-        if condition["type"] in _OF_A_RUN
-        else condition
-        for condition in status.get("conditions", ())
-    ]
+    now = {"reason": f"Job{Phase.INTERRUPTED}", "message": ""}
+    phase_reasons = {f"Job{phase}" for phase in _UNFINISHED_PHASES}
+    conditions = []
+    for condition in status.get("conditions", ()):
+        if condition["type"] in _OF_A_RUN:
+            condition = {**condition, **now, "status": "False"}
+        elif condition.get("reason") in phase_reasons:
+            condition = {**condition, **now}
+        conditions.append(condition)
     nothing: dict[str, Any] = {"phase": Phase.INTERRUPTED.value, "conditions": conditions}
     nothing |= {"nodes": 0, "pods": {}, "readyNodes": 0, "members": [], "explanation": []}
     if rendezvous := status.get("rendezvous"):
@@ -280,6 +285,7 @@ class StoredJob:
         self._changed = changed
         self._trouble = trouble
         self._written: ElasticJob | None = None
+        self.stopped = False
 
     @property
     def deleted(self) -> bool:
@@ -293,9 +299,22 @@ class StoredJob:
             metadata=self.job.metadata.model_copy(update={"generation": generation}),
         )
 
-    def suspend(self) -> None:
-        policy = self.job.spec.run_policy
-        self.change_spec(run_policy=policy.model_copy(update={"suspend": True}))
+    @property
+    def planned(self) -> ElasticJob:
+        """Object for the plan: that of a suspended job once its user has stopped it.
+
+        The stored spec stays as its author wrote it, so that it can be run again.
+        """
+        if not self.stopped:
+            return self.job
+        policy = self.job.spec.run_policy.model_copy(update={"suspend": True})
+        spec = self.job.spec.model_copy(update={"run_policy": policy})
+        return self.job.model_copy(update={"spec": spec})
+
+    def stop(self) -> None:
+        """Stop the job at its user's request, as a suspension does."""
+        self.stopped = True
+        self._changed()
 
     def delete(self) -> None:
         """Mark the job as deleted, as `kubectl delete` does."""
@@ -304,6 +323,8 @@ class StoredJob:
 
     def set_status(self, status: Status) -> None:
         """Write the status without calling `changed`."""
+        if self.stopped:
+            status = _stopped_by_user(status)
         self.job = self.job.model_copy(update={"status": status})
         self.save()
 
@@ -327,6 +348,24 @@ class StoredJob:
         else:
             if full is not None:
                 self._trouble(f"{path.parent}: {full.strerror}")
+
+
+STOPPED_BY_USER = "StoppedByUser"
+"""Reason of condition Suspended of a local job that its user stopped."""
+
+
+def _stopped_by_user(status: Status) -> Status:
+    """Return the status with the reason why this job is suspended, which its spec does not give."""
+    report = stop_report(status.last_stop)
+    message = "its user stopped it" + ("" if report is None else f"; {report.text}")
+    changed = {"reason": STOPPED_BY_USER, "message": message}
+    conditions = [
+        one.model_copy(update=changed)
+        if one.type is ConditionType.SUSPENDED and one.status is ConditionStatus.TRUE
+        else one
+        for one in status.conditions
+    ]
+    return status.model_copy(update={"conditions": conditions})
 
 
 def admit(job: ElasticJob) -> ElasticJob:

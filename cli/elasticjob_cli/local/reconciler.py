@@ -20,9 +20,13 @@ from elasticjob_cli.local.kubelet import Kubelet, LocalPod
 from elasticjob_cli.local.logs import TRAINER, last_line
 from elasticjob_cli.local.processes import Processes, SupervisorGone
 from elasticjob_cli.local.round_log import RoundLog
-from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.etcd_records import (
+    Records,
+    outcome_record,
+    rendezvous_view,
+)
 from elasticjob_operator.domain.observed.from_agents import agent_view
-from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, SeenTrouble
+from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, SeenTrouble, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CloseRendezvous,
@@ -36,11 +40,13 @@ from elasticjob_operator.domain.plan.actions import (
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, grace_seconds, shutdown_time
 from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.plan.saving import save_report, save_seconds
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import Phase
 from elasticjob_operator.rendezvous.informer_cache import Contended, InformerCache, RendezvousWriter
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
+from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 
@@ -94,6 +100,9 @@ class Applier:
                 self._stored.change_spec(nodes=nodes)
             case WriteParams(incarnation, bounds):
                 await self._rendezvous.write_params(incarnation, bounds)
+                if bounds.closing is not None:
+                    within = save_seconds(bounds)
+                    self._note(f"the workers are asked to save a checkpoint, within {within:g} s")
                 self.incarnation, self.bounds = incarnation, bounds
             case CloseRendezvous(incarnation):
                 now_ms = time.time_ns() // 1_000_000
@@ -119,6 +128,16 @@ END_SECONDS = 5.0
 """Time for a finished job's pods to end, in addition to the job's grace period."""
 MAX_FAILED_STARTS = 5
 """Maximum number of consecutive pods that fail before their first round."""
+
+
+def _killed(observed: Observed) -> Observed:
+    """Return the observation of a job whose processes are about to be killed."""
+    view = observed.rendezvous
+    if view.outcome is not None:
+        return observed
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    outcome = replace(outcome, save=save_report(view, observed.bounds))
+    return replace(observed, rendezvous=replace(view, outcome=outcome))
 
 
 class ReconcileLoop:
@@ -156,7 +175,7 @@ class ReconcileLoop:
         over = False
         while not over:
             self._wake.clear()
-            planned = plan(self._stored.job, self._observe(), datetime.now(UTC))
+            planned = plan(self._stored.planned, self._observe(), datetime.now(UTC))
             await self._applier.apply(planned)
             over = self._update_status()
             if not over:
@@ -204,11 +223,13 @@ class ReconcileLoop:
     def _update_status(self) -> bool:
         """Observe, then write and show the status; return True if the run is over."""
         observed, found = self._observe(), self._records()
+        if self.killed.is_set():
+            observed = _killed(observed)
         if found is not None and self._round_log.take(found):
             self._failures.clear()
             self._stored.save_rounds(self._round_log.rounds())
         now = datetime.now(UTC)
-        status = next_status(self._stored.job, observed, observed.rendezvous, now)
+        status = next_status(self._stored.planned, observed, observed.rendezvous, now)
         self._stored.set_status(status)
         self._show(observed)
         self._check_failures(status.phase)

@@ -214,7 +214,7 @@ class LocalRun:
         self._drain("Ctrl-C" if signum == signal.SIGINT else signum.name)
 
     def _drain(self, reason: str) -> None:
-        """Drain and end the job, as a suspension does; kill it at the second request.
+        """Stop the job after a checkpoint, as a suspension does; kill it at the second request.
 
         During setup, cancel the setup instead.
         """
@@ -224,8 +224,8 @@ class LocalRun:
             self._interrupted = True
         elif not self._interrupted:
             self._interrupted = True
-            self._note(f"{reason}: draining; a second signal kills the job")
-            self._stored.suspend()
+            self._note(f"{reason}: stopping the job; a second signal kills it")
+            self._stored.stop()
         else:
             self._loop.killed.set()
             self._loop.wake()

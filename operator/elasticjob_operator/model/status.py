@@ -31,6 +31,8 @@ MAX_AVOIDED = 10
 """Maximum number of avoided nodes, and of stragglers."""
 MAX_ROUND_MEMBERS = 10
 """Maximum number of pods kept with each round."""
+MAX_UNSAVED = 16
+"""Maximum number of pods listed that did not save."""
 MAX_REASONS = 10
 """Maximum number of reasons kept with each round."""
 
@@ -196,6 +198,21 @@ class FailureStatus(StatusModel):
     """Python traceback, if there was one."""
 
 
+class StopStatus(StatusModel):
+    """Planned stop of the whole job, and the checkpoint before it."""
+
+    reason: str
+    """Reason for the stop: Suspended, DeadlineExceeded or Deleted."""
+    result: str
+    """Saved, TimedOut, Interrupted, NotSupported, NoTime or NotTraining."""
+    step: Step | None = None
+    """Last step that the workers reported before the stop."""
+    checkpoint_step: Step | None = None
+    """Last step of the last round that a checkpoint contains."""
+    unsaved: Annotated[list[str], Field(max_length=MAX_UNSAVED)] = Field(default_factory=list)
+    """Pods without a complete checkpoint, or whose scripts do not save on request, at most 16."""
+
+
 class AvoidedNode(StatusModel):
     """Machine that ended rounds of the job repeatedly."""
 
@@ -318,6 +335,8 @@ class Status(StatusModel):
     """First failure of the run, which begins with the job's start or resumption."""
     last_failure: FailureStatus | None = None
     """Latest failure of the run."""
+    last_stop: StopStatus | None = None
+    """Last planned stop of the whole job; absent once it trains again."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
     conditions: Annotated[list[Condition], Field(json_schema_extra=by("type"))] = Field(

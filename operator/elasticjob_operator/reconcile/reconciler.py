@@ -234,8 +234,9 @@ class Reconciler:
             return NOW_SECONDS
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else NOW_SECONDS
-        after = job.model_copy(update={"status": status})
-        return due_seconds(deadline(after), self._dependencies.now())
+        due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
+        # Past its deadline, the job still runs only to save: the plan has the time of its end.
+        return None if due is not None and due <= now else due_seconds(due, now)
 
     async def _read(self, key: JobKey) -> Json | None:
         """Read the job live; drop a deleted predecessor of the same name."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import UID_LABEL
-from elasticjob_operator.domain.observed.etcd_records import outcome_record
-from elasticjob_operator.domain.observed.state import StopReason
+from elasticjob_operator.domain.observed.etcd_records import outcome_record, rendezvous_view
+from elasticjob_operator.domain.observed.state import UNREADABLE, StopReason
+from elasticjob_operator.domain.plan.saving import closing_step
 from elasticjob_operator.etcd_tls.job_users import forget_job, forget_user, uids_with_users
 from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Json, Kind, Kube
 from elasticjob_operator.reconcile.applier import EXPECTED
@@ -26,7 +28,7 @@ from elasticjob_operator.reconcile.jobs import JobKey, Jobs
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
 from elasticjob_operator.rendezvous.etcd_source import Etcd
-from elasticjob_operator.rendezvous.informer_cache import Contended, close
+from elasticjob_operator.rendezvous.informer_cache import Contended, close, write_params
 from elasticjob_rendezvous.etcd.errors import EtcdError
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
@@ -36,12 +38,12 @@ CLEANUP_ERRORS = (EtcdError, Contended)
 
 
 async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: datetime) -> bool:
-    """Close a deleted job's rendezvous, so that its agents start no further round.
+    """Close a deleted job's rendezvous after a checkpoint, so that its agents start no further
+    round.
 
     Return True if everything is closed; the resync retries the rest. Raises `CLEANUP_ERRORS`.
     """
     etcds.agents.forget(uid)
-    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.DELETED)
     whole = True
     for etcd in etcds.all():
         newest = etcd.newest(namespace, uid)
@@ -51,8 +53,24 @@ async def close_deleted_job(etcds: EtcdRegistry, namespace: str, uid: str, now: 
             whole = False
         elif newest is not None:
             prefix = job_prefix(namespace, uid, newest)
-            await close(etcd.client, prefix, outcome, int(now.timestamp() * 1000))
+            whole = await _close(etcd, prefix, now) and whole
     return whole
+
+
+async def _close(etcd: Etcd, prefix: str, now: datetime) -> bool:
+    """Request the checkpoint before the end, or close; return True if it is closed."""
+    found = etcd.cache.records(prefix)
+    view = UNREADABLE if found is None else rendezvous_view(found)
+    bounds = None if found is None else found.bounds
+    step = closing_step(view, bounds, StopReason.DELETED, now)
+    if step.bounds is not None:
+        await write_params(etcd.client, prefix, step.bounds)
+    if step.wake_at is not None:
+        return False
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.DELETED)
+    outcome = replace(outcome, save=step.report)
+    await close(etcd.client, prefix, outcome, int(now.timestamp() * 1000))
+    return True
 
 
 async def delete_job_data(etcds: EtcdRegistry, namespace: str, uid: str) -> None:

@@ -254,7 +254,7 @@ def close(own: MemberKey, stored: Versioned[Member], outcome: Outcome, utc_ms: i
     if at is None or at.record.state is RoundState.CLOSED:
         return None
     closed: Round = replace(
-        at.record, state=RoundState.CLOSED, ids=(), outcome=outcome, since_ms=utc_ms
+        at.record, state=RoundState.CLOSED, ids=(), outcome=outcome, since_ms=utc_ms, save=None
     )
     key = own.view.keys.round
     return Txn(

@@ -83,7 +83,7 @@ def completed(group: WorkerGroup) -> bool:
         return False
     workers = ((asked.before.get(rank), worker) for rank, worker in group.progress.items())
     return any(
-        _has_saved(before or WorkerProgress(), worker)
+        (_has_saved(before or WorkerProgress(), worker) or _had_saved(before, asked.point))
         # Progress in text form has no save points.
         and (worker.points == 0 or worker.points >= asked.point)
         for before, worker in workers
@@ -110,6 +110,16 @@ def saved(group: WorkerGroup) -> bool:
 def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:
     more = now.checkpoints > before.checkpoints or now.saved_ns != before.saved_ns
     return more or now.checkpoint_step != before.checkpoint_step
+
+
+def _had_saved(before: WorkerProgress | None, point: int) -> bool:
+    """Return True if a worker was past the point, with all its steps saved, at the request.
+
+    Only an agent that took the workers over finds that.
+    """
+    if before is None or before.points <= point:
+        return False
+    return 0 <= before.step <= before.checkpoint_step
 
 
 def _supports_saving(state: State, group: WorkerGroup) -> bool:

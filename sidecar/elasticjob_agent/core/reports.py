@@ -37,9 +37,10 @@ from elasticjob_agent.worker_runtime import (
     WorkerExited,
     WorkerRuntimeLost,
 )
-from elasticjob_rendezvous.protocol.directives import Directive, Idle, Run, Stop
+from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure
-from elasticjob_rendezvous.protocol.records.members import Cause
+from elasticjob_rendezvous.protocol.records.members import Cause, Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.saving import SaveReport
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
 STEP_SECONDS = 5.0
@@ -121,6 +122,8 @@ def report_due_at(state: State) -> float | None:
         return None
     if reported_progress is None or reported_progress.round != latest.round:
         return 0.0
+    if state.group is not None and state.group.asked is not None:
+        return reported_progress.at  # workers that were asked to save make few further steps
     saved = latest.checkpoint_step != reported_progress.checkpoint_step
     return reported_progress.at + max(
         CHECKPOINT_SECONDS if saved else STEP_SECONDS, SECONDS_PER_NODE * _node_count(state)
@@ -240,6 +243,9 @@ def _directive_lines(directive: Directive, before: State) -> Iterator[LogLine]:
                     "needs more than 5 s for it",
                     warning=True,
                 )
+
+        case Finish(Outcome(kind=OutcomeKind.STOPPED, save=SaveReport() as save)):
+            yield LogLine(f"the job is closed: {save.text}", warning=not save.complete)
 
 
 def _runtime_lines(before: State, after: State, heard: object) -> Iterator[LogLine]:

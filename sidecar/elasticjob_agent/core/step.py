@@ -194,7 +194,9 @@ def _end_after_finish(run: str, finish: Finish) -> Ending:
             code = ExitCode.RENDEZVOUS
             return Ending(code, code, f"{run} timed out{detail}")
         case OutcomeKind.STOPPED:
-            return Ending(ExitCode.STOPPED, LEFT_CODE, f"{run} was stopped from outside{detail}")
+            saved = "" if outcome.save is None else f"; {outcome.save.text}"
+            text = f"{run} was stopped from outside{detail}{saved}"
+            return Ending(ExitCode.STOPPED, LEFT_CODE, text)
         case _:
             assert_never(outcome.kind)
 

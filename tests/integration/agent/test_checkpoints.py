@@ -22,7 +22,7 @@ import os, pathlib, random, sys, time
 import torch, torch.distributed as dist
 from elasticjob import train
 
-folder, way = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder, way = pathlib.Path(sys.argv[1]), (*sys.argv[2:], "question")[0]
 checkpoint = folder / "checkpoint"
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

@@ -32,6 +32,7 @@ COUNTERS = {
     CauseKind.MASTER_PORT: "others",
     CauseKind.DATA_LOST: "others",
 }
+IN_FLIGHT_SECONDS = 0.1
 TRAINS = (Workers.STARTING, Workers.RUNNING)
 NEWS_SECONDS = 1.0
 """Age after which every member has received news, unless a fault is active."""
@@ -60,7 +61,9 @@ def _check_coordinator(checker: Checker, after: Round) -> None:
     alone = after.successor != after.coordinator or not after.coordinator
     checker.need(alone, "succession", f"{after.coordinator} is to succeed itself: {after}")
     others = {kv.key.split("/")[-2] for kv in _old(checker, checker.sessions())}
-    named = after.successor or others <= {after.coordinator}
+    # The operator may have closed the job: it names nobody, and nobody is needed any more.
+    closed = after.state is RoundState.CLOSED
+    named = closed or after.successor or others <= {after.coordinator}
     checker.need(
         bool(named) or checker.is_disturbed(), "succession", f"nobody of {others}: {after}"
     )
@@ -93,7 +96,9 @@ def _check_loss(checker: Checker, before: Round, after: Round) -> None:
         return
     for pod in _seated(checker, before.number, after.cause.members):
         trains = pod.alive and pod.round == before.number and pod.phase in TRAINS
-        if not trains or pod.leaving:
+        # A returned agent may begin with the round while the decision is on its way to etcd.
+        began = pod.phase is Workers.STARTING and world.now - pod.agent_since < IN_FLIGHT_SECONDS
+        if not trains or pod.leaving or (began and pod.agents > 1):
             continue
         gone_at = world.truth.agents_gone.get(pod.id, world.now)
         away = world.now - gone_at >= world.plan.orphan_seconds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import save_seconds
-from elasticjob_rendezvous.protocol.records.members import CauseKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.saving import SaveResult
 from elasticjob_rendezvous.protocol.worker_group import Workers
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ PLANNED = (CauseKind.JOIN, CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.SCAL
 SETTLED_SECONDS = 1.0
 """Training time after which a script's wish for a checkpoint is certainly known."""
 SLACK_SECONDS = 0.1
+STOP_SLACK_SECONDS = 1.0
+"""Time for the write of the request and for the operator's own close."""
 
 
 def check(checker: Checker, before: Round | None, after: Round) -> None:
@@ -30,6 +33,8 @@ def check(checker: Checker, before: Round | None, after: Round) -> None:
         _asked(checker, before, after)
     elif before.state is RoundState.FINAL and after.state is RoundState.JOINABLE:
         _ended(checker, before, after)
+    elif before.state is not RoundState.CLOSED and after.state is RoundState.CLOSED:
+        _closed(checker, before, after)
 
 
 def _gang(checker: Checker, number: int) -> list[Pod]:
@@ -59,6 +64,35 @@ def _asked(checker: Checker, before: Round, after: Round) -> None:
     checker.need(ahead, "saving", f"place {save.point} was passed: {passed}")
     silent = [pod.name for pod in gang if pod.script.told < 0]
     checker.need(not silent, "saving", f"place {save.point} is agreed on without {silent}")
+
+
+def _closed(checker: Checker, before: Round, after: Round) -> None:
+    """Check that a stop of the job ends in time, and after the checkpoint where it can."""
+    world, outcome = checker.world, after.outcome
+    asked_at = world.controller.stop_asked_at
+    if asked_at is None or outcome is None or outcome.kind is not OutcomeKind.STOPPED:
+        return
+    most = world.controller.stop_seconds + world.controller.postponed_seconds
+    late = world.now - asked_at > most + STOP_SLACK_SECONDS
+    checker.need(not late or checker.in_trouble(), "stops end", f"asked for at {asked_at}")
+    report = outcome.save
+    if report is None or before.state is not RoundState.FINAL:
+        return
+    gang, seats = _gang(checker, before.number), checker.sealed[before.number].seats
+    saved = [pod for pod in gang if pod.script.saved]
+    truly = report.result is not SaveResult.SAVED or len(saved) == len(gang)
+    checker.need(truly or checker.in_trouble(), "saving", f"{report}, but {saved} saved")
+    # As many as wanted for another planned end, and none that was lost meanwhile.
+    if len(gang) < len(seats) or any(pod.agent is None for pod in gang) or checker.in_trouble():
+        return
+    if report.result is SaveResult.TIMED_OUT:
+        assert before.save is not None
+        waited = world.now - checker.save_asked_at >= before.save.seconds - SLACK_SECONDS
+        checker.need(waited, "saving", f"closed before the checkpoint: {report}")
+    if report.result is SaveResult.NOT_SUPPORTED:
+        now = world.now
+        wanted = all(pod.script.wanted_for(now) > SETTLED_SECONDS and _heard(pod) for pod in gang)
+        checker.need(not wanted or bool(world.plan.rates), "saving", f"nobody was asked: {report}")
 
 
 def _ended(checker: Checker, before: Round, after: Round) -> None:

@@ -20,6 +20,8 @@ def steady(world: World) -> bool:
     current = world.checker.round
     if current is not None and current.state is RoundState.CLOSED:
         return not world.alive()
+    if world.controller.stop_asked_at is not None:
+        return False
     lease = max(2.0, world.plan.bounds.keep_alive_seconds)
     calm = world.now - max(world.plan.quiet_at, world.checker.final_at or 0.0) > lease + 2.0
     endless = world.plan.work_seconds is None
@@ -31,9 +33,11 @@ def settled(world: World) -> None:
     """Check, long enough after the last fault, that the job trains or has rightly ended."""
     if world.checker.closed_at is not None:
         if world.now - world.checker.closed_at > world.plan.recovery_seconds:
-            late = [pod.name for pod in world.alive() if pod.agent is not None]
+            late = [p.name for p in world.alive() if p.agent is not None or p.workers_alive]
             world.checker.need(not late, "everybody ends", f"{late} still there after the close")
         return
+    asked_at = world.controller.stop_asked_at
+    world.checker.need(asked_at is None, "stops end", f"nobody closed the job since {asked_at}")
     unsettled = _unsettled(world)
     world.checker.need(not unsettled, "liveness", f"{unsettled}: {world.checker.round}")
     if not legal_size(world.controller.bounds, len(_useful(world))):

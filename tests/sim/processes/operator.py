@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.kv import Delete, Put, Txn
-from elasticjob_rendezvous.protocol.records.codec import encode
-from elasticjob_rendezvous.protocol.records.params import DrainRequest
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind, Round, RoundState
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, DrainRequest
 
 if TYPE_CHECKING:
     from tests.sim.processes.pod import Pod
@@ -28,6 +31,8 @@ class Controller:
         self.bounds = world.plan.bounds
         self._dirty = True
         self._due = False
+        self.stop_asked_at: float | None = None
+        self.postponed_seconds = 0.0
 
     def start(self) -> None:
         if self.world.plan.operator:
@@ -43,6 +48,45 @@ class Controller:
 
     def mark(self, pod: Pod, reason: str, preempted: bool = False) -> None:
         self.change(marks=(*self.bounds.marks, DrainRequest(pod.id, reason, preempted)))
+
+    def stop(self, withdrawn_after: float) -> None:
+        """Request a checkpoint and the end of the job; withdraw that later unless it is 0."""
+        world = self.world
+        self.stop_asked_at = world.now
+        outcome = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended")
+        self.change(closing=ClosingRequest(outcome, int(world.now * 1000)))
+        if withdrawn_after:
+            world.at(withdrawn_after, self._withdraw)
+        else:
+            world.at(self.stop_seconds, self._close)
+
+    @property
+    def stop_seconds(self) -> float:
+        """Seconds after the request to stop at which the operator closes the job itself."""
+        return max(self.bounds.leave_seconds - STOP_MARGIN_SECONDS, 0.0) + COORDINATOR_SECONDS
+
+    def _withdraw(self) -> None:
+        self.stop_asked_at = None
+        self.change(closing=None)
+
+    def _close(self) -> None:
+        world = self.world
+        stored = world.etcd.get(world.keys.round)
+        if self._closed():
+            return
+        if stored is None and not world.alive():
+            self.stop_asked_at = None  # etcd lost its data, and no member restores it
+            return
+        if not world.etcd_up or world.etcd_full or stored is None:
+            self.postponed_seconds += 1.0
+            world.at(1.0, self._close)
+            return
+        closing = self.bounds.closing
+        assert closing is not None
+        current = decode(Round, world.keys.round, stored.value)
+        over = replace(current, state=RoundState.CLOSED, outcome=closing.outcome, save=None)
+        world.note(OPERATOR, "closes", current.number)
+        world.etcd.txn(Txn((), (Put(world.keys.round, encode(over)),)), OPERATOR)
 
     def pods_changed(self) -> None:
         """Adapt `expected` to the pods that can run."""

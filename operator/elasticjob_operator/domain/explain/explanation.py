@@ -25,6 +25,7 @@ from elasticjob_operator.domain.explain.phrases import (
     named,
     quoted,
     sentence,
+    stop_texts,
     time_text,
     unschedulable,
 )
@@ -33,7 +34,7 @@ from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
-from elasticjob_operator.domain.status.conditions import refusal_of, store_sentences
+from elasticjob_operator.domain.status.conditions import SAVING, refusal_of, store_sentences
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
@@ -158,13 +159,16 @@ def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             cause = _current(status).cause or CauseStatus(kind=CauseKind.START)
             yield from _no_round(job, pods, f"Between two rounds, because {cause_text(cause)}")
         case Phase.RUNNING:
+            yield from _saving(status)
             yield from _running(job, pods)
         case Phase.SUSPENDING | Phase.SUSPENDED:
             yield _suspended(status.phase, pods)
+            yield from stop_texts(status)
         case Phase.SUCCEEDED:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
         case Phase.FAILED:
             yield _failed(job)
+            yield from stop_texts(status)
         case Phase.INTERRUPTED:
             pass  # the command line prints the remedy
 
@@ -322,6 +326,13 @@ def _suspended(phase: Phase, pods: list[Pod]) -> str:
     if not left:
         return text
     return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
+
+
+def _saving(status: Status) -> Iterator[str]:
+    """Yield the stop before which the workers save."""
+    for found in status.conditions:
+        if found.type is ConditionType.RUNNING and found.reason == SAVING:
+            yield "The workers save a checkpoint before the job is stopped"
 
 
 def _failed(job: ElasticJob) -> str:

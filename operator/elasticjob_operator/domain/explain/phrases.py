@@ -7,20 +7,22 @@ that they agree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.catalog import DETAILS, PLURAL_DETAILS
-from elasticjob_operator.domain.observed.state import DISRUPTIONS, PodEnd
+from elasticjob_operator.domain.observed.state import DISRUPTIONS, PodEnd, StopReason
 from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUND_MEMBERS,
     CauseStatus,
     RoundStatus,
     Status,
+    StopStatus,
 )
 from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_in_detail
 from elasticjob_rendezvous.protocol.records.roster import natural_order
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.text import first_line
 
 MAX_NAMES = 5
@@ -36,6 +38,37 @@ DEPARTURES = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.F
 
 REASONED = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS)
 """Causes whose reasons are listed one by one."""
+
+
+_STOPS = {
+    StopReason.SUSPENDED: "the job is suspended",
+    StopReason.DEADLINE_EXCEEDED: "the job ends, because it was active for too long",
+    StopReason.DELETED: "the job is deleted",
+}
+
+
+def saving_text(reason: str) -> str:
+    """Return the text for workers that save before this stop of the job."""
+    then = {stop.value: text for stop, text in _STOPS.items()}.get(reason, "the job is stopped")
+    return f"its workers save a checkpoint, then {then}"
+
+
+def stop_report(stop: StopStatus | None) -> SaveReport | None:
+    """Return the report on the checkpoint before a planned stop; None if nothing was training."""
+    known = {result.value: result for result in SaveResult}
+    result = None if stop is None else known.get(stop.result)  # None if of a newer operator
+    if stop is None or result is None or result is SaveResult.NOT_TRAINING:
+        return None
+    step = -1 if stop.step is None else stop.step
+    saved = -1 if stop.checkpoint_step is None else stop.checkpoint_step
+    return SaveReport(result, step, saved, tuple(stop.unsaved))
+
+
+def stop_texts(status: Status) -> Iterator[str]:
+    """Yield the sentence on the checkpoint before the last planned stop, if there was one."""
+    report = stop_report(status.last_stop)
+    if report is not None:
+        yield report.text[0].upper() + report.text[1:]
 
 
 def round_cause(found: RoundStatus, status: Status) -> str:

@@ -170,7 +170,8 @@ def closed_round(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> byte
             found = decode(Round, before.key, before.value)
     if found.state is RoundState.CLOSED:
         return None
-    return encode(replace(found, state=RoundState.CLOSED, outcome=outcome, since_ms=utc_ms))
+    closed = replace(found, state=RoundState.CLOSED, outcome=outcome, since_ms=utc_ms, save=None)
+    return encode(closed)
 
 
 def rendezvous_view(found: Records) -> RendezvousView:

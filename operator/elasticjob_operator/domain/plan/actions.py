@@ -6,13 +6,14 @@ Actions are applied in order, up to the first one that fails.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import NodeState, Pod, RendezvousView, StopReason
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.saving import SaveReport
 
 
 class DeleteReason(StrEnum):
@@ -119,11 +120,12 @@ class CloseRendezvous:
     kind: OutcomeKind
     reason: StopReason
     message: str = ""
+    save: SaveReport | None = None
 
     @property
     def outcome(self) -> Outcome:
         """Record to write."""
-        return outcome_record(self.kind, self.reason, self.message)
+        return replace(outcome_record(self.kind, self.reason, self.message), save=self.save)
 
 
 @dataclass(frozen=True, slots=True)

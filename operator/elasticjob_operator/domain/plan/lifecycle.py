@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import (
@@ -11,6 +12,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
+from elasticjob_operator.domain.plan.saving import is_saving
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import (
     Backend,
@@ -20,6 +22,7 @@ from elasticjob_operator.model.types import (
     RendezvousState,
 )
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 DEFAULT_SECONDS = 30
 MARGIN_SECONDS = 20
@@ -33,6 +36,11 @@ def grace_seconds(job: ElasticJob) -> int:
     if given is not None:
         return given
     return max(DEFAULT_SECONDS, job.spec.recovery.stop_grace_seconds + MARGIN_SECONDS)
+
+
+def with_own_grace(job: ElasticJob, bounds: RendezvousParams | None) -> RendezvousParams | None:
+    """Return the observed bounds with the job's own leave time: its etcd user may write any."""
+    return None if bounds is None else replace(bounds, leave_seconds=float(grace_seconds(job)))
 
 
 def shutdown_time(job: ElasticJob) -> timedelta:
@@ -70,10 +78,17 @@ def may_write(pod: Pod) -> bool:
 
 
 def next_phase(
-    job: ElasticJob, view: RendezvousView, now: datetime, pods: Sequence[Pod] = ()
+    job: ElasticJob,
+    view: RendezvousView,
+    now: datetime,
+    pods: Sequence[Pod] = (),
+    bounds: RendezvousParams | None = None,
 ) -> Phase:
     """Return the phase of the job, which has these pods: the one in its status or a legal
-    successor."""
+    successor.
+
+    A job that saves before its suspension or after its deadline still runs.
+    """
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
         current = Phase.PENDING
@@ -81,12 +96,14 @@ def next_phase(
         return current
     if view.outcome is not None and view.ended:
         return Phase.SUCCEEDED if view.outcome.kind is OutcomeKind.SUCCEEDED else Phase.FAILED
-    if job.spec.run_policy.suspend:
+    stopped = current in (Phase.SUSPENDING, Phase.SUSPENDED)
+    saves = not stopped and is_saving(view, with_own_grace(job, bounds), now)
+    if job.spec.run_policy.suspend and not saves:
         return Phase.SUSPENDING if pods else Phase.SUSPENDED
     if current is Phase.SUSPENDING and job.spec.rendezvous.backend is not Backend.ETCD:
         # Only the status records this suspension: it must be complete before the job resumes.
         return Phase.SUSPENDING if any(may_write(pod) for pod in pods) else Phase.SUSPENDED
-    if deadline_exceeded(job, now):
+    if deadline_exceeded(job, now) and not saves:
         return Phase.FAILED
     return _forming_or_running(current, view)
 

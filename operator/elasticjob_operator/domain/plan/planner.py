@@ -44,7 +44,9 @@ from elasticjob_operator.domain.plan.lifecycle import (
     may_write,
     next_phase,
     suspended_at,
+    with_own_grace,
 )
+from elasticjob_operator.domain.plan.saving import closing_step
 from elasticjob_operator.domain.plan.sizes import (
     MOST_LAUNCH_FAILURES,
     CountedPods,
@@ -93,17 +95,28 @@ class Plan:
         return self.bounds.expected if self.bounds else None
 
 
-def plan_end(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
-    """Return the plan that closes the rendezvous, then deletes the pods.
+def plan_end(
+    job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason, now: datetime
+) -> Plan:
+    """Return the plan that closes the rendezvous after a checkpoint, then deletes the pods.
 
     In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
     unreadable: no member remains that could disagree.
     """
     view = observed.rendezvous
     actions: list[Action] = []
-    entered = is_steered(job) and observed.bounds is not None
-    if entered and view.readable and view.outcome is None:
-        actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
+    bounds = with_own_grace(job, observed.bounds)
+    entered = is_steered(job) and bounds is not None
+    if entered and view.outcome is None:
+        step = closing_step(view, bounds, reason, now)
+        if step.bounds is not None:
+            asked = WriteParams(observed.incarnation, step.bounds)
+            return Plan((asked,), phase, wanted_size(job), None, step.wake_at)
+        if step.wake_at is not None:
+            return Plan((), phase, wanted_size(job), None, step.wake_at)
+        if view.readable:
+            stopped, save = OutcomeKind.STOPPED, step.report
+            actions.append(CloseRendezvous(observed.incarnation, stopped, reason, save=save))
     everything = reason is not StopReason.DEADLINE_EXCEEDED
     actions += [
         DeletePod(pod.name, pod.uid, _DELETE_REASONS[reason])
@@ -121,7 +134,7 @@ def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: dateti
     if expiry is not None and expiry <= now:
         return Plan((DeleteJob(),), phase, size)
     if failed_by_deadline(job):
-        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        close = plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now)
         if close.actions:
             return close
     policy = job.spec.run_policy.clean_pod_policy
@@ -173,15 +186,15 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
 
 
 def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
-    phase = next_phase(job, observed.rendezvous, now, observed.pods)
+    phase = next_phase(job, observed.rendezvous, now, observed.pods, observed.bounds)
     if job.metadata.deletion_timestamp is not None:
-        return plan_end(job, observed, phase, StopReason.DELETED)
+        return plan_end(job, observed, phase, StopReason.DELETED, now)
     if job.status.phase in FINISHED or observed.rendezvous.ended:
         return plan_finished(job, observed, phase, now)
     if job.spec.run_policy.suspend:
-        return plan_end(job, observed, phase, StopReason.SUSPENDED)
+        return plan_end(job, observed, phase, StopReason.SUSPENDED, now)
     if deadline_exceeded(job, now):
-        return plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        return plan_end(job, observed, phase, StopReason.DEADLINE_EXCEEDED, now)
     if observed.rendezvous.suspended or (
         not is_steered(job) and job.status.phase in (Phase.SUSPENDING, Phase.SUSPENDED)
     ):

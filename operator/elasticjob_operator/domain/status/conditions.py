@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from elasticjob_operator.domain.explain.phrases import clock, counted, named
+from elasticjob_operator.domain.explain.phrases import (
+    clock,
+    counted,
+    named,
+    saving_text,
+    stop_report,
+)
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
@@ -26,7 +32,7 @@ from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, CreationRefusal, Status
+from elasticjob_operator.model.status import Condition, CreationRefusal, Status, StopStatus
 from elasticjob_operator.model.types import (
     Backend,
     ConditionStatus,
@@ -163,15 +169,16 @@ def conditions(
     size: WantedSize,
     phase: Phase,
     now: datetime,
+    stop: StopStatus | None = None,
 ) -> list[Condition]:
-    """Return all conditions, in the order of `ConditionType`."""
+    """Return all conditions, in the order of `ConditionType`. `stop` is the last planned stop."""
     findings = [
         *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, counted_pods, size, phase),
-        *_phase_findings(observed.pods, view, phase),
+        *_phase_findings(observed, view, phase, stop),
         resizing(view, size, phase),
-        *_end_findings(view, phase),
+        *_end_findings(view, phase, stop),
         *_refusal_findings(job, observed),
         *_warning_findings(job),
         Finding(
@@ -323,25 +330,38 @@ def _names_text(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _phase_findings(pods: Sequence[Pod], view: RendezvousView, phase: Phase) -> list[Finding]:
+SAVING = "SavingCheckpoint"
+"""Reason of condition Running while the workers save before the job is stopped."""
+
+
+def _phase_findings(
+    observed: Observed, view: RendezvousView, phase: Phase, stop: StopStatus | None
+) -> list[Finding]:
     def finding(kind: ConditionType, of: Phase, reason: str, message: str = "") -> Finding:
         if phase is of:
             return Finding(kind, ConditionStatus.TRUE, reason, message)
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 
     running = f"round {view.round} with {counted(view.nodes, 'node')}" if view.round else ""
+    closing = observed.bounds.closing if observed.bounds is not None else None
+    reason, suspended = "RoundFinal", "runPolicy.suspend is true"
+    if closing is not None and view.outcome is None:
+        reason, running = SAVING, f"{running}; {saving_text(closing.outcome.reason)}"
+    report = stop_report(stop)
+    if stop is not None and report is not None and stop.reason == StopReason.SUSPENDED:
+        suspended = f"{suspended}; {report.text}"
     return [
-        finding(ConditionType.RUNNING, Phase.RUNNING, "RoundFinal", running),
+        finding(ConditionType.RUNNING, Phase.RUNNING, reason, running),
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _cause_text(view)),
-        _suspended(pods, phase),
+        _suspended(observed.pods, phase, suspended),
     ]
 
 
-def _suspended(pods: Sequence[Pod], phase: Phase) -> Finding:
-    """Return Suspended: true once no pod is left."""
+def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
+    """Return Suspended: true, with this message, once no pod is left."""
     kind = ConditionType.SUSPENDED
     if phase is Phase.SUSPENDED:
-        return Finding(kind, ConditionStatus.TRUE, phase.value, "runPolicy.suspend is true")
+        return Finding(kind, ConditionStatus.TRUE, phase.value, message)
     if phase is Phase.SUSPENDING:
         left = _names_text([pod.name for pod in pods])
         return Finding(kind, ConditionStatus.FALSE, phase.value, f"waiting for the end of {left}")
@@ -387,26 +407,34 @@ def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
     return Finding(kind, ConditionStatus.FALSE, reason, clamped)
 
 
+TOO_LONG = "the job was active for too long"
+
+
 def end_reason(view: RendezvousView) -> tuple[str, str]:
     """Return reason and message for a job that failed."""
     if view.outcome is None or view.suspended:
-        return StopReason.DEADLINE_EXCEEDED.value, "the job was active for too long"
+        return StopReason.DEADLINE_EXCEEDED.value, TOO_LONG
     detail = view.outcome.detail
     match view.outcome.kind:
         case OutcomeKind.TIMED_OUT:
             return "JoinTimeout", detail or "fewer than minNodes joined in time"
         case OutcomeKind.STOPPED:
-            return view.outcome.reason or "Stopped", detail
+            reason = view.outcome.reason or "Stopped"
+            late = reason == StopReason.DEADLINE_EXCEEDED
+            return reason, detail or (TOO_LONG if late else "")
         case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
             return WORKERS_FAILED, detail
 
 
-def _end_findings(view: RendezvousView, phase: Phase) -> list[Finding]:
+def _end_findings(view: RendezvousView, phase: Phase, stop: StopStatus | None) -> list[Finding]:
     kinds = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.FINISHED)
     if phase not in FINISHED:
         return [Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}") for kind in kinds]
     succeeded = phase is Phase.SUCCEEDED
     reason, message = ("AllWorkersSucceeded", "") if succeeded else end_reason(view)
+    report = stop_report(stop)
+    if stop is not None and report is not None and stop.reason == reason:
+        message = f"{message}; {report.text}" if message else report.text
     truth = {ConditionType.SUCCEEDED: succeeded, ConditionType.FAILED: not succeeded}
     return [
         Finding(

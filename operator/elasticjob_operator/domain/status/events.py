@@ -11,7 +11,12 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.domain.explain.catalog import DELETIONS, UNCHARGED_CLASSES, failure_meaning
-from elasticjob_operator.domain.explain.phrases import cause_text, round_cause
+from elasticjob_operator.domain.explain.phrases import (
+    cause_text,
+    round_cause,
+    saving_text,
+    stop_report,
+)
 from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
 from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Pod
@@ -22,6 +27,7 @@ from elasticjob_operator.domain.plan.actions import (
     DeleteReason,
     RemoveMembers,
     WriteNodes,
+    WriteParams,
 )
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.status.conditions import warnings_text
@@ -72,6 +78,7 @@ def job_events(before: Status, after: Status, applied: Iterable[Action]) -> tupl
         *_rounds(before, after),
         *_recoveries(before, after),
         *_conditions(before, after),
+        *_stop(before, after),
         *_phase(before, after),
     )
 
@@ -185,6 +192,9 @@ def _actions(applied: tuple[Action, ...]) -> Iterator[Event]:
     for action in applied:
         if isinstance(action, WriteNodes):
             yield _normal("NodesSet", f"spec.nodes follows maxNodes: {action.nodes}")
+        elif isinstance(action, WriteParams) and action.bounds.closing is not None:
+            reason = action.bounds.closing.outcome.reason
+            yield _normal("SavingCheckpoint", saving_text(reason))
         elif isinstance(action, RemoveMembers):
             count = len(action.members)
             gone = "its pod is" if count == 1 else "their pods are"
@@ -315,6 +325,17 @@ def _same(was: Condition | None, now: Condition) -> bool:
 def _same_reason(was: Condition | None, now: Condition) -> bool:
     """Return True for the same obstacle; the affected pods may change from pass to pass."""
     return was is not None and (was.status, was.reason) == (now.status, now.reason)
+
+
+def _stop(before: Status, after: Status) -> Iterator[Event]:
+    """Yield the checkpoint before a planned stop, or its absence."""
+    report = stop_report(after.last_stop)
+    if report is None or after.last_stop == before.last_stop:
+        return
+    if report.complete:
+        yield _normal("Saved", report.text)
+    else:
+        yield Event(EventType.WARNING, "NotSaved", report.text)
 
 
 def _phase(before: Status, after: Status) -> Iterator[Event]:

@@ -39,6 +39,7 @@ from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUNDS,
     MAX_SENTENCES,
+    MAX_UNSAVED,
     CauseStatus,
     Interruptions,
     MemberStatus,
@@ -46,6 +47,7 @@ from elasticjob_operator.model.status import (
     RendezvousStatus,
     RoundStatus,
     Status,
+    StopStatus,
 )
 from elasticjob_operator.model.types import Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.members import Cause, Counts, Member, MemberState
@@ -64,7 +66,7 @@ def next_status(
     view, before = rendezvous_view, job.status
     if _is_data_lost(job, view, observed):
         view = UNREADABLE
-    phase = next_phase(job, view, now, observed.pods)
+    phase = next_phase(job, view, now, observed.pods, observed.bounds)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job)
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation says nothing about the rounds of this one.
@@ -73,6 +75,7 @@ def next_status(
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
+    stop = _last_stop(view, before)
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
@@ -93,12 +96,13 @@ def next_status(
         else before.rounds,
         first_failure=first_failure(run, latest),
         last_failure=latest,
+        last_stop=stop,
         refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             final_conditions(job, now)
             if before.phase in FINISHED
-            else conditions(job, observed, view, counted_pods, size, phase, now)
+            else conditions(job, observed, view, counted_pods, size, phase, now, stop)
         ),
         observed_generation=job.metadata.generation,
         start_time=None if suspended else before.start_time or now,
@@ -117,6 +121,22 @@ def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
         pending=sum(pod.launcher_since is None for pod in active),
         terminating=sum(pod.terminating and not (pod.ended or pod.over) for pod in pods),
         failed=sum(pod.phase is PodPhase.FAILED for pod in pods),
+    )
+
+
+def _last_stop(view: RendezvousView, before: Status) -> StopStatus | None:
+    """Return the last planned stop: the recorded one, or the known one until a round is final."""
+    outcome = view.outcome
+    if outcome is None or outcome.save is None:
+        trains = view.readable and view.state is RendezvousState.FINAL
+        return None if trains else before.last_stop
+    save = outcome.save
+    return StopStatus(
+        reason=outcome.reason or outcome.kind.value,
+        result=save.result.value,
+        step=save.step if save.step >= 0 else None,
+        checkpoint_step=save.checkpoint_step if save.checkpoint_step >= 0 else None,
+        unsaved=list(save.unsaved[:MAX_UNSAVED]),
     )
 
 

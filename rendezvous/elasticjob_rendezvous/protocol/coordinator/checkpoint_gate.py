@@ -1,4 +1,4 @@
-"""Checkpoint of the whole gang before the planned end of a final round. No I/O.
+"""Checkpoint of the whole gang before the planned end of a final round or of the job. No I/O.
 
 First all are asked (`Round.save`), and each member reports the last save point that its script
 passed. From then on no worker passes another one, so the save point after the highest report is
@@ -8,7 +8,7 @@ and failures wait for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
@@ -20,9 +20,11 @@ from elasticjob_rendezvous.protocol.records.members import (
     MemberState,
     Round,
     Save,
+    cause_with_reasons,
 )
-from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.replica import View
 
 STOP_MARGIN_SECONDS = 5.0
@@ -49,10 +51,7 @@ def before_end(
     if look.cause is not None and look.cause.kills:
         return look
     done = view.dones_of(roster.number)
-    pending = [assignment.id for assignment in roster.seats if assignment.id not in done]
-    members = [_training(view, id, roster.number) for id in pending]
-    gang = [member for member in members if member is not None]
-    whole = len(gang) == len(members)
+    gang, whole = _gang(view, roster)
     save = current.save
     if save is None:
         if look.cause is None:
@@ -71,6 +70,54 @@ def before_end(
     return RoundEnd(cause=save.cause, symptom=timers.known(("save", roster.number)))
 
 
+def end_of_job(closing: ClosingRequest, look: RoundEnd) -> RoundEnd:
+    """Return the end of a round whose job is to be closed: `look`'s if that kills the workers."""
+    if look.cause is not None and look.cause.kills:
+        return look
+    cause = cause_with_reasons(CauseKind.LEAVE, (), (closing.outcome.reason,))
+    return RoundEnd(cause=cause, symptom=look.symptom)
+
+
+def awaits_member(view: View, roster: Roster, leavers: Container[str]) -> bool:
+    """Return True if a member without a key may register again, for example after an outage."""
+    done = view.dones_of(roster.number)
+    return any(
+        assignment.id not in done
+        and assignment.id not in leavers
+        and view.member(assignment.id) is None
+        for assignment in roster.seats
+    )
+
+
+def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> SaveReport:
+    """Return the report on the save before the end of the job, at the time of that end."""
+    assert end.cause is not None
+    gang, whole = _gang(view, roster)
+    done, number = view.dones_of(roster.number), roster.number
+    found = {assignment.name: view.member(assignment.id) for assignment in roster.seats}
+    there = [one.record for one in found.values() if one is not None and one.record.round == number]
+    asked = current.save is not None
+    ready = {member.id for member in gang if (member.saved if asked else member.saves)}
+    if asked and (any(member.completed for member in gang) or (whole and _have_saved(gang))):
+        result, ready = SaveResult.SAVED, {assignment.id for assignment in roster.seats}
+    elif end.cause.kills or (asked and not whole):
+        result = SaveResult.INTERRUPTED
+    elif asked:
+        result = SaveResult.TIMED_OUT
+    elif not gang or not whole:
+        result, ready = SaveResult.NOT_TRAINING, {assignment.id for assignment in roster.seats}
+    else:
+        supported = all(member.saves for member in gang)
+        result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
+    unsaved = [one.name for one in roster.seats if one.id not in ready and one.id not in done]
+    return SaveReport(
+        result,
+        max((member.step for member in there), default=-1),
+        max((member.checkpoint_step for member in there), default=-1),
+        tuple(unsaved[:NAMED_MEMBERS]),
+    )
+
+
 def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
     """Return the time that a gang has for its checkpoint; 0 or less: no request."""
     if cause.kind in LEAVES:
@@ -86,6 +133,15 @@ def _asked(
     if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
         return look
     return Save(cause, seconds)
+
+
+def _gang(view: View, roster: Roster) -> tuple[list[Member], bool]:
+    """Return the members that train and are not done, and True if those are all that must."""
+    done = view.dones_of(roster.number)
+    pending = [assignment.id for assignment in roster.seats if assignment.id not in done]
+    members = [_training(view, id, roster.number) for id in pending]
+    gang = [member for member in members if member is not None]
+    return gang, len(gang) == len(members)
 
 
 def _training(view: View, id: str, number: int) -> Member | None:

@@ -7,10 +7,12 @@ This module holds the order of the checks; the checks are in `fencing`, `bootstr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_rendezvous.protocol.coordinator import bootstrap, data_loss, final, frozen, joinable
 from elasticjob_rendezvous.protocol.coordinator.charging import learn_of_preemption, pass_verdicts
+from elasticjob_rendezvous.protocol.coordinator.closing import close
 from elasticjob_rendezvous.protocol.coordinator.fencing import duplicates, fence_over
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_writes import RoundUpdate, Snapshot
@@ -19,6 +21,7 @@ from elasticjob_rendezvous.protocol.liveness import member_loss
 from elasticjob_rendezvous.protocol.liveness.failure_detector import gone_keys
 from elasticjob_rendezvous.protocol.records.members import Member, RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.replica import Versioned, View
 
 
@@ -57,8 +60,11 @@ def decide(
 
 def _in_round(memory: Coordinator, snapshot: Snapshot) -> RoundUpdate | None:
     """Return the action due in the current round, the newest that any member knows."""
-    current, timers = snapshot.current, memory.timers
+    current, timers, closing = snapshot.current, memory.timers, snapshot.bounds.closing
     timers.since(("state", current.number, current.state))
+    if closing is not None and current.state in (RoundState.JOINABLE, RoundState.FROZEN):
+        report = SaveReport(SaveResult.NOT_TRAINING)
+        return close(snapshot, replace(closing.outcome, save=report))
     if current.state is not RoundState.FROZEN and (
         act := pass_verdicts(snapshot, memory.peers, timers) or learn_of_preemption(snapshot)
     ):

@@ -26,6 +26,8 @@ from elasticjob_rendezvous.protocol.records.members import (
     RoundState,
     Save,
 )
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest
+from elasticjob_rendezvous.protocol.records.roster import Roster
 
 
 def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
@@ -38,6 +40,8 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     look = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
     if look.succeeded:
         return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
+    if bounds.closing is not None:
+        return _save_and_close(snapshot, memory, roster, bounds.closing, look)
     match checkpoint_gate.before_end(view, roster, current, bounds, look, timers):
         case Save() as save:
             _note_detection(snapshot, memory, look)
@@ -45,6 +49,31 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
         case RoundEnd() as end:
             return _reopen(snapshot, memory, end)
     return record_start(snapshot, roster) or clear_surplus(snapshot)
+
+
+def _save_and_close(
+    snapshot: Snapshot,
+    memory: Coordinator,
+    roster: Roster,
+    closing: ClosingRequest,
+    look: RoundEnd,
+) -> RoundUpdate | None:
+    """Ask the gang to save, then close the job as the operator requested.
+
+    A failure or loss meanwhile closes it at once: a round would train on beside the request.
+    """
+    view, current = snapshot.view, snapshot.current
+    end = checkpoint_gate.end_of_job(closing, look)
+    unasked = look.cause is None and current.save is None
+    if unasked and checkpoint_gate.awaits_member(view, roster, memory.leavers):
+        return clear_surplus(snapshot)
+    match checkpoint_gate.before_end(view, roster, current, snapshot.bounds, end, memory.timers):
+        case Save() as save:
+            return _ask_to_save(snapshot, save)
+        case RoundEnd() as over:
+            report = checkpoint_gate.save_report(view, roster, current, over)
+            return close(snapshot, replace(closing.outcome, save=report))
+    return clear_surplus(snapshot)
 
 
 def _note_detection(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> None:

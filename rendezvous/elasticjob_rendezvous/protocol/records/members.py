@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticjob_rendezvous.protocol.records.codec import prepare
+from elasticjob_rendezvous.protocol.records.saving import SaveReport
 
 
 class RoundState(StrEnum):
@@ -142,12 +143,14 @@ class Outcome:
         culprit: the member whose failure ended the job.
         reason: the operator's reason to close it, one word such as `Suspended`; empty if the
             operator did not, or was of a release that wrote the reason into `detail`.
+        save: result of the checkpoint before a planned end; None for another end.
     """
 
     kind: OutcomeKind
     detail: str = ""
     culprit: str = ""
     reason: str = ""
+    save: SaveReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

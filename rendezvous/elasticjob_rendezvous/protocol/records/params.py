@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.protocol.records.codec import prepare
-from elasticjob_rendezvous.protocol.records.members import Member
+from elasticjob_rendezvous.protocol.records.members import Member, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,21 @@ class DrainRequest:
     member: str
     reason: str
     preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingRequest:
+    """Request of the operator to save, then to close the job; a coordinator of an earlier release
+    ignores it.
+
+    Args:
+        outcome: outcome to close with.
+        since_ms: UTC time of this request; the operator closes the job itself if no coordinator
+            has done so in time.
+    """
+
+    outcome: Outcome
+    since_ms: int = 0
 
 
 LONGEST_SECONDS = 1e9
@@ -51,6 +66,7 @@ class RendezvousParams:
     `ceiling_nodes` is the maximum size that the job may ever have, whatever it wants at present; 0
     means `max_nodes`.
     `leave_seconds` is the time that a node has from the request to leave until it is gone.
+    `closing` asks the coordinator to end the job after a checkpoint.
     """
 
     min_nodes: int
@@ -68,6 +84,7 @@ class RendezvousParams:
     leave_seconds: float = 30.0
     ceiling_nodes: int = 0
     marks: tuple[DrainRequest, ...] = ()
+    closing: ClosingRequest | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes and durations that break arithmetic; the reader then names the record."""

@@ -39,7 +39,7 @@ def test_closed_output_is_reported_once_and_breaks_nothing(view: str) -> None:
         check=False,
     )
     os.close(written)
-    said = "elasticjob: the output was closed: draining\nTrue True\n"
+    said = "elasticjob: the output was closed: stopping the job\nTrue True\n"
     assert (ran.returncode, ran.stderr) == (0, said)
 
 

@@ -82,5 +82,5 @@ def test_pods_are_killed_after_the_grace_of_their_members(
     commands.fault("drain", "job-0")
 
     assert recorded.graces == [seconds, seconds]
-    assert asyncio.run(commands.act("delete", {})) == {"graceSeconds": seconds}
+    assert asyncio.run(commands.act("delete", {})) == {"graceSeconds": 2 * seconds}
     assert rendezvous_params(job.job, 1, 1).leave_seconds == seconds

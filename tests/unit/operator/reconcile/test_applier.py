@@ -163,7 +163,7 @@ def test_taken_name_of_an_owned_object_refuses_pods(actions: tuple[Action, ...])
 
 def test_rendezvous_is_written_through_its_source() -> None:
     source, entered = FakeSource(), observed(bounds=RendezvousParams(1, 2))
-    [closing] = plan_end(job(), entered, Phase.RUNNING, StopReason.SUSPENDED).actions
+    [closing] = plan_end(job(), entered, Phase.RUNNING, StopReason.SUSPENDED, NOW).actions
     assert isinstance(closing, CloseRendezvous)
     applied = apply(
         WriteParams(1, RendezvousParams(1, 2)), closing, RemoveMembers(1, ("u1",)), source=source

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import (
     UNREADABLE,
     NodeState,
@@ -32,10 +33,17 @@ from elasticjob_operator.domain.plan.actions import (
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, Plan, plan
-from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
+from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
-from elasticjob_rendezvous.protocol.records.members import OutcomeKind
-from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.records.members import MemberState, OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import (
+    ClosingRequest,
+    DrainRequest,
+    RendezvousParams,
+)
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -275,16 +283,144 @@ def test_unreadable_rendezvous_deletes_no_pod() -> None:
 # -- ends ----------------------------------------------------------------------------
 
 
+UNSUPPORTED = SaveReport(SaveResult.NOT_SUPPORTED, unsaved=("job-0", "job-1"))
+NOT_TRAINING = SaveReport(SaveResult.NOT_TRAINING)
+
+
 def test_suspension_closes_the_rendezvous_before_deleting_pods() -> None:
     a_job = job(maxNodes=2, runPolicy={"suspend": True})
     exists = settled(job(maxNodes=2), *running(2), view=final_round(2))
     found = plan(a_job, exists, NOW)
     assert found.actions == (
-        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED),
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.SUSPENDED, save=UNSUPPORTED),
         DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),
         DeletePod("job-1", "uid-1-0", DeleteReason.SUSPENDED),
     )
     assert found.phase is Phase.SUSPENDING
+
+
+def saving(count: int, **changes: Any) -> RendezvousView:
+    """Return a final round of workers that save on request."""
+    view = final_round(count)
+    members = tuple(replace(one, saves=True, **changes) for one in view.members)
+    return replace(view, members=members)
+
+
+def asked(reason: StopReason, seconds: float = 0) -> RendezvousParams:
+    """Return bounds with the request to save, this long ago."""
+    outcome = outcome_record(OutcomeKind.STOPPED, reason)
+    since_ms = int(ago(seconds).timestamp() * 1000)
+    return replace(BOUNDS, closing=ClosingRequest(outcome, since_ms))
+
+
+BOUNDS = rendezvous_params(job(maxNodes=2), 2, 2)
+STOPS = {
+    StopReason.SUSPENDED: job(Status(phase=Phase.RUNNING), maxNodes=2, runPolicy={"suspend": True}),
+    StopReason.DEADLINE_EXCEEDED: job(
+        Status(phase=Phase.RUNNING, start_time=ago(100)),
+        maxNodes=2,
+        runPolicy={"activeDeadlineSeconds": 100},
+    ),
+    StopReason.DELETED: job(Status(phase=Phase.RUNNING), maxNodes=2, deleted=True),
+}
+ENDS_AT = BOUNDS.leave_seconds - STOP_MARGIN_SECONDS + COORDINATOR_SECONDS
+"""Time after a request at which the operator closes the job itself."""
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_planned_stop_asks_for_a_checkpoint_and_waits(reason: StopReason) -> None:
+    a_job, view = STOPS[reason], saving(2)
+    first = plan(a_job, observed(*running(2), view=view, bounds=BOUNDS), NOW)
+    assert first.actions == (WriteParams(1, asked(reason)),)
+    assert (first.phase, first.wake_at) == (Phase.RUNNING, later(ENDS_AT))
+    waits = observed(*running(2), view=view, bounds=asked(reason, ENDS_AT - 1))
+    again = plan(a_job, waits, NOW)
+    assert (again.actions, again.phase, again.wake_at) == ((), Phase.RUNNING, later(1))
+    unreadable = plan(a_job, replace(waits, rendezvous=UNREADABLE), NOW)
+    assert (unreadable.actions, unreadable.wake_at) == ((), later(1))
+
+
+@pytest.mark.parametrize("reason", STOPS)
+def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReason) -> None:
+    view = saving(2, step=163, checkpoint_step=120)
+    late = observed(*running(2), view=view, bounds=asked(reason, ENDS_AT))
+    save = SaveReport(SaveResult.TIMED_OUT, 163, 120, ("job-0", "job-1"))
+    [close, *deletions] = plan(STOPS[reason], late, NOW).actions
+    assert close == CloseRendezvous(1, OutcomeKind.STOPPED, reason, save=save)
+    assert len(deletions) == 2
+
+
+@pytest.mark.parametrize(
+    ("view", "bounds", "result"),
+    [
+        (final_round(2), BOUNDS, SaveResult.NOT_SUPPORTED),
+        (replace(saving(2), state=RendezvousState.JOINABLE), BOUNDS, SaveResult.NOT_TRAINING),
+        (replace(saving(2), state=RendezvousState.FROZEN), BOUNDS, SaveResult.NOT_TRAINING),
+        (
+            replace(saving(2), state=RendezvousState.JOINABLE),
+            asked(StopReason.SUSPENDED),
+            SaveResult.NOT_TRAINING,
+        ),
+    ],
+    ids=["unsupported", "joinable", "frozen", "joinable after the request"],
+)
+def test_planned_stop_waits_for_nothing_that_cannot_save(
+    view: RendezvousView, bounds: RendezvousParams, result: SaveResult
+) -> None:
+    found = plan(STOPS[StopReason.SUSPENDED], observed(*running(2), view=view, bounds=bounds), NOW)
+    [close] = of(CloseRendezvous, found)
+    assert close.save.result is result
+    assert len(deleted(found)) == 2
+    assert found.phase is Phase.SUSPENDING
+
+
+def test_job_without_time_to_save_is_closed_at_once() -> None:
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    pod_spec = {"containers": [container], "terminationGracePeriodSeconds": 5}
+    a_job = job(maxNodes=2, runPolicy={"suspend": True}, template={"spec": pod_spec})
+    found = plan(a_job, observed(*running(2), view=saving(2), bounds=BOUNDS), NOW)
+    [close] = of(CloseRendezvous, found)
+    assert close.save.result is SaveResult.NO_TIME
+
+
+@pytest.mark.parametrize("since_ms", [-(10**18), 0, 10**12 * 3, 253402300799000, 10**18])
+@pytest.mark.parametrize("leave_seconds", [30.0, 1e300, float("nan"), -1.0])
+def test_hostile_request_does_not_delay_the_end(since_ms: int, leave_seconds: float) -> None:
+    outcome = outcome_record(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    hostile = replace(
+        BOUNDS, closing=ClosingRequest(outcome, since_ms), leave_seconds=leave_seconds
+    )
+    exists = observed(*running(2), view=saving(2), bounds=hostile)
+    assert of(CloseRendezvous, plan(STOPS[StopReason.SUSPENDED], exists, NOW))
+    step = closing_step(saving(2), hostile, StopReason.SUSPENDED, NOW)
+    assert step.report is not None
+
+
+def test_leaving_members_of_a_deleted_job_are_asked() -> None:
+    leaving = saving(2, state=MemberState.LEAVING)
+    exists = observed(*running(2), view=leaving, bounds=BOUNDS)
+    found = plan(STOPS[StopReason.DELETED], exists, NOW)
+    assert found.actions == (WriteParams(1, asked(StopReason.DELETED)),)
+
+
+def test_resumption_withdraws_the_request() -> None:
+    a_job = job(Status(phase=Phase.RUNNING), maxNodes=2)
+    exists = observed(*running(2), view=saving(2), bounds=asked(StopReason.SUSPENDED))
+    assert of(WriteParams, plan(a_job, exists, NOW)) == [WriteParams(1, BOUNDS)]
+
+
+def test_another_reason_to_stop_keeps_the_time_of_the_request() -> None:
+    exists = observed(*running(2), view=saving(2), bounds=asked(StopReason.SUSPENDED, 7))
+    found = plan(STOPS[StopReason.DEADLINE_EXCEEDED], exists, NOW)
+    assert found.actions == (WriteParams(1, asked(StopReason.DEADLINE_EXCEEDED, 7)),)
+    assert found.wake_at == later(ENDS_AT - 7)
+
+
+def test_torch_backends_are_stopped_without_a_request() -> None:
+    policy = {"suspend": True}
+    a_job = job(maxNodes=2, runPolicy=policy, rendezvous={"backend": "C10d"})
+    found = plan(a_job, observed(*running(2), view=saving(2)), NOW)
+    assert [type(action) for action in found.actions] == [DeletePod, DeletePod]
 
 
 def test_job_created_suspended_creates_nothing() -> None:
@@ -348,7 +484,7 @@ def test_deadline_ends_the_job() -> None:
     found = plan(job(started(100), maxNodes=2, runPolicy=policy), exists, NOW)
     reason = DeleteReason.DEADLINE_EXCEEDED
     assert of(CloseRendezvous, found) == [
-        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED)
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED, save=UNSUPPORTED)
     ]
     assert deleted(found) == [("job-0", reason), ("job-1", reason)]
     assert found.phase is Phase.FAILED
@@ -358,7 +494,7 @@ def test_deleted_job_is_closed_and_its_pods_deleted() -> None:
     exists = settled(job(), *running(1))
     found = plan(job(deleted=True), exists, NOW)
     assert of(CloseRendezvous, found) == [
-        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DELETED)
+        CloseRendezvous(1, OutcomeKind.STOPPED, StopReason.DELETED, save=NOT_TRAINING)
     ]
     assert deleted(found) == [("job-0", DeleteReason.JOB_DELETED)]
 

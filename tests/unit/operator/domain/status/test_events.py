@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.domain.explain.phrases import cause_text
-from elasticjob_operator.domain.observed.state import Obstacle, Refusal, RendezvousView
+from elasticjob_operator.domain.observed.state import Obstacle, Refusal, RendezvousView, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
     CreatePod,
@@ -32,6 +32,7 @@ from elasticjob_operator.model.status import CauseStatus, FailureStatus, RoundSt
 from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -296,3 +297,29 @@ def test_round_is_settled_when_its_workers_run_or_a_later_round_exists() -> None
     assert settled_rounds(status(started), status(started)) == []
     assert settled_rounds(status(fresh), status(fresh, second)) == [fresh]
     assert settled_rounds(status(started), status(started, second)) == []
+
+
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [
+        (SaveReport(SaveResult.SAVED, 163, 163), (EventType.NORMAL, "Saved")),
+        (SaveReport(SaveResult.TIMED_OUT, 163, 120), (EventType.WARNING, "NotSaved")),
+        (SaveReport(SaveResult.NOT_TRAINING), None),
+    ],
+)
+def test_stop_of_the_job_reports_its_checkpoint_once(
+    save: SaveReport, expected: tuple[EventType, str] | None
+) -> None:
+    over = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
+    assert over.outcome is not None
+    view = replace(over, outcome=replace(over.outcome, save=save))
+    before = Status(phase=Phase.RUNNING)
+    suspended = job(before, runPolicy={"suspend": True})
+    after = next_status(suspended, observed(view=view), view, NOW)
+    told = [one for one in job_events(before, after, ()) if one.reason in ("Saved", "NotSaved")]
+    found = [(one.type, one.reason) for one in told]
+    assert found == ([] if expected is None else [expected])
+    assert [one.message for one in told] == ([] if expected is None else [save.text])
+    settled = suspended.model_copy(update={"status": after})
+    again = next_status(settled, observed(view=view), view, NOW)
+    assert job_events(after, again, ()) == ()

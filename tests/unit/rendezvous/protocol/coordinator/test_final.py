@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from elasticjob_rendezvous.protocol.records.members import (
     RoundState,
     Streak,
 )
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.rendezvous.builders import Job, identity, lose_link
 
 LEAVING = MemberState.LEAVING
@@ -124,3 +127,111 @@ def test_log_of_new_round_without_members_ends_with_its_kind() -> None:
     assert act.note == act.note.strip()
     job.commit(act.txn)
     assert job.current().cause.kind is CauseKind.SCALE_DOWN
+
+
+# -- end of the job -------------------------------------------------------------------
+
+SUSPENDED = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended")
+
+
+def closing(saves: str = "abc", **bounds: Any) -> Job:
+    """Return a gang whose job is to be closed; those named in `saves` save on request."""
+    request = ClosingRequest(SUSPENDED)
+    fields = {"leave_seconds": 30.0, "expected": 3, "closing": request, **bounds}
+    job = Job("a", "b", "c", **fields)
+    job.sealed("a", "b", "c")
+    for name in "abc":
+        job.change(name, saves=name in saves, step=163, checkpoint_step=120)
+    return job
+
+
+def report_of(job: Job) -> SaveReport:
+    current = job.act()
+    assert (current.state, current.number) == (RoundState.CLOSED, 1)
+    assert current.outcome is not None
+    assert current.outcome.save is not None
+    assert replace(current.outcome, save=None) == SUSPENDED
+    return current.outcome.save
+
+
+def asking() -> Job:
+    """Return a gang that was asked to save before the end of its job, and has answered."""
+    job = closing()
+    save = job.act().save
+    assert save is not None
+    assert (save.cause.reasons, save.seconds, save.point) == (("Suspended",), 25, 0)
+    answered(job).act()
+    return job
+
+
+def test_job_is_closed_once_the_gang_has_saved() -> None:
+    job = asking()
+    assert job.look() is None
+    job.change("b", completed=True, step=164, checkpoint_step=164)
+    assert report_of(job) == SaveReport(SaveResult.SAVED, 164, 164)
+
+
+@pytest.mark.parametrize("saved", ["", "ab"])
+def test_job_is_closed_without_the_checkpoint_after_the_grace(saved: str) -> None:
+    job = asking()
+    for name in saved:
+        job.change(name, saved=True)
+    assert job.look() is None
+    job.later(24.9)
+    assert job.look() is None
+    unsaved = tuple(name for name in "abc" if name not in saved)
+    assert report_of(job.later(0.2)) == SaveReport(SaveResult.TIMED_OUT, 163, 120, unsaved)
+
+
+@pytest.mark.parametrize(
+    ("saves", "leave_seconds", "result", "unsaved"),
+    [
+        ("ab", 30.0, SaveResult.NOT_SUPPORTED, ("c",)),
+        ("", 30.0, SaveResult.NOT_SUPPORTED, ("a", "b", "c")),
+        ("abc", 5.0, SaveResult.NO_TIME, ()),
+    ],
+)
+def test_job_that_cannot_save_is_closed_at_once(
+    saves: str, leave_seconds: float, result: SaveResult, unsaved: tuple[str, ...]
+) -> None:
+    job = closing(saves, leave_seconds=leave_seconds)
+    assert report_of(job) == SaveReport(result, 163, 120, unsaved)
+
+
+def test_failure_during_the_save_closes_the_job_instead_of_a_new_round() -> None:
+    job = asking()
+    job.failure("b")
+    assert report_of(job).result is SaveResult.INTERRUPTED
+
+
+def test_leaving_members_save_with_the_others_and_open_no_round() -> None:
+    job = closing()
+    for name in "bc":
+        job.change(name, state=LEAVING, reason="deleted")
+    assert job.act().save is not None
+    answered(job).act()
+    job.change("c", completed=True)
+    assert report_of(job).result is SaveResult.SAVED
+
+
+def test_success_of_all_precedes_the_end() -> None:
+    job = asking()
+    for name in "abc":
+        job.done(name)
+    outcome = job.act().outcome
+    assert outcome == Outcome(OutcomeKind.SUCCEEDED)
+
+
+def test_withdrawn_end_opens_the_next_round_after_the_save() -> None:
+    job = asking()
+    for name in "abc":
+        job.change(name, saved=True)
+    job.bounds(closing=None)
+    current = job.act()
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+
+
+@pytest.mark.parametrize("state", [RoundState.JOINABLE, RoundState.FROZEN])
+def test_job_without_a_final_round_is_closed_at_once(state: RoundState) -> None:
+    job = Job("a", "b", expected=2, closing=ClosingRequest(SUSPENDED)).round(1, state)
+    assert report_of(job) == SaveReport(SaveResult.NOT_TRAINING)

@@ -1,0 +1,126 @@
+"""End of a job after a checkpoint: the request to its coordinator, and the operator's own deadline.
+
+Only a running round has something to save, and only if its scripts save on request. Any other job
+is closed at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import MAXYEAR, UTC, datetime, timedelta
+
+from elasticjob_operator.domain.observed.etcd_records import outcome_record
+from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
+from elasticjob_operator.domain.status.rounds import utc_time
+from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
+
+COORDINATOR_SECONDS = 5.0
+"""Time for a coordinator to close the job after the time for the checkpoint; also covers the
+election of another one."""
+
+
+MOST_SECONDS = 86400.0
+"""Maximum plausible time for a checkpoint."""
+CLOCK_SECONDS = 5.0
+"""Maximum time by which a request may be in the future, by the clock of another replica."""
+
+
+def save_seconds(bounds: RendezvousParams) -> float:
+    """Return the time that the workers have for the checkpoint; 0 for none.
+
+    A job's etcd user may write any value into its bounds.
+    """
+    seconds = bounds.leave_seconds - STOP_MARGIN_SECONDS
+    return seconds if 0 <= seconds <= MOST_SECONDS else 0.0
+
+
+def closes_at(bounds: RendezvousParams | None) -> datetime | None:
+    """Return the UTC time from which the operator closes the job itself; None unless it asked."""
+    if bounds is None or bounds.closing is None:
+        return None
+    asked = utc_time(bounds.closing.since_ms)
+    if asked is None or asked.year == MAXYEAR:
+        return _NEVER_ASKED
+    return asked + _wait(bounds)
+
+
+_NEVER_ASKED = datetime(1970, 1, 1, tzinfo=UTC)
+"""Time for a request without a valid time: the job is closed at once."""
+
+
+def _wait(bounds: RendezvousParams) -> timedelta:
+    """Return the time from the request to the operator's own close."""
+    return timedelta(seconds=save_seconds(bounds) + COORDINATOR_SECONDS)
+
+
+def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: datetime) -> bool:
+    """Return True if the end of a job must wait for its checkpoint.
+
+    While the rendezvous is unreadable, a checkpoint that was requested gets its time all the same.
+    """
+    if view.outcome is not None or bounds is None:
+        return False
+    due = closes_at(bounds)
+    if due is not None:
+        latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
+        return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
+    trained = _trained(view)
+    return save_seconds(bounds) > 0 and bool(trained) and all(one.saves for one in trained)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingStep:
+    """Next step to the end of a job: bounds to write, or a report to close it with, or a wait."""
+
+    bounds: RendezvousParams | None = None
+    report: SaveReport | None = None
+    wake_at: datetime | None = None
+
+
+def closing_step(
+    view: RendezvousView, bounds: RendezvousParams | None, reason: StopReason, now: datetime
+) -> ClosingStep:
+    """Return the next step of a rendezvous that is not closed yet."""
+    if bounds is None or not is_saving(view, bounds, now):
+        return ClosingStep(report=save_report(view, bounds))
+    outcome, closing = outcome_record(OutcomeKind.STOPPED, reason), bounds.closing
+    if closing is not None and closing.outcome == outcome:
+        return ClosingStep(wake_at=closes_at(bounds))
+    since_ms = int(now.timestamp() * 1000) if closing is None else closing.since_ms
+    asked = replace(bounds, closing=ClosingRequest(outcome, since_ms))
+    return ClosingStep(asked, wake_at=closes_at(asked))
+
+
+def _trained(view: RendezvousView) -> list[Member]:
+    """Return the members with workers in the final round, also of pods that are being deleted."""
+    if view.state is not RendezvousState.FINAL:
+        return []
+    return [
+        one
+        for one in view.members
+        if one.round == view.round
+        and (one.runs or (one.state is MemberState.LEAVING and not one.stopped))
+    ]
+
+
+def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveReport:
+    """Return the report on a job that the operator closes itself."""
+    trained = _trained(view)
+    if not trained:
+        return SaveReport(SaveResult.NOT_TRAINING)
+    asked = bounds is not None and bounds.closing is not None
+    supported = all(member.saves for member in trained)
+    result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
+    unsaved = [one.name for one in trained if not (one.saved if asked else one.saves)]
+    unsaved.sort(key=natural_order)
+    return SaveReport(
+        SaveResult.TIMED_OUT if asked else result,
+        max(member.step for member in trained),
+        max(member.checkpoint_step for member in trained),
+        tuple(unsaved[:NAMED_MEMBERS]),
+    )

@@ -1,0 +1,52 @@
+"""Reports on the checkpoint before a planned end: their texts, and their records."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
+from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
+
+
+@pytest.mark.parametrize(
+    ("report", "text", "complete"),
+    [
+        (SaveReport(SaveResult.SAVED, 163, 163), "saved at step 163", True),
+        (SaveReport(SaveResult.SAVED), "saved before the stop", True),
+        (
+            SaveReport(SaveResult.TIMED_OUT, 163, 120, ("b",)),
+            "stopped at step 163; the last checkpoint is of step 120: the requested checkpoint was "
+            "not complete in time (b)",
+            False,
+        ),
+        (
+            SaveReport(SaveResult.NO_TIME, 7),
+            "stopped at step 7; no checkpoint was reported: the grace period leaves no time to "
+            "save",
+            False,
+        ),
+        (SaveReport(SaveResult.NOT_TRAINING), "no workers were training", True),
+    ],
+)
+def test_report_names_the_step_and_the_last_checkpoint(
+    report: SaveReport, text: str, complete: bool
+) -> None:
+    assert (report.text, report.complete) == (text, complete)
+
+
+def test_stop_after_a_checkpoint_of_the_last_step_loses_nothing() -> None:
+    assert SaveReport(SaveResult.NOT_SUPPORTED, 120, 120, ("a",)).complete
+    assert not SaveReport(SaveResult.NOT_SUPPORTED, 121, 120, ("a",)).complete
+    assert not SaveReport(SaveResult.NOT_SUPPORTED, unsaved=("a",)).complete
+
+
+def test_report_and_request_survive_encoding_and_are_absent_in_older_records() -> None:
+    save = SaveReport(SaveResult.TIMED_OUT, 163, 120, ("a", "b"))
+    outcome = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended", save=save)
+    bounds = RendezvousParams(1, 2, closing=ClosingRequest(outcome, 1_700_000_000_000))
+    assert decode(RendezvousParams, "bounds", encode(bounds)) == bounds
+    older = decode(RendezvousParams, "bounds", b'{"minNodes":1,"maxNodes":2}')
+    assert older == RendezvousParams(1, 2)
+    assert b"closing" not in encode(older)
