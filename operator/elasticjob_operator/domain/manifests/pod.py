@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests import names, template_rules
+from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.owned_objects import Access, owner_reference
 from elasticjob_operator.domain.manifests.sidecar import (
     LOGS_MIB,
@@ -26,26 +27,10 @@ from elasticjob_operator.domain.manifests.template_rules import (
     mapping,
     mappings,
 )
-from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
+from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
-
-
-def command_for(job: ElasticJob) -> TrainerCommand:
-    """Return the command of the trainer container.
-
-    Raises:
-        TemplateRefused: a nested launcher cannot be removed from the command.
-    """
-    container = job.trainer()
-    try:
-        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
-    except CannotUnwrap as error:
-        at = job.spec.template.spec.containers.index(container)
-        raise TemplateRefused.at(("containers", at, "command"), str(error)) from error
 
 
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
@@ -125,7 +110,7 @@ def pod(
     [own] = [one for one in spec["containers"] if one["name"] == job.trainer().name]
     command = command_for(job)
     name = names.pod_name(job.metadata.name, index)
-    traits = _traits(spec, own)
+    traits = _traits(spec, own, command)
     if traits.host_network and not is_steered(job):
         raise TemplateRefused.at(
             ("hostNetwork",),
@@ -165,13 +150,14 @@ def pod(
     }
 
 
-def _traits(spec: Json, own: Json) -> PodTraits:
+def _traits(spec: Json, own: Json, command: TrainerCommand) -> PodTraits:
     limits = (own.get("resources") or {}).get("limits") or {}
     return PodTraits(
         host_network=spec.get("hostNetwork") is True,
         root=mapping(spec, "securityContext", ()).get("runAsUser") == 0,
         token=spec.get("automountServiceAccountToken") is True,
         bounded_disk="ephemeral-storage" in limits,
+        launch=command.mode,
     )
 
 

@@ -29,7 +29,7 @@ from elasticjob_operator.domain.plan.backends import (
 )
 from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.types import Backend
+from elasticjob_operator.model.types import Backend, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
@@ -79,12 +79,14 @@ class PodTraits:
         token: True if the pod mounts the service account token; the added containers do not.
         bounded_disk: True if the trainer has a limit of ephemeral storage. The kubelet sums the
             limits of the whole pod, so the logs need a share.
+        launch: PerWorker or PerNode.
     """
 
     host_network: bool = False
     root: bool = False
     token: bool = False
     bounded_disk: bool = False
+    launch: Launch = Launch.PER_WORKER
 
 
 def launcher(settings: PodSettings, traits: PodTraits) -> Json:
@@ -196,6 +198,7 @@ def _backend(job: ElasticJob, index: int) -> list[Json]:
 def _agent_settings(job: ElasticJob, traits: PodTraits) -> list[Json]:
     return [
         variable("SOCKET", names.SOCKET_PATH),
+        variable("LAUNCH", traits.launch.value),
         variable("CONTROL", names.CONTROL_SOCKET_PATH),
         variable("LOG_DIR", names.LOGS_PATH),
         variable("MAX_LOG_BYTES", max_log_bytes(workers_per_node(job))),

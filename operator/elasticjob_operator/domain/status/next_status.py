@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.explanation import explanation
+from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import selector
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, RendezvousView
 from elasticjob_operator.domain.plan.backends import is_steered
@@ -60,6 +61,7 @@ def next_status(
     ready = sum(pod.ready for pod in counted_pods.counted)
     status = Status(
         phase=phase,
+        launch=before.launch if before.phase in FINISHED else launch_status(job),
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=len(counted_pods.counted),

@@ -34,7 +34,11 @@ def call(*arguments: str, text: str | bytes) -> Result:
 
 def test_manifest_is_read_from_standard_input() -> None:
     found = call("validate", "-", text=JOB)
-    assert (found.exit_code, found.stdout) == (0, "standard input: valid\n")
+    assert (found.exit_code, found.stdout) == (
+        0,
+        "standard input: valid\n"
+        "  good: launch PerWorker (PlainCommand): the command is run once for each worker\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,9 @@ def test_defaults_match_the_design() -> None:
         "maxNodes": 4,
         "nodeIncrement": 1,
         "nprocPerNode": "auto",
+        "launch": "Auto",
+        "setup": [],
+        "entrypoint": [],
         "maxRestarts": 3,
         "rendezvous": {
             "backend": "etcd",
