@@ -46,9 +46,7 @@ DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
-USAGE = (
-    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] -- COMMAND [ARGUMENT ...]"
-)
+USAGE = "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] -- COMMAND [ARGUMENT ...]"
 
 
 class SettingsError(Exception):

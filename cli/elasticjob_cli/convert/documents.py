@@ -154,8 +154,7 @@ def _compare(parts: dict[str, Part]) -> None:
 
 
 def _check(job: Json, at: Location) -> None:
-    """Raise `Unconvertible` unless the result is a valid ElasticJob whose command can be launched.
-    """
+    """Raise `Unconvertible` unless the result is valid and its command can be launched."""
     try:
         command_for(parse_manifest(job))
     except TemplateRefused as error:

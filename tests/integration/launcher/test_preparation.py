@@ -210,6 +210,4 @@ def test_failed_setup_ends_the_launcher(start_launcher: StartLauncher) -> None:
     setup = ["sh", "-c", "echo no wheel >&2; exit 5"]
     launcher = start_launcher(arguments=arguments(["python3", "train.py"], setup))
     assert launcher.wait() == 5
-    assert launcher.termination_log.read_text() == (
-        "the setup failed with exit code 5: no wheel"
-    )
+    assert launcher.termination_log.read_text() == ("the setup failed with exit code 5: no wheel")

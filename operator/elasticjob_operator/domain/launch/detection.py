@@ -44,7 +44,20 @@ _TEXT_TOOLS = frozenset(
     {"echo", "printf", "grep", "egrep", "rg", "sed", "awk", "cat", "which", "type", "command"}
     | {"pip", "pip3", "apt", "apt-get", "ls", "cp", "mv", "rm", "mkdir", "touch", "chmod", "chown"}
     | {"export", "alias", "unset", "test", "[", ":", "true", "false", "cd", "git", "wget", "curl"}
-    | {"find", "ln", "pgrep", "pkill", "killall", "man", "hash", "set", "kill", "ps", "head", "tail"}
+    | {
+        "find",
+        "ln",
+        "pgrep",
+        "pkill",
+        "killall",
+        "man",
+        "hash",
+        "set",
+        "kill",
+        "ps",
+        "head",
+        "tail",
+    }
 )
 """Programs that take names of programs as plain text."""
 _EVALUATING = frozenset({"eval", "trap"})
@@ -139,10 +152,10 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
         return _find(split, at.within(program))
     if (line := line_of(words)) is not None:
         return _in_line(line, (), at.within(program))
+    if (run := module_wrapped(name, words[1:])) is not None:
+        return _in_python(run, at.within(program))
     index = wrapped_at(words)
     if index is not None:
-        if name in ("scalene", "coverage", "kernprof", "viztracer", "memray"):
-            return _in_python(words[index:], at.within(program))
         if words[index].endswith(".py") and name in ("uv", "rye", "pdm", "newrelic-admin"):
             return _in_python(words[index:], at.within(program))
         return _find(words[index:], at.within(program))
@@ -179,6 +192,8 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
         return [] if run is None else _in_python(run, at.within(value))
     if launcher := launcher_of_program(value, arguments):
         return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
+    if found := re.search(r"[$`]", value) and _IN_TEXT.search(value):
+        return [_named(found[1] or found[2], at)]
     return []
 
 
@@ -220,9 +235,7 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
     return findings
 
 
-def _in_simple(
-    command: shell.Simple, positional: tuple[str, ...], at: _Context
-) -> list[Finding]:
+def _in_simple(command: shell.Simple, positional: tuple[str, ...], at: _Context) -> list[Finding]:
     words = [word.value for word in command.words]
     raw = list(command.words)
     while words and words[0] in _PASSING:
@@ -295,7 +308,9 @@ def _in_arguments(words: tuple[str, ...], at: _Context) -> list[Finding]:
     for index in range(1, len(words) - 1):
         before, word = words[index - 1], words[index]
         is_value = before.startswith("-") and before != "--" and index > 1
-        if not is_value and (is_launcher_word(word) or launcher_of_program(word, words[index + 1 :])):
+        if not is_value and (
+            is_launcher_word(word) or launcher_of_program(word, words[index + 1 :])
+        ):
             launcher = launcher_of_program(word, words[index + 1 :]) or launcher_of_module(
                 word, words[index + 1 :]
             )

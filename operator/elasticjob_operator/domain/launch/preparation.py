@@ -26,14 +26,25 @@ _WORKER_VARIABLE = re.compile(
 """Variables that the job sets for each worker or round."""
 _BUILTINS = frozenset(
     {"cd", "export", "source", ".", "set", "unset", "alias", "echo", "printf", "test", "[", ":"}
-    | {"true", "false", "exit", "return", "trap", "wait", "ulimit", "umask", "read", "eval", "local"}
+    | {
+        "true",
+        "false",
+        "exit",
+        "return",
+        "trap",
+        "wait",
+        "ulimit",
+        "umask",
+        "read",
+        "eval",
+        "local",
+    }
     | {"declare", "typeset", "readonly", "shift", "shopt", "pushd", "popd", "command", "builtin"}
     | {"break", "continue", "let", "getopts", "hash", "type", "jobs", "bg", "fg", "kill", "times"}
 )
 _UNSPLITTABLE = {
     "trap": "a trap",
     "wait": "a background job",
-    "eval": "eval",
     "return": "return",
     "shift": "positional parameters",
     "getopts": "positional parameters",
@@ -99,7 +110,9 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
         line = shell.read(text)
     except shell.Unreadable as error:
         return Whole(f"text that is no complete shell line: {error}")
-    if not line.commands or (len(line.commands) == 1 and _is_single(line)):
+    if not line.commands:
+        return Whole(line.compound) if line.compound else None
+    if len(line.commands) == 1 and _is_single(line):
         return None
     if reason := _obstacle(text, line, words[place + 1 :]):
         return Whole(reason)
@@ -107,7 +120,8 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     if wrappers:
         return Whole(f"{wrappers} around the shell")
     last = line.commands[-1]
-    inserted = _inserted(words[at:place], text, last, line.commands[:-1])
+    shell_at = at - 1 if at and _name(words[at - 1]) == "busybox" else at
+    inserted = _inserted(words[shell_at:place], text, last, line.commands[:-1])
     if isinstance(inserted, Whole):
         return inserted
     return Prepared((*words[:place], inserted, *words[place + 1 :]), text[last.start : last.end])
@@ -116,7 +130,9 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
 def _is_single(line: shell.Line) -> bool:
     """Return True if the only command of a line is one that each worker can run as it is."""
     only = line.commands[0]
-    return not line.compound and only.after in ("", "\n", ";") and not _files(only)
+    ends = ("", "\n", ";")
+    plain = only.before in ends and only.after in ends and not line.compound
+    return plain and not _files(only)
 
 
 def _opaque_wrapper(words: Sequence[str]) -> str:
@@ -243,7 +259,7 @@ def _inserted(
         return Whole("a last command with a command substitution beside variables of the worker")
     assigned = text[last.start : last.words[0].start].strip()
     run = shell.single_quoted(f"{assigned} exec {text[words[0].start : last.end]}".strip())
-    again = " ".join(_quoted(word) for word in call)
+    again = " ".join(map(_quoted, call))
     return f"{text[: last.start]}exec {REPORT} {again} {run}{text[last.end :]}"
 
 

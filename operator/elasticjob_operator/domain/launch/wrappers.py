@@ -197,10 +197,9 @@ def is_script(program: str) -> bool:
 
 
 def is_transparent(words: Sequence[str]) -> bool:
-    """Return True if a wrapper leaves the process to its command as it was, except for variables.
-    """
+    """Return True if a wrapper changes nothing of its process but variables."""
     name = words[0].rpartition("/")[2]
-    return name in _INITS or (name == "env" and not _has_env_options(words))
+    return name in (*_INITS, "busybox") or (name == "env" and not _has_env_options(words))
 
 
 def module_wrapped(module: str, arguments: Sequence[str]) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Command of a job's trainer container, from the fields of the job, and its launch in the status."""
+"""Command of a job's trainer container, and its launch in the status."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         TemplateRefused: no way of launching the command is safe.
     """
     container, spec = job.trainer(), job.spec
-    launch = LaunchSpec(
-        spec.launch, tuple(spec.setup), spec.max_nodes, _known_values(container)
-    )
+    launch = LaunchSpec(spec.launch, tuple(spec.setup), spec.max_nodes, _known_values(container))
     try:
         return trainer_command(
             container.command or spec.entrypoint,

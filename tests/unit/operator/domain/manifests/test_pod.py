@@ -544,8 +544,8 @@ TRAINERS: list[tuple[Json, str]] = [
     ),
     ({"restartPolicy": "Always"}, "containers[0].restartPolicy: must be absent"),
     (
-        {"command": ["bash", "-c", "torchrun train.py"]},
-        "containers[0].command: torchrun is inside of bash",
+        {"command": ["mpirun", "python3", "train.py"]},
+        "containers[0].command: mpirun does not join the job's rendezvous",
     ),
     (
         {"command": ["torchrun", "--nproc-per-node=2", "train.py"]},
