@@ -163,7 +163,8 @@ class _Runner:
             pipes = Pipes()
             fds = (*self._settings.keep_fds, *((report_fd,) if report_fd >= 0 else ()))
             try:
-                process = spawn(argv, env, *pipes.write_fds, keep_fds=fds)
+                out, errors = pipes.write_fds
+                process = spawn(argv, env, out, errors, fds)
             except LaunchError:
                 pipes.close_read()
                 raise
@@ -211,7 +212,8 @@ class _Runner:
 
     def _failed(self, exit_code: int, message: str, errors: str) -> PreparationFailed:
         """Return the error, after writing it where the kubelet and the user look for it."""
-        self._output.say(message)
+        last = errors.strip().rpartition("\n")[2]
+        self._output.say(f"{message}: {last}" if last else message)
         self._output.flush(FLUSH_SECONDS)
         path = Path(self._settings.termination_log)
         head = message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES]

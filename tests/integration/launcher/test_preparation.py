@@ -55,12 +55,11 @@ async def run_workers(
 ) -> list[dict[str, Any]]:
     """Run the workers' command once for each rank; return their reports."""
     runtime, events, hello = await attached(launcher)
-    env = {"OUT": str(out)}
     if warm:
-        await runtime.prepare(PrepareWorkers(hello.argv, env))
+        await runtime.prepare(PrepareWorkers(hello.argv, {"OUT": str(out)}))
         assert (await until(events, Prepared)).ready
     for rank in range(ranks):
-        command = start_workers(rank + 1, hello.argv, **env, LOCAL_RANK=str(rank))
+        command = start_workers(rank + 1, hello.argv, OUT=str(out), LOCAL_RANK=str(rank))
         await runtime.start(command)
         started = await until(events, Started)
         assert started.warm is warm, started.cold_reason

@@ -111,12 +111,12 @@ class _Option:
     text: str
 
 
-def unwrap(launcher: Launcher, words: Sequence[str], workers: int) -> Unwrapped:
+def unwrap(launcher: Launcher, words: Sequence[str], workers: int | None) -> Unwrapped:
     """Return the command that the launcher would start for each worker.
 
     Args:
         words: the launcher's options, the script and its arguments.
-        workers: number of workers the job starts on a node.
+        workers: number of workers the job starts on a node; None if only a running pod knows it.
 
     Raises:
         LosesOption: an option cannot be dropped without changing the program that runs.
@@ -172,7 +172,7 @@ def _split(word: str) -> tuple[str, str, bool]:
     return word, "true", False
 
 
-def _check(launcher: Launcher, option: _Option, workers: int) -> None:
+def _check(launcher: Launcher, option: _Option, workers: int | None) -> None:
     name, value = option.name, option.value
     if name in launcher.refused:
         fix = launcher.refused[name]
@@ -183,7 +183,7 @@ def _check(launcher: Launcher, option: _Option, workers: int) -> None:
             "the script itself, and set in it what this option sets"
         )
     # A script written for two workers per node must not silently get one.
-    if name == _WORKERS and value.isdigit() and int(value) != workers:
+    if name == _WORKERS and value.isdigit() and workers not in (None, int(value)):
         raise CannotUnwrap(
             f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "
             f"node: set spec.nprocPerNode to {value}, or start the script itself"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.local.container import expanded, interpreter, trainer
+from elasticjob_cli.local.container import interpreter, trainer
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_operator.domain.launch.preparation import REPORT
+from elasticjob_operator.domain.manifests.trainer_command import expanded
 from elasticjob_operator.model import ElasticJob, Launch, parse_manifest
 
 PATH = {"PATH": "/usr/bin:/bin"}
