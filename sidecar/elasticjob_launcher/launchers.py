@@ -73,7 +73,9 @@ _PROGRAMS: Mapping[str, _Command] = {
     ),
     "llamafactory-cli": _only(_LLAMAFACTORY, "train", "sft", "dpo", "rm"),
     "lmf": _only(_LLAMAFACTORY, "train", "sft", "dpo", "rm"),
-    "swift": _Command(_SWIFT),
+    "swift": _only(
+        _SWIFT, "pt", "sft", "rlhf", "infer", "eval", "export", "sample", "rollout", "deploy"
+    ),
     "megatron": _only(_SWIFT, "pt", "sft", "rlhf", "export"),
     "trl": _only(_TRL, "sft", "dpo", "grpo", "kto", "reward", "rloo"),
     "xtuner": _only(_XTUNER, "train"),
@@ -112,7 +114,7 @@ _MODULES: Mapping[str, _Command] = {
     "axolotl.cli.train": _Command(_AXOLOTL),
     "llamafactory.cli": _PROGRAMS["llamafactory-cli"],
     "llamafactory.launcher": _Command(_LLAMAFACTORY),
-    "swift.cli.main": _Command(_SWIFT),
+    "swift.cli.main": _PROGRAMS["swift"],
     "trl.cli": _PROGRAMS["trl"],
     "xtuner": _PROGRAMS["xtuner"],
     "deepspeed": _Command(_DEEPSPEED),
@@ -122,6 +124,7 @@ _MODULES: Mapping[str, _Command] = {
     "horovod.runner": _Command(_HOROVOD),
     "horovod.runner.launch": _Command(_HOROVOD),
     "composer.cli.launcher": _Command(_COMPOSER),
+    "lightning": _PROGRAMS["lightning"],
     "lightning.fabric.cli": _PROGRAMS["fabric"],
     "lightning_fabric.cli": _PROGRAMS["fabric"],
     "torchx.cli.main": _PROGRAMS["torchx"],

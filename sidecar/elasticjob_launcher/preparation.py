@@ -48,6 +48,7 @@ FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
 LIFELINE_CHECK_SECONDS = 1.0
 TERMINATION_MESSAGE_BYTES = 4096
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OWN = (PYTHON, CODE, DESCRIPTOR)
 
 
@@ -153,7 +154,8 @@ class _Runner:
         """Run the command to its end; `report_fd` is open in it alone."""
         become_subreaper()
         self._loop.on_signal(signal.SIGCHLD, self._reap)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        before = {signum: signal.getsignal(signum) for signum in _ENDING}
+        for signum in _ENDING:
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
         self._follow_lifeline()
         if self._init_fd is not None:
@@ -183,6 +185,8 @@ class _Runner:
         ]
         if self._signalled is None and self._status is None:
             self._loop.run()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         self._finish(streams)
         process.returncode = 0  # reaped here: Popen must not wait for the pid again
 

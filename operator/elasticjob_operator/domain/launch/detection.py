@@ -24,13 +24,14 @@ from elasticjob_operator.domain.launch.wrappers import (
     is_script,
     line_of,
     module_wrapped,
+    runs_python,
     split_string,
     wrapped_at,
 )
 
 PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?d?")
 PYTHON_VALUED = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)", re.DOTALL)
+_MODULE = re.compile(r"-(?:([^-cmWX][^cmWX]*)?m|-module$)(.*)", re.DOTALL)
 _CODE = re.compile(r"-([^-cmWX][^cmWX]*)?c(.*)", re.DOTALL)
 _IN_CODE = re.compile(
     r"torch\.distributed\.(run|launch)\b|accelerate\.commands|deepspeed\.launcher"
@@ -60,6 +61,8 @@ _TEXT_TOOLS = frozenset(
     }
 )
 """Programs that take names of programs as plain text."""
+_SCRIPT_RUNNERS = frozenset({"make", "gmake", "just"})
+"""Programs that run commands of a file."""
 _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
 _SOURCING = frozenset({"source", "."})
@@ -156,10 +159,10 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
         return _in_python(run, at.within(program))
     index = wrapped_at(words)
     if index is not None:
-        if words[index].endswith(".py") and name in ("uv", "rye", "pdm", "newrelic-admin"):
+        if runs_python(words, index):
             return _in_python(words[index:], at.within(program))
         return _find(words[index:], at.within(program))
-    if is_script(program) or is_entrypoint(program):
+    if is_script(program) or is_entrypoint(program) or name in _SCRIPT_RUNNERS:
         return [Finding(FindingKind.SCRIPT, program, None, at.inside)]
     return _in_arguments(words, at)
 
@@ -249,6 +252,9 @@ def _in_simple(command: shell.Simple, positional: tuple[str, ...], at: _Context)
         return []
     if words[0] in _EVALUATING:
         return _in_line(" ".join(words[1:]), positional, at.within(words[0]))
+    if words[0] == "alias":
+        values = [word.partition("=")[2] for word in words[1:]]
+        return [one for value in values for one in _in_line(value, (), at.within("alias"))]
     if words[0] in _SOURCING:
         return []
     if raw[0].expands:

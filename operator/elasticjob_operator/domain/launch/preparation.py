@@ -44,6 +44,7 @@ _BUILTINS = frozenset(
 )
 _UNSPLITTABLE = {
     "trap": "a trap",
+    "alias": "an alias",
     "wait": "a background job",
     "return": "return",
     "shift": "positional parameters",

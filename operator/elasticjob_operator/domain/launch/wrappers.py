@@ -155,6 +155,9 @@ _PYTHON_MODULES: Mapping[str, _Wrapper] = {
     "runpy": _wrapper(),
 }
 """Python modules that run a script or `-m` module, as Python itself does."""
+_MODULE_OPTIONS = ("-m", "--module")
+_PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
+"""Wrappers that run a script or `-m` module with Python, and any other command as it is."""
 _INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit"})
 """Wrappers that leave nothing to the command but signals, which the launcher handles itself."""
 
@@ -183,7 +186,10 @@ def wrapped_at(words: Sequence[str]) -> int | None:
     if is_entrypoint(words[0]):
         return _checked(words, 1)
     wrapper = _WRAPPERS.get(name)
-    return None if wrapper is None else _command_at(wrapper, words, name)
+    if wrapper is None:
+        return None
+    keep = _MODULE_OPTIONS if name in _PYTHON_RUNNERS else ()
+    return _command_at(wrapper, words, name, keep)
 
 
 def is_entrypoint(program: str) -> bool:
@@ -209,8 +215,14 @@ def module_wrapped(module: str, arguments: Sequence[str]) -> tuple[str, ...] | N
     if wrapper is None:
         return None
     words = (module, *arguments)
-    at = _command_at(wrapper, words, module, keep=("-m", "--module"))
+    at = _command_at(wrapper, words, module, _MODULE_OPTIONS)
     return None if at is None else words[at:]
+
+
+def runs_python(words: Sequence[str], at: int) -> bool:
+    """Return True if a wrapper runs its command at `at` with Python, as `uv run train.py` does."""
+    of_python = words[at].endswith(".py") or words[at] in _MODULE_OPTIONS
+    return words[0].rpartition("/")[2] in _PYTHON_RUNNERS and of_python
 
 
 def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
