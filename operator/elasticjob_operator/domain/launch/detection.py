@@ -65,6 +65,7 @@ _SCRIPT_RUNNERS = frozenset({"make", "gmake", "just"})
 """Programs that run commands of a file."""
 _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
+_DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _SOURCING = frozenset({"source", "."})
 _MAX_DEPTH = 8
 
@@ -220,7 +221,7 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
     values.update({str(number): word for number, word in enumerate(positional)})
     findings: list[Finding] = []
     for command in line.commands:
-        for word in command.assignments:
+        for word in _assigned(command):
             name, _, value = word.value.partition("=")
             if not word.expands:
                 values[name.rstrip("+")] = value
@@ -236,6 +237,13 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
                     if one.kind is FindingKind.LAUNCHER
                 ]
     return findings
+
+
+def _assigned(command: shell.Simple) -> list[shell.Word]:
+    """Return the assignments that a command makes in its shell."""
+    if command.words and command.words[0].value in _DECLARING:
+        return [word for word in command.words[1:] if ASSIGNMENT.fullmatch(word.value)]
+    return [] if command.words else command.assignments
 
 
 def _in_simple(command: shell.Simple, positional: tuple[str, ...], at: _Context) -> list[Finding]:
