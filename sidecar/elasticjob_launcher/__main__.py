@@ -1,4 +1,4 @@
-"""Entry point: `python3 launcher.pyz -- COMMAND [ARGUMENT ...]`."""
+"""Entry point: `python3 launcher.pyz [OPTION ...] -- COMMAND [ARGUMENT ...]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def main() -> None:
 
     open_missing()
     from elasticjob_launcher.app import Launcher
+    from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.spawn import fork_launcher
     from elasticjob_launcher.settings import SettingsError, from_process
 
@@ -27,7 +28,11 @@ def main() -> None:
         if settings.init:
             settings = settings._replace(lifeline_pid=settings.lifeline_pid or os.getppid())
             init_fd = fork_launcher()
-        exit_code = Launcher(settings, os.environ, init_fd=init_fd).run()
+        prepared = prepare(settings, os.environ, init_fd)
+        settings = settings._replace(argv=prepared.argv)
+        exit_code = Launcher(settings, prepared.environ, init_fd=init_fd).run()
+    except PreparationFailed as error:  # said where it happened
+        exit_code = error.exit_code
     except SettingsError as error:
         print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
         exit_code = EXIT_USAGE

@@ -44,7 +44,9 @@ LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 # sun_path holds 108 bytes, one of them the closing zero.
 MAX_SOCKET_PATH_BYTES = 107
-USAGE = "usage: python3 launcher.pyz -- COMMAND [ARGUMENT ...]"
+SETUP_OPTION = "--setup"
+PREPARE_OPTION = "--prepare"
+USAGE = "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] -- COMMAND [ARGUMENT ...]"
 
 
 class SettingsError(Exception):
@@ -65,7 +67,8 @@ class Settings(NamedTuple):
     `probe_port` 0 selects a free port, None opens none. `lifeline_pid` 0 means none. Workers
     inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
-    for launchers outside a container.
+    for launchers outside a container. `setup` is a command that runs once before the first round.
+    `prepare`: the command prepares, and then reports the command of the workers.
     """
 
     argv: tuple[str, ...]
@@ -82,14 +85,18 @@ class Settings(NamedTuple):
     zygote: Limits = Limits()
     save_signal: int = 0
     init: bool = False
+    setup: tuple[str, ...] = ()
+    prepare: bool = False
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Parse and check the settings; raise SettingsError that names the variable and the fix."""
     agent_fd = _whole(environ, AGENT_FD, -1)
     probe_port = environ.get(PROBE_PORT, "0")
+    setup, rest = _setup(arguments)
+    prepare = rest[:1] == [PREPARE_OPTION]
     settings = Settings(
-        argv=_command(arguments, required=agent_fd < 0),
+        argv=_command(rest[1:] if prepare else rest, required=agent_fd < 0 or prepare),
         socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
         agent_fd=agent_fd if agent_fd >= 0 else None,
         probe_address=environ.get(PROBE_ADDRESS, ""),
@@ -105,6 +112,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         ),
         save_signal=_signal(environ, SAVE_SIGNAL),
         init=_whole(environ, INIT, 0, most=1) == 1,
+        setup=setup,
+        prepare=prepare,
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
@@ -141,6 +150,19 @@ def library_beside(program: str) -> str:
     """Return the folder with ElasticJob's modules for workers, if installed beside the launcher."""
     folder = Path(program).absolute().parent / LIBRARY
     return str(folder) if (folder / "elasticjob").is_dir() else ""
+
+
+def _setup(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split the arguments into the setup command and the rest."""
+    if list(arguments[:1]) != [SETUP_OPTION]:
+        return (), list(arguments)
+    count = arguments[1] if len(arguments) > 1 else ""
+    if not (count.isascii() and count.isdigit() and 0 < int(count) <= len(arguments) - 2):
+        raise SettingsError(
+            f"{SETUP_OPTION} must be followed by a number of words, and by the words; {USAGE}"
+        )
+    end = 2 + int(count)
+    return tuple(arguments[2:end]), list(arguments[end:])
 
 
 def _command(arguments: Sequence[str], required: bool) -> tuple[str, ...]:

@@ -76,10 +76,12 @@ def several(ns: JobNamespace) -> None:
         ),
         job(
             "shell",
-            shell("export GREETING=hello; exec python3 -c 'import os; "
+            shell("echo prepared; export GREETING=hello; exec python3 -c 'import os; "
                   "print(os.environ[\"GREETING\"], os.environ[\"RANK\"])'"),
             nodes=2,
             least=2,
+            nprocPerNode=2,
+            setup=["sh", "-c", "echo set up"],
             runPolicy=KEPT,
         ),
         job(
@@ -91,7 +93,7 @@ def several(ns: JobNamespace) -> None:
             nprocPerNode=2,
             runPolicy=KEPT,
         ),
-        job("refused", shell("pip list && torchrun train.py"), nodes=1),
+        job("refused", shell("pip list | cat; python3 train.py"), nodes=1, nprocPerNode=2),
     )  # fmt: skip
 
 
@@ -202,11 +204,16 @@ def test_init_containers_and_pre_stop_hooks_are_kept(applied: Namespaces) -> Non
     assert trainer["lifecycle"]["preStop"]["exec"]["command"][0] == "sh"
 
 
-def test_shell_command_runs_once_per_worker(applied: Namespaces) -> None:
-    applied.plain.in_phase("shell", "Succeeded")
-    said = applied.plain.log("shell-0") + applied.plain.log("shell-1")
-    assert "hello 0" in said
-    assert "hello 1" in said
+def test_preparation_runs_once_per_pod_and_its_command_once_per_worker(
+    applied: Namespaces,
+) -> None:
+    status = applied.plain.in_phase("shell", "Succeeded")
+    assert status["launch"]["reason"] == "PreparationSplit"
+    logs = [applied.plain.log("shell-0"), applied.plain.log("shell-1")]
+    assert [log.count("prepared") for log in logs] == [1, 1]
+    assert [log.count("set up") for log in logs] == [1, 1]
+    said = "".join(logs)
+    assert all(f"hello {rank}" in said for rank in range(4))
 
 
 def test_nested_torchrun_is_unwrapped(applied: Namespaces) -> None:
@@ -217,11 +224,12 @@ def test_nested_torchrun_is_unwrapped(applied: Namespaces) -> None:
     assert "world 4" in told
 
 
-def test_unsupported_nested_torchrun_is_refused_with_reason(
+def test_shell_line_that_cannot_be_split_is_refused_with_reason(
     applied: Namespaces,
 ) -> None:
     condition = applied.plain.told("refused", "TemplateInvalid")
-    assert "torchrun is inside of bash" in condition["message"]
+    assert "because of a pipeline" in condition["message"]
+    assert "spec.setup" in condition["message"]
     assert applied.plain.pods("refused") == {}
 
 

@@ -52,7 +52,6 @@ FOREIGN = {
     "C++": {"terminate called without an active exception"},
     "Linux": {"model name", "permission denied"},
     "kube-scheduler": {"nodes are available: "},
-    "accelerate": {"accelerate launch"},
     "gRPC": {
         "failed to connect to all addresses",
         "errors resolving",

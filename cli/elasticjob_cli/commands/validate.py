@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.domain.manifests.template_warnings import warnings_of
 from elasticjob_operator.model import ElasticJob
@@ -25,7 +26,8 @@ def validate(
         bool, typer.Option("--strict", help="Exit with code 3 if there are warnings.")
     ] = False,
 ) -> None:
-    """Validate manifests; list every error and warning with file, line and field.
+    """Validate manifests; list every error and warning with file, line and field, and the launch of
+    each job.
 
     Warnings are for templates that are legal and rarely mean what they do. The exit code is 2 if
     there are errors, with --strict 3 if there are only warnings.
@@ -46,6 +48,8 @@ def validate(
             typer.echo(str(warning), err=True)
         if not found.problems:
             typer.echo(f"{shown(file)}: valid")
+            for job in found.jobs:
+                typer.echo(_launch_of(job))
     if any(found.problems for found in checked):
         raise typer.Exit(ExitCode.BAD_INPUT)
     if strict and any(found.warnings for found in checked):
@@ -57,6 +61,12 @@ def warnings(job: ElasticJob) -> list[Problem]:
     return [
         Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
     ]
+
+
+def _launch_of(job: ElasticJob) -> str:
+    """Return a line on the launch of a valid job's command."""
+    command = command_for(job)
+    return f"  {job.metadata.name}: launch {command.mode} ({command.reason}): {command.message}"
 
 
 def version() -> None:

@@ -20,6 +20,8 @@ from elasticjob_cli.convert.template import (
     differences,
     paths_text,
 )
+from elasticjob_operator.domain.manifests.job_command import command_for
+from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.model.job import API_VERSION, KIND
 from elasticjob_operator.model.parse import parse_manifest
 from elasticjob_operator.model.problems import InvalidManifest, Location
@@ -159,9 +161,11 @@ def _compare(parts: dict[str, Part]) -> None:
 
 
 def _check(job: Json, at: Location) -> None:
-    """Raise `Unconvertible` unless the result is a valid ElasticJob."""
+    """Raise `Unconvertible` unless the result is valid and its command can be launched."""
     try:
-        parse_manifest(job)
+        command_for(parse_manifest(job))
+    except TemplateRefused as error:
+        raise Unconvertible(Remark(at, f"becomes {error}")) from error
     except InvalidManifest as error:
         raise Unconvertible(
             *(Remark(at, f"becomes {problem}") for problem in error.problems)

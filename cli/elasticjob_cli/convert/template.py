@@ -20,6 +20,7 @@ from elasticjob_operator.domain.manifests.sidecar import resources
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import trainer_command
 from elasticjob_operator.model.problems import Location, field_path
+from elasticjob_operator.model.types import Launch
 
 _KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
 
@@ -29,13 +30,15 @@ class Command:
     """A command without its launcher.
 
     Args:
-        launched: set if a launcher such as torchrun was removed.
-        note: description of the removed parts.
+        launched: set if a launcher such as torchrun was removed, or runs once for each pod.
+        changed: set if a launcher was removed.
+        note: description of the removed parts, or of the launch.
     """
 
     command: tuple[str, ...]
     args: tuple[str, ...]
     launched: bool
+    changed: bool
     note: str
 
 
@@ -52,17 +55,28 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     """Return the command that each worker runs.
 
     Raises:
-        Unsafe: the command has a launcher that cannot be removed.
+        CannotUnwrap: no way of launching the command is safe.
     """
     words = (*command, *args)
     asked = option(words, "--nproc-per-node") or ""
     found = trainer_command(command, args, int(asked) if asked.isdigit() else 1)
+    if found.mode is Launch.PER_NODE:
+        note = f"runs once for each pod (spec.launch PerNode): {found.message}"
+        return Command(tuple(command), tuple(args), True, False, note)
     if found.launcher is None:
-        return Command(tuple(command), tuple(args), False, "")
+        return Command(tuple(command), tuple(args), False, False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.
     note = found.note_with("its options left out")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
-    return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))
+    return Command(found.words, found.args, True, True, "; ".join([note, *kept]))
+
+
+def launcher_words(words: Sequence[str], command: Command) -> tuple[str, ...]:
+    """Return the words among which the launcher's options are: those of a shell line, too, if the
+    launcher was not removed."""
+    if command.launched and not command.changed:
+        return tuple(part for word in words for part in word.split())
+    return tuple(words)
 
 
 TRAINER = "pytorch"
@@ -79,7 +93,7 @@ class Template:
 
     Args:
         trainer: name of the training container; empty if it is the only one.
-        launched: set if torchrun or a similar launcher started the script.
+        launched: set if torchrun or a similar launcher starts the script.
         workers, restarts: the launcher's values, from options or variables.
     """
 
@@ -103,9 +117,9 @@ def convert_template(source: Part, job: str) -> Template:
     at = Part(containers[index], (*source.location, "spec", "containers", index), source.remarks)
     environment = _clean_environment(containers[index], at)
     _clean_ports(containers[index], at)
-    words = _words(at)
     command = _command(at)
-    if command.launched:
+    words = launcher_words(_words(at), command)
+    if command.changed:
         containers[index]["command"] = list(command.command)
         containers[index].pop("args", None)
     _warn_of_master(containers[index], at, job)
@@ -230,7 +244,8 @@ def _command(at: Part) -> Command:
         raise at.refused(
             "command",
             "must be set: the image's own entry point is not known here. "
-            "Set it, for example to [python3, train.py]",
+            "Set it, for example to [python3, train.py], or write the image's entry point into it, "
+            "which docker inspect prints",
         )
     try:
         found = without_launcher([str(word) for word in command], [str(word) for word in args])

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
-from elasticjob_operator.domain.plan.sizes import workers_per_node
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.domain.manifests.job_command import command_for
+from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
+from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, expanded
+from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.text import echoed
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -98,7 +98,6 @@ def _same(found: Path, python: Path) -> bool:
     return found.parent == python.parent and found.samefile(python)
 
 
-_REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*[mc]")
 """Interpreter options that take a module or a command instead of a script, as `-m` or `-um`."""
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -111,7 +110,9 @@ class Trainer:
     Args:
         interpreter: Python interpreter of the launcher.
         unresolved: names of variables with `valueFrom`, which only a cluster can resolve.
-        note: description of the parts removed from the command; empty if there are none.
+        note: launch of the command, and the parts removed from it.
+        options: options of the launcher.
+        launch: PerWorker or PerNode.
     """
 
     argv: tuple[str, ...]
@@ -120,6 +121,8 @@ class Trainer:
     interpreter: str
     unresolved: tuple[str, ...] = ()
     note: str = ""
+    options: tuple[str, ...] = ()
+    launch: Launch = Launch.PER_WORKER
 
 
 def trainer(
@@ -144,7 +147,8 @@ def trainer(
     env, unresolved = _environment(job, environment)
     where = f'container "{container.name}" of {job.metadata.name}'
     command = _command(job, where)
-    argv = tuple(expanded(word, env) for word in (*command.unwrapped, *command.args))
+    argv = tuple(expanded(word, env) for word in (*command.words, *command.args))
+    options = tuple(expanded(word, env) for word in command.options)
     cwd = (base / container.working_dir).resolve() if container.working_dir else base
     if not cwd.is_dir():
         problem = "is not a folder" if cwd.exists() else "does not"
@@ -158,7 +162,19 @@ def trainer(
     program = _program(argv, env, cwd, where)
     if runs_python:
         _check_script(argv, cwd, where)
-    return Trainer(argv, env, cwd, program if runs_python else own, unresolved, command.note)
+    if job.spec.setup:
+        # The options begin with --setup and the number of its words.
+        _program((*options[2:3],), env, cwd, f"{where}: setup")
+    return Trainer(
+        argv,
+        env,
+        cwd,
+        program if runs_python else own,
+        unresolved,
+        f"launch {command.mode}: {command.message}",
+        options,
+        command.mode,
+    )
 
 
 def _environment(
@@ -177,22 +193,10 @@ def _environment(
 
 
 def _command(job: ElasticJob, where: str) -> TrainerCommand:
-    container = job.trainer()
     try:
-        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
-    except CannotUnwrap as error:
-        raise BadInput(f"{where}: command: {error}") from error
-
-
-def expanded(text: str, env: Mapping[str, str]) -> str:
-    """Expand `$(NAME)` as Kubernetes does: unknown names stay, `$$` is a dollar sign."""
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] == "$":
-            return "$"
-        return env.get(match[2], match[0])
-
-    return _REFERENCE.sub(value, text)
+        return command_for(job)
+    except TemplateRefused as error:
+        raise BadInput(f"{where}: {error}") from error
 
 
 def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> None:

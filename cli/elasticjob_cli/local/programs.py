@@ -65,7 +65,7 @@ class PodPrograms:
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
         }
-        argv = (trainer.interpreter, str(self.pyz), "--", *trainer.argv)
+        argv = (trainer.interpreter, str(self.pyz), *trainer.options, "--", *trainer.argv)
         return Program(argv, env, trainer.cwd)
 
     def agent(self, files: PodFiles) -> Program:
@@ -83,6 +83,7 @@ class PodPrograms:
             "ELASTICJOB_NODE": socket.gethostname(),
             "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
             "ELASTICJOB_SOCKET": str(files.socket),
+            "ELASTICJOB_LAUNCH": self.trainer.launch.value,
             "ELASTICJOB_LOG_DIR": str(files.worker_logs),
             "ELASTICJOB_STOP_GRACE_SECONDS": str(recovery.stop_grace_seconds),
             "ELASTICJOB_KEEP_ALIVE_SECONDS": str(self.job.spec.rendezvous.keep_alive_seconds),

@@ -24,6 +24,7 @@ from elasticjob_operator.model.types import (
     CleanPodPolicy,
     Count,
     Flag,
+    Launch,
     NaturalNumber,
     OpenModel,
     PositiveSeconds,
@@ -81,7 +82,8 @@ class Container(OpenModel):
     image: str | None = None
     """Image to run."""
     command: list[str] | None = None
-    """Entry point. Required in the trainer container: the image's own entry point is not known."""
+    """Entry point. Required in the trainer container unless spec.entrypoint gives the image's own,
+    which is not known here."""
     args: list[str] | None = None
     """Arguments of the command."""
     working_dir: str | None = None
@@ -158,6 +160,8 @@ ModuleName = Annotated[
 ]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN)]
 ContainerName = Annotated[str, Field(min_length=1, max_length=63)]
+Words = Annotated[list[str], Field(max_length=256)]
+"""Command with its arguments."""
 
 
 class Rendezvous(SpecModel):
@@ -265,6 +269,14 @@ class ElasticJobSpec(SpecModel):
     """Failures of workers after which the job fails. Leaves, losses and resizes do not count."""
     trainer: ContainerName | None = None
     """Name of the trainer container. May be absent if the template has only one container."""
+    launch: Launch = Launch.AUTO
+    """Runs of the trainer's command: PerWorker once for each worker, PerNode once for each pod,
+    where torchrun in it joins the job's rendezvous. Auto decides by the command: status.launch."""
+    setup: Words = Field(default=[])
+    """Command that runs once in each pod, in the trainer container, before the first round."""
+    entrypoint: Words = Field(default=[])
+    """Entry point of the trainer's image, if its container has no command; args follow it. It is
+    printed by docker inspect -f '{{json .Config.Entrypoint}} {{json .Config.Cmd}}' IMAGE."""
     rendezvous: Rendezvous = Rendezvous()
     """Rendezvous of the nodes."""
     elasticity: Elasticity = Elasticity()

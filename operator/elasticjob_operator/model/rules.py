@@ -31,6 +31,8 @@ JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
 LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
 QUEUE: Location = ("runPolicy", "schedulingPolicy", "queue")
 PRIORITY_CLASS: Location = ("runPolicy", "schedulingPolicy", "priorityClass")
+SETUP: Location = ("setup",)
+ENTRYPOINT: Location = ("entrypoint",)
 MIN_AVAILABLE: Location = ("runPolicy", "schedulingPolicy", "minAvailable")
 RESERVED_NAMES = ("elasticjob-agent", "elasticjob-launcher")
 """Names of the containers that the operator adds to each pod."""
@@ -71,6 +73,8 @@ _DEFAULTS: dict[Location, Any] = {
     LAST_CALL: Rendezvous.model_fields["last_call_seconds"].default,
     ENDPOINTS: [],
     MODULES: [],
+    SETUP: [],
+    ENTRYPOINT: [],
     CONTAINERS: [],
     INIT_CONTAINERS: [],
 }
@@ -110,12 +114,34 @@ def _trainer_exists(spec: Document) -> Iterable[Location]:
         yield ("trainer",)
 
 
-def _trainer_has_a_command(spec: Document) -> Iterable[Location]:
+def _trainers(spec: Document) -> list[tuple[int, Any]]:
+    """Return index and document of the trainer container; several if their names are equal."""
     name, containers = _value(spec, ("trainer",)), _value(spec, CONTAINERS)
-    for index, container in enumerate(containers):
-        trains = len(containers) == 1 if name is None else container["name"] == name
-        if trains and not container.get("command"):
+    return [
+        (index, container)
+        for index, container in enumerate(containers)
+        if (len(containers) == 1 if name is None else container["name"] == name)
+    ]
+
+
+def _trainer_has_a_command(spec: Document) -> Iterable[Location]:
+    for index, container in _trainers(spec):
+        if not container.get("command") and not _value(spec, ENTRYPOINT):
             yield (*CONTAINERS, index, "command")
+
+
+def _one_entry_point(spec: Document) -> Iterable[Location]:
+    both = any(container.get("command") for _, container in _trainers(spec))
+    if both and _value(spec, ENTRYPOINT):
+        yield ENTRYPOINT
+
+
+def _begins_with_a_program(location: Location) -> Callable[[Document], Iterable[Location]]:
+    def check(spec: Document) -> Iterable[Location]:
+        if _value(spec, location)[:1] == [""]:
+            yield location
+
+    return check
 
 
 def _names_are_unique(spec: Document) -> Iterable[Location]:
@@ -179,6 +205,9 @@ def _unsupported(field: Location, message: str) -> Rule:
 
 
 _PODS = "self.template.spec.containers"
+_OTHER = f"(has(self.trainer) ? c.name != self.trainer : {_PODS}.size() > 1)"
+"""CEL: c is not the trainer container."""
+_COMMANDED = "(has(c.command) && c.command.size() > 0)"
 _INIT = "self.template.spec.initContainers"
 _RESERVED = "[" + ", ".join(f"'{name}'" for name in RESERVED_NAMES) + "]"
 _UNSUSPENDED = "self.runPolicy.suspend || oldSelf.runPolicy.suspend"
@@ -204,10 +233,26 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         CONTAINERS,
-        "command must be set in the trainer container: the image's own is not known here",
-        "self.template.spec.containers.all(c, (has(self.trainer) ? c.name != self.trainer : "
-        "self.template.spec.containers.size() > 1) || (has(c.command) && c.command.size() > 0))",
+        "command must be set in the trainer container, for example to [python3, train.py]: the "
+        "image's own entry point is not known here; or give it in spec.entrypoint, to which args "
+        "are added",
+        f"self.entrypoint.size() > 0 || {_PODS}.all(c, {_OTHER} || {_COMMANDED})",
         _trainer_has_a_command,
+    ),
+    Rule(
+        ENTRYPOINT,
+        "must be absent if the trainer container has a command, which replaces it",
+        f"self.entrypoint.size() == 0 || {_PODS}.all(c, {_OTHER} || !{_COMMANDED})",
+        _one_entry_point,
+    ),
+    *(
+        Rule(
+            (name,),
+            "must begin with a program",
+            f"self.{name}.size() == 0 || self.{name}[0] != ''",
+            _begins_with_a_program((name,)),
+        )
+        for name in ("setup", "entrypoint")
     ),
     Rule(
         CONTAINERS,
@@ -356,7 +401,10 @@ _SAME_MINIMUM = (
 
 IMMUTABLE: tuple[Immutable, ...] = (
     _immutable("template", _same_template()),
-    _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
+    *(
+        _immutable(name, f"self.{name} == oldSelf.{name}")
+        for name in ("nprocPerNode", "launch", "setup", "entrypoint")
+    ),
     _immutable("trainer", _optional("trainer", "''")),
     _immutable("rendezvous", "self.rendezvous == oldSelf.rendezvous"),
     _immutable("recovery", "self.recovery == oldSelf.recovery", _STARTED_WITH),

@@ -12,6 +12,8 @@ from elasticjob_operator.model.types import (
     ConditionStatus,
     ConditionType,
     Generation,
+    Launch,
+    LaunchReason,
     Milliseconds,
     Phase,
     RendezvousState,
@@ -253,6 +255,17 @@ class CreationRefusal(StatusModel):
     """Message of the API server or of the operator."""
 
 
+class LaunchStatus(StatusModel):
+    """Launch of the trainer's command."""
+
+    mode: Launch
+    """PerWorker or PerNode."""
+    reason: LaunchReason
+    """Reason in one word."""
+    message: str = ""
+    """Reason in a sentence."""
+
+
 class Interruptions(StatusModel):
     """Number of rounds that ended for reasons not charged as restarts; each round counts once."""
 
@@ -296,6 +309,9 @@ class Status(StatusModel):
 
     phase: Phase | None = None
     """State of the job in one word."""
+    launch: LaunchStatus | None = None
+    """Launch of the trainer's command, as spec.launch requests or Auto decides; absent while the
+    command cannot be launched."""
     rendezvous: RendezvousStatus | None = None
     """State of the rendezvous."""
     nodes: int = 0

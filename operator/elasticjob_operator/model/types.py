@@ -136,6 +136,29 @@ class WarmStart(StrEnum):
     NEVER = "Never"
 
 
+class Launch(StrEnum):
+    """Runs of the trainer's command: once for each worker, or once for each pod, with torchrun in
+    it; Auto decides by the command."""
+
+    AUTO = "Auto"
+    PER_WORKER = "PerWorker"
+    PER_NODE = "PerNode"
+
+
+class LaunchReason(StrEnum):
+    """Reason for the way in which a command is launched."""
+
+    REQUESTED = "Requested"
+    PLAIN_COMMAND = "PlainCommand"
+    LAUNCHER_REMOVED = "LauncherRemoved"
+    PREPARATION_SPLIT = "PreparationSplit"
+    SINGLE_WORKER = "SingleWorker"
+    LAUNCHER_FOUND = "LauncherFound"
+    LAUNCHER_OPTIONS = "LauncherOptions"
+    SCRIPT_FILE = "ScriptFile"
+    COMPUTED_PROGRAM = "ComputedProgram"
+
+
 class CleanPodPolicy(StrEnum):
     """Pods to delete when the job has finished."""
 

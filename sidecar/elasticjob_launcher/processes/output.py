@@ -58,6 +58,8 @@ class BoundedLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o644)
+            with contextlib.suppress(OSError):  # the agent reads it, and the umask is the workers'
+                os.fchmod(self._fd, 0o644)
             self._size = os.fstat(self._fd).st_size
 
     def _append_some(self, data: bytes) -> int:

@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
+
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?t?d?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 # Python options with an argument, attached or as the next word.
 _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
-_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec"})
-_LAUNCHER_MODULES = frozenset(
-    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-)
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 _FIRST_LINES_BYTES = 4096
 
@@ -57,8 +55,8 @@ def parse_command(argv: Sequence[str], path: str) -> Program:
     name = os.path.basename(words[0])  # noqa: PTH119
     if name in _SHELLS:
         raise ColdStart(f"the command is a shell ({words[0]}): give the Python command itself")
-    if name in _LAUNCHERS:
-        raise ColdStart(f"{name} starts the workers itself")
+    if launcher := launcher_of_program(words[0], words[1:]):
+        raise ColdStart(f"{launcher.name} starts the workers itself")
     if _INTERPRETER.fullmatch(name):
         return _python(words[0], words[1:], env)
     return _console_script(words, env, path)
@@ -99,7 +97,7 @@ def _python(interpreter: str, words: Sequence[str], env: Mapping[str, str]) -> P
                 target = word[place + 1 :] or (rest.pop(0) if rest else "")
                 if not target:
                     raise ColdStart("-m names no module")
-                if target in _LAUNCHER_MODULES:
+                if launcher_of_module(target, rest):
                     raise ColdStart(f"{target} starts the workers itself")
                 return Program(interpreter, tuple(options), True, target, tuple(rest), command, env)
             else:

@@ -31,6 +31,8 @@ CHANGES: dict[str, Json] = {
     "template's image": {"template": template(image="trainer:2")},
     "template's unknown field": {"template": template(ports=[{"containerPort": 80}])},
     "nprocPerNode": {"nprocPerNode": 4},
+    "launch": {"launch": "PerNode"},
+    "setup": {"setup": ["pip", "install", "x"]},
     "trainer": {"trainer": "trainer"},
     "rendezvous": {"rendezvous": {"keepAliveSeconds": 7}},
 }
@@ -138,6 +140,17 @@ def test_reapplied_manifest_changes_nothing(api_server: ApiServer, path: str) ->
     again = api_server.patch(f"{path}/job", manifest)
     assert again["metadata"]["generation"] == 1
     assert again["spec"] == first["spec"]
+
+
+def test_entry_point_replaces_a_command_only_during_suspension(
+    api_server: ApiServer, path: str
+) -> None:
+    trainer = {"name": "trainer", "image": "trainer:1", "args": ["--lr", "1"]}
+    only_args: Json = {"spec": {"containers": [trainer]}}
+    given = elasticjob(template=only_args, entrypoint=["python3", "train.py"])
+    api_server.request("POST", path, given)
+    with pytest.raises(Refused, match=r"spec\.entrypoint: .*only while the job is suspended"):
+        api_server.patch(f"{path}/job", {"spec": {"entrypoint": ["python3", "other.py"]}})
 
 
 # --- scale

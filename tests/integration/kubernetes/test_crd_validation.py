@@ -79,6 +79,21 @@ INVALID: dict[str, tuple[Json, str, str]] = {
         "spec.template.spec.containers",
         "command must be set in the trainer container",
     ),
+    "a trainer with a command and an entry point": (
+        elasticjob(entrypoint=["python3", "train.py"]),
+        "spec.entrypoint",
+        "must be absent if the trainer container has a command",
+    ),
+    "a setup without a program": (
+        elasticjob(setup=["", "x"]),
+        "spec.setup",
+        "must begin with a program",
+    ),
+    "an unknown launch": (
+        elasticjob(launch="PerPod"),
+        "spec.launch",
+        'supported values: "Auto", "PerWorker", "PerNode"',
+    ),
     "two containers and no trainer": (
         elasticjob(**containers(TRAINER, TRAINER | {"name": "logger"})),
         "spec.trainer",

@@ -56,7 +56,7 @@ def create(ns: Namespace, folder: Path, **spec: Any) -> None:
         minNodes=1,
         maxNodes=2,
         nprocPerNode=1,
-        recovery={"warmStart": "Off", "stopGraceSeconds": 5},
+        recovery={"warmStart": "Never", "stopGraceSeconds": 5},
         template={"spec": {"containers": [container], "terminationGracePeriodSeconds": 20}},
         **spec,
     )

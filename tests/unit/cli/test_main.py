@@ -146,7 +146,7 @@ def test_undecodable_names_are_shown(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/j\xff.yaml"
     Path(os.fsdecode(file)).write_text(MANIFEST)
     ran = call("validate", os.fsdecode(file))
-    assert (ran.returncode, ran.stdout) == (0, f"{tmp_path}/j\\udcff.yaml: valid\n")
+    assert (ran.returncode, ran.stdout.splitlines()[0]) == (0, f"{tmp_path}/j\\udcff.yaml: valid")
 
 
 @pytest.mark.parametrize("verb", [["run", "job.yaml"], ["scale", "job"]])

@@ -36,8 +36,22 @@ def test_launcher_below_an_agent_needs_no_command() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["train"], ["train", "--"]])
 def test_missing_command_shows_usage(arguments: list[str]) -> None:
-    with pytest.raises(SettingsError, match=r"usage: python3 launcher\.pyz -- COMMAND"):
+    with pytest.raises(SettingsError, match=r"usage: python3 launcher\.pyz .*-- COMMAND"):
         read_settings(arguments, {})
+
+
+def test_setup_and_preparation_are_read_before_the_command() -> None:
+    words = ["--setup", "3", "pip", "install", "--", "--prepare", "--", "sh", "-c", "x"]
+    settings = read_settings(words, {})
+    assert settings.setup == ("pip", "install", "--")
+    assert settings.prepare
+    assert settings.argv == ("sh", "-c", "x")
+
+
+@pytest.mark.parametrize("count", [[], ["x"], ["0"], ["3", "a", "b"], ["-1", "a"]])
+def test_wrong_number_of_setup_words_is_refused(count: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--setup must be followed by a number of words"):
+        read_settings(["--setup", *count], {})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests import names, template_rules
+from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.owned_objects import Access, owner_reference
 from elasticjob_operator.domain.manifests.resources import amounts, is_guaranteed, pod_level
 from elasticjob_operator.domain.manifests.sidecar import (
@@ -27,26 +28,11 @@ from elasticjob_operator.domain.manifests.template_rules import (
     mapping,
     mappings,
 )
-from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
+from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
-
-
-def command_for(job: ElasticJob) -> TrainerCommand:
-    """Return the command of the trainer container.
-
-    Raises:
-        TemplateRefused: a nested launcher cannot be removed from the command.
-    """
-    container = job.trainer()
-    try:
-        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
-    except CannotUnwrap as error:
-        at = job.spec.template.spec.containers.index(container)
-        raise TemplateRefused.at(("containers", at, "command"), str(error)) from error
+from elasticjob_operator.model.types import Launch
 
 
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> Json:
@@ -132,7 +118,7 @@ def pod(
     command = command_for(job)
     shm = needs_shm(spec, own)
     name = names.pod_name(job.metadata.name, index)
-    traits = traits_of(spec, own)
+    traits = traits_of(spec, own, command.mode)
     if traits.host_network and not is_steered(job):
         raise TemplateRefused.at(
             ("hostNetwork",),
@@ -172,7 +158,7 @@ def pod(
     }
 
 
-def traits_of(spec: Json, own: Json) -> PodTraits:
+def traits_of(spec: Json, own: Json, launch: Launch = Launch.PER_WORKER) -> PodTraits:
     """Return the properties of a template's pod spec with the trainer container `own`."""
     whole = pod_level(spec)
     containers = (*spec["containers"], *mappings(spec, "initContainers", ()))
@@ -183,6 +169,7 @@ def traits_of(spec: Json, own: Json) -> PodTraits:
         bounded_disk="ephemeral-storage" in amounts(own, "limits"),
         guaranteed=not whole and is_guaranteed(containers),
         pod_level=whole,
+        launch=launch,
     )
 
 

@@ -29,7 +29,7 @@ from elasticjob_operator.domain.plan.backends import (
 )
 from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.types import Backend
+from elasticjob_operator.model.types import Backend, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
@@ -89,6 +89,7 @@ class PodTraits:
         guaranteed: True if the pod is of class Guaranteed without the added containers.
         pod_level: resources that the pod's spec sets for the whole pod. The requests of all
             containers must fit into them.
+        launch: PerWorker or PerNode.
     """
 
     host_network: bool = False
@@ -97,6 +98,7 @@ class PodTraits:
     bounded_disk: bool = False
     guaranteed: bool = False
     pod_level: frozenset[str] = frozenset()
+    launch: Launch = Launch.PER_WORKER
 
 
 def launcher(settings: PodSettings, traits: PodTraits) -> Json:
@@ -208,6 +210,7 @@ def _backend(job: ElasticJob, index: int) -> list[Json]:
 def _agent_settings(job: ElasticJob, traits: PodTraits) -> list[Json]:
     return [
         variable("SOCKET", names.SOCKET_PATH),
+        variable("LAUNCH", traits.launch.value),
         variable("CONTROL", names.CONTROL_SOCKET_PATH),
         variable("LOG_DIR", names.LOGS_PATH),
         variable("MAX_LOG_BYTES", max_log_bytes(workers_per_node(job))),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.owned_objects import Access
-from elasticjob_operator.domain.manifests.pod import PodSettings, command_for, pod
+from elasticjob_operator.domain.manifests.pod import PodSettings, pod
 from elasticjob_operator.domain.manifests.pod_rules import pod_problems
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused, conflicts
 from elasticjob_operator.domain.plan.backends import STORE_INDEX

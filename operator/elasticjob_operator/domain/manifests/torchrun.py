@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate launch",
-}
-"""Launchers started by `python -m`."""
-
 
 class CannotUnwrap(Exception):
-    """Launcher that cannot be removed. The text names the cause and the alternative."""
+    """Command that cannot be launched as it is. The text names the cause and the alternative."""
+
+
+class LosesOption(CannotUnwrap):
+    """Launcher that cannot be removed without losing an option, but may run once for each pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +111,23 @@ class _Option:
     text: str
 
 
-def unwrap(launcher: Launcher, words: Sequence[str], workers: int) -> Unwrapped:
+def unwrap(launcher: Launcher, words: Sequence[str], workers: int | None) -> Unwrapped:
     """Return the command that the launcher would start for each worker.
 
     Args:
         words: the launcher's options, the script and its arguments.
-        workers: number of workers the job starts on a node.
+        workers: number of workers the job starts on a node; None if only a running pod knows it.
 
     Raises:
-        Unsafe: an option cannot be dropped without changing the program that runs.
+        LosesOption: an option cannot be dropped without changing the program that runs.
+        CannotUnwrap: the command is wrong in itself.
     """
     options, script = _parsed(launcher, words)
     names = {option.name for option in options}
     if not script:
         raise CannotUnwrap(f"{launcher.name} must be given a script to run")
     if launcher is LAUNCH and _USE_ENV not in names:
-        raise CannotUnwrap(
+        raise LosesOption(
             "torch.distributed.launch without --use-env gives the script a --local-rank that the "
             "job does not: read LOCAL_RANK from the environment, and start the script itself"
         )
@@ -174,18 +172,18 @@ def _split(word: str) -> tuple[str, str, bool]:
     return word, "true", False
 
 
-def _check(launcher: Launcher, option: _Option, workers: int) -> None:
+def _check(launcher: Launcher, option: _Option, workers: int | None) -> None:
     name, value = option.name, option.value
     if name in launcher.refused:
         fix = launcher.refused[name]
-        raise CannotUnwrap(f"{launcher.name} {option.text} has no meaning here: {fix}")
+        raise LosesOption(f"{launcher.name} {option.text} has no meaning here: {fix}")
     if name not in launcher.valued | launcher.flags:
-        raise CannotUnwrap(
+        raise LosesOption(
             f"{launcher.name} {option.text} is not understood, so it cannot be taken out: start "
             "the script itself, and set in it what this option sets"
         )
     # A script written for two workers per node must not silently get one.
-    if name == _WORKERS and value.isdigit() and int(value) != workers:
+    if name == _WORKERS and value.isdigit() and workers not in (None, int(value)):
         raise CannotUnwrap(
             f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "
             f"node: set spec.nprocPerNode to {value}, or start the script itself"

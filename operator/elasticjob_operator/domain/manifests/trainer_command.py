@@ -1,4 +1,5 @@
-"""Command of the trainer container: the launcher, which runs the user's command per local rank.
+"""Command of the trainer container: the launcher, which runs the user's command for each worker or
+once for each pod.
 
 `$(NAME)` is kept in both `command` and `args`: the kubelet expands it.
 """
@@ -7,48 +8,70 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
+from elasticjob_operator.domain.launch.detection import Finding, FindingKind, find, is_python
+from elasticjob_operator.domain.launch.preparation import Prepared, Whole, split
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
 from elasticjob_operator.domain.manifests.torchrun import (
     LAUNCHERS,
-    MODULES,
     CannotUnwrap,
     Launcher,
+    LosesOption,
     Unwrapped,
     unwrap,
 )
+from elasticjob_operator.model.types import Launch, LaunchReason
 
 DEFAULT_PYTHON = "python3"
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
-_STARTERS = frozenset(
-    {"conda", "dumb-init", "ionice", "nice", "nohup", "nsys", "numactl", "pipenv", "poetry"}
-    | {"stdbuf", "time", "timeout", "tini", "uv", "xvfb-run"}
-)
-"""Programs that run their remaining arguments as a command."""
-_LAUNCHER_WORD = re.compile(
-    r"(?:^|[\s;&|()'\"`/])(torchrun|accelerate(?:\s+|-)launch)(?=$|[\s;&|()'\"`])"
-    r"|\b(torch\.distributed\.(?:run|launch))\b"
-)
+SETUP_OPTION = "--setup"
+PREPARE_OPTION = "--prepare"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_PYTHON_MODULE = re.compile(r"-([^cmWX-]*)m(.*)")
+_PYTHON_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)")
 """Pattern of `-m`, alone or after other letters, with the module if it is in the same word."""
-_PYTHON_CODE = re.compile(r"-|-[^cmWX-]*c.*", re.DOTALL)
+_PYTHON_CODE = re.compile(r"-|-([^-cmWX][^cmWX]*)?c.*", re.DOTALL)
 _PYTHON_VALUED = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _ENV_FLAGS = frozenset({"-", "-i", "--ignore-environment", "--"})
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
+_REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
+_HARMLESS = re.compile(r"[\w\s./:@%+,=-]*")
+"""Values that do not change the structure of a shell line."""
+_WAYS_OUT = (
+    "put the preparation into spec.setup, which runs once for each pod, or set spec.launch to "
+    "PerNode if the command starts the workers itself, or to PerWorker if all of it is to run once "
+    "for each worker"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerCommand:
-    """Command and arguments of the trainer container, with the removed launcher and its ignored
-    options."""
+    """Command and arguments of the trainer container, and the decision about its launch.
 
-    command: tuple[str, ...]
+    Args:
+        python: interpreter of the launcher.
+        options: options of the launcher.
+        words, args: the user's command, with or without changes.
+        mode: PerWorker or PerNode.
+        message: reason in a sentence.
+        launcher: removed launcher.
+        dropped: its ignored options.
+    """
+
+    python: str
+    words: tuple[str, ...]
     args: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    mode: Launch = Launch.PER_WORKER
+    reason: LaunchReason = LaunchReason.PLAIN_COMMAND
+    message: str = "the command is run once for each worker"
     launcher: Launcher | None = None
     dropped: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command of the container."""
+        return (self.python, LAUNCHER_PATH, *self.options, "--", *self.words)
 
     @property
     def note(self) -> str:
@@ -63,11 +86,6 @@ class TrainerCommand:
         if self.dropped:
             note += f"; {ignored}: {', '.join(self.dropped)}"
         return f"{note}; {self.launcher.note}" if self.launcher.note else note
-
-    @property
-    def unwrapped(self) -> tuple[str, ...]:
-        """Command without the launcher prefix and without `args`."""
-        return self.command[len(_with_launcher("", ())) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +105,206 @@ class _ParsedCommand:
     rest: tuple[str, ...]
 
 
-def trainer_command(command: Sequence[str], args: Sequence[str], workers: int) -> TrainerCommand:
-    """Return the command behind the launcher, with a nested launcher (torchrun, …) removed.
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Fields of the job that affect the launch of its command.
 
     Args:
-        workers: number of workers the job starts on a node.
+        setup: command to run once for each pod.
+        max_nodes: maximum number of nodes.
+        values: variables of the container whose values are known.
+    """
+
+    launch: Launch = Launch.AUTO
+    setup: tuple[str, ...] = ()
+    max_nodes: int = 1
+    values: Mapping[str, str] | None = None
+
+
+def trainer_command(
+    command: Sequence[str],
+    args: Sequence[str],
+    workers: int | None,
+    spec: LaunchSpec = LaunchSpec(),
+) -> TrainerCommand:
+    """Return the command behind the launcher, and the decision how it is launched.
+
+    Args:
+        workers: number of workers the job starts on a node; None if only a running pod knows it.
 
     Raises:
-        Unsafe: a nested launcher cannot be removed.
+        CannotUnwrap: no way of launching the command is safe.
     """
-    words = (*command, *args)
+    words = tuple(expanded(word, spec.values or {}) for word in (*command, *args))
+    decided = _decided(tuple(command), tuple(args), words, workers, spec)
+    if spec.setup:
+        options = (SETUP_OPTION, str(len(spec.setup)), *spec.setup, *decided.options)
+        decided = replace(decided, options=options)
+    return decided
+
+
+def expanded(text: str, values: Mapping[str, str]) -> str:
+    """Expand `$(NAME)` as the kubelet does: unknown names stay, `$$` is a dollar sign."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return values.get(match[2], match[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def _decided(
+    command: tuple[str, ...],
+    args: tuple[str, ...],
+    words: tuple[str, ...],
+    workers: int | None,
+    spec: LaunchSpec,
+) -> TrainerCommand:
+    values = spec.values or {}
+    plain = TrainerCommand(_interpreter(_parse((*command, *args))), command, args)
+    found = find(words, values)
+    _check_rendezvous(found, spec.max_nodes)
+    if spec.launch is Launch.PER_NODE:
+        return _per_node(plain, LaunchReason.REQUESTED, "spec.launch is PerNode")
+    try:
+        removed = _without_launcher((*command, *args), workers, values)
+    except LosesOption as error:
+        if spec.launch is Launch.PER_WORKER:
+            raise
+        return _per_node(plain, LaunchReason.LAUNCHER_OPTIONS, str(error))
+    if removed is not None:
+        return removed
+    prepared = split((*command, *args))
+    if found is not None and not _only_prepares(found, prepared, values):
+        if spec.launch is Launch.AUTO:
+            return _per_node(plain, *_reason(found))
+        if found.kind is FindingKind.LAUNCHER:
+            raise CannotUnwrap(_nested_text(found))
+    return _per_worker(plain, prepared, workers, spec)
+
+
+def _check_rendezvous(found: Finding | None, max_nodes: int) -> None:
+    """Refuse a launcher with a rendezvous of its own for several nodes."""
+    if found is None or found.launcher is None or found.launcher.joins or max_nodes == 1:
+        return
+    name = found.launcher.name
+    raise CannotUnwrap(
+        f"{name} does not join the job's rendezvous ({found.launcher.own}), so each of the nodes "
+        f"would train alone: start the script with torchrun or python3 in place of {name}, or set "
+        "spec.maxNodes to 1"
+    )
+
+
+def _without_launcher(
+    words: tuple[str, ...], workers: int | None, values: Mapping[str, str]
+) -> TrainerCommand | None:
+    """Return the command without the launcher that it begins with; None if there is none."""
     read = _parse(words)
     launcher, rest = _launcher(read)
     if launcher is None:
-        _check_hidden(read)
-        return TrainerCommand(_with_launcher(_interpreter(read), command), tuple(args))
+        return None
     taken = unwrap(launcher, rest, workers)
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
-    return TrainerCommand(_with_launcher(python[0], started), (), launcher, taken.dropped)
+    inner = find(tuple(expanded(word, values) for word in started), values)
+    if inner is not None:
+        raise LosesOption(
+            f"{launcher.name} starts {inner.name}, which may start workers itself: start only one "
+            "of them"
+        )
+    known = TrainerCommand(
+        python[0], started, (), launcher=launcher, dropped=taken.dropped,
+        reason=LaunchReason.LAUNCHER_REMOVED,
+    )  # fmt: skip
+    return replace(known, message=known.note)
 
 
-def _with_launcher(python: str, command: Sequence[str]) -> tuple[str, ...]:
-    return (python, LAUNCHER_PATH, "--", *command)
+def _only_prepares(
+    found: Finding, prepared: Prepared | Whole | None, values: Mapping[str, str]
+) -> bool:
+    """Return True if the part that may be a launcher stands in the preparation alone, which runs
+    once for each pod."""
+    if found.kind is FindingKind.LAUNCHER or not isinstance(prepared, Prepared):
+        return False
+    return find(("sh", "-c", expanded(prepared.last, values)), values) is None
+
+
+def _per_worker(
+    plain: TrainerCommand, prepared: Prepared | Whole | None, workers: int | None, spec: LaunchSpec
+) -> TrainerCommand:
+    if isinstance(prepared, Prepared) and (name := _structural(prepared, spec.values or {})):
+        prepared = Whole(f"the value of $({name})")
+    requested = spec.launch is Launch.PER_WORKER
+    if isinstance(prepared, Prepared):
+        count = len(plain.words)
+        return replace(
+            plain,
+            words=prepared.words[:count],
+            args=prepared.words[count:],
+            options=(PREPARE_OPTION,),
+            reason=LaunchReason.PREPARATION_SPLIT,
+            message="the preparation is run once for each pod, and once for each worker: "
+            + prepared.last,
+        )
+    if requested:
+        return replace(plain, reason=LaunchReason.REQUESTED, message="spec.launch is PerWorker")
+    if prepared is None:
+        return plain
+    if workers == 1:
+        return replace(
+            plain,
+            reason=LaunchReason.SINGLE_WORKER,
+            message=f"the shell line cannot be split into a preparation and a command because of "
+            f"{prepared.reason}; the node's one worker runs all of it, in every round",
+        )
+    several = "several workers" if workers is None else f"{workers} workers"
+    raise CannotUnwrap(
+        f"the shell line cannot be split into a preparation and the command of {several} because "
+        f"of {prepared.reason}: {_WAYS_OUT}"
+    )
+
+
+def _structural(prepared: Prepared, values: Mapping[str, str]) -> str:
+    """Return the first variable whose value would change the structure of the shell line."""
+    for word in prepared.words:
+        for match in _REFERENCE.finditer(word):
+            if match[2] and not _HARMLESS.fullmatch(values.get(match[2], "")):
+                return match[2]
+    return ""
+
+
+def _per_node(plain: TrainerCommand, reason: LaunchReason, message: str) -> TrainerCommand:
+    return replace(plain, mode=Launch.PER_NODE, reason=reason, message=message)
+
+
+def _reason(found: Finding) -> tuple[LaunchReason, str]:
+    """Return the reason for which a command with this finding runs once for each pod."""
+    match found.kind:
+        case FindingKind.LAUNCHER:
+            where = f" inside of {found.inside}" if found.inside else ""
+            return LaunchReason.LAUNCHER_FOUND, f"{found.name}{where} starts the workers itself"
+        case FindingKind.SCRIPT:
+            return (
+                LaunchReason.SCRIPT_FILE,
+                f"{found.name} is a script that may start the workers itself; set spec.launch to "
+                "PerWorker if it does not",
+            )
+        case FindingKind.COMPUTED:
+            return (
+                LaunchReason.COMPUTED_PROGRAM,
+                f"the program {found.name} is known only when it runs and may start the workers "
+                "itself; set spec.launch to PerWorker if it does not",
+            )
+
+
+def _nested_text(found: Finding) -> str:
+    where = f" is inside of {found.inside} and" if found.inside else ""
+    return (
+        f"{found.name}{where} cannot be taken out, and spec.launch PerWorker would start it once "
+        f"for each worker: set spec.launch to PerNode or Auto, or write `python3 script.py …` in "
+        f"place of {found.name}"
+    )
 
 
 def _interpreter(read: _ParsedCommand) -> str:
@@ -118,7 +313,7 @@ def _interpreter(read: _ParsedCommand) -> str:
 
 def _parse(words: Sequence[str]) -> _ParsedCommand:
     before, rest = _without_env(words)
-    if not rest or not _PYTHON.fullmatch(_name(rest[0])):
+    if not rest or not is_python(rest[0]) or _name(rest[0]).startswith("pypy"):
         return _ParsedCommand(before, (), "", rest)
     python, left = [rest[0]], list(rest[1:])
     while left and left[0].startswith("-") and not _PYTHON_CODE.fullmatch(left[0]):
@@ -151,47 +346,25 @@ def _without_env(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _launcher(read: _ParsedCommand) -> tuple[Launcher | None, tuple[str, ...]]:
-    """Return the launcher that the command runs, or None, and its arguments."""
+    """Return the launcher that the command begins with and that can be removed, and its arguments;
+    None if there is none."""
     if read.module:
-        return LAUNCHERS.get(MODULES.get(read.module, "")), read.rest
-    name = _name(read.rest[0]) if read.rest else ""
-    match name:
-        case "torchrun":
-            return LAUNCHERS["torchrun"], read.rest[1:]
-        case "accelerate-launch":
-            return LAUNCHERS["accelerate launch"], read.rest[1:]
-        case "accelerate" if read.rest[1:2] == ("launch",):
-            return LAUNCHERS["accelerate launch"], read.rest[2:]
-    return None, ()
+        known = launcher_of_module(read.module, read.rest)
+        rest = read.rest
+    elif read.rest:
+        known = launcher_of_program(read.rest[0], read.rest[1:])
+        rest = read.rest[1:]
+    else:
+        return None, ()
+    launcher = LAUNCHERS.get(known.name) if known else None
+    if launcher is not None and _has_subcommand(read):
+        rest = rest[1:]
+    return launcher, rest
 
 
-def _check_hidden(read: _ParsedCommand) -> None:
-    """Raise `CannotUnwrap` for a launcher inside of another program, such as a shell: it is
-    detected there but cannot be removed."""
-    if read.python or not read.rest:
-        return
-    name = _name(read.rest[0])
-    found = None
-    if name in _SHELLS:
-        found = _LAUNCHER_WORD.search(" ".join(_shell_text(read.rest[1:])))
-    elif name in _STARTERS or name == "env":
-        found = _LAUNCHER_WORD.search(" ".join(read.rest[1:]))
-    if found is not None:
-        launcher = found[1] or found[2]
-        raise CannotUnwrap(
-            f"{launcher} is inside of {name} and cannot be taken out there: the job starts this "
-            f"command once for each worker, so write `python3 script.py …` in place of {launcher}"
-        )
-
-
-def _shell_text(words: Sequence[str]) -> Sequence[str]:
-    """Return the command after a shell's `-c`; a script file is not read."""
-    for index, word in enumerate(words):
-        if not word.startswith("-"):
-            return ()
-        if not word.startswith("--") and "c" in word:
-            return words[index + 1 :]
-    return ()
+def _has_subcommand(read: _ParsedCommand) -> bool:
+    name = read.module.rpartition(".")[2] or _name(read.rest[0])
+    return name in ("accelerate", "accelerate_cli")
 
 
 def _env_prefix(read: _ParsedCommand, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class Event:
 def job_events(before: Status, after: Status, applied: Iterable[Action]) -> tuple[Event, ...]:
     """Return the events of one pass, in order of occurrence."""
     return (
+        *_launch(before, after),
         *_failure(before, after),
         *_actions(tuple(applied)),
         *_rounds(before, after),
@@ -183,6 +184,16 @@ def stepped_rounds(before: Status, after: Status) -> list[RoundStatus]:
 def _is_settled(status: Status, found: RoundStatus) -> bool:
     later = any(other.round > found.round for other in status.rounds)
     return found.start_ms is not None or later or status.phase in FINISHED
+
+
+# -- launch
+
+
+def _launch(before: Status, after: Status) -> Iterator[Event]:
+    """Yield the decision how the command is launched, when it was made or changed."""
+    now = after.launch
+    if now is not None and now != before.launch:
+        yield _normal("LaunchDecided", f"{now.mode}: {now.message}")
 
 
 # -- actions

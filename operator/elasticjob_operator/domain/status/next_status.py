@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.explanation import explanation
+from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import selector
 from elasticjob_operator.domain.observed.state import (
     UNREADABLE,
@@ -78,6 +79,7 @@ def next_status(
     stop = _last_stop(view, before)
     status = Status(
         phase=phase,
+        launch=before.launch if before.phase in FINISHED else launch_status(job),
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),

@@ -96,16 +96,36 @@ def test_unsupported_policy_is_refused_with_its_field(policy: Any, words: str) -
     ("container", "words"),
     [
         ({"command": None}, "containers[0].command: must be set: the image's own entry point"),
-        ({"command": ["bash", "-c", "torchrun t.py"]}, "torchrun is inside of bash and cannot"),
-        ({"command": ["torchrun", "--run-path", "t.py"]}, "give the script as the first"),
-        ({"command": ["torchrun", "--new-option=1", "t.py"]}, "is not understood"),
+        ({"command": ["torchrun", "--nnodes=2"]}, "torchrun must be given a script"),
+        ({"command": ["deepspeed", "t.py"]}, "deepspeed does not join the job's rendezvous"),
+        ({"command": ["mpirun", "python", "t.py"]}, "set spec.maxNodes to 1"),
         ({"name": "Trainer"}, "becomes spec.template.spec.containers[0].name: must be a DNS"),
     ],
 )
-def test_trainer_that_cannot_be_unwrapped_is_refused(container: Any, words: str) -> None:
+def test_trainer_that_cannot_be_launched_is_refused(container: Any, words: str) -> None:
     document = job()
     trainer(document).update(container)
     assert words in refusal(document)
+
+
+@pytest.mark.parametrize(
+    ("command", "workers"),
+    [
+        (["bash", "-c", "pip list && torchrun --nproc_per_node=4 t.py"], 4),
+        (["torchrun", "--nproc-per-node", "2", "--new-option=1", "t.py"], 2),
+        (["accelerate", "launch", "--config_file=c.yaml", "t.py"], "auto"),
+        (["bash", "run.sh"], "auto"),
+    ],
+)
+def test_command_with_launcher_is_kept_and_runs_once_per_pod(command: Any, workers: Any) -> None:
+    document = job()
+    trainer(document).pop("args", None)
+    trainer(document)["command"] = command
+    result = convert("-", text=yaml.safe_dump(document))
+    spec = yaml.safe_load(result.stdout)["spec"]
+    assert spec["template"]["spec"]["containers"][0]["command"] == command
+    assert spec["nprocPerNode"] == workers
+    assert "runs once for each pod" in result.output
 
 
 @pytest.mark.parametrize(

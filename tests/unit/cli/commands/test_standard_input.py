@@ -34,7 +34,11 @@ def call(*arguments: str, text: str | bytes) -> Result:
 
 def test_manifest_is_read_from_standard_input() -> None:
     found = call("validate", "-", text=JOB)
-    assert (found.exit_code, found.stdout) == (0, "standard input: valid\n")
+    assert (found.exit_code, found.stdout) == (
+        0,
+        "standard input: valid\n"
+        "  good: launch PerWorker (PlainCommand): the command is run once for each worker\n",
+    )
 
 
 WARNED = JOB.replace("    spec:\n", "    spec:\n      hostIPC: true\n")
@@ -44,7 +48,8 @@ WARNING = "standard input:8:16: spec.template.spec.hostIPC: warning (HostIPC): t
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 3)])
 def test_warnings_are_errors_only_if_strict(options: tuple[str, ...], code: int) -> None:
     found = call("validate", *options, "-", text=WARNED + "---\n" + JOB)
-    assert (found.exit_code, found.stdout) == (code, "standard input: valid\n")
+    launch = "  good: launch PerWorker (PlainCommand): the command is run once for each worker\n"
+    assert (found.exit_code, found.stdout) == (code, f"standard input: valid\n{2 * launch}")
     assert found.stderr.startswith(WARNING)
     assert len(found.stderr.splitlines()) == 1
 

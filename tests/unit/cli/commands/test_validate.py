@@ -55,7 +55,8 @@ def test_valid_manifest_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(JOB)
     ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
-    assert (ran.exit_code, ran.stdout) == (0, f"{file}: valid\n")
+    launch = "  good: launch PerWorker (PlainCommand): the command is run once for each worker\n"
+    assert (ran.exit_code, ran.stdout) == (0, f"{file}: valid\n{launch}")
 
 
 def test_every_error_of_template_has_its_line_and_path(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.local.container import expanded, interpreter, trainer
+from elasticjob_cli.local.container import interpreter, trainer
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
-from elasticjob_operator.model import ElasticJob, parse_manifest
+from elasticjob_operator.domain.launch.preparation import REPORT
+from elasticjob_operator.domain.manifests.trainer_command import expanded
+from elasticjob_operator.model import ElasticJob, Launch, parse_manifest
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -165,10 +167,27 @@ def test_torchrun_is_unwrapped_as_in_a_pod(tmp_path: Path) -> None:
     found = trainer(job(command=["torchrun", "train.py", "--lr=1"]), tmp_path, path, "/other")
     assert found.argv == ("python3", "-u", "train.py", "--lr=1")
     assert found.interpreter == str(tmp_path / "python3")
-    assert found.note == "torchrun was taken out: the job itself starts the workers"
-    hidden = job(command=["sh", "-c", "torchrun train.py"])
-    with pytest.raises(BadInput, match=r"command: torchrun is inside of sh and cannot be taken"):
-        trainer(hidden, tmp_path, PATH, sys.executable)
+    assert found.note == (
+        "launch PerWorker: torchrun was taken out: the job itself starts the workers"
+    )
+
+
+def test_launcher_in_a_shell_line_runs_once_per_pod(tmp_path: Path) -> None:
+    command = ["sh", "-c", "torchrun train.py"]
+    found = trainer(job(command=command), tmp_path, PATH, sys.executable)
+    assert (found.argv, found.options, found.launch) == (tuple(command), (), Launch.PER_NODE)
+    assert found.note == "launch PerNode: torchrun inside of sh starts the workers itself"
+
+
+def test_preparation_becomes_an_option_of_the_launcher(tmp_path: Path) -> None:
+    found = trainer(job(command=["sh", "-c", "cd /; train"]), tmp_path, PATH, sys.executable)
+    assert found.options == ("--prepare",)
+    assert found.argv[2] == f"cd /; {REPORT} train"
+
+
+def test_unknown_launcher_for_several_nodes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="deepspeed does not join the job's rendezvous"):
+        trainer(job(command=["deepspeed", "t.py"]), tmp_path, PATH, sys.executable)
 
 
 # -- another interpreter ------------------------------------------------------------

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_operator.domain.manifests import pod as pods
+from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import RESERVED_VOLUMES
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused
@@ -369,6 +370,51 @@ def test_requested_token_is_hidden_from_own_containers() -> None:
 # -- the trainer --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("command", "launch", "mode"),
+    [
+        (["python3", "train.py"], "Auto", "PerWorker"),
+        (["bash", "-c", "torchrun train.py"], "Auto", "PerNode"),
+        (["accelerate", "launch", "--config_file=c", "train.py"], "Auto", "PerNode"),
+        (["python3", "train.py"], "PerNode", "PerNode"),
+        (["bash", "run.sh"], "PerWorker", "PerWorker"),
+    ],
+)
+def test_agent_gets_the_launch_and_the_trainer_its_own_command(
+    command: list[str], launch: str, mode: str
+) -> None:
+    container = {"name": "trainer", "image": "trainer:1", "command": command}
+    wanted = job(launch=launch, maxNodes=4, template={"spec": {"containers": [container]}})
+    made = pods.pod(wanted, 0, 1, SETTINGS, ACCESS)["spec"]
+    [agent] = [one for one in made["initContainers"] if one["name"] == "elasticjob-agent"]
+    assert {"name": "ELASTICJOB_LAUNCH", "value": mode} in agent["env"]
+    [trainer] = made["containers"]
+    assert trainer["command"][1:] == ["/elasticjob/launcher.pyz", "--", *command]
+    status = launch_status(wanted)
+    assert status is not None
+    assert status.mode == mode
+
+
+def test_entry_point_of_the_image_stands_before_args() -> None:
+    container = {"name": "trainer", "image": "trainer:1", "args": ["--lr", "$(LR)"]}
+    wanted = job(
+        entrypoint=["/opt/bin/python", "train.py"],
+        setup=["pip", "install", "x"],
+        template={"spec": {"containers": [container]}},
+    )
+    [trainer] = pods.pod(wanted, 0, 1, SETTINGS, ACCESS)["spec"]["containers"]
+    assert trainer["command"] == [
+        "/opt/bin/python", "/elasticjob/launcher.pyz", "--setup", "3", "pip", "install", "x",
+        "--", "/opt/bin/python", "train.py",
+    ]  # fmt: skip
+    assert trainer["args"] == ["--lr", "$(LR)"]
+
+
+def test_launch_of_refused_command_is_not_in_the_status() -> None:
+    container = {"name": "trainer", "image": "trainer:1", "command": ["mpirun", "python", "t.py"]}
+    assert launch_status(job(template={"spec": {"containers": [container]}})) is None
+
+
 def test_launcher_runs_command_of_trainer() -> None:
     found = container(made(trainer={"args": ["--lr", "$(LR)"]}), "trainer")
     assert found["command"] == ["python3", "/elasticjob/launcher.pyz", "--", "python3", "train.py"]
@@ -606,8 +652,8 @@ TRAINERS: list[tuple[Json, str]] = [
     ),
     ({"restartPolicy": "Always"}, "containers[0].restartPolicy: must be absent"),
     (
-        {"command": ["bash", "-c", "torchrun train.py"]},
-        "containers[0].command: torchrun is inside of bash",
+        {"command": ["mpirun", "python3", "train.py"]},
+        "containers[0].command: mpirun does not join the job's rendezvous",
     ),
     (
         {"command": ["torchrun", "--nproc-per-node=2", "train.py"]},

@@ -41,7 +41,7 @@ def test_conflicts_with_the_operator_and_faults_for_the_api_server_are_listed_to
     spec = {"hostname": "x", "volumes": [{"name": "elasticjob"}, {"name": "a", "secret": {}}]}
     trainer = {
         "image": None,
-        "command": ["bash", "-c", "torchrun train.py"],
+        "command": ["mpirun", "-np", "2", "python3", "train.py"],
         "env": [{"name": "ELASTICJOB_SOCKET", "value": "x"}],
         "volumeMounts": [{"name": "b", "mountPath": "/elasticjob"}],
     }

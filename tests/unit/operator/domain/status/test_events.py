@@ -105,7 +105,11 @@ def test_recovery_gives_one_event_with_all_parts() -> None:
 
 def test_first_round_gives_started_event() -> None:
     after = status_of(final_round(2, rounds=(FIRST,)))
-    assert [reason for reason, _ in told(Status(), after)] == ["RoundFinal", "Running"]
+    assert [reason for reason, _ in told(Status(), after)] == [
+        "LaunchDecided",
+        "RoundFinal",
+        "Running",
+    ]
 
 
 @pytest.mark.parametrize("kind", list(CauseKind))

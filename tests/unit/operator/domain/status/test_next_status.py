@@ -119,6 +119,11 @@ def test_running_job_status() -> None:
         mode="json", by_alias=True, exclude_none=True, exclude={"conditions"}
     ) == {
         "phase": "Running",
+        "launch": {
+            "mode": "PerWorker",
+            "reason": "PlainCommand",
+            "message": "the command is run once for each worker",
+        },
         "rendezvous": {
             "state": "final",
             "round": 2,

@@ -1,0 +1,284 @@
+"""Split of a shell line into its preparation and the command of the workers.
+
+`cd /app && pip install x && python train.py` becomes one run of the line in which the last command
+is handed to the launcher, with its words expanded by the shell, instead of being run. The launcher
+then starts it once for each worker. The text is changed in one place only, so that the shell, its
+options and the preparation stay as written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator.domain.launch import shell
+from elasticjob_operator.domain.launch.detection import is_python, python_target
+from elasticjob_operator.domain.launch.wrappers import is_transparent, wrapped_at
+
+REPORT = '"$ELASTICJOB_PREPARE_PYTHON" -IS -c "$ELASTICJOB_PREPARE_REPORT"'
+"""Command that reports its arguments, environment and working directory to the launcher, which
+sets both variables."""
+_WORKER_VARIABLE = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|ELASTICJOB_.*|OMP_NUM_THREADS|ROLE_NAME|TORCH_NCCL_ASYNC_ERROR_HANDLING"
+)
+"""Variables that the job sets for each worker or round."""
+_BUILTINS = frozenset(
+    {"cd", "export", "source", ".", "set", "unset", "alias", "echo", "printf", "test", "[", ":"}
+    | {
+        "true",
+        "false",
+        "exit",
+        "return",
+        "trap",
+        "wait",
+        "ulimit",
+        "umask",
+        "read",
+        "eval",
+        "local",
+    }
+    | {"declare", "typeset", "readonly", "shift", "shopt", "pushd", "popd", "command", "builtin"}
+    | {"break", "continue", "let", "getopts", "hash", "type", "jobs", "bg", "fg", "kill", "times"}
+)
+_UNSPLITTABLE = {
+    "trap": "a trap",
+    "alias": "an alias",
+    "wait": "a background job",
+    "return": "return",
+    "shift": "positional parameters",
+    "getopts": "positional parameters",
+    "coproc": "a background job",
+    "disown": "a background job",
+    "bg": "a background job",
+    "renice": "the shell's own priority",
+    "chrt": "the shell's own priority",
+    "prlimit": "the shell's own limits",
+    "taskset": "the shell's own processors",
+    "unshare": "namespaces",
+}
+"""Commands whose effect on the rest of the line is not only its environment."""
+_PREPARING_MODULES = frozenset(
+    {"pip", "venv", "virtualenv", "ensurepip", "build", "site", "compileall", "nltk.downloader"}
+    | {"spacy", "torch.utils.collect_env", "torch.utils.cpp_extension", "pytest", "zipfile"}
+    | {"tarfile", "json.tool", "uv", "poetry", "conda", "grpc_tools.protoc"}
+)
+"""Python modules that train nothing."""
+_PREPARING_SCRIPTS = frozenset({"setup.py", "get-pip.py"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Shell command that reports the workers' command instead of running it.
+
+    Args:
+        words: the shell's command line.
+        last: text of the workers' command.
+    """
+
+    words: tuple[str, ...]
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Shell line that cannot be split with certainty.
+
+    Args:
+        reason: its part that prevents the split.
+    """
+
+    reason: str
+
+
+def split(words: Sequence[str]) -> Prepared | Whole | None:
+    """Return the split of a command that is a shell with a preparation and a last command; None if
+    there is nothing to split: no shell line, or a single command."""
+    at = 0
+    while (index := wrapped_at(words[at:])) is not None and _name(words[at]) not in shell.SHELLS:
+        at += index
+        if at >= len(words):
+            return None
+    if _name(words[at]) not in shell.SHELLS:
+        return None
+    call = shell.invocation(words[at:])
+    if call.line_at is None:
+        return None
+    place = at + call.line_at
+    text = words[place]
+    try:
+        line = shell.read(text)
+    except shell.Unreadable as error:
+        return Whole(f"text that is no complete shell line: {error}")
+    if not line.commands:
+        return Whole(line.compound) if line.compound else None
+    if len(line.commands) == 1 and _is_single(line):
+        return None
+    if reason := _obstacle(text, line, words[place + 1 :]):
+        return Whole(reason)
+    wrappers = _opaque_wrapper(words[:at])
+    if wrappers:
+        return Whole(f"{wrappers} around the shell")
+    last = line.commands[-1]
+    shell_at = at - 1 if at and _name(words[at - 1]) == "busybox" else at
+    inserted = _inserted(words[shell_at:place], text, last, line.commands[:-1])
+    if isinstance(inserted, Whole):
+        return inserted
+    return Prepared((*words[:place], inserted, *words[place + 1 :]), text[last.start : last.end])
+
+
+def _is_single(line: shell.Line) -> bool:
+    """Return True if the only command of a line is one that each worker can run as it is."""
+    only = line.commands[0]
+    ends = ("", "\n", ";")
+    plain = only.before in ends and only.after in ends and not line.compound
+    return plain and not _files(only)
+
+
+def _opaque_wrapper(words: Sequence[str]) -> str:
+    """Return the first wrapper around a shell that changes more than variables, or nothing."""
+    at = 0
+    while at < len(words):
+        if not is_transparent(words[at:]):
+            return _name(words[at])
+        index = wrapped_at((*words[at:], "sh"))
+        if index is None:
+            return _name(words[at])
+        at += index
+    return ""
+
+
+def _obstacle(text: str, line: shell.Line, positional: Sequence[str]) -> str:
+    """Return the first construct that prevents a split, or nothing."""
+    if line.compound:
+        return line.compound
+    if "$$" in _unquoted(line):
+        return "$$"
+    for number, command in enumerate(line.commands):
+        is_last = number == len(line.commands) - 1
+        if command.after in ("|", "|&") or command.before in ("|", "|&"):
+            return "a pipeline"
+        if command.after == "&" or command.before == "&":
+            return "a background job"
+        if reason := _command_obstacle(command, is_last):
+            return reason
+    last = line.commands[-1]
+    if last.before == "||":
+        return "a command after ||"
+    if text[last.end :].strip(" \t\r\n;") and not _is_comment(text[last.end :]):
+        return "text after the last command"
+    return ""
+
+
+def _is_comment(rest: str) -> bool:
+    lines = [one.strip(" \t;") for one in rest.splitlines()]
+    return all(not one or one.startswith("#") for one in lines)
+
+
+def _unquoted(line: shell.Line) -> str:
+    names = [name for command in line.commands for word in command.parts for name in word.names]
+    return "$$" if "$" in names else ""
+
+
+def _command_obstacle(command: shell.Simple, is_last: bool) -> str:
+    names = [name for word in command.parts for name in word.names]
+    if special := next((name for name in names if name in "0123456789@*#?!-"), ""):
+        return "$?" if special == "?" else f"the parameter ${special}"
+    if not command.words:
+        if command.redirections:
+            return "a redirection without a command"
+        worker = next((name for name in names if _WORKER_VARIABLE.fullmatch(name)), "")
+        return f"${worker} in the preparation" if worker else ""
+    name = command.words[0].value
+    if name == "exec" and not is_last:
+        return "exec before the last command"
+    if reason := _UNSPLITTABLE.get(name, ""):
+        return reason
+    if name == "exit" and [word.value for word in command.words[1:]] in ([], ["0"]):
+        return "exit"
+    if is_last:
+        return ""
+    worker = next((one for one in names if _WORKER_VARIABLE.fullmatch(one)), "")
+    if worker:
+        return f"${worker} in the preparation"
+    return _training(command)
+
+
+def _training(command: shell.Simple) -> str:
+    """Return a description of a Python program that may be a training before the last command."""
+    words = [word.value for word in command.words]
+    if command.words[0].expands and not is_python(words[0]):
+        return f"{command.words[0].raw} before the last command" if "python" in words[0] else ""
+    while (index := wrapped_at(words)) is not None:
+        words = words[index:]
+    if not is_python(words[0]):
+        return ""
+    target = python_target(words[1:])
+    if target is None:
+        return ""
+    option, value, _ = target
+    if option == "-c" or (option == "-m" and value in _PREPARING_MODULES):
+        return ""
+    if not option and _name(value) in _PREPARING_SCRIPTS:
+        return ""
+    return f"a Python program before the last command ({value})"
+
+
+def _files(command: shell.Simple) -> list[shell.Redirection]:
+    """Return the redirections of a command to files, without those to its other streams."""
+    return [one for one in command.redirections if one.operator not in (">&", "<&")]
+
+
+def _inserted(
+    call: Sequence[str], text: str, last: shell.Simple, before: Sequence[shell.Simple]
+) -> str | Whole:
+    """Return the line with the last command reported instead of run."""
+    words = list(last.words)
+    executed = bool(words) and words[0].value == "exec"
+    if executed:
+        words = words[1:]
+    if not words or words[0].value.startswith("-"):
+        return Whole("a last command that is no program")
+    name = words[0].value
+    if name in _BUILTINS:
+        return Whole(f"a last command that is no program ({name})")
+    if not (last.words[0].start == last.start or last.assignments):
+        return Whole("a redirection before the last command")
+    names = [one for word in last.parts for one in word.names]
+    own = [one for one in names if _WORKER_VARIABLE.fullmatch(one)]
+    if any(
+        not any(_WORKER_VARIABLE.fullmatch(one) for one in found.target.names)
+        for found in _files(last)
+    ):
+        return Whole("a redirection of the last command")
+    if not own and not last.redirections:
+        return f"{text[: words[0].start]}{REPORT} {text[words[0].start :]}"
+    if others := _left_in_the_shell(names, before):
+        return Whole(f"a last command with {others} beside variables of the worker")
+    if any(word.substitutions for word in last.parts):
+        return Whole("a last command with a command substitution beside variables of the worker")
+    assigned = text[last.start : last.words[0].start].strip()
+    run = shell.single_quoted(f"{assigned} exec {text[words[0].start : last.end]}".strip())
+    again = " ".join(map(_quoted, call))
+    return f"{text[: last.start]}exec {REPORT} {again} {run}{text[last.end :]}"
+
+
+def _left_in_the_shell(names: Sequence[str], before: Sequence[shell.Simple]) -> str:
+    """Return a variable that the workers' own shell may lack: one that is not exported."""
+    sourced = any(one.words and one.words[0].value in ("source", ".", "read") for one in before)
+    assigned = {
+        word.value.partition("=")[0] for one in before if not one.words for word in one.assignments
+    }
+    for name in names:
+        if not _WORKER_VARIABLE.fullmatch(name) and (sourced or name in assigned):
+            return f"${name}"
+    return ""
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else shell.single_quoted(word)
+
+
+def _name(program: str) -> str:
+    return program.rpartition("/")[2]

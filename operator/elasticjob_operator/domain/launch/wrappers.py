@@ -1,0 +1,304 @@
+"""Programs that run their remaining arguments as a command, such as timeout or conda run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_SCRIPT = re.compile(r".*\.(sh|bash|zsh|ksh)")
+_ENTRYPOINT = re.compile(r"(.*[-_.])?entry[-_]?point(\.sh)?|cuda-?entry.*")
+"""Entry points of images, which run their arguments after a preparation."""
+ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrapper:
+    """Command line of a wrapper.
+
+    Args:
+        subcommands: words of which one must come first; empty if there are none.
+        operands: number of its own arguments before the command.
+        valued: options whose value is the next word.
+    """
+
+    operands: int = 0
+    valued: frozenset[str] = frozenset()
+    subcommands: frozenset[str] = frozenset()
+
+
+def _wrapper(valued: str = "", operands: int = 0, run: str = "") -> _Wrapper:
+    return _Wrapper(operands, frozenset(valued.split()), frozenset(run.split()))
+
+
+_WRAPPERS: Mapping[str, _Wrapper] = {
+    # Init processes and end of the process.
+    "tini": _wrapper("-p -e"),
+    "tini-static": _wrapper("-p -e"),
+    "dumb-init": _wrapper("-r --rewrite"),
+    "catatonit": _wrapper(),
+    "s6-setuidgid": _wrapper(operands=1),
+    "nohup": _wrapper(),
+    "setsid": _wrapper(),
+    "timeout": _wrapper("-k --kill-after -s --signal", operands=1),
+    "time": _wrapper("-f --format -o --output"),
+    # Users and privileges.
+    "gosu": _wrapper(operands=1),
+    "su-exec": _wrapper(operands=1),
+    "sudo": _wrapper("-u -g -C -p -r -t -h --user --group"),
+    "doas": _wrapper("-u -C"),
+    "runuser": _wrapper("-u --user -g --group -G"),
+    "setpriv": _wrapper(
+        "--reuid --regid --groups --inh-caps --ambient-caps --bounding-set --securebits "
+        "--selinux-label --apparmor-profile --pdeathsig"
+    ),
+    "chroot": _wrapper(operands=1),
+    "unshare": _wrapper(),
+    "prlimit": _wrapper("--pid -p"),
+    # Processors, memory and priority.
+    "taskset": _wrapper(operands=1),
+    "numactl": _wrapper(
+        "-i --interleave -N --cpunodebind -C --physcpubind -m --membind -p --preferred "
+        "-w --weighted-interleave -P --preferred-many"
+    ),
+    "nice": _wrapper("-n --adjustment"),
+    "ionice": _wrapper("-c --class -n --classdata"),
+    "chrt": _wrapper("-T -P -D", operands=1),
+    "cpulimit": _wrapper("-l --limit"),
+    "stdbuf": _wrapper("-i -o -e --input --output --error"),
+    "unbuffer": _wrapper(),
+    "setarch": _wrapper(operands=1),
+    "catchsegv": _wrapper(),
+    "xvfb-run": _wrapper("-e -f -n -p -s -w --server-num --server-args"),
+    # Environments.
+    "conda": _wrapper("-n --name -p --prefix --cwd", run="run"),
+    "mamba": _wrapper("-n --name -p --prefix --cwd", run="run"),
+    "micromamba": _wrapper("-n --name -p --prefix --cwd -a --attach -e --env", run="run"),
+    "poetry": _wrapper("-C --directory -P --project", run="run"),
+    "pipenv": _wrapper(run="run"),
+    "pdm": _wrapper("-p --project -s --site-packages", run="run"),
+    "uv": _wrapper(
+        "--with --with-editable --with-requirements --extra --group --only-group --no-group "
+        "--env-file --project --directory -p --python --package --index --default-index "
+        "--index-url --extra-index-url --find-links -f --cache-dir --config-file -w",
+        run="run",
+    ),
+    "rye": _wrapper(run="run"),
+    "hatch": _wrapper("-e --env", run="run"),
+    "pixi": _wrapper("-e --environment --manifest-path", run="run"),
+    "pyenv": _wrapper(run="exec"),
+    "direnv": _wrapper(operands=1, run="exec"),
+    "dotenv": _wrapper("-f --file", run="run"),
+    "doppler": _wrapper("-p --project -c --config", run="run"),
+    "infisical": _wrapper("--env --path", run="run"),
+    "apptainer": _wrapper("-B --bind --env --pwd", operands=1, run="exec"),
+    "singularity": _wrapper("-B --bind --env --pwd", operands=1, run="exec"),
+    # Observation.
+    "ddtrace-run": _wrapper(),
+    "opentelemetry-instrument": _wrapper(
+        "--traces_exporter --metrics_exporter --logs_exporter --service_name "
+        "--exporter_otlp_endpoint"
+    ),
+    "newrelic-admin": _wrapper(run="run-program run-python"),
+    "nsys": _wrapper(
+        "-o --output -t --trace -s --sample -w --show-output -c --capture-range -f "
+        "--force-overwrite -d --duration -y --delay -x -e --env-var -b --backtrace",
+        run="profile launch",
+    ),
+    "ncu": _wrapper(
+        "-o --export -k --kernel-name -s --launch-skip -c --launch-count --set --section "
+        "--metrics --target-processes -f"
+    ),
+    "nv-nsight-cu-cli": _wrapper("-o -k -s -c --set --section --metrics"),
+    "compute-sanitizer": _wrapper("--tool --log-file --target-processes"),
+    "cuda-memcheck": _wrapper("--tool --log-file"),
+    "nvprof": _wrapper("-o --export-profile --profile-from-start --log-file"),
+    "rocprof": _wrapper("-i -o"),
+    "vtune": _wrapper("-collect -result-dir -knob"),
+    "py-spy": _wrapper(
+        "-o --output -r --rate -d --duration -f --format -p --pid", run="record top dump"
+    ),
+    "strace": _wrapper("-e -o -s -p -u -E -P -O -S -b -I -a -X"),
+    "ltrace": _wrapper("-e -o -s -p -u -l -n -x"),
+    "gdb": _wrapper("-ex -x -iex -ix"),
+    "valgrind": _wrapper(),
+    "perf": _wrapper("-e -F -o -g -c", run="record stat trace"),
+    "heaptrack": _wrapper("-o --output"),
+    "memray": _wrapper("-o --output", run="run"),
+    "scalene": _wrapper("--outfile --profile-interval"),
+    "coverage": _wrapper("--rcfile --source --omit --include --data-file", run="run"),
+    "kernprof": _wrapper("-o --outfile -s --setup"),
+    "viztracer": _wrapper("-o --output_file --tracer_entries"),
+    "neuron_parallel_compile": _wrapper("--command"),
+    "xargs": _wrapper("-n -P -I -L -d -a -s -E"),
+    "watch": _wrapper("-n --interval"),
+    "flock": _wrapper("-w --timeout -E", operands=1),
+    "chronic": _wrapper(),
+    "ts": _wrapper(),
+}
+_PYTHON_MODULES: Mapping[str, _Wrapper] = {
+    "cProfile": _wrapper("-o -s"),
+    "profile": _wrapper("-o -s"),
+    "pdb": _wrapper("-c"),
+    "ipdb": _wrapper("-c"),
+    "trace": _wrapper("-f --file -C --coverdir"),
+    "debugpy": _wrapper("--listen --connect --log-to --configure-subProcess --pid"),
+    "coverage": _wrapper("--rcfile --source --omit --include --data-file", run="run"),
+    "memray": _wrapper("-o --output", run="run"),
+    "scalene": _wrapper("--outfile --profile-interval"),
+    "viztracer": _wrapper("-o --output_file --tracer_entries"),
+    "kernprof": _wrapper("-o --outfile -s --setup"),
+    "line_profiler": _wrapper("-o --outfile -s --setup"),
+    "torch.utils.bottleneck": _wrapper(),
+    "faulthandler": _wrapper(),
+    "runpy": _wrapper(),
+}
+"""Python modules that run a script or `-m` module, as Python itself does."""
+_MODULE_OPTIONS = ("-m", "--module")
+_PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
+"""Wrappers that run a script or `-m` module with Python, and any other command as it is."""
+_INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit"})
+"""Wrappers that leave nothing to the command but signals, which the launcher handles itself."""
+
+
+_LINE_RUNNERS = frozenset({"su", "runuser", "script", "capsh", "flock", "sg"})
+"""Programs that run the text after `-c` in a shell."""
+
+
+def line_of(words: Sequence[str]) -> str | None:
+    """Return the shell line that a program such as `su -c` runs; None if it runs none."""
+    if words[0].rpartition("/")[2] in _LINE_RUNNERS:
+        for index, word in enumerate(words[1:-1], 1):
+            if word == "--command" or re.fullmatch(r"-[a-z]*c", word):
+                return words[index + 1]
+    return None
+
+
+def wrapped_at(words: Sequence[str]) -> int | None:
+    """Return the index of the command that a wrapper runs; None if the words are no wrapper, or
+    the wrapper runs none."""
+    name = words[0].rpartition("/")[2]
+    if name == "env":
+        return _env(words)
+    if name == "busybox":
+        return _checked(words, 1)
+    if is_entrypoint(words[0]):
+        return _checked(words, 1)
+    wrapper = _WRAPPERS.get(name)
+    if wrapper is None:
+        return None
+    keep = _MODULE_OPTIONS if name in _PYTHON_RUNNERS else ()
+    return _command_at(wrapper, words, name, keep)
+
+
+def is_entrypoint(program: str) -> bool:
+    """Return True if a program is an image's entry point by its name."""
+    return _ENTRYPOINT.fullmatch(program.rpartition("/")[2]) is not None
+
+
+def is_script(program: str) -> bool:
+    """Return True if a program is a shell script by its name."""
+    return _SCRIPT.fullmatch(program) is not None
+
+
+def is_transparent(words: Sequence[str]) -> bool:
+    """Return True if a wrapper changes nothing of its process but variables."""
+    name = words[0].rpartition("/")[2]
+    return name in (*_INITS, "busybox") or (name == "env" and not _has_env_options(words))
+
+
+def module_wrapped(module: str, arguments: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the words after Python that a Python module runs, such as `-m pkg` or a script; None
+    if it runs none."""
+    wrapper = _PYTHON_MODULES.get(module)
+    if wrapper is None:
+        return None
+    words = (module, *arguments)
+    at = _command_at(wrapper, words, module, _MODULE_OPTIONS)
+    return None if at is None else words[at:]
+
+
+def runs_python(words: Sequence[str], at: int) -> bool:
+    """Return True if a wrapper runs its command at `at` with Python, as `uv run train.py` does."""
+    of_python = words[at].endswith(".py") or words[at] in _MODULE_OPTIONS
+    return words[0].rpartition("/")[2] in _PYTHON_RUNNERS and of_python
+
+
+def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the words that `env -S` makes of its string and the rest; None if there is none."""
+    if words[0].rpartition("/")[2] != "env":
+        return None
+    for index, word in enumerate(words[1:], 1):
+        text = ""
+        if word in ("-S", "--split-string") and index + 1 < len(words):
+            text, rest = words[index + 1], words[index + 2 :]
+        elif word.startswith("--split-string="):
+            text, rest = word.partition("=")[2], words[index + 1 :]
+        elif re.fullmatch(r"-[iv0]*S.+", word):
+            text, rest = word.partition("S")[2], words[index + 1 :]
+        elif re.fullmatch(r"-[iv0]+S", word) and index + 1 < len(words):
+            text, rest = words[index + 1], words[index + 2 :]
+        if text:
+            try:
+                return ("env", *shlex.split(text), *rest)
+            except ValueError:
+                return ("env", *text.split(), *rest)
+        if not word.startswith("-") and not ASSIGNMENT.fullmatch(word):
+            return None
+    return None
+
+
+_ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
+
+
+def _env(words: Sequence[str]) -> int | None:
+    at = 1
+    while at < len(words):
+        word = words[at]
+        if word in _ENV_VALUED:
+            at += 2
+        elif word.startswith("-") or ASSIGNMENT.fullmatch(word):
+            at += 1
+        else:
+            return at
+    return None
+
+
+def _has_env_options(words: Sequence[str]) -> bool:
+    at = _env(words)
+    return any(word.startswith("-") for word in words[1:at])
+
+
+def _command_at(
+    wrapper: _Wrapper, words: Sequence[str], name: str, keep: tuple[str, ...] = ()
+) -> int | None:
+    at = 1
+    if wrapper.subcommands:
+        while at < len(words) and words[at].startswith("-"):
+            at += 2 if words[at] in wrapper.valued else 1
+        if at >= len(words) or words[at] not in wrapper.subcommands:
+            return None
+        at += 1
+    operands = wrapper.operands
+    while at < len(words):
+        word = words[at]
+        if word in keep:
+            break
+        if word == "--":
+            at += 1
+            break
+        if word.startswith("-") and len(word) > 1:
+            at += 2 if word in wrapper.valued else 1
+        elif ASSIGNMENT.fullmatch(word) and name in ("sudo", "doas"):
+            at += 1
+        elif operands:
+            operands -= 1
+            at += 1
+        else:
+            break
+    return _checked(words, at)
+
+
+def _checked(words: Sequence[str], at: int) -> int | None:
+    return at if at < len(words) else None

@@ -1,0 +1,56 @@
+"""Command of a job's trainer container, and its launch in the status."""
+
+from __future__ import annotations
+
+from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import (
+    LaunchSpec,
+    TrainerCommand,
+    expanded,
+    trainer_command,
+)
+from elasticjob_operator.domain.plan.sizes import workers_per_node
+from elasticjob_operator.model.job import Container, ElasticJob
+from elasticjob_operator.model.status import LaunchStatus
+
+
+def command_for(job: ElasticJob) -> TrainerCommand:
+    """Return the command of the trainer container.
+
+    Raises:
+        TemplateRefused: no way of launching the command is safe.
+    """
+    container, spec = job.trainer(), job.spec
+    launch = LaunchSpec(spec.launch, tuple(spec.setup), spec.max_nodes, _known_values(container))
+    try:
+        return trainer_command(
+            container.command or spec.entrypoint,
+            container.args or (),
+            workers_per_node(job),
+            launch,
+        )
+    except CannotUnwrap as error:
+        at = spec.template.spec.containers.index(container)
+        field = "command" if container.command else "args"
+        raise TemplateRefused.at(("containers", at, field), str(error)) from error
+
+
+def launch_status(job: ElasticJob) -> LaunchStatus | None:
+    """Return the launch of the job's command; None if it cannot be launched."""
+    try:
+        command = command_for(job)
+    except TemplateRefused:
+        return None
+    return LaunchStatus(mode=command.mode, reason=command.reason, message=command.message)
+
+
+def _known_values(container: Container) -> dict[str, str]:
+    """Return the container's variables with literal values, expanded as the kubelet does."""
+    values: dict[str, str] = {}
+    for variable in container.env or ():
+        if variable.value is not None:
+            values[variable.name] = expanded(variable.value, values)
+        else:
+            values.pop(variable.name, None)
+    return values

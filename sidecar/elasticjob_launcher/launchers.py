@@ -1,0 +1,161 @@
+"""Launchers: programs and Python modules that start the workers of a node themselves.
+
+The only list of them: the operator and the CLI decide with it how a command is launched, the
+launcher process decides with it that a command cannot be preloaded. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Launcher(NamedTuple):
+    """Launcher.
+
+    `joins` is True if the launcher starts its workers through torchrun, which reads the `PET_*`
+    variables of the job's rendezvous; otherwise `own` names the rendezvous that it uses instead.
+    """
+
+    name: str
+    joins: bool
+    own: str = ""
+
+
+class _Command(NamedTuple):
+    """Command line of a launcher; without `subcommands` each of the program's commands is one."""
+
+    launcher: Launcher
+    subcommands: frozenset[str] | None = None
+
+
+def _joins(name: str) -> Launcher:
+    return Launcher(name, True)
+
+
+TORCHRUN = _joins("torchrun")
+TORCH_LAUNCH = _joins("torch.distributed.launch")
+ACCELERATE = _joins("accelerate launch")
+_TUNE = _joins("tune run")
+_AXOLOTL = _joins("axolotl")
+_LLAMAFACTORY = _joins("llamafactory-cli")
+_SWIFT = _joins("swift")
+_TRL = _joins("trl")
+_XTUNER = _joins("xtuner train")
+_OUMI = _joins("oumi distributed")
+_MIM = _joins("mim train")
+_HOSTFILE = "it reaches other nodes by ssh, from a host file"
+_DEEPSPEED = Launcher("deepspeed", False, _HOSTFILE)
+_COLOSSALAI = Launcher("colossalai run", False, _HOSTFILE)
+_HOROVOD = Launcher("horovodrun", False, _HOSTFILE)
+_MPI = Launcher("mpirun", False, "MPI starts processes on other nodes by ssh or a daemon")
+_SRUN = Launcher("srun", False, "Slurm's daemons start the processes of other nodes")
+_NUMBERED = "its nodes are numbered and find each other by fixed options"
+_COMPOSER = Launcher("composer", False, _NUMBERED)
+_FABRIC = Launcher("fabric run", False, _NUMBERED)
+_TORCHX = Launcher("torchx run", False, "it submits a job of its own to a scheduler")
+_RAY = Launcher("ray", False, "its nodes join a Ray cluster")
+_XLA = Launcher("xla_dist", False, "it reaches other nodes by ssh")
+_IPEX = Launcher("ipexrun", False, _HOSTFILE)
+
+
+def _only(launcher: Launcher, *subcommands: str) -> _Command:
+    return _Command(launcher, frozenset(subcommands))
+
+
+_PROGRAMS: Mapping[str, _Command] = {
+    "torchrun": _Command(TORCHRUN),
+    "accelerate-launch": _Command(ACCELERATE),
+    "accelerate": _only(ACCELERATE, "launch"),
+    "tune": _only(_TUNE, "run"),
+    "axolotl": _only(
+        _AXOLOTL, "train", "evaluate", "inference", "merge-sharded-fsdp-weights", "lm-eval"
+    ),
+    "llamafactory-cli": _only(_LLAMAFACTORY, "train", "sft", "dpo", "rm"),
+    "lmf": _only(_LLAMAFACTORY, "train", "sft", "dpo", "rm"),
+    "swift": _only(
+        _SWIFT, "pt", "sft", "rlhf", "infer", "eval", "export", "sample", "rollout", "deploy"
+    ),
+    "megatron": _only(_SWIFT, "pt", "sft", "rlhf", "export"),
+    "trl": _only(_TRL, "sft", "dpo", "grpo", "kto", "reward", "rloo"),
+    "xtuner": _only(_XTUNER, "train"),
+    "oumi": _only(_OUMI, "distributed"),
+    "mim": _only(_MIM, "train", "test"),
+    "deepspeed": _Command(_DEEPSPEED),
+    "deepspeed.pt": _Command(_DEEPSPEED),
+    "ds": _Command(_DEEPSPEED),
+    "colossalai": _only(_COLOSSALAI, "run"),
+    "horovodrun": _Command(_HOROVOD),
+    "mpirun": _Command(_MPI),
+    "mpirun.real": _Command(_MPI),
+    "mpiexec": _Command(_MPI),
+    "mpiexec.hydra": _Command(_MPI),
+    "orterun": _Command(_MPI),
+    "prterun": _Command(_MPI),
+    "srun": _Command(_SRUN),
+    "composer": _Command(_COMPOSER),
+    "fabric": _only(_FABRIC, "run"),
+    "lightning": _only(_FABRIC, "run"),
+    "torchx": _only(_TORCHX, "run"),
+    "ray": _only(_RAY, "start", "job", "up", "exec", "submit"),
+    "xla_dist": _Command(_XLA),
+    "ipexrun": _Command(_IPEX),
+}
+"""Programs by their file name."""
+
+_MODULES: Mapping[str, _Command] = {
+    "torch.distributed.run": _Command(TORCHRUN),
+    "torch.distributed.launch": _Command(TORCH_LAUNCH),
+    "accelerate.commands.launch": _Command(ACCELERATE),
+    "accelerate.commands.accelerate_cli": _PROGRAMS["accelerate"],
+    "accelerate": _PROGRAMS["accelerate"],
+    "torchtune._cli.tune": _PROGRAMS["tune"],
+    "axolotl.cli.main": _PROGRAMS["axolotl"],
+    "axolotl.cli.train": _Command(_AXOLOTL),
+    "llamafactory.cli": _PROGRAMS["llamafactory-cli"],
+    "llamafactory.launcher": _Command(_LLAMAFACTORY),
+    "swift.cli.main": _PROGRAMS["swift"],
+    "trl.cli": _PROGRAMS["trl"],
+    "xtuner": _PROGRAMS["xtuner"],
+    "deepspeed": _Command(_DEEPSPEED),
+    "deepspeed.launcher.runner": _Command(_DEEPSPEED),
+    "deepspeed.launcher.launch": _Command(_DEEPSPEED),
+    "colossalai.cli": _PROGRAMS["colossalai"],
+    "horovod.runner": _Command(_HOROVOD),
+    "horovod.runner.launch": _Command(_HOROVOD),
+    "composer.cli.launcher": _Command(_COMPOSER),
+    "lightning": _PROGRAMS["lightning"],
+    "lightning.fabric.cli": _PROGRAMS["fabric"],
+    "lightning_fabric.cli": _PROGRAMS["fabric"],
+    "torchx.cli.main": _PROGRAMS["torchx"],
+    "torch_xla.distributed.xla_dist": _Command(_XLA),
+    "intel_extension_for_pytorch.cpu.launch": _Command(_IPEX),
+    "intel_extension_for_pytorch.launcher": _Command(_IPEX),
+}
+"""Python modules, started by `python -m`."""
+
+
+def launcher_of_program(program: str, arguments: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a program is, or None."""
+    return _launcher(_PROGRAMS.get(program.rpartition("/")[2]), arguments)
+
+
+def launcher_of_module(module: str, arguments: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a Python module is, or None."""
+    name = module[: -len(".__main__")] if module.endswith(".__main__") else module
+    return _launcher(_MODULES.get(name), arguments)
+
+
+def is_launcher_word(word: str) -> bool:
+    """Return True if the word names a launcher that needs no subcommand."""
+    command = _PROGRAMS.get(word.rpartition("/")[2])
+    return word in _MODULES or (command is not None and command.subcommands is None)
+
+
+def _launcher(command: _Command | None, arguments: Sequence[str]) -> Launcher | None:
+    if command is None:
+        return None
+    if command.subcommands is None:
+        return command.launcher
+    given = next((word for word in arguments if not word.startswith("-")), "")
+    return command.launcher if given in command.subcommands else None

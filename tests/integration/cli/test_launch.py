@@ -1,0 +1,124 @@
+"""Launch of commands by `elasticjob run`, with real processes: preparation, setup, decisions."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.local_rig import LocalRig, rig, until
+
+__all__ = ["rig"]
+
+
+def count(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def test_preparation_runs_once_for_each_pod_and_warm_workers_start_in_its_state(
+    rig: LocalRig,
+) -> None:
+    (rig.job / "env.sh").write_text("export GREETING=hello\n")
+    (rig.job / "sub").mkdir()
+    (rig.job / "sub" / "work.py").write_text(
+        "import os, sys\nprint(os.environ['GREETING'], sys.argv[1], flush=True)\n"
+        "os.chdir('..')\n" + (rig.job / "work.py").read_text()
+    )
+    line = "echo ran >> prepared; . ./env.sh && cd sub; N=two; exec python3 work.py $N"
+    manifest = rig.manifest(
+        command=["bash", "-euo", "pipefail", "-c", line],
+        nprocPerNode=2,
+        nodes=2,
+        setup=["sh", "-c", "echo ran >> setup"],
+    )
+    runner = rig.start(manifest, "--plain", "--logs")
+    first = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 4, "four workers")
+    os.kill(rig.workers()[0], signal.SIGKILL)
+    status = rig.running(2, after=first)
+    assert status["launch"]["mode"] == "PerWorker"
+    assert status["launch"]["reason"] == "PreparationSplit"
+    started = until(
+        lambda: [one["start"] for one in rig.status()["members"] if one.get("start")],
+        "the starts of the workers",
+    )
+    assert started == ["warm"] * len(started)
+    rig.finish()
+    said = runner.communicate(timeout=60)[0]
+    assert runner.returncode == 0, said
+    assert (count(rig.job / "prepared"), count(rig.job / "setup")) == (2, 2)
+    assert said.count("hello two") == 8
+    assert "launch PerWorker: the preparation is run once for each pod" in said
+    rig.nothing_left()
+
+
+def test_failed_preparation_is_repeated_in_new_pods_and_reported(rig: LocalRig) -> None:
+    line = "echo ran >> prepared; echo no such wheel >&2; exit 7; exec python3 work.py"
+    manifest = rig.manifest(command=["bash", "-c", line], nprocPerNode=2, nodes=1)
+    ran = rig.call("run", manifest, "--plain")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 1, said
+    assert "exit code 7" in said
+    assert "no such wheel" in said
+    assert count(rig.job / "prepared") == 5
+    rig.nothing_left()
+
+
+def test_preparation_is_repeated_until_it_succeeds(rig: LocalRig) -> None:
+    rig.finish()
+    line = "echo ran >> prepared; test $(wc -l < prepared) -gt 1 && exec python3 work.py"
+    manifest = rig.manifest(command=["bash", "-ec", line], nprocPerNode=2, nodes=1, maxNodes=1)
+    ran = rig.call("run", manifest, "--plain")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert count(rig.job / "prepared") == 2
+    rig.nothing_left()
+
+
+def test_interruption_ends_a_long_setup(rig: LocalRig) -> None:
+    manifest = rig.manifest(setup=["sh", "-c", "touch began; sleep 1000"], nodes=1)
+    runner = rig.start(manifest, "--plain")
+    until((rig.job / "began").exists, "the setup")
+    runner.send_signal(signal.SIGINT)
+    said = runner.communicate(timeout=30)[0]
+    assert runner.returncode == 130, said
+    rig.nothing_left()
+
+
+def test_setup_longer_than_the_pending_timeout_is_awaited(rig: LocalRig) -> None:
+    rig.finish()
+    manifest = rig.manifest(
+        setup=["sh", "-c", "echo ran >> setup; sleep 3"],
+        nodes=1,
+        elasticity={"pendingTimeoutSeconds": 1},
+    )
+    ran = rig.call("run", manifest, "--plain")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert count(rig.job / "setup") == 1
+    rig.nothing_left()
+
+
+@pytest.mark.parametrize("verb", ["run", "validate"])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["bash", "-c", "python3 work.py | tee log"], "because of a pipeline"),
+        (["deepspeed", "work.py"], "each of the nodes would train alone"),
+    ],
+)
+def test_command_without_a_safe_launch_is_refused(
+    rig: LocalRig, verb: str, command: list[str], said: str
+) -> None:
+    found = rig.call(verb, rig.manifest(command=command, nprocPerNode=2))
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert "spec.template.spec.containers[0].command" in found.stderr
+
+
+def test_validate_prints_the_launch(rig: LocalRig) -> None:
+    found = rig.call("validate", rig.manifest(command=["bash", "-c", "cd x; torchrun t.py"]))
+    assert found.returncode == 0
+    assert found.stdout.splitlines()[1] == (
+        "  job: launch PerNode (LauncherFound): torchrun inside of bash starts the workers itself"
+    )

@@ -1,0 +1,504 @@
+"""Launch of commands as users write them: mode, reason, split and refusal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import pytest
+
+from elasticjob_operator.domain.launch.preparation import REPORT
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import (
+    LaunchSpec,
+    TrainerCommand,
+    trainer_command,
+)
+from elasticjob_operator.model.types import Launch, LaunchReason
+
+
+def decide(
+    command: str | Sequence[str],
+    workers: int | None = 8,
+    launch: Launch = Launch.AUTO,
+    nodes: int = 1,
+    **values: str,
+) -> TrainerCommand:
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    return trainer_command(words, (), workers, LaunchSpec(launch, (), nodes, values))
+
+
+def bash(line: str, *options: str) -> list[str]:
+    return ["bash", *(options or ("-c",)), line]
+
+
+PLAIN = [
+    "python train.py",
+    "python3 -u -m pkg.train --launcher torchrun",
+    "python train.py torchrun --nproc_per_node 8",
+    "python train.py --cmd 'torchrun train.py'",
+    "python train.py --backend deepspeed --deepspeed ds.json",
+    "python -m pkg.torchrun",
+    "python -c 'import train; train.main()'",
+    "python - torchrun",
+    "/opt/my-trainer --epochs 3",
+    "./train --launcher torchrun train.yaml",
+    "./train torchrun",
+    "echo torchrun train.py",
+    "grep torchrun run.txt",
+    "which torchrun train.py",
+    "pip install deepspeed accelerate",
+    "accelerate config default",
+    "accelerate env",
+    "tune download model",
+    "axolotl preprocess c.yml",
+    "llamafactory-cli version",
+    "ray --version",
+    "gosu trainer python train.py",
+    "su-exec 1000:1000 python train.py",
+    "setpriv --reuid 1000 --clear-groups python train.py",
+    "taskset -c 0-7 python train.py",
+    "numactl -N 0 -m 0 python train.py",
+    "nice -n 5 python train.py",
+    "timeout -k 5 3600 python train.py",
+    "timeout 10 grep torchrun f",
+    "ddtrace-run python train.py",
+    "opentelemetry-instrument --traces_exporter console python train.py",
+    "micromamba run -n env python train.py",
+    "conda run --no-capture-output -n torchrun python train.py",
+    "poetry run python train.py",
+    "uv run train.py --launcher torchrun",
+    "uv run --with torchrun python train.py",
+    "nsys profile -o torchrun python train.py",
+    "py-spy record -o out.svg -- python train.py",
+    "tini -- python train.py",
+    "dumb-init python train.py",
+    "/opt/nvidia/nvidia_entrypoint.sh python train.py",
+    "/docker-entrypoint.sh python train.py",
+    "env A=torchrun python train.py",
+    "env -S 'python train.py'",
+    "python -m cProfile -o torchrun train.py",
+    "python -m debugpy --listen 5678 -m pkg.train",
+    "coverage run train.py",
+    "bash -c 'python train.py'",
+    "bash -c 'exec python train.py --lr 1'",
+    "bash -lc 'A=b exec python train.py'",
+    "bash -c 'python train.py # not torchrun'",
+    "bash -euo pipefail -c '# torchrun x\npython train.py'",
+    "bash -c 'python train.py --launcher torchrun'",
+    "bash -c 'python train.py \"; torchrun x\"'",
+    "bash -c '${PYTHON:-python3} train.py'",
+    "bash -c '$VENV/bin/python train.py'",
+    "busybox sh -c 'python train.py'",
+    "$(VENV)/bin/python train.py",
+]
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_plain_command_runs_unchanged_for_each_worker(command: str) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PLAIN_COMMAND)
+    assert found.words == tuple(shlex.split(command))
+    assert found.options == ()
+    assert decide(command, launch=Launch.PER_WORKER).words == found.words
+
+
+LAUNCHERS = [
+    (bash("torchrun train.py", "-euo", "pipefail", "-c"), "torchrun"),
+    (bash("torchrun train.py", "-o", "pipefail", "-c"), "torchrun"),
+    (bash("torchrun train.py", "-O", "extglob", "-c"), "torchrun"),
+    (bash("torchrun train.py", "+x", "-c"), "torchrun"),
+    (bash("torchrun train.py", "-lc"), "torchrun"),
+    (bash("torchrun train.py", "-x", "--norc", "-e", "-c"), "torchrun"),
+    (bash("torchrun train.py", "--rcfile", "x", "-c"), "torchrun"),
+    (bash("set -x; cd /app && exec torchrun train.py"), "torchrun"),
+    (bash("cd /app\nexport A=b\ntorchrun \\\n  --nproc_per_node 8 \\\n  train.py"), "torchrun"),
+    (bash("A=b C=d torchrun train.py"), "torchrun"),
+    (bash("if true; then torchrun a.py; else python b.py; fi"), "torchrun"),
+    (bash("for i in 1 2; do accelerate launch t.py --seed $i; done"), "accelerate launch"),
+    (bash("while ! torchrun train.py; do sleep 1; done"), "torchrun"),
+    (bash("(cd x; torchrun train.py)"), "torchrun"),
+    (bash("{ torchrun train.py; }"), "torchrun"),
+    (bash("f() { torchrun train.py; }; f"), "torchrun"),
+    (bash("case $A in x) torchrun train.py;; esac"), "torchrun"),
+    (bash("[[ -f x ]] && torchrun train.py"), "torchrun"),
+    (bash("time torchrun train.py"), "torchrun"),
+    (bash("torchrun train.py 2>&1 | tee log"), "torchrun"),
+    (bash("torchrun train.py > log &\nwait"), "torchrun"),
+    (bash("eval 'torchrun train.py'"), "torchrun"),
+    (bash("eval torchrun train.py"), "torchrun"),
+    (bash("CMD='torchrun train.py'; $CMD"), "torchrun"),
+    (bash('L=torchrun; "$L" train.py'), "torchrun"),
+    (bash("export L=torchrun; $L train.py"), "torchrun"),
+    (bash("${LAUNCHER:-torchrun} train.py"), "torchrun"),
+    (bash("$(which torchrun) train.py"), "torchrun"),
+    (bash("python $(which torchrun) train.py"), "torchrun"),
+    (bash("/opt/conda/bin/torchrun train.py"), "torchrun"),
+    (bash("python -m torch.distributed.run train.py"), "torchrun"),
+    (bash("bash -c 'sh -ec \"torchrun train.py\"'"), "torchrun"),
+    (bash("cat <<EOF > c.yaml\na: b\nEOF\ntorchrun train.py"), "torchrun"),
+    (bash("echo 'it is # fine'; torchrun train.py"), "torchrun"),
+    (bash("cd /x; command torchrun train.py"), "torchrun"),
+    (bash("exec -a name torchrun train.py"), "torchrun"),
+    (["bash", "-c", 'exec "$@"', "--", "torchrun", "train.py"], "torchrun"),
+    ("gosu user torchrun train.py", "torchrun"),
+    ("su-exec user:group torchrun train.py", "torchrun"),
+    ("su user -c 'cd /x && torchrun train.py'", "torchrun"),
+    ("sudo -E -u user A=b torchrun train.py", "torchrun"),
+    ("setpriv --reuid=1000 --init-groups torchrun train.py", "torchrun"),
+    ("taskset -c 0-7 torchrun train.py", "torchrun"),
+    ("taskset 0xff torchrun train.py", "torchrun"),
+    ("numactl --cpunodebind=0 --membind 0 torchrun train.py", "torchrun"),
+    ("nice -n 10 ionice -c 3 torchrun train.py", "torchrun"),
+    ("timeout --signal INT 1h torchrun train.py", "torchrun"),
+    ("stdbuf -oL torchrun train.py", "torchrun"),
+    ("nohup torchrun train.py", "torchrun"),
+    ("ddtrace-run torchrun train.py", "torchrun"),
+    ("opentelemetry-instrument torchrun train.py", "torchrun"),
+    ("micromamba run -n e torchrun train.py", "torchrun"),
+    ("mamba run -p /e torchrun train.py", "torchrun"),
+    ("conda run --live-stream -n e bash -c 'torchrun train.py'", "torchrun"),
+    ("poetry run accelerate launch t.py --x", "accelerate launch"),
+    ("pipenv run torchrun train.py", "torchrun"),
+    ("pdm run torchrun train.py", "torchrun"),
+    ("uv run --extra gpu -- torchrun train.py", "torchrun"),
+    ("uv run -m torch.distributed.run train.py", "torchrun"),
+    ("uv run --frozen --module accelerate.commands.launch t.py", "accelerate launch"),
+    ("python -m lightning run model t.py", "fabric run"),
+    (bash("shopt -s expand_aliases; alias t=torchrun\nt train.py"), "torchrun"),
+    ("uv run python -m torch.distributed.run train.py", "torchrun"),
+    ("rye run torchrun train.py", "torchrun"),
+    ("hatch -e prod run torchrun train.py", "torchrun"),
+    ("catchsegv torchrun train.py", "torchrun"),
+    ("nsys profile -t cuda,nvtx -o out torchrun train.py", "torchrun"),
+    ("ncu --set full torchrun train.py", "torchrun"),
+    ("py-spy record -o o.svg -- torchrun train.py", "torchrun"),
+    ("strace -f -o log torchrun train.py", "torchrun"),
+    ("/opt/nvidia/nvidia_entrypoint.sh torchrun train.py", "torchrun"),
+    ("docker-entrypoint.sh torchrun train.py", "torchrun"),
+    ("/usr/local/bin/entrypoint.sh bash -c 'torchrun train.py'", "torchrun"),
+    ("tini -g -- torchrun train.py", "torchrun"),
+    ("dumb-init -- bash -c 'torchrun train.py'", "torchrun"),
+    ("env -S 'A=b torchrun train.py'", "torchrun"),
+    ("env -iS 'torchrun train.py'", "torchrun"),
+    ("env -i PATH=/bin gosu user torchrun train.py", "torchrun"),
+    ("busybox sh -c 'torchrun train.py'", "torchrun"),
+    ("python -m cProfile -m torch.distributed.run train.py", "torchrun"),
+    ("python -m debugpy --listen 5678 -m torch.distributed.run train.py", "torchrun"),
+    ("coverage run -m accelerate.commands.launch t.py", "accelerate launch"),
+    ("coverage run /opt/bin/torchrun train.py", "torchrun"),
+    ("python -c 'from torch.distributed.run import main; main()'", "torch.distributed.run"),
+    ("my-wrapper torchrun train.py", "torchrun"),
+    ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
+    ("python -m axolotl.cli.train c.yml", "axolotl"),
+    ("axolotl train c.yml", "axolotl"),
+    ("tune run --nproc_per_node 2 lora --config c", "tune run"),
+    ("llamafactory-cli train c.yaml", "llamafactory-cli"),
+    ("swift sft --model x", "swift"),
+    ("trl sft --config c", "trl"),
+    ("deepspeed train.py --deepspeed ds.json", "deepspeed"),
+    ("python -m deepspeed.launcher.runner train.py", "deepspeed"),
+    ("mpirun -np 8 python train.py", "mpirun"),
+    ("/usr/bin/mpiexec -n 2 python train.py", "mpirun"),
+    ("horovodrun -np 2 python train.py", "horovodrun"),
+    ("composer -n 8 train.py", "composer"),
+    ("colossalai run --nproc_per_node 8 train.py", "colossalai run"),
+    ("fabric run --devices 2 train.py", "fabric run"),
+    ("torchx run dist.ddp --script t.py", "torchx run"),
+    ("ray job submit -- python t.py", "ray"),
+]
+
+
+@pytest.mark.parametrize(("command", "name"), LAUNCHERS, ids=str)
+def test_command_with_launcher_runs_unchanged_once_for_each_pod(
+    command: str | list[str], name: str
+) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert found.message.startswith(name)
+    words = shlex.split(command) if isinstance(command, str) else command
+    assert (found.words, found.options) == (tuple(words), ())
+    with pytest.raises(CannotUnwrap, match=r"set spec\.launch to PerNode or Auto"):
+        decide(command, launch=Launch.PER_WORKER)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bash run.sh",
+        "sh -ex ./scripts/train.sh --lr 1",
+        "bash -euo pipefail run_train",
+        "./run.sh",
+        "make train",
+        "/app/launch.bash",
+        "/app/entrypoint.sh",
+        "gosu user ./run.sh",
+        bash("cd /app && ./run.sh"),
+        bash("cd /app && bash run.sh 8"),
+        bash("cd /app; . ./env.sh; exec /app/run.sh"),
+    ],
+    ids=str,
+)
+def test_script_file_runs_once_for_each_pod_unless_requested(command: str | list[str]) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.SCRIPT_FILE)
+    assert found.options == ()
+    assert decide(command, launch=Launch.PER_WORKER).mode is Launch.PER_WORKER
+
+
+@pytest.mark.parametrize(
+    "command", ["$(TOOL) train.py", bash("$TOOL train.py"), bash("$(cat tool) train.py")], ids=str
+)
+def test_computed_program_runs_once_for_each_pod(command: str | list[str]) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.COMPUTED_PROGRAM)
+
+
+@pytest.mark.parametrize("command", ["$(TOOL) train.py", bash("$(TOOL) train.py"), bash("$TOOL x")])
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [("torchrun", Launch.PER_NODE), ("python", Launch.PER_WORKER), ("./t", Launch.PER_WORKER)],
+)
+def test_known_value_of_a_variable_decides(
+    command: str | list[str], value: str, mode: Launch
+) -> None:
+    assert decide(command, TOOL=value).mode is mode
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("torchrun --nproc_per_node=8 t.py", "python3 -u t.py"),
+        ("python -m accelerate.commands.accelerate_cli launch t.py", "python -u t.py"),
+        ("accelerate launch --mixed_precision no t.py --launcher torchrun",
+         "env ACCELERATE_MIXED_PRECISION=no python3 -u t.py --launcher torchrun"),
+        ("env A=b python /opt/bin/torchrun -m pkg.train", "env A=b python -u -m pkg.train"),
+    ],
+)  # fmt: skip
+def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> None:
+    for launch in (Launch.AUTO, Launch.PER_WORKER):
+        found = decide(command, launch=launch)
+        assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.LAUNCHER_REMOVED)
+        assert found.words == tuple(started.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("torchrun --future-option=1 t.py", "--future-option=1 is not understood"),
+        ("torchrun --run-path t.py", "give the script as the first argument"),
+        ("torchrun --virtual-local-rank t.py", "take the device of its LOCAL_RANK"),
+        ("python -m torch.distributed.launch t.py", "read LOCAL_RANK from the environment"),
+        ("accelerate launch --config_file c.yaml t.py", "start the script itself"),
+        ("accelerate launch --use_fsdp --fsdp_offload_params false t.py", "--use_fsdp"),
+        ("accelerate launch --use_deepspeed --zero_stage 2 t.py", "--use_deepspeed"),
+        ("accelerate launch --dynamo_backend inductor t.py", "--dynamo_backend"),
+        ("torchrun --no-python torchrun t.py", "torchrun starts torchrun"),
+        ("torchrun --no-python bash run.sh", "torchrun starts run.sh"),
+        ("torchrun --no-python bash -c 'accelerate launch t.py'", "starts accelerate launch"),
+        ("accelerate launch -m axolotl.cli.train c.yml", "starts axolotl"),
+    ],
+)
+def test_launcher_with_options_that_would_be_lost_runs_once_for_each_pod(
+    command: str, why: str
+) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_OPTIONS)
+    assert why in found.message
+    assert found.words == tuple(shlex.split(command))
+    with pytest.raises(CannotUnwrap):
+        decide(command, launch=Launch.PER_WORKER)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "deepspeed t.py", "mpirun -np 2 python t.py", "horovodrun -np 2 python t.py",
+        "ray start --head", "composer t.py", "colossalai run t.py", "fabric run t.py",
+        "torchx run dist.ddp", "bash -c 'cd x; mpiexec python t.py'", "srun python t.py",
+        "python -m deepspeed.launcher.launch t.py",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("launch", list(Launch))
+def test_launcher_with_its_own_rendezvous_is_refused_for_several_nodes(
+    command: str, launch: Launch
+) -> None:
+    with pytest.raises(CannotUnwrap, match=r"would train alone: .*or set spec\.maxNodes to 1"):
+        decide(command, launch=launch, nodes=2)
+
+
+@pytest.mark.parametrize("command", ["torchrun t.py", "python t.py", "bash -c 'a | b'"])
+def test_requested_per_node_keeps_the_command(command: str) -> None:
+    found = decide(command, launch=Launch.PER_NODE)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.REQUESTED)
+    assert found.words == tuple(shlex.split(command))
+
+
+# -- preparations
+
+SPLIT = [
+    # line, part before the last command, last command
+    ("cd /app && ", "python train.py"),
+    ("cd x && source venv/bin/activate && pip install y && exec ", "python train.py"),
+    ("set -e; export A=b C='d e'\n. env.sh\n", 'python train.py --lr "$LR"'),
+    ("pip install -q -r r.txt > /dev/null 2>&1; ", "python -m pkg.train"),
+    ("apt-get update && apt-get install -y git; git clone x; cd x; VAR=1 ", "python train.py"),
+    ("pip install x || true; ", "python3 train.py"),
+    ("cd a || exit 1; ", "python train.py"),
+    ("python -m pip install -e . && ", "python train.py"),
+    ("python setup.py develop; ", "python train.py"),
+    ("python -c 'import torch; print(torch.__version__)'; ", "./train --x"),
+    ("echo starting torchrun; ", "python train.py"),
+    ("# torchrun is not used\ncd /app\n# really\n", "python train.py"),
+    ("cat > c.yaml <<EOF\ntorchrun: |\n  x && y\nEOF\n", "python train.py -c c.yaml"),
+    ("cat <<'E' > a\n$X `torchrun`\nE\n", "python train.py"),
+    ("ulimit -n 65536 && umask 002; ", "python train.py"),
+    ('mkdir -p "$OUT"/logs; N=$(nproc); export N; ', "python train.py --n $N"),
+    ('cd "$(mktemp -d)" && ', "python /app/train.py"),
+    ("test -d data || ./download; ", "python train.py"),
+    ("bash setup.sh && ", "python train.py"),
+    ("./install.sh; ", "python train.py"),
+    ("make build && ", "python train.py"),
+    ("export PY=python3.11; cd x; ", "$PY train.py"),
+    ('eval "$(conda shell.bash hook)" && conda activate e && ', "python train.py"),
+    ("module load cuda; conda activate env; ", "python train.py"),
+    ("cd /app && exec ", "gosu me python train.py"),
+    ("cd /app && \\\n  ", "python \\\n  train.py \\\n  --lr 1"),
+    ("export A=1;;".replace(";;", ";"), "  python train.py"),
+    ("cd x; nvidia-smi; ", "python train.py --launcher torchrun"),
+    ("cd $(DIR) && ", "python train.py --lr $(LR)"),
+]
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "bash -c",
+        "sh -ec",
+        "/bin/bash -euo pipefail -c",
+        "env A=b bash -c",
+        "tini -- bash -c",
+        "busybox sh -c",
+    ],
+)
+@pytest.mark.parametrize(("before", "last"), SPLIT, ids=[last[:20] for _, last in SPLIT])
+def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) -> None:
+    found = decide([*shell.split(), before + last])
+    assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
+    assert found.options == ("--prepare",)
+    command = last.lstrip()
+    assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("cd x && python t.py --rank $LOCAL_RANK", "python t.py --rank $LOCAL_RANK"),
+        ("cd x && exec python t.py > log.${RANK}", "python t.py > log.${RANK}"),
+        ("cd x; CUDA_VISIBLE_DEVICES=$LOCAL_RANK python t.py 2>&1",
+         "CUDA_VISIBLE_DEVICES=$LOCAL_RANK exec python t.py 2>&1"),
+        ("cd x; python t.py 2>&1", "python t.py 2>&1"),
+        ("cd x; export A=1; python t.py '$RANK' $A \"$RANK\"", "python t.py '$RANK' $A \"$RANK\""),
+    ],
+)  # fmt: skip
+def test_last_command_with_variables_of_a_worker_runs_in_a_shell_for_each_worker(
+    line: str, last: str
+) -> None:
+    found = decide(["bash", "-e", "-c", line])
+    assert found.reason is LaunchReason.PREPARATION_SPLIT
+    inner = shlex.split(found.words[3][found.words[3].index(REPORT) + len(REPORT) :])
+    assert inner[:3] == ["bash", "-e", "-c"]
+    assert inner[3].removeprefix("exec ") == last.removeprefix("exec ")
+
+
+WHOLE = [
+    ("pip install x; python t.py | tee log", "a pipeline"),
+    ("python t.py 2>&1 | tee log", "a pipeline"),
+    ("python t.py |& tee log", "a pipeline"),
+    ("for i in 1 2; do python t.py; done", "for"),
+    ("while true; do python t.py; done", "while"),
+    ("until python t.py; do sleep 1; done", "until"),
+    ("if [ -f x ]; then cd x; fi; python t.py", "if"),
+    ("[[ -f x ]] && cd x; python t.py", "[["),
+    ("case $A in a) cd a;; esac; python t.py", "case"),
+    ("f() { cd x; }; f; python t.py", "a function"),
+    ("(cd x; python t.py)", "a subshell"),
+    ("{ cd x; python t.py; }", "{"),
+    ("A=(1 2); python t.py", "an array"),
+    ("trap 'rm x' EXIT; python t.py", "a trap"),
+    ("alias python=python3; python t.py", "an alias"),
+    ("redis-server & python t.py", "a background job"),
+    ("python t.py &\nwait", "a background job"),
+    ("cd x; test $? = 0; python t.py", "$?"),
+    ('cd x; python t.py "$@"', "the parameter $@"),
+    ("cd $1; python t.py", "the parameter $1"),
+    ("echo $$ > pid; python t.py", "$$"),
+    ("exec > log; python t.py", "exec before the last command"),
+    ("cd x; python t.py > log", "a redirection of the last command"),
+    ("python t.py > log 2>&1", "a redirection of the last command"),
+    ("cd x; python - <<EOF\nprint()\nEOF", "text after the last command"),
+    ("cd x; python t.py; echo done", "a Python program before the last command (t.py)"),
+    ("cd x && python t.py && python eval.py", "a Python program before the last command (t.py)"),
+    ("python t.py; rm -r x", "a Python program before the last command (t.py)"),
+    ("cd x; echo done", "a last command that is no program (echo)"),
+    ("cd x; python t.py || python u.py", "a Python program before the last command (t.py)"),
+    ("test -f x || ./t", "a command after ||"),
+    ("export CUDA_VISIBLE_DEVICES=$LOCAL_RANK; python t.py", "$LOCAL_RANK in the preparation"),
+    ("[ $RANK = 0 ] && ./get; python t.py", "$RANK in the preparation"),
+    ("LR=1; python t.py --lr $LR --rank $RANK", "$LR beside variables of the worker"),
+    ("exit 0; python t.py", "exit"),
+    ("! true; python t.py", "!"),
+    ("cd x; time python t.py", "time"),
+    ("cd x; 'python t.py", "no complete shell line"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), WHOLE, ids=[line for line, _ in WHOLE])
+def test_line_that_cannot_be_split_runs_whole_only_with_one_worker(line: str, reason: str) -> None:
+    for several in (2, 8, None):
+        with pytest.raises(CannotUnwrap) as refused:
+            decide(bash(line), several)
+        assert f"because of {reason}" in str(refused.value) or reason in str(refused.value)
+        assert "spec.setup" in str(refused.value)
+        assert "spec.launch to PerNode" in str(refused.value)
+    found = decide(bash(line), 1)
+    assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.SINGLE_WORKER)
+    assert (found.words, found.options) == (("bash", "-c", line), ())
+    requested = decide(bash(line), 8, Launch.PER_WORKER)
+    assert (requested.words, requested.reason) == (("bash", "-c", line), LaunchReason.REQUESTED)
+
+
+@pytest.mark.parametrize("wrapper", ["gosu me", "numactl -N 0", "timeout 9", "nice", "conda run"])
+def test_preparation_below_a_wrapper_is_not_split(wrapper: str) -> None:
+    command = [*wrapper.split(), "bash", "-c", "cd x; python t.py"]
+    with pytest.raises(CannotUnwrap, match="around the shell"):
+        decide(command)
+
+
+def test_value_that_changes_the_structure_of_the_line_prevents_the_split() -> None:
+    line = bash("cd /app && python train.py $(ARGS)")
+    assert decide(line, ARGS="--lr 0.1 --name a/b").reason is LaunchReason.PREPARATION_SPLIT
+    with pytest.raises(CannotUnwrap, match=r"the value of \$\(ARGS\)"):
+        decide(line, ARGS="; rm -r x")
+
+
+def test_setup_stands_before_the_other_options() -> None:
+    spec = LaunchSpec(setup=("pip", "install", "$(X)"))
+    found = trainer_command(["bash", "-c"], ["cd x; python t.py"], 8, spec)
+    assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare")
+    assert found.command[:3] == ("python3", "/elasticjob/launcher.pyz", "--setup")
+    assert (found.words, found.args) == (("bash", "-c"), (f"cd x; {REPORT} python t.py",))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("torchrun --nproc-per-node=2 train.py", "set spec.nprocPerNode to 2"),
+        ("torchrun --nnodes", "--nnodes must have a value"),
+        ("torchrun --nnodes=1", "must be given a script"),
+        ("torchrun", "must be given a script"),
+    ],
+)
+def test_wrong_command_is_refused(command: str, reason: str) -> None:
+    with pytest.raises(CannotUnwrap, match=reason):
+        decide(command)
