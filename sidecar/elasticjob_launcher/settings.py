@@ -22,6 +22,8 @@ TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
 SAVE_SIGNAL = "ELASTICJOB_SAVE_SIGNAL"
 STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
 STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
+NPROC = "ELASTICJOB_NPROC"
+COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
 
 OWN_VARIABLES = (
     SOCKET,
@@ -36,6 +38,8 @@ OWN_VARIABLES = (
     TERMINATION_LOG,
     STANDBY_SECONDS,
     STANDBY_MIB,
+    NPROC,
+    COUNT_SECONDS,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
 # Signals without another meaning for a program.
@@ -44,6 +48,8 @@ LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 # sun_path holds 108 bytes, one of them the closing zero.
 MAX_SOCKET_PATH_BYTES = 107
+# Time to import torch and count, also from a slow network disk.
+DEFAULT_COUNT_SECONDS = 120.0
 USAGE = "usage: python3 launcher.pyz -- COMMAND [ARGUMENT ...]"
 
 
@@ -65,7 +71,8 @@ class Settings(NamedTuple):
     `probe_port` 0 selects a free port, None opens none. `lifeline_pid` 0 means none. Workers
     inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
-    for launchers outside a container.
+    for launchers outside a container. `nproc` is the number of workers to report to the agent, or
+    the word by which it is counted within `count_seconds`; empty if the agent knows the number.
     """
 
     argv: tuple[str, ...]
@@ -82,6 +89,8 @@ class Settings(NamedTuple):
     zygote: Limits = Limits()
     save_signal: int = 0
     init: bool = False
+    nproc: str = ""
+    count_seconds: float = DEFAULT_COUNT_SECONDS
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -105,6 +114,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         ),
         save_signal=_signal(environ, SAVE_SIGNAL),
         init=_whole(environ, INIT, 0, most=1) == 1,
+        nproc=environ.get(NPROC, ""),
+        count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
