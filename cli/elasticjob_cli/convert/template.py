@@ -18,7 +18,11 @@ from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import trainer_command
 from elasticjob_operator.model.problems import Location, field_path
 
-_KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
+_KEPT = {
+    "--nproc-per-node": "nprocPerNode",
+    "--num-processes": "nprocPerNode",
+    "--max-restarts": "maxRestarts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,14 @@ class Command:
     Args:
         launched: set if a launcher such as torchrun was removed.
         note: description of the removed parts.
+        workers: number of workers per node by its options; empty if they name none.
     """
 
     command: tuple[str, ...]
     args: tuple[str, ...]
     launched: bool
     note: str
+    workers: str = ""
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -49,17 +55,16 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     """Return the command that each worker runs.
 
     Raises:
-        Unsafe: the command has a launcher that cannot be removed.
+        CannotUnwrap: the command has a launcher that cannot be removed.
     """
     words = (*command, *args)
-    asked = option(words, "--nproc-per-node") or ""
-    found = trainer_command(command, args, int(asked) if asked.isdigit() else 1)
+    found = trainer_command(command, args)
     if found.launcher is None:
         return Command(tuple(command), tuple(args), False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.
     note = found.note_with("its options left out")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
-    return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))
+    return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]), found.workers)
 
 
 TRAINER = "pytorch"
@@ -110,7 +115,7 @@ def convert_template(source: Part, job: str) -> Template:
         document=document,
         trainer=str(containers[index].get("name", "")) if len(containers) > 1 else "",
         launched=command.launched,
-        workers=option(words, "--nproc-per-node") or environment.get("PET_NPROC_PER_NODE"),
+        workers=command.workers or environment.get("PET_NPROC_PER_NODE"),
         restarts=option(words, "--max-restarts") or environment.get("PET_MAX_RESTARTS"),
     )
 

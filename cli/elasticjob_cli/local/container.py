@@ -17,8 +17,12 @@ from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
-from elasticjob_operator.domain.plan.sizes import workers_per_node
+from elasticjob_operator.domain.manifests.trainer_command import (
+    ACCELERATORS,
+    TrainerCommand,
+    node_workers,
+    trainer_command,
+)
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.protocol.text import echoed
 
@@ -112,6 +116,7 @@ class Trainer:
         interpreter: Python interpreter of the launcher.
         unresolved: names of variables with `valueFrom`, which only a cluster can resolve.
         note: description of the parts removed from the command; empty if there are none.
+        workers: number of workers of a pod, or the word by which its launcher counts them.
     """
 
     argv: tuple[str, ...]
@@ -120,6 +125,7 @@ class Trainer:
     interpreter: str
     unresolved: tuple[str, ...] = ()
     note: str = ""
+    workers: str = ACCELERATORS
 
 
 def trainer(
@@ -158,7 +164,9 @@ def trainer(
     program = _program(argv, env, cwd, where)
     if runs_python:
         _check_script(argv, cwd, where)
-    return Trainer(argv, env, cwd, program if runs_python else own, unresolved, command.note)
+    workers = expanded(node_workers(job.spec.nproc_per_node, command), env)
+    own = program if runs_python else own
+    return Trainer(argv, env, cwd, own, unresolved, command.note, workers)
 
 
 def _environment(
@@ -179,7 +187,9 @@ def _environment(
 def _command(job: ElasticJob, where: str) -> TrainerCommand:
     container = job.trainer()
     try:
-        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
+        return trainer_command(
+            container.command or (), container.args or (), job.spec.nproc_per_node
+        )
     except CannotUnwrap as error:
         raise BadInput(f"{where}: command: {error}") from error
 

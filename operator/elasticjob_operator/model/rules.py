@@ -258,7 +258,11 @@ def _told_once(name: str) -> Immutable:
 
 IMMUTABLE: tuple[Immutable, ...] = (
     _immutable("template", "self.template == oldSelf.template"),
-    _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
+    _immutable(
+        "nprocPerNode",
+        "(has(self.nprocPerNode) == has(oldSelf.nprocPerNode) && "
+        "(!has(self.nprocPerNode) || self.nprocPerNode == oldSelf.nprocPerNode))",
+    ),
     _immutable(
         "trainer",
         "(has(self.trainer) ? self.trainer : '') == (has(oldSelf.trainer) ? oldSelf.trainer : '')",

@@ -31,6 +31,8 @@ CHANGES: dict[str, Json] = {
     "template's image": {"template": template(image="trainer:2")},
     "template's unknown field": {"template": template(ports=[{"containerPort": 80}])},
     "nprocPerNode": {"nprocPerNode": 4},
+    "nprocPerNode in quotes": {"nprocPerNode": "4"},
+    "nprocPerNode in words": {"nprocPerNode": "gpu"},
     "trainer": {"trainer": "trainer"},
     "rendezvous": {"rendezvous": {"keepAliveSeconds": 7}},
 }

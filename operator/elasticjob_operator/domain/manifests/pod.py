@@ -27,10 +27,13 @@ from elasticjob_operator.domain.manifests.template_rules import (
     mappings,
 )
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, trainer_command
+from elasticjob_operator.domain.manifests.trainer_command import (
+    TrainerCommand,
+    node_workers,
+    trainer_command,
+)
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
 
 
@@ -42,7 +45,9 @@ def command_for(job: ElasticJob) -> TrainerCommand:
     """
     container = job.trainer()
     try:
-        return trainer_command(container.command or (), container.args or (), workers_per_node(job))
+        return trainer_command(
+            container.command or (), container.args or (), job.spec.nproc_per_node
+        )
     except CannotUnwrap as error:
         at = job.spec.template.spec.containers.index(container)
         raise TemplateRefused.at(("containers", at, "command"), str(error)) from error
@@ -59,6 +64,9 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
         variable("PROBE_PORT", 0),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
     ]
+    workers = node_workers(job.spec.nproc_per_node, command)
+    if not workers.isdigit():
+        variables.append(variable("NPROC", workers))
     if path := own.get("terminationMessagePath"):
         variables.append(variable("TERMINATION_LOG", path))
     mounts = [
@@ -132,7 +140,8 @@ def pod(
             f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
             "answer at fixed ports, which other pods on the machine may hold; or use backend etcd",
         )
-    ours = agent(job, index, incarnation, settings, access, traits)
+    workers = node_workers(job.spec.nproc_per_node, command)
+    ours = agent(job, index, incarnation, settings, access, traits, workers)
     return {
         "apiVersion": "v1",
         "kind": "Pod",

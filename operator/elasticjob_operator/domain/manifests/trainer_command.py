@@ -42,13 +42,14 @@ _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
 
 @dataclass(frozen=True, slots=True)
 class TrainerCommand:
-    """Command and arguments of the trainer container, with the removed launcher and its ignored
-    options."""
+    """Command and arguments of the trainer container, with the removed launcher, its ignored
+    options, and the number of workers per node that its options name; see `node_workers`."""
 
     command: tuple[str, ...]
     args: tuple[str, ...]
     launcher: Launcher | None = None
     dropped: tuple[str, ...] = ()
+    workers: str = ""
 
     @property
     def note(self) -> str:
@@ -87,14 +88,28 @@ class _ParsedCommand:
     rest: tuple[str, ...]
 
 
-def trainer_command(command: Sequence[str], args: Sequence[str], workers: int) -> TrainerCommand:
+ACCELERATORS = "accelerators"
+"""Word for one worker for each accelerator, or one worker without any."""
+
+
+def node_workers(given: int | str | None, command: TrainerCommand) -> str:
+    """Return the number of workers per node, or the word by which the launcher counts them.
+
+    spec.nprocPerNode (`given`) takes precedence over the options of a removed launcher.
+    """
+    return str(given or command.workers or ACCELERATORS)
+
+
+def trainer_command(
+    command: Sequence[str], args: Sequence[str], workers: int | str | None = None
+) -> TrainerCommand:
     """Return the command behind the launcher, with a nested launcher (torchrun, …) removed.
 
     Args:
-        workers: number of workers the job starts on a node.
+        workers: spec.nprocPerNode; None if it is absent.
 
     Raises:
-        Unsafe: a nested launcher cannot be removed.
+        CannotUnwrap: a nested launcher cannot be removed.
     """
     words = (*command, *args)
     read = _parse(words)
@@ -105,7 +120,8 @@ def trainer_command(command: Sequence[str], args: Sequence[str], workers: int) -
     taken = unwrap(launcher, rest, workers)
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
-    return TrainerCommand(_with_launcher(python[0], started), (), launcher, taken.dropped)
+    command = _with_launcher(python[0], started)
+    return TrainerCommand(command, (), launcher, taken.dropped, taken.workers)
 
 
 def _with_launcher(python: str, command: Sequence[str]) -> tuple[str, ...]:
