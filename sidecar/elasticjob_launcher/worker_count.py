@@ -99,9 +99,9 @@ def count_workers(
     if devices.number:
         return Count(_checked(devices.number), note)
     if word == ACCELERATORS:
-        return Count(1, devices.note)
+        return Count(1, note)
     if word == AUTO:
-        return Count(usable_cpus(), devices.note)
+        return Count(usable_cpus(), note)
     raise CountError(_missing(word, devices))
 
 
@@ -302,10 +302,13 @@ def visible_devices(word: str, environ: Mapping[str, str] = os.environ) -> Devic
 
 
 def _accelerators(torch: Any) -> int:
-    """Return the number that torchrun's `auto` uses, 0 without accelerators."""
+    """Return the number that torchrun's `auto` uses; 0 without accelerators.
+
+    Before version 2.6 torch has no common interface to them, and a plug-in may not implement it.
+    """
     accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        return int(accelerator.device_count()) if accelerator.is_available() else 0
+    if accelerator is not None and accelerator.is_available():
+        return int(accelerator.device_count())
     names = ["cuda", "xpu", "hpu"]
     with contextlib.suppress(AttributeError):
         names.append(torch._C._get_privateuse1_backend_name())

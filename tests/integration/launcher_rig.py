@@ -147,7 +147,13 @@ def launcher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class LauncherProcess:
     """Launcher as run by a training container: the zip file, on a socket of its own."""
 
-    def __init__(self, file: Path, interpreter: str = sys.executable, **env: str) -> None:
+    def __init__(
+        self,
+        file: Path,
+        interpreter: str = sys.executable,
+        command: Sequence[str] = ("train", "--lr=1"),
+        **env: str,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: socket paths are limited
         self.socket = str(self.directory / "launcher.sock")
         self.stdout = self.directory / "stdout"
@@ -163,7 +169,7 @@ class LauncherProcess:
         }
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                [interpreter, "-I", "-S", str(file), "--", "train", "--lr=1"],
+                [interpreter, "-I", "-S", str(file), "--", *command],
                 env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
