@@ -411,7 +411,7 @@ def neuron_cores(environ: Mapping[str, str]) -> int:
     number = environ.get("NEURON_RT_NUM_CORES", "")
     if number.isdigit() and int(number):
         return int(number)
-    cores = [_text(NEURON / device[len("/dev/") :] / "core_count").strip() for device in devices]
+    cores = [_text(NEURON / Path(device).name / "core_count").strip() for device in devices]
     if not all(core.isdigit() for core in cores):
         raise CountError(f"the number of NeuronCores of {', '.join(devices)} is unknown")
     return sum(int(core) for core in cores)

@@ -63,7 +63,7 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
         if told not in (None, "1"):
             spec.note(
                 "nprocPerNode",
-                "is now 1: without torchrun the command ran once in each pod. Set auto for one "
+                "is now 1: without torchrun the command ran once in each pod. Set gpu for one "
                 "worker per GPU",
             )
         return 1

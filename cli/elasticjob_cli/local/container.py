@@ -164,7 +164,7 @@ def trainer(
     program = _program(argv, env, cwd, where)
     if runs_python:
         _check_script(argv, cwd, where)
-    workers = expanded(node_workers(job.spec.nproc_per_node, command), env)
+    workers = expanded(node_workers(job.spec.nproc_per_node, command, env), env)
     own = program if runs_python else own
     return Trainer(argv, env, cwd, own, unresolved, command.note, workers)
 

@@ -53,6 +53,12 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         raise TemplateRefused.at(("containers", at, "command"), str(error)) from error
 
 
+def workers_of(job: ElasticJob, command: TrainerCommand) -> str:
+    """Return the number of workers per node, or the word by which the launcher counts them."""
+    variables = [one.name for one in job.trainer().env or ()]
+    return node_workers(job.spec.nproc_per_node, command, variables)
+
+
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
     """Return the template's container `own` with its new command and the launcher's variables and
     mounts; all other fields are unchanged."""
@@ -64,7 +70,7 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand) -> Json:
         variable("PROBE_PORT", 0),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
     ]
-    workers = node_workers(job.spec.nproc_per_node, command)
+    workers = workers_of(job, command)
     if not workers.isdigit():
         variables.append(variable("NPROC", workers))
     if path := own.get("terminationMessagePath"):
@@ -140,7 +146,7 @@ def pod(
             f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
             "answer at fixed ports, which other pods on the machine may hold; or use backend etcd",
         )
-    workers = node_workers(job.spec.nproc_per_node, command)
+    workers = workers_of(job, command)
     ours = agent(job, index, incarnation, settings, access, traits, workers)
     return {
         "apiVersion": "v1",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
@@ -92,12 +92,26 @@ ACCELERATORS = "accelerators"
 """Word for one worker for each accelerator, or one worker without any."""
 
 
-def node_workers(given: int | str | None, command: TrainerCommand) -> str:
+TORCHRUN_VARIABLE = "PET_NPROC_PER_NODE"
+"""Variable that torchrun reads in place of its option."""
+
+
+def node_workers(
+    given: int | str | None, command: TrainerCommand, variables: Collection[str] = ()
+) -> str:
     """Return the number of workers per node, or the word by which the launcher counts them.
 
-    spec.nprocPerNode (`given`) takes precedence over the options of a removed launcher.
+    spec.nprocPerNode (`given`) takes precedence over the options of a removed launcher, and those
+    over torchrun's variable, if it is one of the container's `variables`.
     """
-    return str(given or command.workers or ACCELERATORS)
+    if given is not None or command.workers:
+        return str(given or command.workers)
+    is_torchrun = command.launcher in (LAUNCHERS["torchrun"], LAUNCHERS["torch.distributed.launch"])
+    return (
+        f"$({TORCHRUN_VARIABLE})"
+        if is_torchrun and TORCHRUN_VARIABLE in variables
+        else ACCELERATORS
+    )
 
 
 def trainer_command(

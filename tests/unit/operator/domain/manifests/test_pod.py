@@ -169,6 +169,24 @@ def test_number_of_workers_is_fixed_or_counted_by_the_launcher(
     assert env(trainer).get("ELASTICJOB_NPROC") == counted
 
 
+@pytest.mark.parametrize(
+    ("command", "nproc", "counted"),
+    [
+        ("torchrun train.py", None, "$(PET_NPROC_PER_NODE)"),
+        ("python -m torch.distributed.run train.py", None, "$(PET_NPROC_PER_NODE)"),
+        ("torchrun --nproc-per-node=cpu train.py", None, "cpu"),
+        ("torchrun train.py", "gpu", "gpu"),
+        ("accelerate launch train.py", None, "accelerators"),
+        ("python3 train.py", None, "accelerators"),
+    ],
+)
+def test_variable_of_a_removed_torchrun_is_kept(command: str, nproc: Any, counted: str) -> None:
+    own = {"command": command.split(), "env": [{"name": "PET_NPROC_PER_NODE", "value": "2"}]}
+    found = made(trainer=own, nprocPerNode=nproc)
+    [trainer] = [one for one in found["spec"]["containers"] if one["name"] == "trainer"]
+    assert env(trainer)["ELASTICJOB_NPROC"] == counted
+
+
 def test_launcher_counts_after_the_variables_that_its_word_refers_to() -> None:
     own = {
         "command": ["torchrun", "--nproc-per-node=$(N)", "train.py"],
