@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from elasticjob_operator.model.job import MAX_NPROC, NPROC_WORDS
+
 MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
@@ -198,7 +200,6 @@ def _check(launcher: Launcher, option: _Option) -> None:
 
 
 _NUMBER = re.compile(r"[1-9][0-9]*")
-_WORDS = ("auto", "gpu", "cpu")
 _DEVICE_TYPES = ("xpu", "npu", "mlu", "musa", "hpu", "gcu", "supa", "mtia", "privateuseone")
 """Device types of torch and its plug-ins, which torchrun counts too."""
 
@@ -213,13 +214,14 @@ def _workers(launcher: Launcher, options: Sequence[_Option]) -> _Option | None:
     if option is None:
         return None
     if launcher is not ACCELERATE:
-        _check_number(launcher, option, (*_WORDS, *_DEVICE_TYPES))
+        _check_number(launcher, option, (*NPROC_WORDS, *_DEVICE_TYPES))
         return option
     machines = last.get(_MACHINES)
-    _check_number(launcher, option, ())
+    _check_number(launcher, option, (), most=None)
     if machines is None or machines.value == "1":
+        _check_number(launcher, option, ())
         return option
-    _check_number(launcher, machines, ())
+    _check_number(launcher, machines, (), most=None)
     text = f"{option.text} {machines.text}"
     if not (_NUMBER.fullmatch(option.value) and _NUMBER.fullmatch(machines.value)):
         return _Option(option.name, f"{option.value}/{machines.value}", text)
@@ -229,17 +231,27 @@ def _workers(launcher: Launcher, options: Sequence[_Option]) -> _Option | None:
             f"{launcher.name} {text} gives the machines different numbers of processes: set "
             "spec.nprocPerNode to the number of workers on each node, and leave these options out"
         )
-    return _Option(option.name, str(share), text)
+    shared = _Option(option.name, str(share), text)
+    _check_number(launcher, shared, ())
+    return shared
 
 
-def _check_number(launcher: Launcher, option: _Option, words: Sequence[str]) -> None:
+def _check_number(
+    launcher: Launcher, option: _Option, words: Sequence[str], most: int | None = MAX_NPROC
+) -> None:
     value = option.value
-    if value in words or _NUMBER.fullmatch(value) or "$(" in value:
+    if value in words or "$(" in value:
+        return
+    if _NUMBER.fullmatch(value):
+        if most is not None and int(value) > most:
+            raise CannotUnwrap(
+                f"{launcher.name} {option.text} must be at most {most} workers on each node"
+            )
         return
     digits = re.match(r"0*([1-9][0-9]*)(?![0-9.])", value)
     close = [digits[1]] if digits else difflib.get_close_matches(value.lower(), words, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    known = f"{', '.join(words[: len(_WORDS)])} or a number" if words else "a number"
+    known = f"{', '.join(words[: len(NPROC_WORDS)])} or a number" if words else "a number"
     raise CannotUnwrap(f"{launcher.name} {option.text} must be {known} of at least 1{hint}")
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
 from elasticjob_operator.domain.manifests.torchrun import (
+    LAUNCH,
     LAUNCHERS,
     MODULES,
+    TORCHRUN,
     CannotUnwrap,
     Launcher,
     Unwrapped,
@@ -90,8 +92,6 @@ class _ParsedCommand:
 
 ACCELERATORS = "accelerators"
 """Word for one worker for each accelerator, or one worker without any."""
-
-
 TORCHRUN_VARIABLE = "PET_NPROC_PER_NODE"
 """Variable that torchrun reads in place of its option."""
 
@@ -106,12 +106,9 @@ def node_workers(
     """
     if given is not None or command.workers:
         return str(given or command.workers)
-    is_torchrun = command.launcher in (LAUNCHERS["torchrun"], LAUNCHERS["torch.distributed.launch"])
-    return (
-        f"$({TORCHRUN_VARIABLE})"
-        if is_torchrun and TORCHRUN_VARIABLE in variables
-        else ACCELERATORS
-    )
+    if command.launcher in (TORCHRUN, LAUNCH) and TORCHRUN_VARIABLE in variables:
+        return f"$({TORCHRUN_VARIABLE})"
+    return ACCELERATORS
 
 
 def trainer_command(

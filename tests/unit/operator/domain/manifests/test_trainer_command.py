@@ -167,6 +167,7 @@ def test_note_names_unused_launcher_options() -> None:
         ("accelerate launch --num_machines 2", ""),
         ("accelerate launch --num_processes 4", "4"),
         ("accelerate launch --num_processes=8 --num_machines 2", "4"),
+        ("accelerate launch --num_processes=4096 --num_machines 512", "8"),
         ("accelerate launch --num_processes=$(P)", "$(P)"),
         ("accelerate launch --num_processes=$(P) --num_machines 2", "$(P)/2"),
         ("accelerate launch --num_processes=8 --num_machines $(M)", "8/$(M)"),
@@ -226,6 +227,11 @@ def test_contradicting_numbers_of_workers_are_refused(
         (
             "torchrun --nproc-per-node=0 train.py",
             "--nproc-per-node=0 must be auto, gpu, cpu or a number",
+        ),
+        ("torchrun --nproc-per-node=1025 train.py", "must be at most 1024 workers on each node"),
+        (
+            "accelerate launch --num_processes 4096 --num_machines 2 train.py",
+            "--num_processes 4096 --num_machines 2 must be at most 1024 workers",
         ),
         ("torchrun --nproc-per-node=-1 train.py", "or a number of at least 1"),
         ("torchrun --nproc-per-node=8x train.py", "did you mean 8?"),
