@@ -232,17 +232,25 @@ class WorkerGroups:
     # -- events ---------------------------------------------------------------------
 
     async def hear(self) -> None:
-        """Post the number of workers, unless it is set, and the runtime's events until its end."""
+        """Post the number of workers, if the runtime has one, and its events until its end."""
         try:
-            if self._workers is None:
-                self._workers = await self._runtime.node_workers()
-                self._post(WorkersCounted(self._workers))
+            await self._count()
             async for event in self._runtime.events():
                 self._post(await self._with_evidence(event))
         except WorkerRuntimeError as error:
             self._post(RuntimeEvent(WorkerRuntimeLost(str(error))))
             return
         self._post(RuntimeEvent(WorkerRuntimeLost("it ended")))
+
+    async def _count(self) -> None:
+        counted = await self._runtime.node_workers()
+        if counted is not None:
+            self._workers = counted
+            self._post(WorkersCounted(counted))
+        elif self._workers is None:
+            raise WorkerRuntimeError(
+                "the launcher did not count the workers, perhaps because it is older than the agent"
+            )
 
     async def follow(self, state: Callable[[], State]) -> None:
         """Post the progress of running workers."""

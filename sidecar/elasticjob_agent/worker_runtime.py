@@ -208,10 +208,10 @@ class WorkerRuntime(Protocol):
         """Read the deadline of `set_deadline` again now: it may have become later."""
         ...
 
-    async def node_workers(self) -> int:
-        """Return the number of workers of this node, once it is known.
+    async def node_workers(self) -> int | None:
+        """Wait until the number of this node's workers is known; None for the configured number.
 
-        Called before `events`, once, by an agent whose settings have no number.
+        Called once, before `events`. Raises `WorkerRuntimeError` if the runtime ends before.
         """
         ...
 

@@ -50,8 +50,8 @@ class MethodRuntime:
         self.result: RunResult | None = None
         """Result of `_monitor_workers` when the workers ended."""
 
-    async def node_workers(self) -> int:
-        return len(self._group.workers)
+    async def node_workers(self) -> int | None:
+        return None
 
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         """Yield events. Raises the exception of a method, which is not a worker's failure."""

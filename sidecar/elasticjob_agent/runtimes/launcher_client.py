@@ -292,16 +292,17 @@ class EventStream:
         self._events = events
         self._read: list[WorkerRuntimeEvent] = []
 
-    async def workers(self) -> int:
-        """Return the number in the first `Hello`. Raises `WorkerRuntimeError`."""
-        reason = "it ended before it counted the workers"
+    async def workers(self) -> int | None:
+        """Return the number in the first `Hello`; None if it has none.
+
+        Raises:
+            WorkerRuntimeError: the runtime was lost before.
+        """
+        reason = "it ended before its first message"
         async for event in self._events:
             self._read.append(event)
             if isinstance(event, Hello):
-                if event.slots is not None:
-                    return event.slots
-                reason = "it did not count the workers, perhaps because it is older than the agent"
-                break
+                return event.slots
             if isinstance(event, WorkerRuntimeLost):
                 reason = event.reason
                 break
@@ -337,7 +338,7 @@ class LauncherClient:
         self._live_until: LiveUntil = lambda: None
         self._events = EventStream(self._connections())
 
-    async def node_workers(self) -> int:
+    async def node_workers(self) -> int | None:
         return await self._events.workers()
 
     def events(self) -> AsyncIterator[WorkerRuntimeEvent]:

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
-from elasticjob_agent.runtimes.launcher_client import Attach, Channel, EventStream, LiveUntil
+from elasticjob_agent.runtimes.launcher_client import Attach, Channel, LiveUntil
 from elasticjob_agent.worker_runtime import (
     PrepareWorkers,
     StartWorkers,
@@ -79,15 +79,11 @@ class LocalRuntime:
         self._channel: Channel | None = None
         self._released = False
         self._live_until: LiveUntil = lambda: None
-        self._events = EventStream(self._connection())
 
-    async def node_workers(self) -> int:
-        return await self._events.workers()
+    async def node_workers(self) -> int | None:
+        return None
 
-    def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
-        return self._events.all()
-
-    async def _connection(self) -> AsyncIterator[WorkerRuntimeEvent]:
+    async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         channel = self._channel = await self._launched()
         async for event in channel.events():
             yield event

@@ -53,16 +53,16 @@ class FakeRuntime:
         self.started: list[StartWorkers] = []
         self.released: list[tuple[int, str]] = []
         self.closed = False
-        self.counted: int | None = 2
+        self.counted: int | None = None
+        self.count_ends = asyncio.Event()
+        self.count_ends.set()
         self._lose = lose_starts
         self._gone = gone
 
-    async def node_workers(self) -> int:
+    async def node_workers(self) -> int | None:
         if self._gone is not None:
             raise self._gone
-        if self.counted is None:
-            await asyncio.Event().wait()
-        assert self.counted is not None
+        await self.count_ends.wait()
         return self.counted
 
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
@@ -189,6 +189,7 @@ def test_agent_learns_its_number_of_workers_before_it_enters_the_rendezvous(
     settings: AgentSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime, numbers = FakeRuntime(), []
+    runtime.counted = 2
     agent: Agent
 
     def enter(_: int) -> Rendezvous:
@@ -211,7 +212,7 @@ def test_agent_learns_its_number_of_workers_before_it_enters_the_rendezvous(
 
 def test_agent_leaves_while_the_number_of_workers_is_unknown(settings: AgentSettings) -> None:
     runtime = FakeRuntime()
-    runtime.counted = None
+    runtime.count_ends.clear()
 
     async def bounded() -> Ending:
         agent = Agent(replace(settings, slots=None), runtime, lambda _: Rendezvous())
@@ -223,11 +224,15 @@ def test_agent_leaves_while_the_number_of_workers_is_unknown(settings: AgentSett
     assert ending == Ending(ExitCode.OK, 143, "job digits: node-1 left (SIGTERM)")
 
 
-def test_failed_count_ends_the_agent(settings: AgentSettings) -> None:
-    runtime = FakeRuntime(gone=WorkerRuntimeError("it did not count the workers"))
-    ending = run(replace(settings, slots=None), runtime, Rendezvous())
+def test_launcher_that_counts_nothing_means_the_configured_number(
+    settings: AgentSettings,
+) -> None:
+    configured = FakeRuntime()
+    assert run(settings, configured, Rendezvous()).code is ExitCode.OK
+    assert len(configured.started[0].workers) == 2
+    ending = run(replace(settings, slots=None), FakeRuntime(), Rendezvous())
     assert ending.code is ExitCode.FAILED
-    assert "it did not count the workers" in ending.message
+    assert "the launcher did not count the workers" in ending.message
 
 
 def test_lost_start_is_repeated(settings: AgentSettings) -> None:
