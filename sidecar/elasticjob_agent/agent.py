@@ -132,7 +132,7 @@ class Agent:
             member=settings.member,
             name=settings.name,
             node=settings.node,
-            slots=settings.slots,
+            slots=settings.slots or 0,
             stop_grace_seconds=settings.stop_grace_seconds,
             run_id=settings.run_id,
             warm_start=settings.warm_start is not None,

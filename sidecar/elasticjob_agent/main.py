@@ -115,13 +115,13 @@ def session_nonce() -> str:
 
 
 def identity_of(settings: AgentSettings) -> Identity:
-    """Return this node's identity in its job."""
+    """Return this node's identity in its job; its number of workers may still be unknown."""
     return Identity(
         id=settings.member,
         name=settings.name,
         address=settings.address,
         agent_port=0,
-        slots=settings.slots,
+        slots=settings.slots or 1,
         role=settings.role,
         node=settings.node,
     )
@@ -160,7 +160,7 @@ def elastic_agent(
     bounds = settings.bounds or RendezvousParams(1, 1)
     spec = WorkerSpec(
         role=settings.role,
-        local_world_size=settings.slots,
+        local_world_size=settings.slots or 1,  # replaced by the number that the launcher counts
         rdzv_handler=handler,
         entrypoint=LAUNCHERS_COMMAND,
         max_restarts=bounds.max_restarts,
@@ -201,6 +201,7 @@ async def run_agent(
     reporter = job_reporter(settings, session, used)
     elastic = elastic_agent(settings, runtime, used, None if handler is None else reporter)
     reporter.trouble = lambda: elastic.shell.trouble
+    reporter.workers = lambda: elastic.shell.progress.state.facts.slots
     # A kubelet's SIGTERM, which follows the trainer's end, must not interrupt the last writes.
     with elastic.shell.signals.handling(to_the_end):
         ending = await _run_and_serve(settings, elastic, reporter)

@@ -12,7 +12,7 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_MEMBER_ID` | id of this member: a pod's uid | required |
 | `ELASTICJOB_NAME` | name of this member; natural order of names gives the ranks | required |
 | `ELASTICJOB_ADDRESS` | IP address at which peers reach this node's workers | required |
-| `ELASTICJOB_SLOTS` | number of workers | 1 |
+| `ELASTICJOB_SLOTS` | number of workers; `launcher`: the number that the launcher counts | 1 |
 | `ELASTICJOB_RUN_ID` | id of the job, for workers and messages | the uid in the prefix |
 | `ELASTICJOB_NODE` | machine name, for people | empty |
 | `ELASTICJOB_ROLE` | torch's role | default |
@@ -22,6 +22,7 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_SOCKET` | the launcher's socket | /elasticjob/launcher.sock |
 | `ELASTICJOB_LOG_DIR` | folder of the workers' logs; empty keeps none | empty |
 | `ELASTICJOB_MAX_LOG_BYTES` | maximum log size of each stream of each worker | 16 MiB |
+| `ELASTICJOB_TOTAL_LOG_BYTES` | maximum size of all logs of all kept rounds | no limit |
 | `ELASTICJOB_KEEP_ROUNDS` | number of rounds whose logs are kept | 20 |
 | `ELASTICJOB_STOP_GRACE_SECONDS` | grace period of workers when this node leaves | 10 |
 | `ELASTICJOB_HANG_TIMEOUT_SECONDS` | time without progress that counts as a hang | 0: never |
@@ -81,6 +82,9 @@ NO_BACKEND_OPTIONS = BackendOptions()
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_LOG_BYTES = 16 * 1024 * 1024
+LEAST_LOG_BYTES = 4096
+COUNTED = "launcher"
+"""Value of `ELASTICJOB_SLOTS` for the number that the launcher counts."""
 KEEP_ROUNDS = 20
 _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
@@ -117,6 +121,7 @@ class LogSettings:
         keep_rounds: number of rounds whose logs are kept.
         shared: make the folders writable for all, since workers may run under another uid.
         output: keep the workers' output; False keeps only their error files.
+        total_bytes: maximum size of all logs together; None for no limit.
     """
 
     folder: Path | None = None
@@ -124,6 +129,14 @@ class LogSettings:
     keep_rounds: int = KEEP_ROUNDS
     shared: bool = False
     output: bool = True
+    total_bytes: int | None = None
+
+    def stream_bytes(self, workers: int) -> int:
+        """Return the maximum size of each stream of each of a node's workers."""
+        if self.total_bytes is None:
+            return self.max_bytes
+        share = self.total_bytes // (2 * workers * self.keep_rounds)
+        return max(LEAST_LOG_BYTES, min(self.max_bytes, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +153,8 @@ class WarmStart:
 class AgentSettings:
     """All settings of one agent.
 
-    `bounds` is None if an operator writes them. `announce`: the launcher prints the outcome and
+    `slots` is None if the launcher counts the workers. `bounds` is None if an operator writes them.
+    `announce`: the launcher prints the outcome and
     writes its own termination message. `warm_start` None starts every worker in a new interpreter.
     `rendezvous_id`, `hosts_store` and `backend_options` apply to the backends other than etcd's v3
     API, and `etcd` then holds the endpoints of their store. `hosts_store` None: this agent hosts
@@ -154,7 +168,7 @@ class AgentSettings:
     address: str
     etcd: EtcdAccess
     job_key: bytes
-    slots: int = 1
+    slots: int | None = 1
     backend: Backend = Backend.ETCD
     rendezvous_id: str = ""
     hosts_store: bool | None = False
@@ -283,15 +297,18 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         rendezvous_id=f"{shape['uid']}-{shape['incarnation']}",
         bounds=None if backend is Backend.ETCD else _bounds(environ),
         hosts_store=environ.get("ELASTICJOB_STORE_HOST") == "true",
-        slots=_whole(environ, "ELASTICJOB_SLOTS", 1, least=1, most=1024),
+        slots=_slots(environ),
         node=environ.get("ELASTICJOB_NODE", ""),
         role=environ.get("ELASTICJOB_ROLE") or "default",
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
         logs=LogSettings(
             folder=Path(folder) / run_id if folder else None,
-            max_bytes=_whole(environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=4096),
+            max_bytes=_whole(
+                environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=LEAST_LOG_BYTES
+            ),
             keep_rounds=_whole(environ, "ELASTICJOB_KEEP_ROUNDS", KEEP_ROUNDS, least=1),
             shared=True,
+            total_bytes=_whole(environ, "ELASTICJOB_TOTAL_LOG_BYTES", 0) or None,
         ),
         stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
         keep_alive_seconds=_seconds(
@@ -309,6 +326,12 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             "ELASTICJOB_WARM_START",
         ),
     )
+
+
+def _slots(environ: Mapping[str, str]) -> int | None:
+    """Return the number of workers; None if the launcher counts them."""
+    name = "ELASTICJOB_SLOTS"
+    return None if environ.get(name) == COUNTED else _whole(environ, name, 1, least=1, most=1024)
 
 
 def _backend(environ: Mapping[str, str]) -> Backend:

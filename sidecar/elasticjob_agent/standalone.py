@@ -29,10 +29,11 @@ from elasticjob_agent.settings import (
     LogSettings,
     SettingsError,
     endpoints_of,
+    inherited_environment,
     told_termination_log,
-    visible_devices,
     warm_start_of,
 )
+from elasticjob_launcher.worker_count import CountError, count_workers
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.client import Client
@@ -89,7 +90,6 @@ CONNECT_SECONDS = 30.0
 """Default time to wait for etcd v3 at the start."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
-_GPU = re.compile(r"nvidia\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def standalone_agent(options: Options) -> StandaloneAgent:
         address=address,
         etcd=etcd,
         job_key=run_key(prefix, etcd.user, etcd.password),
-        slots=slots_of(options.nproc_per_node),
+        slots=slots_of(options.nproc_per_node, command),
         node=socket.gethostname(),
         role=options.role,
         bounds=RendezvousParams(
@@ -212,36 +212,15 @@ def _hosts(conf: Conf) -> bool | None:
     raise SettingsError(f"--rdzv-conf is_host must be true or false, got {echoed(conf.is_host)}")
 
 
-def slots_of(text: str) -> int:
-    """Return the number of workers per node.
+def slots_of(text: str, command: tuple[str, ...] = ()) -> int:
+    """Return the number of workers on this node for a number or a word of torchrun's option.
 
-    `auto` is the number of GPUs visible to workers, or 1 without any; `gpu`, `cpu` and a number
-    are accepted as well.
+    Devices are counted with the interpreter of the workers' command.
     """
-    gpus = _gpus()
-    match text:
-        case "auto":
-            return gpus or 1
-        case "gpu" if gpus:
-            return gpus
-        case "gpu":
-            raise SettingsError("--nproc-per-node=gpu: there is no NVIDIA GPU on this machine")
-        case "cpu":
-            return len(os.sched_getaffinity(0))
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
-        raise SettingsError(
-            "--nproc-per-node must be auto, gpu, cpu or a number from 1 to 1024, "
-            f"got {echoed(text)}"
-        )
-    return int(text)
-
-
-def _gpus() -> int:
-    devices = sum(bool(_GPU.fullmatch(entry.name)) for entry in Path("/dev").iterdir())
-    visible = visible_devices()
-    if visible is None:
-        return devices
-    return min(devices, len([part for part in visible.split(",") if part.strip()]))
+    try:
+        return count_workers(text, command, inherited_environment()).workers
+    except CountError as error:
+        raise SettingsError(f"--nproc-per-node={text}: {error}") from error
 
 
 def _nodes(text: str) -> tuple[int, int]:

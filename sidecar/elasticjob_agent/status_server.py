@@ -80,11 +80,13 @@ class JobReporter:
         self._end_read = asyncio.Event()
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
         """Returns the problem with the rendezvous store; None while it is usable."""
+        self.workers: Callable[[], int] = lambda: who.slots
+        """Returns the number of workers of this agent's node; 0 while it is unknown."""
 
     def stepped(self, before: PollingState, after: PollingState) -> None:
         """Record a step of the agent's rendezvous."""
         now_ms = time.time_ns() // 1_000_000
-        self._known = observe_step(self._known, before, after, self._who, now_ms)
+        self._known = observe_step(self._known, before, after, self._identity(), now_ms)
         self._state = after
 
     def may_read(self, headers: Mapping[str, str]) -> bool:
@@ -107,8 +109,11 @@ class JobReporter:
             async with asyncio.timeout(STAY_SECONDS):
                 await self._end_read.wait()
 
+    def _identity(self) -> Identity:
+        return replace(self._who, slots=self.workers() or self._who.slots)
+
     def _told(self) -> AgentReport:
-        state, who = self._state, self._who
+        state, who = self._state, self._identity()
         if state is None:
             return AgentReport(self._backend, who.id, {})
         found = records(self._known, state, who, self._session, self._prefix, self._bounds)

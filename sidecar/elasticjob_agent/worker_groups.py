@@ -14,7 +14,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.model import Event, RuntimeEvent, StartGroup, State, WorkersProgressed
+from elasticjob_agent.core.model import (
+    Event,
+    RuntimeEvent,
+    StartGroup,
+    State,
+    WorkersCounted,
+    WorkersProgressed,
+)
 from elasticjob_agent.core.worker_environment import (
     Run,
     WorkerFiles,
@@ -110,6 +117,7 @@ class WorkerGroups:
         adjust_start: Callable[[StartWorkers], StartWorkers],
     ) -> None:
         self._settings = settings
+        self._workers = settings.slots
         self._runtime = runtime
         self._post = post
         self._adjust_start = adjust_start
@@ -138,9 +146,10 @@ class WorkerGroups:
         """Have the worker runtime preload an interpreter for the workers."""
         settings = self._settings
         assert settings.warm_start is not None
+        assert self._workers is not None, "it is known before the first hello"
         order = prepare_workers(
             hello,
-            settings.slots,
+            self._workers,
             settings.warm_start.modules,
             self._logs.memory_file(),
             settings.hang_seconds > 0,
@@ -173,9 +182,8 @@ class WorkerGroups:
             )
         settings = self._settings
         dumps = settings.hang_seconds > 0
-        order = start_workers(
-            command, hello, logs, files, settings.run_id, settings.logs.max_bytes, dumps
-        )
+        max_bytes = settings.logs.stream_bytes(assignment.slots)
+        order = start_workers(command, hello, logs, files, settings.run_id, max_bytes, dumps)
         await self._give("start", self._runtime.start(self._adjust_start(order)))
 
     async def stop(self, number: int, grace_seconds: float, dump: bool, asked: bool) -> None:
@@ -224,14 +232,25 @@ class WorkerGroups:
     # -- events ---------------------------------------------------------------------
 
     async def hear(self) -> None:
-        """Post the worker runtime's events until it is gone."""
+        """Post the number of workers, if the runtime has one, and its events until its end."""
         try:
+            await self._count()
             async for event in self._runtime.events():
                 self._post(await self._with_evidence(event))
         except WorkerRuntimeError as error:
             self._post(RuntimeEvent(WorkerRuntimeLost(str(error))))
             return
         self._post(RuntimeEvent(WorkerRuntimeLost("it ended")))
+
+    async def _count(self) -> None:
+        counted = await self._runtime.node_workers()
+        if counted is not None:
+            self._workers = counted
+            self._post(WorkersCounted(counted))
+        elif self._workers is None:
+            raise WorkerRuntimeError(
+                "the launcher did not count the workers, perhaps because it is older than the agent"
+            )
 
     async def follow(self, state: Callable[[], State]) -> None:
         """Post the progress of running workers."""
@@ -250,15 +269,15 @@ class WorkerGroups:
                 number = event.running
             case Hello() if event.exits:
                 number = event.exits[-1].round
-        if number is None:
+        if number is None or self._workers is None:
             return RuntimeEvent(event)
         well = isinstance(event, WorkerExited) and event.exit_code == 0
         try:
             async with asyncio.timeout(DISK_SECONDS):
-                words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
+                words = await asyncio.to_thread(self._files.read, number, self._workers)
                 if well:
                     return RuntimeEvent(event, progress=words)
-                reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
+                reports = await asyncio.to_thread(self._logs.reports, number, self._workers)
                 base_rank = await asyncio.to_thread(self._logs.base_rank, number)
         except TimeoutError:
             return RuntimeEvent(event)

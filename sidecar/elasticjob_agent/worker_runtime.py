@@ -90,7 +90,8 @@ class Hello:
     last (running or not), so that a restarted agent learns of exits it missed. `env_names` are the
     variables set in the base environment. `warms`: the runtime supports `prepare`. `save_signal` is
     the signal that the user chose to request checkpoints; 0 for none. `live_until` is the workers'
-    deadline on the monotonic clock; None for none.
+    deadline on the monotonic clock; None for none. `slots` is the number of workers that the
+    launcher counted; None if it did not count.
     """
 
     argv: tuple[str, ...]
@@ -105,6 +106,7 @@ class Hello:
     warms: bool = False
     save_signal: int = 0
     live_until: float | None = None
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,13 @@ class WorkerRuntime(Protocol):
 
     def renew(self) -> None:
         """Read the deadline of `set_deadline` again now: it may have become later."""
+        ...
+
+    async def node_workers(self) -> int | None:
+        """Wait until the number of this node's workers is known; None for the configured number.
+
+        Called once, before `events`. Raises `WorkerRuntimeError` if the runtime ends before.
+        """
         ...
 
     def events(self) -> AsyncIterator[WorkerRuntimeEvent]:

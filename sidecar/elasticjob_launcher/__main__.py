@@ -17,10 +17,11 @@ def main() -> None:
     from elasticjob_launcher.standard_streams import open_missing
 
     open_missing()
-    from elasticjob_launcher.app import Launcher
+    from elasticjob_launcher.app import Launcher, write_termination_message
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.spawn import fork_launcher
-    from elasticjob_launcher.settings import SettingsError, from_process
+    from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
+    from elasticjob_launcher.worker_count import CountError, count_workers
 
     try:
         settings = from_process()
@@ -30,9 +31,21 @@ def main() -> None:
             init_fd = fork_launcher()
         prepared = prepare(settings, os.environ, init_fd)
         settings = settings._replace(argv=prepared.argv)
-        exit_code = Launcher(settings, prepared.environ, init_fd=init_fd).run()
+        workers = None
+        if settings.nproc:
+            # Before the agent can connect: a launcher that cannot count has failed to launch.
+            env = worker_environment(prepared.environ, settings.library)
+            counted = count_workers(settings.nproc, settings.argv, env, settings.count_seconds)
+            workers = counted.workers
+            if counted.note:
+                print(f"elasticjob launcher: {counted.note}", file=sys.stderr, flush=True)  # noqa: T201
+        exit_code = Launcher(settings, prepared.environ, init_fd=init_fd, workers=workers).run()
     except PreparationFailed as error:  # said where it happened
         exit_code = error.exit_code
+    except CountError as error:
+        print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        write_termination_message(settings.termination_log, str(error))
+        exit_code = EXIT_USAGE
     except SettingsError as error:
         print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
         exit_code = EXIT_USAGE

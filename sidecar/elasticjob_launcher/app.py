@@ -51,11 +51,19 @@ TERMINATION_MESSAGE_BYTES = 4096
 EXIT_AGENT_LOST = 1
 
 
+def write_termination_message(path: str, message: str) -> None:
+    """Write the message of the container's end, if the kubelet has created the file."""
+    with contextlib.suppress(OSError):
+        if Path(path).exists():
+            Path(path).write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
+
+
 class Launcher:
     """Launcher process; `run` returns its exit code.
 
     `start` replaces the function that starts a worker. `init_fd` becomes readable when the init
-    process dies.
+    process dies. `workers` is the number of workers of this node, for the agent; None if it was not
+    counted.
     """
 
     def __init__(
@@ -64,8 +72,10 @@ class Launcher:
         environ: Mapping[str, str],
         start: Spawn | None = None,
         init_fd: int | None = None,
+        workers: int | None = None,
     ) -> None:
         self._settings = settings
+        self._counted = workers
         self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
@@ -198,6 +208,7 @@ class Launcher:
             "hears_beats": True,
             "save_signal": self._settings.save_signal,
             "live_seconds": self._deadline.live_seconds,
+            "slots": self._counted,
         }
 
     def _obey(self, asked: Request) -> None:
@@ -367,14 +378,8 @@ class Launcher:
     def _released(self, asked: Release) -> None:
         if asked.message:
             self._output.say(asked.message)
-            self._write_termination_message(asked.message)
+            write_termination_message(self._settings.termination_log, asked.message)
         self._end(asked.exit_code)
-
-    def _write_termination_message(self, message: str) -> None:
-        path = Path(self._settings.termination_log)
-        with contextlib.suppress(OSError):
-            if path.exists():  # created by the kubelet only
-                path.write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
 
     def _end(self, exit_code: int) -> None:
         if self._exit_code is None:

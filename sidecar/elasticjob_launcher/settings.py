@@ -22,6 +22,8 @@ TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
 SAVE_SIGNAL = "ELASTICJOB_SAVE_SIGNAL"
 STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
 STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
+NPROC = "ELASTICJOB_NPROC"
+COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
 
 OWN_VARIABLES = (
     SOCKET,
@@ -36,6 +38,8 @@ OWN_VARIABLES = (
     TERMINATION_LOG,
     STANDBY_SECONDS,
     STANDBY_MIB,
+    NPROC,
+    COUNT_SECONDS,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
 # Signals without another meaning for a program.
@@ -46,6 +50,8 @@ DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
+# Time to import torch and count, also from a slow network disk.
+DEFAULT_COUNT_SECONDS = 120.0
 USAGE = "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] -- COMMAND [ARGUMENT ...]"
 
 
@@ -68,7 +74,9 @@ class Settings(NamedTuple):
     inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
     for launchers outside a container. `setup` is a command that runs once before the first round.
-    `prepare`: the command prepares, and then reports the command of the workers.
+    `prepare`: the command prepares, and then reports the command of the workers. `nproc` is the
+    number of workers to report to the agent, or the word by which it is counted within
+    `count_seconds`; empty if the agent knows the number.
     """
 
     argv: tuple[str, ...]
@@ -87,6 +95,8 @@ class Settings(NamedTuple):
     init: bool = False
     setup: tuple[str, ...] = ()
     prepare: bool = False
+    nproc: str = ""
+    count_seconds: float = DEFAULT_COUNT_SECONDS
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -114,6 +124,8 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         init=_whole(environ, INIT, 0, most=1) == 1,
         setup=setup,
         prepare=prepare,
+        nproc=environ.get(NPROC, ""),
+        count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,14 +194,19 @@ class Gang:
         launcher: Path,
         lease_seconds: float = 3.0,
         env: dict[str, str] | None = None,
+        nproc: Sequence[str] = (),
     ) -> list[Pod]:
-        """Return pods of one job with an operator's bounds; `env` is added for their agents."""
+        """Return pods of one job with an operator's bounds; `env` is added for their processes.
+
+        `nproc` has a word for each pod by which its launcher counts the workers.
+        """
         bounds = RendezvousParams(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
         self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())
         self._pods = [
-            Pod(self, f"pod-{index}", launcher, lease_seconds, env or {}) for index in range(count)
+            Pod(self, f"pod-{index}", launcher, lease_seconds, {**(env or {}), **counted})
+            for index, counted in enumerate(_counted(nproc) or [{}] * count)
         ]
         return self._pods
 
@@ -218,6 +223,10 @@ class Gang:
             agent.close()
         for pod in self._pods:
             shutil.rmtree(pod.folder)
+
+
+def _counted(nproc: Sequence[str]) -> list[dict[str, str]]:
+    return [{"ELASTICJOB_SLOTS": "launcher", "ELASTICJOB_NPROC": word} for word in nproc]
 
 
 class Pod:

@@ -152,7 +152,8 @@ class LauncherProcess:
         self,
         file: Path,
         interpreter: str = sys.executable,
-        arguments: Sequence[str] = ("--", "train", "--lr=1"),
+        command: Sequence[str] = ("train", "--lr=1"),
+        arguments: Sequence[str] = (),
         **env: str,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: socket paths are limited
@@ -170,7 +171,7 @@ class LauncherProcess:
         }
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                [interpreter, "-I", "-S", str(file), *arguments],
+                [interpreter, "-I", "-S", str(file), *(arguments or ("--", *command))],
                 env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 

@@ -51,6 +51,7 @@ SPEC: dict[str, Any] = {
     "minNodes": 1,
     "maxNodes": 3,
     "nodes": 2,
+    "nprocPerNode": 1,
     "maxRestarts": 2,
     "recovery": {"stopGraceSeconds": 3},
     "rendezvous": {"keepAliveSeconds": 3},

@@ -45,8 +45,8 @@ def agent(
     nproc_per_node: Annotated[
         str,
         typer.Option(
-            "--nproc-per-node", "--nproc_per_node", metavar="N|auto",
-            help="Workers on this node; auto means one per GPU, or 1 without GPUs.",
+            "--nproc-per-node", "--nproc_per_node", metavar="N|auto|gpu|cpu",
+            help="Workers on this node; auto: one per accelerator, or per CPU without any.",
         ),
     ] = "1",
     rdzv_backend: Annotated[

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elasticjob_cli.convert.source import Json, Part
 from elasticjob_cli.convert.template import Template
+from elasticjob_operator.model.job import NPROC_WORDS
 from elasticjob_rendezvous.protocol.text import echoed
 
 _CONF_FIELDS = {
@@ -62,20 +63,18 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
         if told not in (None, "1"):
             spec.note(
                 "nprocPerNode",
-                "is now 1: without torchrun the command ran once in each pod. Set auto for one "
+                "is now 1: without torchrun the command ran once in each pod. Set gpu for one "
                 "worker per GPU",
             )
         return 1
     value = template.workers or told or (str(old) if old is not None else "auto")
     if value.isdigit() and int(value) >= 1:
         return int(value)
-    if value == "cpu":
-        spec.note("nprocPerNode", "cpu has no counterpart: auto is used, set a number")
-    elif value not in ("auto", "gpu"):
+    if value not in NPROC_WORDS:
         raise spec.refused(
             "nprocPerNode", f"must be auto, gpu, cpu or a number, got {echoed(value)}"
         )
-    return "auto"
+    return value
 
 
 def restarts(run_policy: Part, elastic: Part, template: Template, policies: set[str]) -> int | None:

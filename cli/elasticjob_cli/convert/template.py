@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from elasticjob_cli.convert.source import Json, Part, Remark
@@ -18,11 +18,15 @@ from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER
 from elasticjob_operator.domain.manifests.pod import PodSettings, traits_of
 from elasticjob_operator.domain.manifests.sidecar import resources
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
-from elasticjob_operator.domain.manifests.trainer_command import trainer_command
+from elasticjob_operator.domain.manifests.trainer_command import LaunchSpec, trainer_command
 from elasticjob_operator.model.problems import Location, field_path
 from elasticjob_operator.model.types import Launch
 
-_KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
+_KEPT = {
+    "--nproc-per-node": "nprocPerNode",
+    "--num-processes": "nprocPerNode",
+    "--max-restarts": "maxRestarts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Command:
         launched: set if a launcher such as torchrun was removed, or runs once for each pod.
         changed: set if a launcher was removed.
         note: description of the removed parts, or of the launch.
+        workers: number of workers per node by the removed launcher's options; empty if they name
+            none.
     """
 
     command: tuple[str, ...]
@@ -40,6 +46,7 @@ class Command:
     launched: bool
     changed: bool
     note: str
+    workers: str = ""
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -58,17 +65,17 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
         CannotUnwrap: no way of launching the command is safe.
     """
     words = (*command, *args)
-    asked = option(words, "--nproc-per-node") or ""
-    found = trainer_command(command, args, int(asked) if asked.isdigit() else 1)
+    found = trainer_command(command, args, None, LaunchSpec(single=True))
     if found.mode is Launch.PER_NODE:
         note = f"runs once for each pod (spec.launch PerNode): {found.message}"
-        return Command(tuple(command), tuple(args), True, False, note)
+        kept = Command(tuple(command), tuple(args), True, False, note)
+        return replace(kept, workers=option(launcher_words(words, kept), "--nproc-per-node") or "")
     if found.launcher is None:
         return Command(tuple(command), tuple(args), False, False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.
     note = found.note_with("its options left out")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
-    return Command(found.words, found.args, True, True, "; ".join([note, *kept]))
+    return Command(found.words, found.args, True, True, "; ".join([note, *kept]), found.workers)
 
 
 def launcher_words(words: Sequence[str], command: Command) -> tuple[str, ...]:
@@ -127,7 +134,7 @@ def convert_template(source: Part, job: str) -> Template:
         document=document,
         trainer=str(containers[index].get("name", "")) if len(containers) > 1 else "",
         launched=command.launched,
-        workers=option(words, "--nproc-per-node") or environment.get("PET_NPROC_PER_NODE"),
+        workers=command.workers or environment.get("PET_NPROC_PER_NODE"),
         restarts=option(words, "--max-restarts") or environment.get("PET_MAX_RESTARTS"),
     )
 

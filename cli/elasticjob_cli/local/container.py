@@ -18,7 +18,12 @@ from pathlib import Path
 from elasticjob_cli.errors import BadInput
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, expanded
+from elasticjob_operator.domain.manifests.trainer_command import (
+    ACCELERATORS,
+    TrainerCommand,
+    expanded,
+    node_workers,
+)
 from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.text import echoed
 
@@ -113,6 +118,7 @@ class Trainer:
         note: launch of the command, and the parts removed from it.
         options: options of the launcher.
         launch: PerWorker or PerNode.
+        workers: number of workers of a pod, or the word by which its launcher counts them.
     """
 
     argv: tuple[str, ...]
@@ -123,6 +129,7 @@ class Trainer:
     note: str = ""
     options: tuple[str, ...] = ()
     launch: Launch = Launch.PER_WORKER
+    workers: str = ACCELERATORS
 
 
 def trainer(
@@ -174,6 +181,7 @@ def trainer(
         f"launch {command.mode}: {command.message}",
         options,
         command.mode,
+        expanded(node_workers(job.spec.nproc_per_node, command, env), env),
     )
 
 

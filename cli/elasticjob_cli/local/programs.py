@@ -16,8 +16,8 @@ from elasticjob_agent.zipapp_build import build_zipapp
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.domain.manifests.names import pod_name
+from elasticjob_operator.domain.manifests.sidecar import COUNTED
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, agent_params, is_steered
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
@@ -64,12 +64,13 @@ class PodPrograms:
             "ELASTICJOB_INIT": "1",
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
+            **({} if trainer.workers.isdigit() else {"ELASTICJOB_NPROC": trainer.workers}),
         }
         argv = (trainer.interpreter, str(self.pyz), *trainer.options, "--", *trainer.argv)
         return Program(argv, env, trainer.cwd)
 
     def agent(self, files: PodFiles) -> Program:
-        recovery = self.job.spec.recovery
+        recovery, workers = self.job.spec.recovery, self.trainer.workers
         env = {
             **self.environment,
             UID_VARIABLE: files.uid,
@@ -79,7 +80,7 @@ class PodPrograms:
             "ELASTICJOB_NAME": files.name,
             "ELASTICJOB_ADDRESS": LOOPBACK,
             "ELASTICJOB_BIND_ADDRESS": LOOPBACK,
-            "ELASTICJOB_SLOTS": str(workers_per_node(self.job)),
+            "ELASTICJOB_SLOTS": workers if workers.isdigit() else COUNTED,
             "ELASTICJOB_NODE": socket.gethostname(),
             "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
             "ELASTICJOB_SOCKET": str(files.socket),

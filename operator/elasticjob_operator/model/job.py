@@ -8,6 +8,7 @@ Kubernetes' PodTemplateSpec, with only the fields declared that are read here;
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import (
-    INT32_MAX,
     LABEL,
     SET,
     SUBDOMAIN,
@@ -125,26 +125,32 @@ class PodTemplate(OpenModel):
     """Spec of every pod."""
 
 
-AUTO: Literal["auto"] = "auto"
-NPROC_MESSAGE = "must be auto or an integer of at least 1"
+NPROC_WORDS = ("auto", "gpu", "cpu")
+MAX_NPROC = 1024
+"""Maximum number of workers per node that an agent accepts."""
+NPROC_MESSAGE = f"must be auto, gpu, cpu or an integer from 1 to {MAX_NPROC}"
+_NPROC = re.compile(r"[1-9][0-9]*")
 
 
 def _nproc(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX
-    if value == AUTO or is_count:
-        return value
+    number = int(value) if isinstance(value, str) and _NPROC.fullmatch(value) else value
+    is_count = isinstance(number, int) and not isinstance(number, bool)
+    if number in NPROC_WORDS or (is_count and 1 <= number <= MAX_NPROC):
+        return number
     raise PydanticCustomError("nproc", NPROC_MESSAGE)
 
 
 NprocPerNode = Annotated[
-    int | Literal["auto"],
+    int | Literal["auto", "gpu", "cpu"],
     BeforeValidator(_nproc),
     WithJsonSchema(
         {
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
                 {
-                    "rule": "type(self) == string ? self == 'auto' : self >= 1",
+                    "rule": f"type(self) == string ? self in {list(NPROC_WORDS)} || "
+                    f"(self.matches('^[1-9][0-9]{{0,3}}$') && int(self) <= {MAX_NPROC}) : "
+                    f"self >= 1 && self <= {MAX_NPROC}",
                     "message": NPROC_MESSAGE,
                 }
             ],
@@ -262,9 +268,11 @@ class ElasticJobSpec(SpecModel):
     """Legal sizes are minNodes + k * nodeIncrement up to maxNodes. maxNodes need not be one: from
     2 to 9 by 4 the sizes are 2 and 6. An increment above maxNodes - minNodes leaves minNodes as
     the only size."""
-    nproc_per_node: NprocPerNode = AUTO
-    """Workers per node: an integer, or auto for the number of GPUs of the trainer container (1 if
-    it has none)."""
+    nproc_per_node: NprocPerNode | None = None
+    """Workers per node: an integer, or a word of torchrun's --nproc-per-node, which is counted in
+    the trainer container: auto (accelerators, or CPUs if there are none), gpu (accelerators; none
+    is an error) or cpu. Absent: the number that torchrun or accelerate launch in the command names,
+    otherwise one for each accelerator, or 1 if there are none."""
     max_restarts: NaturalNumber = 3
     """Failures of workers after which the job fails. Leaves, losses and resizes do not count."""
     trainer: ContainerName | None = None

@@ -6,6 +6,8 @@ Each error of pydantic becomes a problem: one sentence with the expected value.
 from __future__ import annotations
 
 import copy
+import difflib
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +16,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from elasticjob_operator.model.job import JOB_NAME, MAX_NAME, ElasticJob
+from elasticjob_operator.model.job import (
+    JOB_NAME,
+    MAX_NAME,
+    MAX_NPROC,
+    NPROC_MESSAGE,
+    NPROC_WORDS,
+    ElasticJob,
+)
 from elasticjob_operator.model.messages import (
     got,
     not_a_string,
@@ -35,6 +44,8 @@ _PATTERNS = {
     LABEL: "must be a DNS label: lower-case letters, digits and '-', no '-' first or last",
     SUBDOMAIN: "must be a DNS subdomain: lower-case letters, digits, '-' and '.'",
 }
+_NUMBER = re.compile(r"0*([1-9][0-9]*)(\.0*)?(?![0-9.])")
+_GPU_WORDS = ("cuda", "accelerator")
 _NAMED_PATTERNS = {
     "endpoints": "must be host:port, with or without http:// or https://",
     "warmStartModules": "must be the name of a Python module",
@@ -110,6 +121,20 @@ def _choice(context: Mapping[str, Any], value: Any) -> str:
     return not_one_of(words, value)
 
 
+def _nproc(_context: Mapping[str, Any], value: Any) -> str:
+    hint = _nproc_hint(value)
+    return f"{NPROC_MESSAGE}; {got(value)}" + (f", did you mean {hint}?" if hint else "")
+
+
+def _nproc_hint(value: Any) -> str | None:
+    """Return the word or number that was probably meant."""
+    text = str(value).strip()
+    if (number := _NUMBER.match(text)) and not isinstance(value, bool):
+        return number[1] if int(number[1]) <= MAX_NPROC else None
+    close = difflib.get_close_matches(text.lower(), NPROC_WORDS, n=1)
+    return "gpu" if text.lower() in _GPU_WORDS else next(iter(close), None)
+
+
 def _entries(count: int) -> str:
     return "entry" if count == 1 else "entries"
 
@@ -136,6 +161,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
     "model_attributes_type": _expected("a mapping"),
     "enum": _choice,
     "literal_error": _choice,
+    "nproc": _nproc,
     "greater_than_equal": _bound("least", "ge"),
     "less_than_equal": _bound("most", "le"),
     "string_too_long": _shorter,

@@ -403,7 +403,12 @@ IMMUTABLE: tuple[Immutable, ...] = (
     _immutable("template", _same_template()),
     *(
         _immutable(name, f"self.{name} == oldSelf.{name}")
-        for name in ("nprocPerNode", "launch", "setup", "entrypoint")
+        for name in ("launch", "setup", "entrypoint")
+    ),
+    _immutable(
+        "nprocPerNode",
+        "(has(self.nprocPerNode) == has(oldSelf.nprocPerNode) && "
+        "(!has(self.nprocPerNode) || self.nprocPerNode == oldSelf.nprocPerNode))",
     ),
     _immutable("trainer", _optional("trainer", "''")),
     _immutable("rendezvous", "self.rendezvous == oldSelf.rendezvous"),

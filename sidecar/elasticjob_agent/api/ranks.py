@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
-from elasticjob_agent.core.model import Event, RuntimeEvent, State
+from elasticjob_agent.core.model import Event, RuntimeEvent, State, WorkersCounted
 from elasticjob_agent.worker_runtime import Started
 from elasticjob_rendezvous.api import RendezvousTimeoutError
 from elasticjob_rendezvous.protocol.directives import Run
@@ -232,6 +232,9 @@ def roster_of(group: WorkerGroup, member: str, restarts: int, served: bool = Fal
 def update_group(group: WorkerGroup, state: State, event: Event) -> bool:
     """Update the group from the agent's state; return True if its workers have just started."""
     directive, node_group = state.directive, state.group
+    if isinstance(event, WorkersCounted):
+        group.spec.local_world_size = event.workers
+        group.workers = [Worker(local_rank=index) for index in range(event.workers)]
     # The group may be ahead: `_rendezvous` updates it before the directive arrives.
     if isinstance(directive, Run) and directive.roster.number > group.round:
         _apply_roster(group, directive)

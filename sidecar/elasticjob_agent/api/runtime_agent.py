@@ -74,7 +74,7 @@ class RuntimeElasticAgent(SimpleElasticAgent):
             logs,
             None,
             node.run_id,
-            node.logs.max_bytes,
+            node.logs.stream_bytes(assignment.slots),
             dumps=False,
         )
         return dict(self._blocking.start(self._adjust_start(order)))

@@ -190,11 +190,11 @@ class ReportedProgress:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Constants of an agent's lifetime.
+    """Constants of an agent's lifetime, from its first `Hello` on.
 
     Args:
         member, name, node: identity of this agent, for failure records.
-        slots: number of workers to run.
+        slots: number of workers to run; 0 until the worker runtime has counted them.
         stop_grace_seconds: grace period for workers when this node leaves.
         run_id: the job's ID, for messages.
         warm_start: fork workers from a preloaded interpreter where possible.
@@ -355,7 +355,22 @@ class WorkersProgressed:
     asked: bool = False
 
 
-Event = DirectiveChanged | RuntimeEvent | LeaveRequested | PortReserved | Timer | WorkersProgressed
+@dataclass(frozen=True, slots=True)
+class WorkersCounted:
+    """Number of workers of this node, from the worker runtime; precedes its first `Hello`."""
+
+    workers: int
+
+
+Event = (
+    DirectiveChanged
+    | RuntimeEvent
+    | LeaveRequested
+    | PortReserved
+    | Timer
+    | WorkersProgressed
+    | WorkersCounted
+)
 
 
 # -- commands -----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from elasticjob_agent.core.model import (
     RuntimeEvent,
     State,
     WorkerGroup,
+    WorkersCounted,
     WorkersProgressed,
 )
 from elasticjob_agent.core.progress import WorkerProgress
@@ -221,6 +222,8 @@ def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:
             yield from _directive_lines(directive, before)
         case RuntimeEvent(heard):
             yield from _runtime_lines(before, after, heard)
+        case WorkersCounted(workers):
+            yield LogLine(f"this node runs {workers} worker{'s' * (workers > 1)}")
         case LeaveRequested(reason) if not after.leaving:
             yield LogLine(f"ignoring the request to leave, the agent is already ending: {reason}")
     if after.leaving and not before.leaving:

@@ -43,6 +43,7 @@ from elasticjob_agent.core.model import (
     StopOrder,
     Timer,
     WorkerGroup,
+    WorkersCounted,
     WorkersProgressed,
 )
 from elasticjob_agent.core.reports import (
@@ -250,6 +251,8 @@ def absorb(state: State, event: Event, now: float) -> State:
             return replace(state, port=port, served=False)
         case Timer():
             return state
+        case WorkersCounted(workers):
+            return replace(state, facts=replace(state.facts, slots=workers))
         case WorkersProgressed():
             return record_progress(state, event, now)
         case _:

@@ -262,6 +262,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         warms=bool(message.get("warms", False)),
         save_signal=int(message.get("save_signal", 0)),
         live_until=None if live_seconds is None else time.monotonic() + float(live_seconds),
+        slots=None if message.get("slots") is None else int(message["slots"]),
     )
 
 
@@ -284,6 +285,37 @@ def _pids(pids: dict[str, int]) -> dict[int, int]:
     return {int(local_rank): int(pid) for local_rank, pid in pids.items()}
 
 
+class EventStream:
+    """Events of a worker runtime; reading the number of workers consumes none of them."""
+
+    def __init__(self, events: AsyncIterator[WorkerRuntimeEvent]) -> None:
+        self._events = events
+        self._read: list[WorkerRuntimeEvent] = []
+
+    async def workers(self) -> int | None:
+        """Return the number in the first `Hello`; None if it has none.
+
+        Raises:
+            WorkerRuntimeError: the runtime was lost before.
+        """
+        reason = "it ended before its first message"
+        async for event in self._events:
+            self._read.append(event)
+            if isinstance(event, Hello):
+                return event.slots
+            if isinstance(event, WorkerRuntimeLost):
+                reason = event.reason
+                break
+        raise WorkerRuntimeError(reason)
+
+    async def all(self) -> AsyncIterator[WorkerRuntimeEvent]:
+        """Yield all events, those read before first."""
+        for event in self._read:
+            yield event
+        async for event in self._events:
+            yield event
+
+
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
 # Time limit for reconnecting. A living launcher accepts at once; this allows for a slow one.
@@ -304,8 +336,15 @@ class LauncherClient:
         self._channel: Channel | None = None
         self._released = False
         self._live_until: LiveUntil = lambda: None
+        self._events = EventStream(self._connections())
 
-    async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
+    async def node_workers(self) -> int | None:
+        return await self._events.workers()
+
+    def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
+        return self._events.all()
+
+    async def _connections(self) -> AsyncIterator[WorkerRuntimeEvent]:
         channel: Channel | None = await self._first_connection()
         while channel is not None:
             async for event in channel.events():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import binary
 from tests.integration.local_rig import WORKER, LocalRig, until
@@ -136,6 +137,16 @@ def test_first_round_waits_for_wanted_nodes_only(rig: Rig) -> None:
     assert rig.settled(2)["rendezvous"]["round"] == 1
     rig.finish()
     assert runner.wait(30) == 0
+
+
+def test_launcher_counts_the_workers_of_a_node(rig: Rig) -> None:
+    runner = rig.start(rig.job_file(nodes=1, nprocPerNode="cpu"), "--plain")
+    rig.running(1, seconds=SLOW_SECONDS)
+    until(lambda: len(rig.workers()) == usable_cpus(), "a worker for each CPU")
+    rig.finish()
+    assert runner.wait(60) == 0
+    assert runner.stdout is not None
+    assert f"1 nodes, {usable_cpus()} workers" in runner.stdout.read()
 
 
 def test_failure_is_reported_with_traceback(rig: Rig) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
@@ -53,6 +54,36 @@ def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     assert rig.call("delete", "job").returncode == 0
     gone = rig.call("get", "job")
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "command", "workers"),
+    [
+        ("cpu", ["python3", "work.py"], usable_cpus()),
+        ("2", ["python3", "work.py"], 2),
+        (None, ["python3", "work.py"], 1),
+        (None, ["torchrun", "--nproc-per-node=$(WORKERS)", "work.py"], 3),
+    ],
+)
+def test_workers_per_node_are_counted_in_the_trainer(
+    rig: LocalRig, nproc: str | None, command: list[str], workers: int
+) -> None:
+    rig.finish()
+    manifest = rig.manifest(command=command, nodes=1, nprocPerNode=nproc)
+    ran = rig.call("run", manifest, "--plain", "--logs", env={"WORKERS": "3"})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"1 nodes, {workers} workers" in ran.stdout
+    assert f"rank {workers - 1} of {workers} round 1" in ran.stdout
+    rig.nothing_left()
+
+
+def test_count_that_fails_ends_the_job_with_its_message(rig: LocalRig) -> None:
+    ran = rig.call("run", rig.manifest(nodes=1, nprocPerNode="gpu"), "--plain")
+    assert ran.returncode != 0
+    assert "5 pods ended before they were in a round" in ran.stderr
+    assert "nprocPerNode is gpu, but there is no accelerator: torch" in ran.stderr
+    assert not rig.workers()
+    rig.nothing_left()
 
 
 def test_manifest_can_be_read_from_pipe(rig: LocalRig) -> None:

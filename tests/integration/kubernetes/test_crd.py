@@ -33,6 +33,8 @@ CHANGES: dict[str, Json] = {
     "nprocPerNode": {"nprocPerNode": 4},
     "launch": {"launch": "PerNode"},
     "setup": {"setup": ["pip", "install", "x"]},
+    "nprocPerNode in quotes": {"nprocPerNode": "4"},
+    "nprocPerNode in words": {"nprocPerNode": "gpu"},
     "trainer": {"trainer": "trainer"},
     "rendezvous": {"rendezvous": {"keepAliveSeconds": 7}},
 }

@@ -49,12 +49,27 @@ INVALID: dict[str, tuple[Json, str, str]] = {
     "no workers": (
         elasticjob(nprocPerNode=0),
         "spec.nprocPerNode",
-        "must be auto or an integer of at least 1",
+        "must be auto, gpu, cpu or an integer from 1 to 1024",
     ),
     "workers in words": (
         elasticjob(nprocPerNode="all"),
         "spec.nprocPerNode",
-        "must be auto or an integer of at least 1",
+        "must be auto, gpu, cpu or an integer from 1 to 1024",
+    ),
+    "workers in upper case": (
+        elasticjob(nprocPerNode="GPU"),
+        "spec.nprocPerNode",
+        "must be auto, gpu, cpu or an integer from 1 to 1024",
+    ),
+    "no workers, in quotes": (
+        elasticjob(nprocPerNode="0"),
+        "spec.nprocPerNode",
+        "must be auto, gpu, cpu or an integer from 1 to 1024",
+    ),
+    "too many workers": (
+        elasticjob(nprocPerNode="1025"),
+        "spec.nprocPerNode",
+        "must be auto, gpu, cpu or an integer from 1 to 1024",
     ),
     "negative restarts": (
         elasticjob(maxRestarts=-1),

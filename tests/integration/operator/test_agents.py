@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
@@ -42,14 +43,16 @@ def ns(
         yield Namespace(api_server, namespace)
 
 
-def create(ns: Namespace, enough: Path, budget: int = 3, **rendezvous: object) -> None:
+def create(
+    ns: Namespace, enough: Path, budget: int = 3, nproc: int | str = 1, **rendezvous: object
+) -> None:
     command = [sys.executable, "-c", WORKER, str(enough)]
     container = {"name": "trainer", "image": "trainer:1", "command": command}
     ns.create_job(
         minNodes=1,
         maxNodes=2,
         maxRestarts=budget,
-        nprocPerNode=1,
+        nprocPerNode=nproc,
         rendezvous={"lastCallSeconds": 2, **rendezvous},
         recovery={"warmStart": "Never"},
         template={"spec": {"containers": [container]}},
@@ -102,6 +105,17 @@ def test_c10d_job_survives_loss_of_worker_and_store(ns: Namespace, tmp_path: Pat
         told = [one["cause"] for one in status["rounds"]]
         assert (told[0], told[-1]) == ("start", "loss")
         assert "failure" in told
+        finish(ns, pods, enough)
+
+
+def test_workers_are_counted_in_the_pods(ns: Namespace, tmp_path: Path) -> None:
+    enough, cpus = tmp_path / "enough", usable_cpus()
+    create(ns, enough, backend="c10d", nproc="cpu")
+    with kubelet(ns) as pods:
+        pods.start("job-0", "job-1")
+        status = trains(ns)
+        assert status["rendezvous"]["worldSize"] == 2 * cpus
+        assert sorted(one["rank"] for one in status["members"]) == [0, 1]
         finish(ns, pods, enough)
 
 

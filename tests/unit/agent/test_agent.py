@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -52,8 +53,17 @@ class FakeRuntime:
         self.started: list[StartWorkers] = []
         self.released: list[tuple[int, str]] = []
         self.closed = False
+        self.counted: int | None = None
+        self.count_ends = asyncio.Event()
+        self.count_ends.set()
         self._lose = lose_starts
         self._gone = gone
+
+    async def node_workers(self) -> int | None:
+        if self._gone is not None:
+            raise self._gone
+        await self.count_ends.wait()
+        return self.counted
 
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         if self._gone is not None:
@@ -173,6 +183,56 @@ def test_agent_runs_from_hello_to_success(settings: AgentSettings) -> None:
     assert workers[0].argv == ("python", "train.py")
     assert workers[1].log_dir == str(settings.logs.folder) + "/round_1/1"
     assert workers[1].env["TORCHELASTIC_ERROR_FILE"] == f"{workers[1].log_dir}/error.json"
+
+
+def test_agent_learns_its_number_of_workers_before_it_enters_the_rendezvous(
+    settings: AgentSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, numbers = FakeRuntime(), []
+    runtime.counted = 2
+    agent: Agent
+
+    def enter(_: int) -> Rendezvous:
+        numbers.append(agent.progress.state.facts.slots)
+        return Rendezvous()
+
+    async def bounded() -> Ending:
+        nonlocal agent
+        agent = Agent(replace(settings, slots=None), runtime, enter)
+        assert agent.progress.state.facts.slots == 0
+        async with asyncio.timeout(10):
+            return await agent.run()
+
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(bounded()).code is ExitCode.OK
+    assert numbers == [2]
+    assert "this node runs 2 workers" in caplog.text
+    assert len(runtime.started[0].workers) == 2
+
+
+def test_agent_leaves_while_the_number_of_workers_is_unknown(settings: AgentSettings) -> None:
+    runtime = FakeRuntime()
+    runtime.count_ends.clear()
+
+    async def bounded() -> Ending:
+        agent = Agent(replace(settings, slots=None), runtime, lambda _: Rendezvous())
+        agent.leave("SIGTERM")
+        async with asyncio.timeout(10):
+            return await agent.run()
+
+    ending = asyncio.run(bounded())
+    assert ending == Ending(ExitCode.OK, 143, "job digits: node-1 left (SIGTERM)")
+
+
+def test_launcher_that_counts_nothing_means_the_configured_number(
+    settings: AgentSettings,
+) -> None:
+    configured = FakeRuntime()
+    assert run(settings, configured, Rendezvous()).code is ExitCode.OK
+    assert len(configured.started[0].workers) == 2
+    ending = run(replace(settings, slots=None), FakeRuntime(), Rendezvous())
+    assert ending.code is ExitCode.FAILED
+    assert "the launcher did not count the workers" in ending.message
 
 
 def test_lost_start_is_repeated(settings: AgentSettings) -> None:

@@ -93,6 +93,21 @@ def test_invalid_value_names_its_variable(environ: dict[str, str], name: str, va
         from_environment(environ)
 
 
+def test_number_of_workers_may_be_left_to_the_launcher(environ: dict[str, str]) -> None:
+    assert from_environment(environ | {"ELASTICJOB_SLOTS": "launcher"}).slots is None
+    assert from_environment(environ | {"ELASTICJOB_SLOTS": "8"}).slots == 8
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8, 16, 256, 1024])
+def test_logs_of_all_workers_fit_their_limit(environ: dict[str, str], workers: int) -> None:
+    total = 448 * 1024 * 1024
+    limits = {"ELASTICJOB_TOTAL_LOG_BYTES": str(total), "ELASTICJOB_KEEP_ROUNDS": "10"}
+    logs = from_environment(environ | limits).logs
+    assert 4096 <= logs.stream_bytes(workers) <= logs.max_bytes
+    assert 2 * workers * 10 * logs.stream_bytes(workers) <= total
+    assert from_environment(environ).logs.stream_bytes(workers) == 16 * 1024 * 1024
+
+
 def test_certificate_requires_its_key(environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("x")
     environ["ELASTICJOB_ETCD_CERT_FILE"] = str(tmp_path / "cert")

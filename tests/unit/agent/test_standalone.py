@@ -12,6 +12,7 @@ from elasticjob_agent.rdzv_conf import read_conf
 from elasticjob_agent.settings import BackendOptions, SettingsError
 from elasticjob_agent.standalone import Options, slots_of, standalone_agent
 from elasticjob_cli.main import main
+from elasticjob_launcher.worker_count import usable_cpus
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 OPTIONS = Options(
@@ -217,9 +218,10 @@ def test_rendezvous_defaults() -> None:
     assert (conf.timeout, conf.last_call_timeout, conf.keep_alive_seconds) == (600, 30, 5)
 
 
-def test_auto_gives_at_least_one_worker() -> None:
-    assert slots_of("auto") >= 1
-    assert slots_of("cpu") >= 1
+def test_workers_are_counted_as_in_a_pod() -> None:
+    assert slots_of("auto") == slots_of("cpu") == usable_cpus()
+    with pytest.raises(SettingsError, match=r"--nproc-per-node=gpu: .* there is no accelerator"):
+        slots_of("gpu")
 
 
 @pytest.mark.parametrize(

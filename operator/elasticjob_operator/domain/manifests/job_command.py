@@ -10,7 +10,6 @@ from elasticjob_operator.domain.manifests.trainer_command import (
     expanded,
     trainer_command,
 )
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import Container, ElasticJob
 from elasticjob_operator.model.status import LaunchStatus
 
@@ -22,18 +21,33 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         TemplateRefused: no way of launching the command is safe.
     """
     container, spec = job.trainer(), job.spec
-    launch = LaunchSpec(spec.launch, tuple(spec.setup), spec.max_nodes, _known_values(container))
+    launch = LaunchSpec(
+        spec.launch,
+        tuple(spec.setup),
+        spec.max_nodes,
+        not requests_devices(container),
+        _known_values(container),
+    )
     try:
         return trainer_command(
             container.command or spec.entrypoint,
             container.args or (),
-            workers_per_node(job),
+            spec.nproc_per_node,
             launch,
         )
     except CannotUnwrap as error:
         at = spec.template.spec.containers.index(container)
         field = "command" if container.command else "args"
         raise TemplateRefused.at(("containers", at, field), str(error)) from error
+
+
+def requests_devices(container: Container) -> bool:
+    """Return True if the container requests an extended resource, such as a GPU, or has a claim."""
+    resources = container.resources
+    if resources is None:
+        return False
+    names = {*(resources.requests or {}), *(resources.limits or {})}
+    return any("/" in name for name in names) or bool((resources.model_extra or {}).get("claims"))
 
 
 def launch_status(job: ElasticJob) -> LaunchStatus | None:

@@ -28,11 +28,17 @@ from elasticjob_operator.domain.manifests.template_rules import (
     mapping,
     mappings,
 )
-from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand
+from elasticjob_operator.domain.manifests.trainer_command import TrainerCommand, node_workers
 from elasticjob_operator.domain.plan.backends import is_steered
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import Launch
+
+
+def workers_of(job: ElasticJob, command: TrainerCommand) -> str:
+    """Return the number of workers per node, or the word by which the launcher counts them."""
+    variables = [one.name for one in job.trainer().env or ()]
+    return node_workers(job.spec.nproc_per_node, command, variables)
 
 
 def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> Json:
@@ -46,6 +52,9 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> J
         variable("PROBE_PORT", 0),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
     ]
+    workers = workers_of(job, command)
+    if not workers.isdigit() and command.mode is Launch.PER_WORKER:
+        variables.append(variable("NPROC", workers))
     if path := own.get("terminationMessagePath"):
         variables.append(variable("TERMINATION_LOG", path))
     mounts = [
@@ -125,7 +134,8 @@ def pod(
             f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
             "answer at fixed ports, which other pods on the machine may hold; or use backend Etcd",
         )
-    ours = agent(job, index, incarnation, settings, access, traits)
+    workers = workers_of(job, command)
+    ours = agent(job, index, incarnation, settings, access, traits, workers)
     return {
         "apiVersion": "v1",
         "kind": "Pod",

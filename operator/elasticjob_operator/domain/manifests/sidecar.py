@@ -27,7 +27,6 @@ from elasticjob_operator.domain.plan.backends import (
     is_steered,
     keeps_store,
 )
-from elasticjob_operator.domain.plan.sizes import workers_per_node
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import Backend, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
@@ -44,8 +43,8 @@ KEEP_ROUNDS = 10
 LOGS_MIB = 512
 _SPARE_MIB = 64
 """Space for error files and progress files of workers, in MiB."""
-_MOST_LOG_BYTES = 16 * 1024 * 1024
-_LEAST_LOG_BYTES = 4096
+COUNTED = "launcher"
+"""Value of the agent's `ELASTICJOB_SLOTS` for the number that the launcher counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +118,12 @@ def agent(
     settings: PodSettings,
     access: Access,
     traits: PodTraits,
+    workers: str,
 ) -> Json:
-    """Return the agent's native sidecar, which starts before the trainer and ends after it."""
+    """Return the agent's native sidecar, which starts before the trainer and ends after it.
+
+    `workers` is the number of workers per node, or a word by which the launcher counts them.
+    """
     return {
         "name": names.AGENT_CONTAINER,
         **_image(settings),
@@ -128,6 +131,7 @@ def agent(
         "restartPolicy": "Always",
         "env": [
             *_identity(job, names.pod_name(job.metadata.name, index), incarnation),
+            variable("SLOTS", workers if workers.isdigit() else COUNTED),
             *_rendezvous(job, settings, access),
             *_backend(job, index),
             *_agent_settings(job, traits),
@@ -146,12 +150,6 @@ def agent(
     }
 
 
-def max_log_bytes(workers: int) -> int:
-    """Return the maximum bytes per stream, worker and round, so that all logs fit the volume."""
-    room = (LOGS_MIB - _SPARE_MIB) * 1024 * 1024 // (2 * workers * KEEP_ROUNDS)
-    return max(_LEAST_LOG_BYTES, min(_MOST_LOG_BYTES, room))
-
-
 def _image(settings: PodSettings) -> Json:
     return {"image": settings.sidecar_image, "imagePullPolicy": settings.pull_policy}
 
@@ -166,7 +164,6 @@ def _identity(job: ElasticJob, name: str, incarnation: int) -> list[Json]:
         # The pod's own address: 0.0.0.0 would not accept connections in IPv6-only clusters.
         _field("BIND_ADDRESS", "status.podIP"),
         _field("NODE", "spec.nodeName"),
-        variable("SLOTS", workers_per_node(job)),
     ]
 
 
@@ -213,7 +210,7 @@ def _agent_settings(job: ElasticJob, traits: PodTraits) -> list[Json]:
         variable("LAUNCH", traits.launch.value),
         variable("CONTROL", names.CONTROL_SOCKET_PATH),
         variable("LOG_DIR", names.LOGS_PATH),
-        variable("MAX_LOG_BYTES", max_log_bytes(workers_per_node(job))),
+        variable("TOTAL_LOG_BYTES", (LOGS_MIB - _SPARE_MIB) * 1024 * 1024),
         variable("KEEP_ROUNDS", KEEP_ROUNDS),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
         variable("KEEP_ALIVE_SECONDS", job.spec.rendezvous.keep_alive_seconds),

@@ -7,8 +7,12 @@ select the program are kept. An option whose effect would be lost is refused.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from elasticjob_operator.model.job import MAX_NPROC, NPROC_WORDS
 
 
 class CannotUnwrap(Exception):
@@ -47,18 +51,22 @@ class Unwrapped:
         env: variables for the workers.
         python: True if the interpreter runs `words`, False if they are a program.
         dropped: ignored options, as they were written.
+        workers: number of workers per node by the launcher's options, or the word by which the
+            launcher of the container counts them; empty if no option names it.
     """
 
     words: tuple[str, ...]
     env: Mapping[str, str]
     python: bool
     dropped: tuple[str, ...]
+    workers: str
 
 
 _MODULE = ("-m", "--module")
 _NO_PYTHON = "--no-python"
 _USE_ENV = "--use-env"
 _WORKERS = "--nproc-per-node"
+_PROCESSES, _MACHINES = "--num-processes", "--num-machines"
 _SHORT_VALUED = ("-r", "-t")
 
 
@@ -111,12 +119,12 @@ class _Option:
     text: str
 
 
-def unwrap(launcher: Launcher, words: Sequence[str], workers: int | None) -> Unwrapped:
+def unwrap(launcher: Launcher, words: Sequence[str], workers: int | str | None = None) -> Unwrapped:
     """Return the command that the launcher would start for each worker.
 
     Args:
         words: the launcher's options, the script and its arguments.
-        workers: number of workers the job starts on a node; None if only a running pod knows it.
+        workers: spec.nprocPerNode; None if the launcher's options decide.
 
     Raises:
         LosesOption: an option cannot be dropped without changing the program that runs.
@@ -132,14 +140,19 @@ def unwrap(launcher: Launcher, words: Sequence[str], workers: int | None) -> Unw
             "job does not: read LOCAL_RANK from the environment, and start the script itself"
         )
     for option in options:
-        _check(launcher, option, workers)
+        _check(launcher, option)
+    asked = _workers(launcher, options)
+    if workers is not None and asked is not None:
+        _check_agreement(launcher, asked, workers)
+    used = (*launcher.env, *_MODULE, _NO_PYTHON)
+    if workers is None and asked is not None:
+        used += (_WORKERS, _PROCESSES, _MACHINES)
     return Unwrapped(
         words=("-m", *script) if names.intersection(_MODULE) else script,
         env={launcher.env[one.name]: one.value for one in options if one.name in launcher.env},
         python=_NO_PYTHON not in names,
-        dropped=tuple(
-            one.text for one in options if one.name not in (*launcher.env, *_MODULE, _NO_PYTHON)
-        ),
+        dropped=tuple(one.text for one in options if one.name not in used),
+        workers=asked.value if workers is None and asked is not None else "",
     )
 
 
@@ -172,8 +185,8 @@ def _split(word: str) -> tuple[str, str, bool]:
     return word, "true", False
 
 
-def _check(launcher: Launcher, option: _Option, workers: int | None) -> None:
-    name, value = option.name, option.value
+def _check(launcher: Launcher, option: _Option) -> None:
+    name = option.name
     if name in launcher.refused:
         fix = launcher.refused[name]
         raise LosesOption(f"{launcher.name} {option.text} has no meaning here: {fix}")
@@ -182,9 +195,73 @@ def _check(launcher: Launcher, option: _Option, workers: int | None) -> None:
             f"{launcher.name} {option.text} is not understood, so it cannot be taken out: start "
             "the script itself, and set in it what this option sets"
         )
-    # A script written for two workers per node must not silently get one.
-    if name == _WORKERS and value.isdigit() and workers not in (None, int(value)):
+
+
+_NUMBER = re.compile(r"[1-9][0-9]*")
+_DEVICE_TYPES = ("xpu", "npu", "mlu", "musa", "hpu", "gcu", "supa", "mtia", "privateuseone")
+"""Device types of torch and its plug-ins, which torchrun counts too."""
+
+
+def _workers(launcher: Launcher, options: Sequence[_Option]) -> _Option | None:
+    """Return the option for the number of workers, with their number per node as its value.
+
+    A reference such as `$(NAME)` is kept: the kubelet expands it in the container.
+    """
+    last = {option.name: option for option in options}
+    option = last.get(_PROCESSES if launcher is ACCELERATE else _WORKERS)
+    if option is None:
+        return None
+    if launcher is not ACCELERATE:
+        _check_number(launcher, option, (*NPROC_WORDS, *_DEVICE_TYPES))
+        return option
+    machines = last.get(_MACHINES)
+    _check_number(launcher, option, (), most=None)
+    if machines is None or machines.value == "1":
+        _check_number(launcher, option, ())
+        return option
+    _check_number(launcher, machines, (), most=None)
+    text = f"{option.text} {machines.text}"
+    if not (_NUMBER.fullmatch(option.value) and _NUMBER.fullmatch(machines.value)):
+        return _Option(option.name, f"{option.value}/{machines.value}", text)
+    share, rest = divmod(int(option.value), int(machines.value))
+    if rest:
+        raise CannotUnwrap(
+            f"{launcher.name} {text} gives the machines different numbers of processes: set "
+            "spec.nprocPerNode to the number of workers on each node, and leave these options out"
+        )
+    shared = _Option(option.name, str(share), text)
+    _check_number(launcher, shared, ())
+    return shared
+
+
+def _check_number(
+    launcher: Launcher, option: _Option, words: Sequence[str], most: int | None = MAX_NPROC
+) -> None:
+    value = option.value
+    if value in words or "$(" in value:
+        return
+    if _NUMBER.fullmatch(value):
+        if most is not None and int(value) > most:
+            raise CannotUnwrap(
+                f"{launcher.name} {option.text} must be at most {most} workers on each node"
+            )
+        return
+    digits = re.match(r"0*([1-9][0-9]*)(?![0-9.])", value)
+    close = [digits[1]] if digits else difflib.get_close_matches(value.lower(), words, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    known = f"{', '.join(words[: len(NPROC_WORDS)])} or a number" if words else "a number"
+    raise CannotUnwrap(f"{launcher.name} {option.text} must be {known} of at least 1{hint}")
+
+
+def _check_agreement(launcher: Launcher, option: _Option, workers: int | str) -> None:
+    """Refuse an option that contradicts spec.nprocPerNode.
+
+    A script written for two workers per node must not silently get one. A number in the field
+    overrides a word or a reference of the option, which may mean the same number.
+    """
+    open_ = "$(" in option.value or (isinstance(workers, int) and not option.value.isdigit())
+    if option.value != str(workers) and not open_:
         raise CannotUnwrap(
             f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "
-            f"node: set spec.nprocPerNode to {value}, or start the script itself"
+            f"node: set spec.nprocPerNode to {option.value}, or start the script itself"
         )

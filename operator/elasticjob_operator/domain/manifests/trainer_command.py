@@ -7,7 +7,7 @@ once for each pod.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
@@ -15,7 +15,9 @@ from elasticjob_operator.domain.launch.detection import Finding, FindingKind, fi
 from elasticjob_operator.domain.launch.preparation import Prepared, Whole, split
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
 from elasticjob_operator.domain.manifests.torchrun import (
+    LAUNCH,
     LAUNCHERS,
+    TORCHRUN,
     CannotUnwrap,
     Launcher,
     LosesOption,
@@ -56,6 +58,8 @@ class TrainerCommand:
         message: reason in a sentence.
         launcher: removed launcher.
         dropped: its ignored options.
+        workers: number of workers per node that its options name, or the only one that is safe; see
+            `node_workers`.
     """
 
     python: str
@@ -67,6 +71,7 @@ class TrainerCommand:
     message: str = "the command is run once for each worker"
     launcher: Launcher | None = None
     dropped: tuple[str, ...] = ()
+    workers: str = ""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -112,25 +117,48 @@ class LaunchSpec:
     Args:
         setup: command to run once for each pod.
         max_nodes: maximum number of nodes.
+        single: True if a node has one worker unless spec.nprocPerNode says otherwise.
         values: variables of the container whose values are known.
     """
 
     launch: Launch = Launch.AUTO
     setup: tuple[str, ...] = ()
     max_nodes: int = 1
+    single: bool = False
     values: Mapping[str, str] | None = None
+
+
+ACCELERATORS = "accelerators"
+"""Word for one worker for each accelerator, or one worker without any."""
+TORCHRUN_VARIABLE = "PET_NPROC_PER_NODE"
+"""Variable that torchrun reads in place of its option."""
+
+
+def node_workers(
+    given: int | str | None, command: TrainerCommand, variables: Collection[str] = ()
+) -> str:
+    """Return the number of workers per node, or the word by which the launcher counts them.
+
+    spec.nprocPerNode (`given`) takes precedence over the options of a removed launcher, and those
+    over torchrun's variable, if it is one of the container's `variables`.
+    """
+    if given is not None or command.workers:
+        return str(given or command.workers)
+    if command.launcher in (TORCHRUN, LAUNCH) and TORCHRUN_VARIABLE in variables:
+        return f"$({TORCHRUN_VARIABLE})"
+    return ACCELERATORS
 
 
 def trainer_command(
     command: Sequence[str],
     args: Sequence[str],
-    workers: int | None,
+    workers: int | str | None = None,
     spec: LaunchSpec = LaunchSpec(),
 ) -> TrainerCommand:
     """Return the command behind the launcher, and the decision how it is launched.
 
     Args:
-        workers: number of workers the job starts on a node; None if only a running pod knows it.
+        workers: spec.nprocPerNode; None if it is absent.
 
     Raises:
         CannotUnwrap: no way of launching the command is safe.
@@ -158,7 +186,7 @@ def _decided(
     command: tuple[str, ...],
     args: tuple[str, ...],
     words: tuple[str, ...],
-    workers: int | None,
+    workers: int | str | None,
     spec: LaunchSpec,
 ) -> TrainerCommand:
     values = spec.values or {}
@@ -197,7 +225,7 @@ def _check_rendezvous(found: Finding | None, max_nodes: int) -> None:
 
 
 def _without_launcher(
-    words: tuple[str, ...], workers: int | None, values: Mapping[str, str]
+    words: tuple[str, ...], workers: int | str | None, values: Mapping[str, str]
 ) -> TrainerCommand | None:
     """Return the command without the launcher that it begins with; None if there is none."""
     read = _parse(words)
@@ -215,7 +243,7 @@ def _without_launcher(
         )
     known = TrainerCommand(
         python[0], started, (), launcher=launcher, dropped=taken.dropped,
-        reason=LaunchReason.LAUNCHER_REMOVED,
+        reason=LaunchReason.LAUNCHER_REMOVED, workers=taken.workers,
     )  # fmt: skip
     return replace(known, message=known.note)
 
@@ -231,7 +259,10 @@ def _only_prepares(
 
 
 def _per_worker(
-    plain: TrainerCommand, prepared: Prepared | Whole | None, workers: int | None, spec: LaunchSpec
+    plain: TrainerCommand,
+    prepared: Prepared | Whole | None,
+    workers: int | str | None,
+    spec: LaunchSpec,
 ) -> TrainerCommand:
     if isinstance(prepared, Prepared) and (name := _structural(prepared, spec.values or {})):
         prepared = Whole(f"the value of $({name})")
@@ -251,14 +282,15 @@ def _per_worker(
         return replace(plain, reason=LaunchReason.REQUESTED, message="spec.launch is PerWorker")
     if prepared is None:
         return plain
-    if workers == 1:
+    if workers == 1 or (workers is None and spec.single):
         return replace(
             plain,
+            workers="1",
             reason=LaunchReason.SINGLE_WORKER,
             message=f"the shell line cannot be split into a preparation and a command because of "
             f"{prepared.reason}; the node's one worker runs all of it, in every round",
         )
-    several = "several workers" if workers is None else f"{workers} workers"
+    several = f"{workers} workers" if isinstance(workers, int) else "several workers"
     raise CannotUnwrap(
         f"the shell line cannot be split into a preparation and the command of {several} because "
         f"of {prepared.reason}: {_WAYS_OUT}"

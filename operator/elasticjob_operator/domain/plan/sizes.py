@@ -1,4 +1,4 @@
-"""Sizes of a job: wanted nodes, counted pods, workers per node, disruption budget.
+"""Sizes of a job: wanted nodes, counted pods, disruption budget.
 
 Launch failures are pods that could not be started or failed right after their start. They are
 not charged as restarts, because no worker of a round failed. Without a back-off a job whose
@@ -7,7 +7,6 @@ image lacks Python would create and lose a pod every second, forever.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -63,23 +62,6 @@ def wanted_size(job: ElasticJob) -> WantedSize:
         return WantedSize(largest, asked)
     clamp = Clamp.ABOVE_MAX_NODES if asked > spec.max_nodes else Clamp.BETWEEN_INCREMENTS
     return WantedSize(largest, asked, clamp)
-
-
-_ACCELERATOR = re.compile(
-    r"(nvidia\.com/(gpu(\.shared)?|mig-.*)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi)"
-)
-"""Names of resources whose unit is one device for one worker."""
-
-
-def workers_per_node(job: ElasticJob) -> int:
-    """Return nprocPerNode; for auto the accelerators requested by the trainer container, or 1."""
-    if isinstance(job.spec.nproc_per_node, int):
-        return job.spec.nproc_per_node
-    resources = job.trainer().resources
-    # Kubernetes requires an accelerator's request to equal its limit, so either one will do.
-    asked = {**(resources.requests or {}), **(resources.limits or {})} if resources else {}
-    devices = (amount for name, amount in asked.items() if _ACCELERATOR.fullmatch(name))
-    return sum(int(amount) for amount in devices if amount.isdigit()) or 1
 
 
 @dataclass(frozen=True, slots=True)

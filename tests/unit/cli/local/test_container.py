@@ -139,25 +139,29 @@ def test_working_dir_is_relative_to_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "limits", "workers"),
+    ("asked", "command", "workers", "counted"),
     [
-        (3, {"nvidia.com/gpu": "2"}, 3),
-        ("auto", {"nvidia.com/gpu": "2"}, 2),
-        ("auto", {"amd.com/gpu": 4, "cpu": "8"}, 4),
-        ("auto", {"nvidia.com/mig-1g.5gb": 2}, 2),
-        ("auto", {"cpu": "8"}, 1),
-        ("auto", None, 1),
+        (3, "python3 train.py", "3", None),
+        ("auto", "python3 train.py", "launcher", "auto"),
+        (None, "python3 train.py", "launcher", "accelerators"),
+        (None, "torchrun --nproc-per-node=2 train.py", "2", None),
+        (None, "torchrun --nproc-per-node=$(N) train.py", "5", None),
+        (None, "torchrun --nproc-per-node=$(WORD) train.py", "launcher", "cpu"),
+        (None, "torchrun --nproc-per-node=$(ABSENT) train.py", "launcher", "$(ABSENT)"),
     ],
 )
 def test_workers_per_node_match_a_pod(
-    asked: Any, limits: Any, workers: int, tmp_path: Path
+    asked: Any, command: str, workers: str, counted: str | None, tmp_path: Path
 ) -> None:
-    made = job(resources={"limits": limits} if limits else None)
+    (tmp_path / "train.py").touch()
+    env = [{"name": "N", "value": "5"}, {"name": "WORD", "value": "cpu"}]
+    made = job(command=command.split(), env=env)
     made = made.model_copy(update={"spec": made.spec.model_copy(update={"nproc_per_node": asked})})
     run = trainer(made, tmp_path, PATH, sys.executable)
     files = PodFiles("job-0", "uid", 1, tmp_path / "sock", tmp_path / "logs")
-    told = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1").agent(files).env
-    assert told["ELASTICJOB_SLOTS"] == str(workers)
+    programs = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1")
+    assert programs.agent(files).env["ELASTICJOB_SLOTS"] == workers
+    assert programs.launcher(files).env.get("ELASTICJOB_NPROC") == counted
 
 
 def test_torchrun_is_unwrapped_as_in_a_pod(tmp_path: Path) -> None:

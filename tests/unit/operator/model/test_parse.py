@@ -61,9 +61,19 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.maxNodes", 10**40, "spec.maxNodes", "must be at most 2147483647"),
     ("spec.nodes", -1, "spec.nodes", "must be at least 0"),
     ("spec.nodeIncrement", 0, "spec.nodeIncrement", "must be at least 1"),
-    ("spec.nprocPerNode", 0, "spec.nprocPerNode", "must be auto or an integer"),
-    ("spec.nprocPerNode", "gpu", "spec.nprocPerNode", "must be auto or an integer"),
-    ("spec.nprocPerNode", True, "spec.nprocPerNode", "must be auto or an integer"),
+    ("spec.nprocPerNode", 0, "spec.nprocPerNode", "must be auto, gpu, cpu or an integer"),
+    ("spec.nprocPerNode", -8, "spec.nprocPerNode", "from 1 to 1024; got -8"),
+    ("spec.nprocPerNode", 1025, "spec.nprocPerNode", "from 1 to 1024; got 1025"),
+    ("spec.nprocPerNode", "1025", "spec.nprocPerNode", "from 1 to 1024; got '1025'"),
+    ("spec.nprocPerNode", "0", "spec.nprocPerNode", "from 1 to 1024; got '0'"),
+    ("spec.nprocPerNode", True, "spec.nprocPerNode", "from 1 to 1024; got true"),
+    ("spec.nprocPerNode", "all", "spec.nprocPerNode", "from 1 to 1024; got 'all'"),
+    ("spec.nprocPerNode", "GPU", "spec.nprocPerNode", "got 'GPU', did you mean gpu?"),
+    ("spec.nprocPerNode", "cuda", "spec.nprocPerNode", "got 'cuda', did you mean gpu?"),
+    ("spec.nprocPerNode", "Auto", "spec.nprocPerNode", "got 'Auto', did you mean auto?"),
+    ("spec.nprocPerNode", "8x", "spec.nprocPerNode", "got '8x', did you mean 8?"),
+    ("spec.nprocPerNode", " 8", "spec.nprocPerNode", "got ' 8', did you mean 8?"),
+    ("spec.nprocPerNode", 8.0, "spec.nprocPerNode", "got 8.0, did you mean 8?"),
     ("spec.maxRestarts", -1, "spec.maxRestarts", "must be at least 0"),
     ("spec.maxNode", 4, "spec.maxNode", "did you mean maxNodes?"),
     ("spec.max_nodes", 4, "spec.max_nodes", "did you mean maxNodes?"),
@@ -185,6 +195,11 @@ VALID: list[dict[str, Any]] = [
     {"minNodes": 2, "maxNodes": 9, "nodeIncrement": 4},
     {"nodeIncrement": 100},
     {"nprocPerNode": 8},
+    {"nprocPerNode": "1024"},
+    {"nprocPerNode": "auto"},
+    {"nprocPerNode": "gpu"},
+    {"nprocPerNode": "cpu"},
+    {"nprocPerNode": None},
     {"trainer": "trainer"},
     {"rendezvous": {"endpoints": ["https://etcd.example.com:2379", "[::1]:2379"]}},
     {"rendezvous": {"endpoints": ["10.0.0.1:2379"], "secretName": "etcd.access"}},
@@ -241,6 +256,10 @@ def test_template_keeps_undeclared_fields() -> None:
     assert kept["spec"]["containers"][0]["livenessProbe"] == {"exec": {"command": ["true"]}}
 
 
+def test_number_of_workers_in_quotes_is_a_number() -> None:
+    assert parse_manifest(manifest(nprocPerNode="8")).spec.nproc_per_node == 8
+
+
 def test_defaults_match_the_design() -> None:
     spec = parse_manifest(manifest()).manifest()["spec"]
     del spec["template"]
@@ -248,7 +267,6 @@ def test_defaults_match_the_design() -> None:
         "minNodes": 1,
         "maxNodes": 4,
         "nodeIncrement": 1,
-        "nprocPerNode": "auto",
         "launch": "Auto",
         "setup": [],
         "entrypoint": [],

@@ -68,7 +68,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
         "maxNodes": low + draw(st.integers(0, 1000)),
         "nodes": draw(st.none() | seconds),
         "nodeIncrement": draw(st.integers(1, 2000)) if backend is Backend.ETCD else 1,
-        "nprocPerNode": draw(st.just("auto") | st.integers(1, 64)),
+        "nprocPerNode": draw(st.sampled_from(["auto", "gpu", "cpu"]) | st.integers(1, 1024)),
         "trainer": draw(st.sampled_from([container["name"] for container in pods])),
         "rendezvous": rendezvous,
         "elasticity": {"scaleUp": draw(st.sampled_from(list(ScaleUp))).value},

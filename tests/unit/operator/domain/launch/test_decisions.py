@@ -25,7 +25,7 @@ def decide(
     **values: str,
 ) -> TrainerCommand:
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    return trainer_command(words, (), workers, LaunchSpec(launch, (), nodes, values))
+    return trainer_command(words, (), workers, LaunchSpec(launch, (), nodes, values=values))
 
 
 def bash(line: str, *options: str) -> list[str]:

@@ -20,7 +20,7 @@ from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import RESERVED_VOLUMES
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused
-from elasticjob_operator.domain.manifests.sidecar import KEEP_ROUNDS, LOGS_MIB, max_log_bytes
+from elasticjob_operator.domain.manifests.sidecar import LOGS_MIB
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.protocol.records.codec import decode
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -129,7 +129,7 @@ def test_agent_identity_variables() -> None:
     told = env(agent(made()))
     assert told["ELASTICJOB_PREFIX"] == "/elasticjob/default/job-uid/2/"
     assert told["ELASTICJOB_NAME"] == "job-3"
-    assert told["ELASTICJOB_SLOTS"] == "1"
+    assert told["ELASTICJOB_SLOTS"] == "launcher"
     fields = {
         one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"]
         for one in agent(made())["env"]
@@ -144,18 +144,59 @@ def test_agent_identity_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "nproc", "slots"),
+    ("nproc", "command", "slots", "counted"),
     [
-        ({}, "auto", "1"),
-        ({"limits": {"nvidia.com/gpu": 8}}, "auto", "8"),
-        ({"limits": {"amd.com/gpu": "4"}}, "auto", "4"),
-        ({"limits": {"nvidia.com/gpu": 8}}, 2, "2"),
-        ({"limits": {"cpu": 16}}, "auto", "1"),
+        (None, "python3 train.py", "launcher", "accelerators"),
+        ("auto", "python3 train.py", "launcher", "auto"),
+        ("gpu", "python3 train.py", "launcher", "gpu"),
+        ("cpu", "python3 train.py", "launcher", "cpu"),
+        (4, "python3 train.py", "4", None),
+        ("4", "python3 train.py", "4", None),
+        (None, "torchrun train.py", "launcher", "accelerators"),
+        (None, "torchrun --nproc-per-node=4 train.py", "4", None),
+        (None, "torchrun --nproc_per_node cpu train.py", "launcher", "cpu"),
+        (None, "torchrun --nproc-per-node=$(N) train.py", "launcher", "$(N)"),
+        (2, "torchrun --nproc-per-node=$(N) train.py", "2", None),
+        (None, "accelerate launch --num_processes 8 --num_machines 2 train.py", "4", None),
     ],
 )
-def test_workers_per_node(resources: Json, nproc: Any, slots: str) -> None:
-    found = made(trainer={"resources": resources}, nprocPerNode=nproc)
+def test_number_of_workers_is_fixed_or_counted_by_the_launcher(
+    nproc: Any, command: str, slots: str, counted: str | None
+) -> None:
+    # Resources do not matter: their names say nothing about the devices in the container.
+    resources = {"limits": {"nvidia.com/gpu": 8}}
+    found = made(trainer={"command": command.split(), "resources": resources}, nprocPerNode=nproc)
     assert env(agent(found))["ELASTICJOB_SLOTS"] == slots
+    [trainer] = [one for one in found["spec"]["containers"] if one["name"] == "trainer"]
+    assert env(trainer).get("ELASTICJOB_NPROC") == counted
+
+
+@pytest.mark.parametrize(
+    ("command", "nproc", "counted"),
+    [
+        ("torchrun train.py", None, "$(PET_NPROC_PER_NODE)"),
+        ("python -m torch.distributed.run train.py", None, "$(PET_NPROC_PER_NODE)"),
+        ("torchrun --nproc-per-node=cpu train.py", None, "cpu"),
+        ("torchrun train.py", "gpu", "gpu"),
+        ("accelerate launch train.py", None, "accelerators"),
+        ("python3 train.py", None, "accelerators"),
+    ],
+)
+def test_variable_of_a_removed_torchrun_is_kept(command: str, nproc: Any, counted: str) -> None:
+    own = {"command": command.split(), "env": [{"name": "PET_NPROC_PER_NODE", "value": "2"}]}
+    found = made(trainer=own, nprocPerNode=nproc)
+    [trainer] = [one for one in found["spec"]["containers"] if one["name"] == "trainer"]
+    assert env(trainer)["ELASTICJOB_NPROC"] == counted
+
+
+def test_launcher_counts_after_the_variables_that_its_word_refers_to() -> None:
+    own = {
+        "command": ["torchrun", "--nproc-per-node=$(N)", "train.py"],
+        "env": [{"name": "N", "value": "3"}],
+    }
+    [trainer] = [one for one in made(trainer=own)["spec"]["containers"] if one["name"] == "trainer"]
+    names = [variable["name"] for variable in trainer["env"]]
+    assert names.index("N") < names.index("ELASTICJOB_NPROC")
 
 
 @pytest.mark.parametrize(
@@ -340,10 +381,9 @@ def test_ephemeral_storage_limit_leaves_room_for_logs() -> None:
     assert agent(found)["resources"]["requests"]["ephemeral-storage"] == "576Mi"
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8, 16, 256])
-def test_logs_of_all_workers_fit_their_volume(workers: int) -> None:
-    assert max_log_bytes(workers) >= 4096
-    assert 2 * workers * KEEP_ROUNDS * max_log_bytes(workers) < LOGS_MIB * 1024 * 1024
+def test_logs_of_all_workers_fit_their_volume() -> None:
+    total = int(env(agent(made()))["ELASTICJOB_TOTAL_LOG_BYTES"])
+    assert 0 < total < LOGS_MIB * 1024 * 1024
     assert volumes(made())["elasticjob-logs"] == {
         "name": "elasticjob-logs",
         "emptyDir": {"sizeLimit": f"{LOGS_MIB}Mi"},
@@ -656,8 +696,8 @@ TRAINERS: list[tuple[Json, str]] = [
         "containers[0].command: mpirun does not join the job's rendezvous",
     ),
     (
-        {"command": ["torchrun", "--nproc-per-node=2", "train.py"]},
-        "containers[0].command: torchrun --nproc-per-node=2 contradicts the job",
+        {"command": ["torchrun", "--nproc-per-node=0", "train.py"]},
+        "containers[0].command: torchrun --nproc-per-node=0 must be auto, gpu, cpu or a number",
     ),
 ]
 REFUSED: list[tuple[Json, Json, str]] = [(spec, {}, said) for spec, said in SPECS] + [
@@ -673,6 +713,12 @@ def test_template_conflict_is_refused_with_its_field(
         made(spec, trainer)
     assert str(refused.value).startswith("spec.template.spec.")
     assert message in str(refused.value)
+
+
+def test_option_that_contradicts_the_number_of_workers_is_refused() -> None:
+    own = {"command": ["torchrun", "--nproc-per-node=2", "train.py"]}
+    with pytest.raises(TemplateRefused, match=r"command: torchrun --nproc-per-node=2 contradicts"):
+        made(trainer=own, nprocPerNode=1)
 
 
 def test_two_priorities_are_refused() -> None:

@@ -15,8 +15,10 @@ from elasticjob_agent.settings import (
     WarmStart,
     from_environment,
 )
+from elasticjob_launcher import worker_count
 from elasticjob_launcher.settings import OWN_VARIABLES, SettingsError, read_settings
-from elasticjob_operator.domain.manifests import names, pod
+from elasticjob_launcher.worker_count import Count, count_workers, usable_cpus
+from elasticjob_operator.domain.manifests import names, pod, trainer_command
 from elasticjob_operator.domain.manifests.owned_objects import Access, secret_data
 from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.template_rules import USERS_VARIABLES, check_template
@@ -69,7 +71,10 @@ def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
         socket=names.SOCKET_PATH,
         control=Path(names.CONTROL_SOCKET_PATH),
         logs=LogSettings(
-            Path(names.LOGS_PATH) / "job-uid", found.logs.max_bytes, keep_rounds=10, shared=True
+            Path(names.LOGS_PATH) / "job-uid",
+            keep_rounds=10,
+            shared=True,
+            total_bytes=found.logs.total_bytes,
         ),
         stop_grace_seconds=7.0,
         health_port=17946,
@@ -93,7 +98,8 @@ def test_agent_of_other_backend_reads_endpoints_and_parameters(tmp_path: Path) -
     assert found.etcd.endpoints == ("job-0.job.default.svc:29400",)
     assert not found.hosts_store, "the pod with index 0 does, and this is another"
     assert job_handler(found) is not None
-    assert str(found.logs.max_bytes) == variables["ELASTICJOB_MAX_LOG_BYTES"]
+    assert str(found.logs.total_bytes) == variables["ELASTICJOB_TOTAL_LOG_BYTES"]
+    assert found.slots is None, "the launcher counts"
 
 
 @pytest.mark.parametrize("name", sorted(USERS_VARIABLES))
@@ -104,7 +110,7 @@ def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
 
 
 def test_launcher_reads_all_its_variables() -> None:
-    trainer = container("trainer")
+    trainer = container("trainer", nprocPerNode="cpu")
     variables = told(trainer)
     assert set(variables) <= set(OWN_VARIABLES), "no worker inherits them"
     separator = trainer["command"].index("--")
@@ -112,3 +118,8 @@ def test_launcher_reads_all_its_variables() -> None:
     assert found.argv == ("python3", "train.py")
     assert (found.socket_path, found.stop_grace_seconds) == (names.SOCKET_PATH, 7.0)
     assert (found.probe_port, found.probe_address) == (0, "")
+    assert count_workers(found.nproc, found.argv, {}) == Count(usable_cpus())
+
+
+def test_launcher_understands_the_word_for_an_absent_number() -> None:
+    assert worker_count.ACCELERATORS == trainer_command.ACCELERATORS

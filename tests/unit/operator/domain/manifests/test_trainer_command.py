@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_operator.domain.manifests.trainer_command import trainer_command
+from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
+from elasticjob_operator.domain.manifests.trainer_command import node_workers, trainer_command
 
 PYZ = "/elasticjob/launcher.pyz"
 
 
-def run(text: str, workers: int = 1) -> tuple[str, str]:
+def run(text: str, workers: int | str | None = None) -> tuple[str, str]:
     """Return the launcher's interpreter and the started command, for a command line."""
     found = trainer_command(text.split(), (), workers)
     assert found.command[1:3] == (PYZ, "--")
@@ -46,11 +47,11 @@ def run(text: str, workers: int = 1) -> tuple[str, str]:
 )
 def test_plain_command_is_unchanged(command: str, interpreter: str) -> None:
     assert run(command) == (interpreter, command)
-    assert trainer_command(command.split(), (), 1).note == ""
+    assert trainer_command(command.split(), ()).note == ""
 
 
 def test_arguments_stay_where_the_kubelet_expands_them() -> None:
-    found = trainer_command(["bash", "-c"], ["exec train $(LR) $$HOME"], 1)
+    found = trainer_command(["bash", "-c"], ["exec train $(LR) $$HOME"])
     assert found.command == ("python3", PYZ, "--", "bash", "-c")
     assert found.args == ("exec train $(LR) $$HOME",)
 
@@ -133,22 +134,127 @@ def test_nested_launcher_is_removed(command: str, interpreter: str, started: str
 
 
 def test_launcher_options_may_stand_in_args() -> None:
-    found = trainer_command(["torchrun"], ["--nnodes=2", "train.py", "$(LR)"], 1)
+    found = trainer_command(["torchrun"], ["--nnodes=2", "train.py", "$(LR)"])
     assert found.command == ("python3", PYZ, "--", "python3", "-u", "train.py", "$(LR)")
     assert found.args == ()
 
 
 def test_note_names_unused_launcher_options() -> None:
     command = ["torchrun", "--nnodes", "2", "--rdzv_backend=c10d", "-m", "train"]
-    found = trainer_command(command, (), 1)
+    found = trainer_command(command, ())
     assert found.note == (
         "torchrun was taken out: the job itself starts the workers; "
         "not used: --nnodes 2, --rdzv_backend=c10d"
     )
-    accelerate = trainer_command(["accelerate", "launch", "--cpu", "train.py"], (), 1)
+    accelerate = trainer_command(["accelerate", "launch", "--cpu", "train.py"], ())
     assert "a default configuration of accelerate in the image is not read" in accelerate.note
     assert "not used" not in accelerate.note
 
 
 def test_equal_number_of_workers_is_no_conflict() -> None:
     assert run("torchrun --nproc-per-node=8 train.py", workers=8)[1] == "python3 -u train.py"
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ("torchrun", ""),
+        ("torchrun --nproc-per-node=4", "4"),
+        ("torchrun --nproc_per_node 4 --nproc_per_node 2", "2"),
+        ("torchrun --nproc-per-node=auto", "auto"),
+        ("torchrun --nproc-per-node=gpu", "gpu"),
+        ("torchrun --nproc-per-node=cpu", "cpu"),
+        ("torchrun --nproc-per-node=xpu", "xpu"),
+        ("torchrun --nproc-per-node=$(N)", "$(N)"),
+        ("python -m torch.distributed.launch --use-env --nproc_per_node=3", "3"),
+        ("accelerate launch", ""),
+        ("accelerate launch --num_machines 2", ""),
+        ("accelerate launch --num_processes 4", "4"),
+        ("accelerate launch --num_processes=8 --num_machines 2", "4"),
+        ("accelerate launch --num_processes=4096 --num_machines 512", "8"),
+        ("accelerate launch --num_processes=$(P)", "$(P)"),
+        ("accelerate launch --num_processes=$(P) --num_machines 2", "$(P)/2"),
+        ("accelerate launch --num_processes=8 --num_machines $(M)", "8/$(M)"),
+    ],
+)
+def test_number_of_workers_of_a_removed_launcher_is_kept(options: str, workers: str) -> None:
+    found = trainer_command([*options.split(), "train.py"], ())
+    assert found.workers == workers
+    assert not workers or not any("proc" in option for option in found.dropped)
+    assert node_workers(None, found) == (workers or "accelerators")
+    assert node_workers(7, found) == "7"
+
+
+@pytest.mark.parametrize(
+    ("command", "workers"),
+    [
+        ("torchrun --nproc-per-node=8 train.py", 8),
+        ("torchrun --nproc-per-node=$(N) train.py", 8),
+        ("torchrun --nproc-per-node=$(N) train.py", "cpu"),
+        ("torchrun --nproc-per-node=auto train.py", 8),
+        ("torchrun --nproc-per-node=gpu train.py", "gpu"),
+        ("torchrun train.py", "gpu"),
+        ("accelerate launch --num_processes 16 --num_machines 2 train.py", 8),
+    ],
+)
+def test_number_of_the_job_takes_precedence_without_a_contradiction(
+    command: str, workers: int | str
+) -> None:
+    found = trainer_command(command.split(), (), workers)
+    assert (found.command[3:], found.workers) == (("python3", "-u", "train.py"), "")
+
+
+@pytest.mark.parametrize(
+    ("command", "workers", "reason"),
+    [
+        ("torchrun --nproc-per-node=2 train.py", 1, "starts 1 on each node: set"),
+        ("torchrun --nproc-per-node=2 train.py", "auto", "set spec.nprocPerNode to 2"),
+        ("torchrun --nproc-per-node=cpu train.py", "gpu", "set spec.nprocPerNode to cpu"),
+        ("accelerate launch --num_processes 4 train.py", 2, "set spec.nprocPerNode to 4"),
+        (
+            "accelerate launch --num_processes 4 --num_machines 2 train.py", 4,
+            "--num_processes 4 --num_machines 2 contradicts the job",
+        ),
+    ],
+)  # fmt: skip
+def test_contradicting_numbers_of_workers_are_refused(
+    command: str, workers: int | str, reason: str
+) -> None:
+    with pytest.raises(CannotUnwrap) as refused:
+        run(command, workers)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (
+            "torchrun --nproc-per-node=0 train.py",
+            "--nproc-per-node=0 must be auto, gpu, cpu or a number",
+        ),
+        ("torchrun --nproc-per-node=1025 train.py", "must be at most 1024 workers on each node"),
+        (
+            "accelerate launch --num_processes 4096 --num_machines 2 train.py",
+            "--num_processes 4096 --num_machines 2 must be at most 1024 workers",
+        ),
+        ("torchrun --nproc-per-node=-1 train.py", "or a number of at least 1"),
+        ("torchrun --nproc-per-node=8x train.py", "did you mean 8?"),
+        ("torchrun --nproc-per-node GPU train.py", "did you mean gpu?"),
+        ("torchrun --nproc-per-node= train.py", "--nproc-per-node= must be auto"),
+        ("accelerate launch --num_processes auto train.py", "auto must be a number of at least 1"),
+        ("accelerate launch --num_processes 4 --num_machines 0 train.py", "--num_machines 0 must"),
+        (
+            "accelerate launch --num_processes 5 --num_machines 2 train.py",
+            "gives the machines different numbers of processes",
+        ),
+        ("torchrun --nnodes", "--nnodes must have a value"),
+        ("torchrun --nnodes=1", "must be given a script"),
+        ("torchrun", "must be given a script"),
+    ],
+)
+def test_command_that_cannot_be_unwrapped_is_refused_with_the_remedy(
+    command: str, reason: str
+) -> None:
+    with pytest.raises(CannotUnwrap) as refused:
+        run(command)
+    assert reason in str(refused.value)

@@ -16,7 +16,6 @@ from elasticjob_operator.domain.plan.sizes import (
     legal_sizes,
     min_available,
     wanted_size,
-    workers_per_node,
 )
 from elasticjob_operator.model import Phase, Status, parse_manifest
 from tests.unit.operator.builders import NOW, job, manifest, observed, running
@@ -128,21 +127,3 @@ def test_wanted_size_is_nearest_legal_size_below(
     wanted = wanted_size(a_job)
     assert wanted.nodes == max((size for size in sizes if size <= asked), default=low)
     assert (wanted.clamp is None) == (asked in sizes)
-
-
-@pytest.mark.parametrize(
-    ("nproc", "resources", "workers"),
-    [
-        ("auto", None, 1),
-        ("auto", {"limits": {"cpu": 4}}, 1),
-        ("auto", {"limits": {"nvidia.com/gpu": 8, "cpu": 4}}, 8),
-        ("auto", {"requests": {"amd.com/gpu": "2"}}, 2),
-        ("auto", {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 2}}, 2),
-        ("auto", {"limits": {"nvidia.com/mig-1g.5gb": 3}}, 3),
-        (3, {"limits": {"nvidia.com/gpu": 8}}, 3),
-    ],
-)
-def test_workers_per_node(nproc: object, resources: object, workers: int) -> None:
-    container = {"name": "t", "command": ["x"], "resources": resources}
-    found = job(nprocPerNode=nproc, template={"spec": {"containers": [container]}})
-    assert workers_per_node(found) == workers
