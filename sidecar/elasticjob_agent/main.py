@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from elasticjob_agent import settings as agent_settings
@@ -16,12 +17,14 @@ from elasticjob_agent.api.native_handler import DirectedHandler
 from elasticjob_agent.api.runtime_agent import NodeElasticAgent
 from elasticjob_agent.api.spec import WorkerSpec
 from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
-from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
-from elasticjob_agent.settings import AgentSettings, SettingsError
+from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient, NodeEnding
+from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.threads import in_thread
-from elasticjob_agent.worker_runtime import WorkerRuntime
+from elasticjob_agent.worker_files import command_log_folder
+from elasticjob_agent.worker_runtime import NodeCommand, WorkerRuntime, WorkerRuntimeError
 from elasticjob_rendezvous.api import RendezvousHandler
 from elasticjob_rendezvous.etcd.member import MemberSettings
 from elasticjob_rendezvous.protocol.config import Config, Identity
@@ -107,7 +110,16 @@ def _set_log_handler(logger: str, message: str, level: int) -> None:
 def launcher_runtime(settings: AgentSettings, session: str) -> LauncherClient:
     """Return a client of the launcher in the training container beside this process."""
     attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
-    return LauncherClient(settings.socket, attach)
+    return LauncherClient(settings.socket, attach, node_command(settings))
+
+
+def node_command(settings: AgentSettings) -> NodeCommand | None:
+    """Return the order to run the command once for this node; None to start each worker."""
+    if settings.launch is Launch.PER_WORKER:
+        return None
+    env = command_environment(settings.run_id, settings.role, settings.nnodes, settings.slots)
+    folder = command_log_folder(settings.logs)
+    return NodeCommand(env, "" if folder is None else str(folder), settings.logs.max_bytes)
 
 
 def session_nonce() -> str:
@@ -197,6 +209,12 @@ async def run_agent(
     `to_the_end`: the process exits right after this, so signals are ignored from then on.
     """
     _prefix_rendezvous_logs(settings)
+    try:
+        workers = await runtime.node_workers()
+    except WorkerRuntimeError as error:
+        return await _end_before_joining(settings, runtime, handler, error)
+    if workers is not None:
+        settings = replace(settings, slots=workers)
     used = v3_handler(settings, session) if handler is None else handler
     reporter = job_reporter(settings, session, used)
     elastic = elastic_agent(settings, runtime, used, None if handler is None else reporter)
@@ -207,6 +225,23 @@ async def run_agent(
         if handler is not None:
             await _release_handler(handler, ending, elastic.alone)
         await explain_end(settings, ending)
+    return ending
+
+
+async def _end_before_joining(
+    settings: AgentSettings,
+    runtime: WorkerRuntime,
+    handler: RendezvousHandler | None,
+    error: WorkerRuntimeError,
+) -> Ending:
+    """End a node that never took part in the rendezvous."""
+    code = ExitCode.OK if isinstance(error, NodeEnding) else ExitCode.FAILED
+    text = f"job {settings.run_id}: {settings.name} left before it joined: {error}"
+    ending = Ending(code, LEFT_CODE, text)
+    await runtime.aclose()
+    if handler is not None:
+        await _release_handler(handler, ending, alone=False)
+    await explain_end(settings, ending)
     return ending
 
 

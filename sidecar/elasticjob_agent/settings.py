@@ -13,6 +13,8 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_NAME` | name of this member; natural order of names gives the ranks | required |
 | `ELASTICJOB_ADDRESS` | IP address at which peers reach this node's workers | required |
 | `ELASTICJOB_SLOTS` | number of workers | 1 |
+| `ELASTICJOB_LAUNCH` | PerWorker: start each worker; PerNode: run the command once | PerWorker |
+| `ELASTICJOB_NNODES` | `min:max` nodes of the job, for torchrun in the command | 1:1 |
 | `ELASTICJOB_RUN_ID` | id of the job, for workers and messages | the uid in the prefix |
 | `ELASTICJOB_NODE` | machine name, for people | empty |
 | `ELASTICJOB_ROLE` | torch's role | default |
@@ -82,6 +84,7 @@ NO_BACKEND_OPTIONS = BackendOptions()
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_LOG_BYTES = 16 * 1024 * 1024
 KEEP_ROUNDS = 20
+_NNODES = re.compile(r"[0-9]+:[0-9]+")
 _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
@@ -95,6 +98,13 @@ class Backend(StrEnum):
     ETCD = "etcd"
     ETCD_V2 = "etcd-v2"
     C10D = "c10d"
+
+
+class Launch(StrEnum):
+    """Start of the workers: by the launcher, or by torchrun in a command that runs once."""
+
+    PER_WORKER = "PerWorker"
+    PER_NODE = "PerNode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +165,8 @@ class AgentSettings:
     etcd: EtcdAccess
     job_key: bytes
     slots: int = 1
+    launch: Launch = Launch.PER_WORKER
+    nnodes: str = "1:1"
     backend: Backend = Backend.ETCD
     rendezvous_id: str = ""
     hosts_store: bool | None = False
@@ -284,6 +296,8 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         bounds=None if backend is Backend.ETCD else _bounds(environ),
         hosts_store=environ.get("ELASTICJOB_STORE_HOST") == "true",
         slots=_whole(environ, "ELASTICJOB_SLOTS", 1, least=1, most=1024),
+        launch=_launch(environ),
+        nnodes=_nnodes(environ),
         node=environ.get("ELASTICJOB_NODE", ""),
         role=environ.get("ELASTICJOB_ROLE") or "default",
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
@@ -320,6 +334,22 @@ def _backend(environ: Mapping[str, str]) -> Backend:
         raise SettingsError(
             f"ELASTICJOB_BACKEND must be one of {known}, got {echoed(text)}"
         ) from error
+
+
+def _launch(environ: Mapping[str, str]) -> Launch:
+    text = environ.get("ELASTICJOB_LAUNCH") or Launch.PER_WORKER
+    try:
+        return Launch(text)
+    except ValueError as error:
+        known = " or ".join(Launch)
+        raise SettingsError(f"ELASTICJOB_LAUNCH must be {known}, got {echoed(text)}") from error
+
+
+def _nnodes(environ: Mapping[str, str]) -> str:
+    text = environ.get("ELASTICJOB_NNODES") or "1:1"
+    if not _NNODES.fullmatch(text):
+        raise SettingsError(f"ELASTICJOB_NNODES must be MIN:MAX, got {echoed(text)}")
+    return text
 
 
 def _bounds(environ: Mapping[str, str]) -> RendezvousParams:

@@ -58,6 +58,18 @@ class PrepareWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """Order to run the command once for the node; torchrun in it starts the workers.
+
+    `env` overrides the launcher's own environment.
+    """
+
+    env: Mapping[str, str]
+    log_dir: str
+    max_log_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker ended: by exit code or by signal, never both.
 
@@ -204,6 +216,13 @@ class WorkerRuntime(Protocol):
 
     def renew(self) -> None:
         """Read the deadline of `set_deadline` again now: it may have become later."""
+        ...
+
+    async def node_workers(self) -> int | None:
+        """Wait until the number of this node's workers is known; None for the configured number.
+
+        Called before `events`. Raises `WorkerRuntimeError` if the node ends before.
+        """
         ...
 
     def events(self) -> AsyncIterator[WorkerRuntimeEvent]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import elasticjob
+import elasticjob_torchrun
 from elasticjob_launcher import settings
 
 PACKAGE = "elasticjob_launcher"
@@ -38,20 +39,32 @@ main()
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
-LIBRARY = "elasticjob"
+DIST_INFO = {
+    "METADATA": "Metadata-Version: 2.1\nName: elasticjob-torchrun\nVersion: 1\n",
+    "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
+}
+"""Package metadata by which torch finds the plug-in: an installed package has the same."""
 _BREAKS = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 logger = logging.getLogger(__name__)
 
 
 def install(launcher: Path) -> None:
-    """Write the launcher, and the library to the folder the launcher expects. Raises OSError."""
+    """Write the launcher, and the library and torchrun's plug-in to the folder that the launcher
+    puts on the workers' path. Raises OSError.
+    """
     build_zipapp(launcher)
-    source = Path(elasticjob.__file__).parent
-    target = launcher.parent / settings.LIBRARY / LIBRARY
-    target.mkdir(parents=True, exist_ok=True)
-    for path in source.glob("*.py"):
-        _write_file(target / path.name, path.read_bytes())
+    folder = launcher.parent / settings.LIBRARY
+    for package in (elasticjob, elasticjob_torchrun):
+        assert package.__file__ is not None, "a package with an __init__.py"
+        target = folder / package.__name__
+        target.mkdir(parents=True, exist_ok=True)
+        for path in Path(package.__file__).parent.glob("*.py"):
+            _write_file(target / path.name, path.read_bytes())
+    about = folder / "elasticjob_torchrun-1.dist-info"
+    about.mkdir(exist_ok=True)
+    for name, text in DIST_INFO.items():
+        _write_file(about / name, text.encode())
 
 
 def lean(source: bytes) -> bytes:

@@ -194,16 +194,32 @@ class Gang:
         launcher: Path,
         lease_seconds: float = 3.0,
         env: dict[str, str] | None = None,
+        command: tuple[str, ...] = (),
+        bounds: RendezvousParams | None = None,
     ) -> list[Pod]:
-        """Return pods of one job with an operator's bounds; `env` is added for their agents."""
-        bounds = RendezvousParams(
+        """Return pods of one job with an operator's bounds; `env` is added for their processes.
+
+        `command` replaces the worker's script.
+        """
+        bounds = bounds or RendezvousParams(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
         self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())
-        self._pods = [
-            Pod(self, f"pod-{index}", launcher, lease_seconds, env or {}) for index in range(count)
-        ]
+        for index in range(count):
+            self.pod(f"pod-{index}", launcher, lease_seconds, env, command)
         return self._pods
+
+    def pod(
+        self,
+        name: str,
+        launcher: Path,
+        lease_seconds: float = 3.0,
+        env: dict[str, str] | None = None,
+        command: tuple[str, ...] = (),
+    ) -> Pod:
+        """Start another pod of the job."""
+        self._pods.append(Pod(self, name, launcher, lease_seconds, env or {}, command))
+        return self._pods[-1]
 
     def round(self) -> Round:
         key = Keys(self.prefix).round
@@ -224,7 +240,13 @@ class Pod:
     """Launcher and its agent, as in a pod: two processes and a socket."""
 
     def __init__(
-        self, gang: Gang, name: str, launcher: Path, lease_seconds: float, env: dict[str, str]
+        self,
+        gang: Gang,
+        name: str,
+        launcher: Path,
+        lease_seconds: float,
+        env: dict[str, str],
+        command: tuple[str, ...] = (),
     ) -> None:
         self._gang = gang
         self.name = name
@@ -252,7 +274,7 @@ class Pod:
             "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
             **env,
         }
-        worker = (sys.executable, str(gang.script), str(gang.folder))
+        worker = command or (sys.executable, str(gang.script), str(gang.folder))
         self.launcher = self._run("launcher", str(launcher), "--", *worker)
         self.agent = self.start_agent()
 

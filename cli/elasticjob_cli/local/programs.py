@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob_agent.zipapp_build import build_zipapp
+from elasticjob_agent.zipapp_build import install
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.domain.manifests.names import pod_name
@@ -45,8 +45,8 @@ class PodPrograms:
         return self.run_dir / "job.key"
 
     def build(self) -> None:
-        """Write the launcher, as the init container does in a pod, and the job's secret."""
-        build_zipapp(self.pyz)
+        """Write the launcher's files, as the init container does in a pod, and the job's secret."""
+        install(self.pyz)
         self.job_key_file.touch(mode=0o600)
         self.job_key_file.write_text(secrets.token_hex(32))
 
@@ -80,6 +80,7 @@ class PodPrograms:
             "ELASTICJOB_ADDRESS": LOOPBACK,
             "ELASTICJOB_BIND_ADDRESS": LOOPBACK,
             "ELASTICJOB_SLOTS": str(workers_per_node(self.job)),
+            "ELASTICJOB_NNODES": f"{self.job.spec.min_nodes}:{self.job.spec.max_nodes}",
             "ELASTICJOB_NODE": socket.gethostname(),
             "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
             "ELASTICJOB_SOCKET": str(files.socket),

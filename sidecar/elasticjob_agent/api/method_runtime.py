@@ -50,6 +50,9 @@ class MethodRuntime:
         self.result: RunResult | None = None
         """Result of `_monitor_workers` when the workers ended."""
 
+    async def node_workers(self) -> int | None:
+        return None
+
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         """Yield events. Raises the exception of a method, which is not a worker's failure."""
         yield Hello((), os.getpid(), sys.executable, str(Path.cwd()), 0, None, {}, (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from elasticjob_agent.worker_runtime import (
     Hello,
     LauncherSignalled,
     LogTrouble,
+    NodeCommand,
     Prepared,
     PrepareWorkers,
     Started,
@@ -28,14 +30,25 @@ from elasticjob_agent.worker_runtime import (
 )
 from elasticjob_launcher.wire import MAX_MESSAGE_BYTES, WireError, decode, encode
 
+log = logging.getLogger("elasticjob.agent")
+
 SEND_TIMEOUT_SECONDS = 10.0
 HELLO_TIMEOUT_SECONDS = 10.0
 BEAT_SECONDS = 0.5
 SOONEST_BEAT_SECONDS = 0.05
 MAX_LIVE_SECONDS = 86400.0
 
+LEFT_CODE = 143
+"""Exit code of a launcher that was told to end."""
+FIRST_REMINDER_SECONDS = 15.0
+LAST_REMINDER_SECONDS = 600.0
+
 LiveUntil = Callable[[], float | None]
 """Returns the workers' deadline on the monotonic clock; None for no deadline."""
+
+
+class NodeEnding(WorkerRuntimeError):
+    """The launcher was told to end before its command joined the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,39 @@ class Channel:
         seconds = min(max(0.0, live_until - now), MAX_LIVE_SECONDS)
         return {"at": now, "live_seconds": seconds}
 
+    async def run(self, command: NodeCommand) -> None:
+        await self.send(
+            {
+                "type": "command",
+                "env": dict(command.env),
+                "log_dir": command.log_dir,
+                "max_log_bytes": command.max_log_bytes,
+            }
+        )
+
+    async def joined(self) -> int | None:
+        """Wait for the number of workers of a command; 0 if it ended first, None if the connection
+        closed.
+
+        Raises:
+            WorkerRuntimeError: the launcher ends or refused the command.
+        """
+        try:
+            while (line := await self._reader.readline()).endswith(b"\n"):
+                message = decode(line)
+                if message.get("type") == "joined":
+                    return int(message["workers"])
+                if message.get("type") == "launcher_signalled":
+                    await self.release(LEFT_CODE, "")
+                    raise NodeEnding("its launcher was told to end")
+                if message.get("type") in ("error", "taken_over"):
+                    raise WorkerRuntimeError(f"the launcher refused: {message}")
+        except OSError:
+            return None
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            raise WorkerRuntimeError(f"the launcher's message cannot be read: {error!r}") from error
+        return None
+
     async def prepare(self, command: PrepareWorkers) -> None:
         await self.send(
             {
@@ -200,6 +246,19 @@ class Channel:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await self._writer.wait_closed()
+
+
+async def _remind() -> None:
+    """Log that the command runs without having joined, in growing intervals."""
+    began, seconds = time.monotonic(), FIRST_REMINDER_SECONDS
+    while True:
+        await asyncio.sleep(seconds)
+        log.info(
+            "the command has run for %d s without joining the rendezvous: "
+            "this node takes part once torchrun in it asks for a round",
+            time.monotonic() - began,
+        )
+        seconds = min(2 * seconds, LAST_REMINDER_SECONDS)
 
 
 async def open_streams(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -296,14 +355,35 @@ class LauncherClient:
     `events` waits for the first connection without a limit. If the socket closes while the launcher
     lives, the runtime reconnects and another `Hello` follows. A launcher that refuses connections
     is dead: `WorkerRuntimeLost` follows at once, and the loss is final.
+
+    With `command`, the launcher runs the command once, and torchrun in it starts the workers.
     """
 
-    def __init__(self, socket_path: str, attach: Attach) -> None:
+    def __init__(
+        self, socket_path: str, attach: Attach, command: NodeCommand | None = None
+    ) -> None:
         self._socket_path = socket_path
         self._attach = attach
+        self._command = command
         self._channel: Channel | None = None
         self._released = False
         self._live_until: LiveUntil = lambda: None
+
+    async def node_workers(self) -> int | None:
+        if self._command is None:
+            return None
+        channel: Channel | None = await self._first_connection()
+        while channel is not None:
+            await channel.run(self._command)
+            async with asyncio.TaskGroup() as tasks:
+                reminding = tasks.create_task(_remind())
+                found = await channel.joined()
+                reminding.cancel()
+            await channel.aclose()
+            if found is not None:
+                return found or None
+            channel = await self._next_connection()
+        raise WorkerRuntimeError(f"the launcher at {self._socket_path} is gone")
 
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         channel: Channel | None = await self._first_connection()

@@ -80,6 +80,9 @@ class LocalRuntime:
         self._released = False
         self._live_until: LiveUntil = lambda: None
 
+    async def node_workers(self) -> int | None:
+        return None
+
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         channel = self._channel = await self._launched()
         async for event in channel.events():

@@ -153,6 +153,7 @@ def _identity(job: ElasticJob, name: str, incarnation: int) -> list[Json]:
         _field("BIND_ADDRESS", "status.podIP"),
         _field("NODE", "spec.nodeName"),
         variable("SLOTS", workers_per_node(job)),
+        variable("NNODES", f"{job.spec.min_nodes}:{job.spec.max_nodes}"),
     ]
 
 
