@@ -49,4 +49,4 @@ def create(parameters: Any) -> Any:
         )
     from elasticjob_torchrun.handler import NodeHandler
 
-    return NodeHandler(address, parameters.run_id)
+    return NodeHandler(address, parameters.backend, parameters.run_id)

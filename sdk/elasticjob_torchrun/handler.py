@@ -34,10 +34,11 @@ TORCHS = frozenset(
 
 
 class NodeHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
-    """Rendezvous handler of one torchrun."""
+    """Rendezvous handler of one torchrun; `backend` is the name under which it asked for one."""
 
-    def __init__(self, address: str, run_id: str) -> None:
+    def __init__(self, address: str, backend: str, run_id: str) -> None:
         self._address = address
+        self._backend = backend
         self._run_id = run_id
         self._envs: dict[int, dict[str, str]] = {}
         self._number = 0
@@ -50,7 +51,7 @@ class NodeHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         os.environ.pop(ADDRESS, None)  # a torchrun inside a worker is no node of the job
 
     def get_backend(self) -> str:
-        return BACKEND
+        return self._backend
 
     @property
     def use_agent_store(self) -> bool:
@@ -165,7 +166,9 @@ class NodeHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         for failure in (getattr(result, "failures", None) or {}).values():
             code = int(failure.exitcode)
             ended = (code, None) if code >= 0 else (None, -code)
-            self._worker_exited(self._number, Exit(int(failure.local_rank), int(failure.pid), *ended))
+            self._worker_exited(
+                self._number, Exit(int(failure.local_rank), int(failure.pid), *ended)
+            )
 
 
 def _check_identical(own: Mapping[str, str], group_rank: int, nodes: int, workers: int) -> None:

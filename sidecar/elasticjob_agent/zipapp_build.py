@@ -15,8 +15,9 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import elasticjob
 import elasticjob_torchrun
+
+import elasticjob
 from elasticjob_launcher import settings
 
 PACKAGE = "elasticjob_launcher"

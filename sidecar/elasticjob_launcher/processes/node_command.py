@@ -320,7 +320,9 @@ class NodeCommand:
                 if message.get("type") != "hello" or not secrets.compare_digest(
                     str(message.get("token")), self._token
                 ):
-                    raise WireError(f"the first message must be `hello` with the token of {ADDRESS}")
+                    raise WireError(
+                        f"the first message must be `hello` with the token of {ADDRESS}"
+                    )
                 trusted.append(True)
             else:
                 self._received(connection, message)
