@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -74,10 +75,8 @@ class Link:
         return self._stop >= number
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def _read(self) -> None:
         with self._socket, self._socket.makefile("rb") as lines:
