@@ -26,7 +26,14 @@ import pytest
 
 from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
 from elasticjob_agent.runtimes.local import LocalRuntime
-from elasticjob_agent.worker_runtime import Hello, Started, StartWorkers, WorkerExited, WorkerStart
+from elasticjob_agent.worker_runtime import (
+    Hello,
+    NodeCommand,
+    Started,
+    StartWorkers,
+    WorkerExited,
+    WorkerStart,
+)
 from elasticjob_agent.zipapp_build import build_zipapp
 
 PROCESS_TAG = "ELASTICJOB_TEST_TAG"
@@ -147,7 +154,13 @@ def launcher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class LauncherProcess:
     """Launcher as run by a training container: the zip file, on a socket of its own."""
 
-    def __init__(self, file: Path, interpreter: str = sys.executable, **env: str) -> None:
+    def __init__(
+        self,
+        file: Path,
+        interpreter: str = sys.executable,
+        command: tuple[str, ...] = ("train", "--lr=1"),
+        **env: str,
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: socket paths are limited
         self.socket = str(self.directory / "launcher.sock")
         self.stdout = self.directory / "stdout"
@@ -163,12 +176,18 @@ class LauncherProcess:
         }
         with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                [interpreter, "-I", "-S", str(file), "--", "train", "--lr=1"],
+                [interpreter, "-I", "-S", str(file), "--", *command],
                 env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
-    def runtime(self, session: str = "s1", orphan_seconds: float = 30.0) -> LauncherClient:
-        return LauncherClient(self.socket, Attach("pod-0", session, JOB_KEY, orphan_seconds))
+    def runtime(
+        self,
+        session: str = "s1",
+        orphan_seconds: float = 30.0,
+        command: NodeCommand | None = None,
+    ) -> LauncherClient:
+        attach = Attach("pod-0", session, JOB_KEY, orphan_seconds)
+        return LauncherClient(self.socket, attach, command)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)

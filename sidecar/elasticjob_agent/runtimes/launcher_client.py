@@ -240,9 +240,13 @@ class Channel:
                 f"cannot send {message['type']!r} to the launcher: {error}"
             ) from error
 
+    def close(self) -> None:
+        """Close the connection without waiting."""
+        self._writer.close()
+
     async def aclose(self) -> None:
         """Close the connection; the launcher then knows that the agent is gone."""
-        self._writer.close()
+        self.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await self._writer.wait_closed()
@@ -374,12 +378,13 @@ class LauncherClient:
             return None
         channel: Channel | None = await self._first_connection()
         while channel is not None:
-            await channel.run(self._command)
-            async with asyncio.TaskGroup() as tasks:
-                reminding = tasks.create_task(_remind())
+            reminding = asyncio.create_task(_remind())
+            try:
+                await channel.run(self._command)
                 found = await channel.joined()
+            finally:
                 reminding.cancel()
-            await channel.aclose()
+                channel.close()
             if found is not None:
                 return found or None
             channel = await self._next_connection()

@@ -55,6 +55,9 @@ class FakeRuntime:
         self._lose = lose_starts
         self._gone = gone
 
+    async def node_workers(self) -> int | None:
+        return None
+
     async def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         if self._gone is not None:
             raise self._gone
