@@ -15,8 +15,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import elasticjob_torchrun
-
 import elasticjob
 from elasticjob_launcher import settings
 
@@ -40,6 +38,8 @@ main()
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
+PACKAGES = ("elasticjob", "elasticjob_torchrun")
+"""Packages for the training container; installed side by side."""
 DIST_INFO = {
     "METADATA": "Metadata-Version: 2.1\nName: elasticjob-torchrun\nVersion: 1\n",
     "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
@@ -56,11 +56,11 @@ def install(launcher: Path) -> None:
     """
     build_zipapp(launcher)
     folder = launcher.parent / settings.LIBRARY
-    for package in (elasticjob, elasticjob_torchrun):
-        assert package.__file__ is not None, "a package with an __init__.py"
-        target = folder / package.__name__
+    packages = Path(elasticjob.__file__).parents[1]
+    for name in PACKAGES:
+        target = folder / name
         target.mkdir(parents=True, exist_ok=True)
-        for path in Path(package.__file__).parent.glob("*.py"):
+        for path in (packages / name).glob("*.py"):
             _write_file(target / path.name, path.read_bytes())
     about = folder / "elasticjob_torchrun-1.dist-info"
     about.mkdir(exist_ok=True)

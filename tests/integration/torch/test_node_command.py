@@ -224,6 +224,28 @@ def test_options_of_another_rendezvous_do_not_keep_torchrun_from_the_job(
     assert gang.ends(*pods) == [0, 0], gang.outputs()
 
 
+HANGING = """
+import os, time
+from elasticjob import train
+for step in range(10):
+    train.progress(step)
+    time.sleep(0.1)
+if os.environ["ELASTICJOB_ROUND"] == "1" and os.environ["RANK"] == "1":
+    time.sleep(1000)
+"""
+
+
+def test_hanging_workers_are_replaced_and_the_hang_is_the_failure(
+    gang: NodeGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICJOB_HANG_TIMEOUT_SECONDS", "2")
+    gang.script.write_text(HANGING)
+    (pod,) = gang.run(1, slots=2)
+    assert gang.ends(pod) == [0], gang.outputs()
+    assert "no progress for 2 s after step 9" in pod.agent.output()
+    assert gang.round().restarts == 1
+
+
 def test_spent_budget_ends_the_job_with_the_workers_traceback(gang: NodeGang) -> None:
     params = RendezvousParams(
         1, 4, expected=2, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=1
