@@ -181,6 +181,13 @@ class WorkerRuntimeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersSucceeded:
+    """All workers of a node's command exited with 0; the rest of the command runs."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogTrouble:
     """Log files cannot be written (disk full, no permission). Sent once; training continues."""
 
@@ -195,6 +202,7 @@ WorkerRuntimeEvent: TypeAlias = (
     | StartRefused
     | WorkerExited
     | Stopped
+    | WorkersSucceeded
     | LauncherSignalled
     | WorkerRuntimeLost
     | LogTrouble

@@ -27,6 +27,7 @@ from elasticjob_agent.worker_runtime import (
     WorkerRuntimeError,
     WorkerRuntimeEvent,
     WorkerRuntimeLost,
+    WorkersSucceeded,
 )
 from elasticjob_launcher.wire import MAX_MESSAGE_BYTES, WireError, decode, encode
 
@@ -297,6 +298,8 @@ def parse_event(message: dict[str, Any]) -> WorkerRuntimeEvent:
             return _exited(message)
         case "stopped":
             return Stopped(int(message["round"]))
+        case "succeeded":
+            return WorkersSucceeded(int(message["round"]))
         case "launcher_signalled":
             return LauncherSignalled(int(message["signum"]))
         case "log_trouble":

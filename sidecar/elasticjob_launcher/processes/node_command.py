@@ -354,6 +354,7 @@ class NodeCommand:
         current.ended_pids.add(pid)
         code, signum = message.get("exit_code"), message.get("signal")
         if code == 0:
+            current.succeeded(local_rank)
             return
         memory = not current.killed and self._memory_killed()
         current.started({})

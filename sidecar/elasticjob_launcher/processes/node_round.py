@@ -47,6 +47,7 @@ class NodeRound:
         self.return_by = 0.0
         self.kill_timer: Timer | None = None
         self._started = False
+        self._succeeded: set[int] = set()
 
     @property
     def alone(self) -> bool:
@@ -103,6 +104,12 @@ class NodeRound:
         }
         self.exits.append(event)
         self._emit(event)
+
+    def succeeded(self, local_rank: int) -> None:
+        """Record the success of a worker; report it once all have succeeded."""
+        self._succeeded.add(local_rank)
+        if self._succeeded == set(self.envs):
+            self._emit({"type": "succeeded", "round": self.number})
 
     def over(self) -> None:
         """Report that no process of the round is left."""
