@@ -16,12 +16,14 @@ from elasticjob_agent.api.native_handler import DirectedHandler
 from elasticjob_agent.api.runtime_agent import NodeElasticAgent
 from elasticjob_agent.api.spec import WorkerSpec
 from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
-from elasticjob_agent.settings import AgentSettings, SettingsError
+from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.threads import in_thread
-from elasticjob_agent.worker_runtime import WorkerRuntime
+from elasticjob_agent.worker_files import command_log_folder
+from elasticjob_agent.worker_runtime import NodeCommand, WorkerRuntime
 from elasticjob_rendezvous.api import RendezvousHandler
 from elasticjob_rendezvous.etcd.member import MemberSettings
 from elasticjob_rendezvous.protocol.config import Config, Identity
@@ -107,7 +109,16 @@ def _set_log_handler(logger: str, message: str, level: int) -> None:
 def launcher_runtime(settings: AgentSettings, session: str) -> LauncherClient:
     """Return a client of the launcher in the training container beside this process."""
     attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
-    return LauncherClient(settings.socket, attach)
+    return LauncherClient(settings.socket, attach, node_command(settings))
+
+
+def node_command(settings: AgentSettings) -> NodeCommand | None:
+    """Return the order to run the command once for this node; None to start each worker."""
+    if settings.launch is Launch.PER_WORKER:
+        return None
+    env = command_environment(settings.run_id, settings.role, settings.nnodes, settings.nproc)
+    folder = command_log_folder(settings.logs)
+    return NodeCommand(env, "" if folder is None else str(folder), settings.logs.stream_bytes(1))
 
 
 def session_nonce() -> str:

@@ -13,6 +13,9 @@ No other module of the agent reads the environment, except `control`, which must
 | `ELASTICJOB_NAME` | name of this member; natural order of names gives the ranks | required |
 | `ELASTICJOB_ADDRESS` | IP address at which peers reach this node's workers | required |
 | `ELASTICJOB_SLOTS` | number of workers; `launcher`: the number that the launcher counts | 1 |
+| `ELASTICJOB_LAUNCH` | PerWorker: start each worker; PerNode: run the command once | PerWorker |
+| `ELASTICJOB_NNODES` | `min:max` nodes of the job, for torchrun in the command | 1:1 |
+| `ELASTICJOB_NPROC` | workers, also auto, gpu or cpu, for torchrun in the command | SLOTS |
 | `ELASTICJOB_RUN_ID` | id of the job, for workers and messages | the uid in the prefix |
 | `ELASTICJOB_NODE` | machine name, for people | empty |
 | `ELASTICJOB_ROLE` | torch's role | default |
@@ -86,6 +89,7 @@ LEAST_LOG_BYTES = 4096
 COUNTED = "launcher"
 """Value of `ELASTICJOB_SLOTS` for the number that the launcher counts."""
 KEEP_ROUNDS = 20
+_NNODES = re.compile(r"[0-9]+:[0-9]+")
 _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
@@ -99,6 +103,13 @@ class Backend(StrEnum):
     ETCD = "etcd"
     ETCD_V2 = "etcd-v2"
     C10D = "c10d"
+
+
+class Launch(StrEnum):
+    """Start of the workers: by the launcher, or by torchrun in a command that runs once."""
+
+    PER_WORKER = "PerWorker"
+    PER_NODE = "PerNode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,9 @@ class AgentSettings:
     etcd: EtcdAccess
     job_key: bytes
     slots: int | None = 1
+    launch: Launch = Launch.PER_WORKER
+    nnodes: str = "1:1"
+    nproc: str = ""
     backend: Backend = Backend.ETCD
     rendezvous_id: str = ""
     hosts_store: bool | None = False
@@ -281,7 +295,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             f"got {echoed(prefix)}"
         )
     run_id = environ.get("ELASTICJOB_RUN_ID") or shape["uid"]
-    backend = _backend(environ)
+    backend, launch = _backend(environ), _launch(environ)
     folder = environ.get("ELASTICJOB_LOG_DIR", "")
     control = environ.get(CONTROL, "")
     port = environ.get("ELASTICJOB_HEALTH_PORT", "")
@@ -297,7 +311,10 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         rendezvous_id=f"{shape['uid']}-{shape['incarnation']}",
         bounds=None if backend is Backend.ETCD else _bounds(environ),
         hosts_store=environ.get("ELASTICJOB_STORE_HOST") == "true",
-        slots=_slots(environ),
+        slots=None if launch is Launch.PER_NODE else _slots(environ),
+        launch=launch,
+        nnodes=_nnodes(environ),
+        nproc=_torchrun_workers(environ) if launch is Launch.PER_NODE else "",
         node=environ.get("ELASTICJOB_NODE", ""),
         role=environ.get("ELASTICJOB_ROLE") or "default",
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
@@ -334,6 +351,14 @@ def _slots(environ: Mapping[str, str]) -> int | None:
     return None if environ.get(name) == COUNTED else _whole(environ, name, 1, least=1, most=1024)
 
 
+def _torchrun_workers(environ: Mapping[str, str]) -> str:
+    """Return the number of workers for torchrun in the command, or a word; empty for its default."""
+    if word := environ.get("ELASTICJOB_NPROC"):
+        return word
+    given = _slots(environ) if environ.get("ELASTICJOB_SLOTS") else None
+    return "" if given is None else str(given)
+
+
 def _backend(environ: Mapping[str, str]) -> Backend:
     text = environ.get("ELASTICJOB_BACKEND") or Backend.ETCD
     try:
@@ -343,6 +368,22 @@ def _backend(environ: Mapping[str, str]) -> Backend:
         raise SettingsError(
             f"ELASTICJOB_BACKEND must be one of {known}, got {echoed(text)}"
         ) from error
+
+
+def _launch(environ: Mapping[str, str]) -> Launch:
+    text = environ.get("ELASTICJOB_LAUNCH") or Launch.PER_WORKER
+    try:
+        return Launch(text)
+    except ValueError as error:
+        known = " or ".join(Launch)
+        raise SettingsError(f"ELASTICJOB_LAUNCH must be {known}, got {echoed(text)}") from error
+
+
+def _nnodes(environ: Mapping[str, str]) -> str:
+    text = environ.get("ELASTICJOB_NNODES") or "1:1"
+    if not _NNODES.fullmatch(text):
+        raise SettingsError(f"ELASTICJOB_NNODES must be MIN:MAX, got {echoed(text)}")
+    return text
 
 
 def _bounds(environ: Mapping[str, str]) -> RendezvousParams:

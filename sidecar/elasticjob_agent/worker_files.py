@@ -66,6 +66,20 @@ _BASE_RANK = "base_rank"
 _OPEN_TO_ALL = 0o1777
 
 
+def command_log_folder(settings: LogSettings) -> Path | None:
+    """Create and return the folder for the output of a node's command; None for none."""
+    if settings.folder is None or not settings.output:
+        return None
+    folder = settings.folder / "command"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if settings.shared:
+            folder.chmod(_OPEN_TO_ALL)
+    except OSError:
+        return None
+    return folder
+
+
 class RunLogs:
     """Log folder of one agent."""
 

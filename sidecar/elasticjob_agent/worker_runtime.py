@@ -58,6 +58,18 @@ class PrepareWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """Order to run the command once for the node; torchrun in it starts the workers.
+
+    `env` overrides the launcher's own environment.
+    """
+
+    env: Mapping[str, str]
+    log_dir: str
+    max_log_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker ended: by exit code or by signal, never both.
 
@@ -171,6 +183,13 @@ class WorkerRuntimeLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersSucceeded:
+    """All workers of a node's command exited with 0; the rest of the command runs."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogTrouble:
     """Log files cannot be written (disk full, no permission). Sent once; training continues."""
 
@@ -185,6 +204,7 @@ WorkerRuntimeEvent: TypeAlias = (
     | StartRefused
     | WorkerExited
     | Stopped
+    | WorkersSucceeded
     | LauncherSignalled
     | WorkerRuntimeLost
     | LogTrouble

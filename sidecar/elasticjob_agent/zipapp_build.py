@@ -38,21 +38,34 @@ main()
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
-LIBRARY = "elasticjob"
+PACKAGES = ("elasticjob", "elasticjob_torchrun")
+"""Packages for the training container; installed side by side."""
+DIST_INFO = {
+    "METADATA": "Metadata-Version: 2.1\nName: elasticjob-torchrun\nVersion: 1\n",
+    "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
+}
+"""Package metadata by which torch finds the plug-in: an installed package has the same."""
 _BREAKS = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 logger = logging.getLogger(__name__)
 
 
 def install(launcher: Path) -> None:
-    """Write the launcher, and the library to the folder the launcher expects. Raises OSError."""
+    """Write the launcher, and the library and torchrun's plug-in to the folder that the launcher
+    puts on the workers' path. Raises OSError.
+    """
     build_zipapp(launcher)
-    source = Path(elasticjob.__file__).parent
-    target = launcher.parent / settings.LIBRARY / LIBRARY
-    for path in source.rglob("*.py"):
-        written = target / path.relative_to(source)
-        written.parent.mkdir(parents=True, exist_ok=True)
-        _write_file(written, path.read_bytes())
+    folder = launcher.parent / settings.LIBRARY
+    packages = Path(elasticjob.__file__).parents[1]
+    for name in PACKAGES:
+        for path in (packages / name).rglob("*.py"):
+            target = folder / path.relative_to(packages)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write_file(target, path.read_bytes())
+    about = folder / "elasticjob_torchrun-1.dist-info"
+    about.mkdir(exist_ok=True)
+    for name, text in DIST_INFO.items():
+        _write_file(about / name, text.encode())
 
 
 def lean(source: bytes) -> bytes:

@@ -18,17 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer, answer, newer_round, permission
+from elasticjob_launcher.processes.node_command import NodeCommand
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import kill_descendants, open_pidfd
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
 from elasticjob_launcher.processes.starter import Starter, StoreProcesses
 from elasticjob_launcher.processes.workers import Workers
-from elasticjob_launcher.settings import Settings, worker_environment
+from elasticjob_launcher.settings import (
+    Settings,
+    SettingsError,
+    check_socket_path,
+    torchrun_socket,
+    worker_environment,
+)
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.watchdog import SILENT_SECONDS, AgentLiveness, Deadline
 from elasticjob_launcher.wire import (
     MAX_MESSAGE_BYTES,
     Attach,
+    Command,
     Heartbeat,
     Prepare,
     Release,
@@ -85,7 +93,11 @@ class Launcher:
         self._stores = self._new_stores(self._zygote)
         cold = start or partial(spawn, keep_fds=settings.keep_fds)
         starter = Starter(cold, self._zygote, self._stores)
-        self._workers = Workers(self._loop, self._output, self._env, self._tell, starter)
+        self._workers: Workers | NodeCommand = Workers(
+            self._loop, self._output, self._env, self._tell, starter
+        )
+        self._spawn = cold
+        self._node: NodeCommand | None = None
         self._cwd = str(Path.cwd())
         self._attach = Attach("", "", b"", settings.orphan_seconds)
         self._agent: Connection | None = None
@@ -116,7 +128,7 @@ class Launcher:
 
     def run(self) -> int:
         become_subreaper()
-        self._loop.on_signal(signal.SIGCHLD, self._workers.reap)
+        self._loop.on_signal(signal.SIGCHLD, lambda: self._workers.reap())
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
         self._follow_lifeline()
@@ -204,7 +216,7 @@ class Launcher:
             "pids": {str(rank): pid for rank, pid in self._workers.running_pids.items()},
             "exits": self._workers.exits,
             "env_names": sorted(self._env),
-            "warms": True,
+            "warms": self._node is None,
             "hears_beats": True,
             "save_signal": self._settings.save_signal,
             "live_seconds": self._deadline.live_seconds,
@@ -216,6 +228,8 @@ class Launcher:
             self._liveness.heard()
             self._deadline.heard(asked.at, asked.live_seconds)
             self._watch_over_orphans()
+        elif isinstance(asked, Command):
+            self._run_command(asked)
         elif isinstance(asked, Prepare):
             if self._zygote is not None and not self._ending:
                 self._zygote.prepare(asked)
@@ -230,6 +244,34 @@ class Launcher:
             self._workers.signal(asked.round, asked.signum, caught)
         elif isinstance(asked, Release):
             self._released(asked)
+
+    def _run_command(self, asked: Command) -> None:
+        """Run the node's command, unless it runs, and tell the number of workers once known."""
+        if self._node is not None:
+            if self._node.joined is not None:
+                self._tell_joined(self._node.joined)
+            return
+        if self._workers.running_round is not None:
+            raise WireError("the command cannot run for the node: workers run")
+        path = torchrun_socket(self._settings.socket_path)
+        try:
+            check_socket_path(path)
+            self._workers = self._node = NodeCommand(
+                self._loop,
+                self._output,
+                self._env,
+                self._tell,
+                self._spawn,
+                self._settings.argv,
+                path,
+                asked,
+                self._tell_joined,
+            )
+        except SettingsError as error:
+            raise WireError(str(error)) from error
+
+    def _tell_joined(self, workers: int) -> None:
+        self._tell({"type": "joined", "workers": workers})
 
     def _start(self, asked: Start) -> None:
         if self._ending:
@@ -392,7 +434,8 @@ class Launcher:
             self._workers.stop(running, 0)
         kill_descendants(SWEEP_SECONDS)
         self._workers.drain()
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._node):
+            if server is not None:
+                server.close()
         self._output.flush(FLUSH_SECONDS)
         return self._exit_code if self._exit_code is not None else EXIT_AGENT_LOST

@@ -132,6 +132,11 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     return settings
 
 
+def torchrun_socket(path: str) -> str:
+    """Return the path of the socket for torchrun's plug-in beside the agent's."""
+    return f"{path}.node"
+
+
 def check_socket_path(path: str) -> None:
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:

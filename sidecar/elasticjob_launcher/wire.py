@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     # An expression that Python 3.8 cannot evaluate.
-    Request: TypeAlias = "Attach | Heartbeat | Prepare | Start | Stop | Signal | Release"
+    Request: TypeAlias = "Attach | Heartbeat | Command | Prepare | Start | Stop | Signal | Release"
 
 
 class Attach(NamedTuple):
@@ -85,6 +85,18 @@ class Heartbeat(NamedTuple):
 
     at: float | None = None
     live_seconds: float | None = None
+
+
+class Command(NamedTuple):
+    """Request to run the command once for the node; torchrun in it starts the workers.
+
+    `env` is laid over the launcher's own environment. A repeated request has no effect but the
+    answer: the number of workers, once known.
+    """
+
+    env: dict[str, str]
+    log_dir: str
+    max_log_bytes: int
 
 
 class Prepare(NamedTuple):
@@ -152,6 +164,8 @@ def parse_request(message: dict[str, Any]) -> Request:
         return _attach(message)
     if kind == "beat":
         return _heartbeat(message)
+    if kind == "command":
+        return Command(_env(message), _text(message, "log_dir"), _int(message, "max_log_bytes"))
     if kind == "prepare":
         return _prepare(message)
     if kind == "start":

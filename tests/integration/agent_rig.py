@@ -195,20 +195,34 @@ class Gang:
         lease_seconds: float = 3.0,
         env: dict[str, str] | None = None,
         nproc: Sequence[str] = (),
+        command: tuple[str, ...] = (),
+        bounds: RendezvousParams | None = None,
     ) -> list[Pod]:
         """Return pods of one job with an operator's bounds; `env` is added for their processes.
 
-        `nproc` has a word for each pod by which its launcher counts the workers.
+        `nproc` has a word for each pod by which its launcher counts the workers. `command` replaces
+        the worker's script.
         """
-        bounds = RendezvousParams(
+        bounds = bounds or RendezvousParams(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
         self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())
-        self._pods = [
-            Pod(self, f"pod-{index}", launcher, lease_seconds, {**(env or {}), **counted})
-            for index, counted in enumerate(_counted(nproc) or [{}] * count)
-        ]
+        for index, counted in enumerate(_counted(nproc) or [{}] * count):
+            added = {**(env or {}), **counted}
+            self.pod(f"pod-{index}", launcher, lease_seconds, added, command)
         return self._pods
+
+    def pod(
+        self,
+        name: str,
+        launcher: Path,
+        lease_seconds: float = 3.0,
+        env: dict[str, str] | None = None,
+        command: tuple[str, ...] = (),
+    ) -> Pod:
+        """Start another pod of the job."""
+        self._pods.append(Pod(self, name, launcher, lease_seconds, env or {}, command))
+        return self._pods[-1]
 
     def round(self) -> Round:
         key = Keys(self.prefix).round
@@ -233,7 +247,13 @@ class Pod:
     """Launcher and its agent, as in a pod: two processes and a socket."""
 
     def __init__(
-        self, gang: Gang, name: str, launcher: Path, lease_seconds: float, env: dict[str, str]
+        self,
+        gang: Gang,
+        name: str,
+        launcher: Path,
+        lease_seconds: float,
+        env: dict[str, str],
+        command: tuple[str, ...] = (),
     ) -> None:
         self._gang = gang
         self.name = name
@@ -261,7 +281,7 @@ class Pod:
             "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
             **env,
         }
-        worker = (sys.executable, str(gang.script), str(gang.folder))
+        worker = command or (sys.executable, str(gang.script), str(gang.folder))
         self.launcher = self._run("launcher", str(launcher), "--", *worker)
         self.agent = self.start_agent()
 

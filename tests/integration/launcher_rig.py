@@ -26,7 +26,14 @@ import pytest
 
 from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
 from elasticjob_agent.runtimes.local import LocalRuntime
-from elasticjob_agent.worker_runtime import Hello, Started, StartWorkers, WorkerExited, WorkerStart
+from elasticjob_agent.worker_runtime import (
+    Hello,
+    NodeCommand,
+    Started,
+    StartWorkers,
+    WorkerExited,
+    WorkerStart,
+)
 from elasticjob_agent.zipapp_build import build_zipapp
 from tests.paths import ROOT
 
@@ -175,8 +182,14 @@ class LauncherProcess:
                 env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
-    def runtime(self, session: str = "s1", orphan_seconds: float = 30.0) -> LauncherClient:
-        return LauncherClient(self.socket, Attach("pod-0", session, JOB_KEY, orphan_seconds))
+    def runtime(
+        self,
+        session: str = "s1",
+        orphan_seconds: float = 30.0,
+        command: NodeCommand | None = None,
+    ) -> LauncherClient:
+        attach = Attach("pod-0", session, JOB_KEY, orphan_seconds)
+        return LauncherClient(self.socket, attach, command)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)

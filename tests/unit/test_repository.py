@@ -17,6 +17,7 @@ PACKAGES = (
     "operator/elasticjob_operator",
     "rendezvous/elasticjob_rendezvous",
     "sdk/elasticjob",
+    "sdk/elasticjob_torchrun",
     "sidecar/elasticjob_agent",
     "sidecar/elasticjob_launcher",
     "cli/elasticjob_cli",

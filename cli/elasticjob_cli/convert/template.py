@@ -68,8 +68,9 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     found = trainer_command(command, args, None, LaunchSpec(single=True))
     if found.mode is Launch.PER_NODE:
         note = f"runs once for each pod (spec.launch PerNode): {found.message}"
-        kept = Command(tuple(command), tuple(args), True, False, note)
-        return replace(kept, workers=option(launcher_words(words, kept), "--nproc-per-node") or "")
+        unchanged = Command(tuple(command), tuple(args), True, False, note)
+        workers = option(launcher_words(words, unchanged), "--nproc-per-node")
+        return replace(unchanged, workers=workers or "")
     if found.launcher is None:
         return Command(tuple(command), tuple(args), False, False, "")
     # Unlike in a pod, some options keep their effect here: they become fields of the job.

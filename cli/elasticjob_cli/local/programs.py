@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob_agent.zipapp_build import build_zipapp
+from elasticjob_agent.zipapp_build import install
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.sidecar import COUNTED
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, agent_params, is_steered
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
@@ -45,8 +45,8 @@ class PodPrograms:
         return self.run_dir / "job.key"
 
     def build(self) -> None:
-        """Write the launcher, as the init container does in a pod, and the job's secret."""
-        build_zipapp(self.pyz)
+        """Write the launcher's files, as the init container does in a pod, and the job's secret."""
+        install(self.pyz)
         self.job_key_file.touch(mode=0o600)
         self.job_key_file.write_text(secrets.token_hex(32))
 
@@ -64,8 +64,9 @@ class PodPrograms:
             "ELASTICJOB_INIT": "1",
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
-            **({} if trainer.workers.isdigit() else {"ELASTICJOB_NPROC": trainer.workers}),
         }
+        if trainer.launch is Launch.PER_WORKER and not trainer.workers.isdigit():
+            env["ELASTICJOB_NPROC"] = trainer.workers
         argv = (trainer.interpreter, str(self.pyz), *trainer.options, "--", *trainer.argv)
         return Program(argv, env, trainer.cwd)
 
@@ -81,6 +82,7 @@ class PodPrograms:
             "ELASTICJOB_ADDRESS": LOOPBACK,
             "ELASTICJOB_BIND_ADDRESS": LOOPBACK,
             "ELASTICJOB_SLOTS": workers if workers.isdigit() else COUNTED,
+            "ELASTICJOB_NNODES": f"{self.job.spec.min_nodes}:{self.job.spec.max_nodes}",
             "ELASTICJOB_NODE": socket.gethostname(),
             "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
             "ELASTICJOB_SOCKET": str(files.socket),
@@ -94,6 +96,9 @@ class PodPrograms:
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
             **self._backend(files),
         }
+        given = self.job.spec.nproc_per_node
+        if self.trainer.launch is Launch.PER_NODE and given is not None:
+            env["ELASTICJOB_NPROC"] = str(given)
         # -P: files in the working folder must not shadow a module.
         return Program((sys.executable, "-P", "-m", "elasticjob_agent"), env, self.run_dir)
 

@@ -50,6 +50,8 @@ def _still_since(state: State) -> float | None:
     group = state.group
     if not state.facts.hang_seconds or group is None or not group.started or group.exits:
         return None
+    if group.succeeded:
+        return None  # the rest of a node's command reports nothing
     if group.asked is not None:
         return None  # the group awaits its stop, which has a deadline
     if group.advanced_at is None and state.reported_progress is None:

@@ -102,6 +102,7 @@ class WorkerGroup:
         reports: contents of the error files found, by local rank.
         order: the stop order in effect, if any.
         failure: the first failure in the group.
+        succeeded: True once the workers of a node's command succeeded; the command continues.
         ended_at: exit time of the last worker, monotonic seconds.
         empty: True once no process of the group is left.
         progress: latest progress report of each worker that has reported, by local rank.
@@ -123,6 +124,7 @@ class WorkerGroup:
     reports: Mapping[int, bytes] = field(default_factory=dict)
     order: StopOrder | None = None
     failure: Failure | None = None
+    succeeded: bool = False
     ended_at: float | None = None
     empty: bool = False
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)

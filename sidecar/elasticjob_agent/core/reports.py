@@ -37,6 +37,7 @@ from elasticjob_agent.worker_runtime import (
     Prepared,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure
@@ -264,6 +265,8 @@ def _runtime_lines(before: State, after: State, heard: object) -> Iterator[LogLi
             yield LogLine(
                 "workers will start warm" if ready else f"workers will start cold: {reason}"
             )
+        case WorkersSucceeded(number):
+            yield LogLine(f"round {number}: all workers succeeded; the rest of the command runs")
         case LogTrouble(message):
             yield LogLine(f"worker logs are incomplete: {message}", warning=True)
         case WorkerExited() if after.group is not None:

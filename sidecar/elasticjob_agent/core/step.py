@@ -64,6 +64,7 @@ from elasticjob_agent.worker_runtime import (
     StoreServed,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import Failure
@@ -303,6 +304,10 @@ def _heard(state: State, heard: RuntimeEvent, now: float) -> State:
             return replace(state, port=0, served=False) if state.served else state
         case StoreServed(port):
             return replace(state, port=port, served=True)
+        case WorkersSucceeded(number):
+            if group is None or group.round != number:
+                return state
+            return replace(state, group=replace(group, succeeded=True))
         case LauncherSignalled():
             return _leaving(state, "its launcher was told to end")
         case WorkerRuntimeLost(reason):

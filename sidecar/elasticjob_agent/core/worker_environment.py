@@ -57,6 +57,28 @@ def shared_environment(slots: int, inherited: Collection[str], dumps: bool) -> d
     return env
 
 
+PER_NODE_BACKEND = "elasticjob-node"
+"""Name under which torchrun's plug-in `elasticjob_torchrun` is registered."""
+
+
+def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapping[str, str]:
+    """Return torchrun's defaults for a command that runs once for the node.
+
+    Options in the command take precedence, and the plug-in makes those for the rendezvous
+    ineffective.
+    """
+    return {
+        "PET_RDZV_BACKEND": PER_NODE_BACKEND,
+        "PET_RDZV_ENDPOINT": "localhost:0",  # torchrun requires one
+        "PET_RDZV_ID": run_id,
+        "PET_NNODES": nnodes,
+        **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
+        "PET_ROLE": role,
+        "PET_MAX_RESTARTS": "1000000",  # the job has a budget of its own
+        "PET_MONITOR_INTERVAL": "0.1",
+    }
+
+
 def worker_environment(
     roster: Roster,
     assignment: RankAssignment,

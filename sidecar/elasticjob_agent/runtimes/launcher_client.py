@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from elasticjob_agent.worker_runtime import (
     Hello,
     LauncherSignalled,
     LogTrouble,
+    NodeCommand,
     Prepared,
     PrepareWorkers,
     Started,
@@ -25,8 +27,11 @@ from elasticjob_agent.worker_runtime import (
     WorkerRuntimeError,
     WorkerRuntimeEvent,
     WorkerRuntimeLost,
+    WorkersSucceeded,
 )
 from elasticjob_launcher.wire import MAX_MESSAGE_BYTES, WireError, decode, encode
+
+log = logging.getLogger("elasticjob.agent")
 
 SEND_TIMEOUT_SECONDS = 10.0
 HELLO_TIMEOUT_SECONDS = 10.0
@@ -34,8 +39,17 @@ BEAT_SECONDS = 0.5
 SOONEST_BEAT_SECONDS = 0.05
 MAX_LIVE_SECONDS = 86400.0
 
+LEFT_CODE = 143
+"""Exit code of a launcher that was told to end."""
+FIRST_REMINDER_SECONDS = 15.0
+LAST_REMINDER_SECONDS = 600.0
+
 LiveUntil = Callable[[], float | None]
 """Returns the workers' deadline on the monotonic clock; None for no deadline."""
+
+
+class NodeEnding(WorkerRuntimeError):
+    """The launcher was told to end before its command joined the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,39 @@ class Channel:
         seconds = min(max(0.0, live_until - now), MAX_LIVE_SECONDS)
         return {"at": now, "live_seconds": seconds}
 
+    async def run(self, command: NodeCommand) -> None:
+        await self.send(
+            {
+                "type": "command",
+                "env": dict(command.env),
+                "log_dir": command.log_dir,
+                "max_log_bytes": command.max_log_bytes,
+            }
+        )
+
+    async def joined(self) -> int | None:
+        """Wait for the number of workers of a command; 0 if it ended first, None if the connection
+        closed.
+
+        Raises:
+            WorkerRuntimeError: the launcher ends or refused the command.
+        """
+        try:
+            while (line := await self._reader.readline()).endswith(b"\n"):
+                message = decode(line)
+                if message.get("type") == "joined":
+                    return int(message["workers"])
+                if message.get("type") == "launcher_signalled":
+                    await self.release(LEFT_CODE, "")
+                    raise NodeEnding("its launcher was told to end")
+                if message.get("type") in ("error", "taken_over"):
+                    raise WorkerRuntimeError(f"the launcher refused: {message}")
+        except OSError:
+            return None
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            raise WorkerRuntimeError(f"the launcher's message cannot be read: {error!r}") from error
+        return None
+
     async def prepare(self, command: PrepareWorkers) -> None:
         await self.send(
             {
@@ -194,12 +241,29 @@ class Channel:
                 f"cannot send {message['type']!r} to the launcher: {error}"
             ) from error
 
+    def close(self) -> None:
+        """Close the connection without waiting."""
+        self._writer.close()
+
     async def aclose(self) -> None:
         """Close the connection; the launcher then knows that the agent is gone."""
-        self._writer.close()
+        self.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await self._writer.wait_closed()
+
+
+async def _remind() -> None:
+    """Log that the command runs without having joined, in growing intervals."""
+    began, seconds = time.monotonic(), FIRST_REMINDER_SECONDS
+    while True:
+        await asyncio.sleep(seconds)
+        log.info(
+            "the command has run for %d s without joining the rendezvous: "
+            "this node takes part once torchrun in it asks for a round",
+            time.monotonic() - began,
+        )
+        seconds = min(2 * seconds, LAST_REMINDER_SECONDS)
 
 
 async def open_streams(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -234,6 +298,8 @@ def parse_event(message: dict[str, Any]) -> WorkerRuntimeEvent:
             return _exited(message)
         case "stopped":
             return Stopped(int(message["round"]))
+        case "succeeded":
+            return WorkersSucceeded(int(message["round"]))
         case "launcher_signalled":
             return LauncherSignalled(int(message["signum"]))
         case "log_trouble":
@@ -328,18 +394,37 @@ class LauncherClient:
     `events` waits for the first connection without a limit. If the socket closes while the launcher
     lives, the runtime reconnects and another `Hello` follows. A launcher that refuses connections
     is dead: `WorkerRuntimeLost` follows at once, and the loss is final.
+
+    With `command`, the launcher runs the command once, and torchrun in it starts the workers.
     """
 
-    def __init__(self, socket_path: str, attach: Attach) -> None:
+    def __init__(
+        self, socket_path: str, attach: Attach, command: NodeCommand | None = None
+    ) -> None:
         self._socket_path = socket_path
         self._attach = attach
+        self._command = command
         self._channel: Channel | None = None
         self._released = False
         self._live_until: LiveUntil = lambda: None
         self._events = EventStream(self._connections())
 
     async def node_workers(self) -> int | None:
-        return await self._events.workers()
+        if self._command is None:
+            return await self._events.workers()
+        channel: Channel | None = await self._first_connection()
+        while channel is not None:
+            reminding = asyncio.create_task(_remind())
+            try:
+                await channel.run(self._command)
+                found = await channel.joined()
+            finally:
+                reminding.cancel()
+                channel.close()
+            if found is not None:
+                return found or 1  # 0: the command ended without joining
+            channel = await self._next_connection()
+        raise WorkerRuntimeError(f"the launcher at {self._socket_path} is gone")
 
     def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         return self._events.all()

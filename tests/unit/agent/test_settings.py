@@ -26,6 +26,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def test_minimal_environment(environ: dict[str, str]) -> None:
     settings = from_environment(environ)
     assert settings.run_id == "uid-7"
+    assert settings.launch == "PerWorker"
     assert settings.etcd.endpoints == ("etcd-0:2379", "http://etcd-1:2379")
     assert settings.etcd.tls is None
     assert settings.job_key == b"secret"
@@ -39,6 +40,8 @@ def test_complete_environment(environ: dict[str, str], tmp_path: Path) -> None:
     environ |= {
         "ELASTICJOB_RUN_ID": "digits",
         "ELASTICJOB_SLOTS": "8",
+        "ELASTICJOB_LAUNCH": "PerNode",
+        "ELASTICJOB_NNODES": "1:4",
         "ELASTICJOB_LOG_DIR": "/logs",
         "ELASTICJOB_ETCD_CA_FILE": str(tmp_path / "ca"),
         "ELASTICJOB_ETCD_CERT_FILE": str(tmp_path / "cert"),
@@ -50,7 +53,8 @@ def test_complete_environment(environ: dict[str, str], tmp_path: Path) -> None:
         "ELASTICJOB_TERMINATION_LOG": "",
     }
     settings = from_environment(environ)
-    assert settings.slots == 8
+    assert (settings.slots, settings.nproc) == (None, "8")
+    assert (settings.launch, settings.nnodes) == ("PerNode", "1:4")
     assert settings.logs.folder == Path("/logs/digits")
     assert settings.etcd.tls is not None
     assert (settings.etcd.user, settings.etcd.password) == ("user", "password")
@@ -75,6 +79,8 @@ def test_complete_environment(environ: dict[str, str], tmp_path: Path) -> None:
         ("ELASTICJOB_ADDRESS", "digits-0.digits"),
         ("ELASTICJOB_SLOTS", "0"),
         ("ELASTICJOB_SLOTS", "auto"),
+        ("ELASTICJOB_LAUNCH", "Auto"),
+        ("ELASTICJOB_NNODES", "2"),
         ("ELASTICJOB_JOB_KEY_FILE", ""),
         ("ELASTICJOB_JOB_KEY_FILE", "/no/such/file"),
         ("ELASTICJOB_ETCD_CA_FILE", "/no/such/file"),

@@ -8,6 +8,7 @@ import pytest
 
 from elasticjob_launcher.wire import (
     Attach,
+    Command,
     Lines,
     Release,
     Signal,
@@ -65,6 +66,10 @@ def test_canonical_form_is_independent_of_order() -> None:
             {"type": "start", "round": 1, "workers": [WORKER], "max_log_bytes": 9},
             Start(1, [WORKER], 9),
         ),
+        (
+            {"type": "command", "env": {"A": "b"}, "log_dir": "/logs", "max_log_bytes": 9},
+            Command({"A": "b"}, "/logs", 9),
+        ),
         ({"type": "stop", "round": 1, "grace_seconds": 0.5}, Stop(1, 0.5)),
         ({"type": "signal", "round": 1, "signum": 15}, Signal(1, 15)),
         ({"type": "release", "exit_code": 3, "message": "m"}, Release(3, "m")),
@@ -84,6 +89,8 @@ def test_requests_are_typed(message: dict[str, Any], expected: object) -> None:
         ({"type": "start", "round": 1, "workers": [1], "max_log_bytes": 9}, "workers"),
         ({"type": "start", "round": 1, "workers": [{**WORKER, "argv": "x"}]}, "argv"),
         ({"type": "start", "round": 1, "workers": [{**WORKER, "env": {"A": 1}}]}, "env"),
+        ({"type": "command", "env": [], "log_dir": "", "max_log_bytes": 9}, "env"),
+        ({"type": "command", "env": {}, "log_dir": None, "max_log_bytes": 9}, "log_dir"),
         ({"type": "stop", "round": 1, "grace_seconds": -1}, "grace_seconds"),
         ({"type": "stop", "round": 1, "grace_seconds": float("nan")}, "grace_seconds"),
         ({"type": "signal", "round": 1, "signum": 0}, "signum"),

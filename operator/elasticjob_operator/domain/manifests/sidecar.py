@@ -132,6 +132,7 @@ def agent(
         "env": [
             *_identity(job, names.pod_name(job.metadata.name, index), incarnation),
             variable("SLOTS", workers if workers.isdigit() else COUNTED),
+            *_torchrun(job, traits),
             *_rendezvous(job, settings, access),
             *_backend(job, index),
             *_agent_settings(job, traits),
@@ -164,7 +165,16 @@ def _identity(job: ElasticJob, name: str, incarnation: int) -> list[Json]:
         # The pod's own address: 0.0.0.0 would not accept connections in IPv6-only clusters.
         _field("BIND_ADDRESS", "status.podIP"),
         _field("NODE", "spec.nodeName"),
+        variable("NNODES", f"{job.spec.min_nodes}:{job.spec.max_nodes}"),
     ]
+
+
+def _torchrun(job: ElasticJob, traits: PodTraits) -> list[Json]:
+    """Return the number of workers, or its word, for torchrun in a command that runs once."""
+    given = job.spec.nproc_per_node
+    if traits.launch is Launch.PER_WORKER or given is None:
+        return []
+    return [variable("NPROC", given)]
 
 
 def _rendezvous(job: ElasticJob, settings: PodSettings, access: Access) -> list[Json]:

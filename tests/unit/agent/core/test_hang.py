@@ -6,9 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hangs_at, parse_stack
-from elasticjob_agent.core.model import Event, State, StopGroup, Timer, WorkersProgressed
+from elasticjob_agent.core.model import (
+    Event,
+    RuntimeEvent,
+    State,
+    StopGroup,
+    Timer,
+    WorkersProgressed,
+)
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import step, wake_at
+from elasticjob_agent.worker_runtime import WorkersSucceeded
 from elasticjob_rendezvous.protocol.coordinator.failure_policy import culprit
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind
@@ -81,6 +89,13 @@ def test_hang_limit_includes_start_time_after_first_reported_step() -> None:
     for event, now in (*story, (run(2), 23.0), (started(2), 24.0)):
         state, _ = step(state, event, now)
     assert hangs_at(state) == 23.0 + START_SECONDS + HANG_SECONDS
+
+
+def test_rest_of_a_command_whose_workers_succeeded_does_not_hang() -> None:
+    succeeded = (RuntimeEvent(WorkersSucceeded(1)), 31.0)
+    assert hangs_at(after(at_step(2, 30.0), succeeded)) is None
+    other = (RuntimeEvent(WorkersSucceeded(2)), 31.0)
+    assert hangs_at(after(at_step(2, 30.0), other)) is not None
 
 
 def test_hang_detection_is_off_by_default() -> None:

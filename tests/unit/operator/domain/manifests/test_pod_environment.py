@@ -64,6 +64,7 @@ def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
         bind_address="10.1.2.3",
         node="node-a",
         slots=2,
+        nnodes="1:4",
         etcd=EtcdAccess(
             ("https://etcd:2379",), Tls(ca, cert, key, "etcd-name"), "user", "password"
         ),

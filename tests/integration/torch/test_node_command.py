@@ -1,0 +1,309 @@
+"""Pods with `launch: PerNode`: a command runs once, and torchrun in it joins the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.zipapp_build import install
+from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from tests.integration.agent_rig import Gang, Pod, until
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.launcher_rig import alive, process_tag
+
+__all__ = ["gang", "process_tag"]
+
+START_SECONDS = 60.0
+"""Timeout of the first round: each torchrun imports torch before anything else."""
+RECOVERY_SECONDS = 1.5
+"""Maximum time from a worker's death to the new workers' first line; importing torch follows."""
+TORCHRUN = "python -m torch.distributed.run"
+
+WORKER = """
+import json, os, pathlib, sys, time
+folder, env = pathlib.Path(sys.argv[1]), os.environ
+rank, number = env["RANK"], env["ELASTICJOB_ROUND"]
+
+def write(path, text):
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+write(folder / f"started-{number}-{rank}", json.dumps({"pid": os.getpid(), **env}))
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+step = 0
+while True:
+    total = torch.ones(1)
+    total += float((folder / "finish").exists())
+    dist.all_reduce(total)
+    step += 1
+    write(folder / f"steps-{os.getpid()}", str(step))
+    write(folder / f"reduced-{number}-{rank}", str(time.time()))
+    if total.item() > dist.get_world_size():
+        break
+    order = folder / f"fail-{rank}"
+    if order.exists():
+        order.unlink()
+        raise ValueError("told to fail by a file")
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+class NodeGang(Gang):
+    """Gang of pods that run a shell script each."""
+
+    def __init__(self, folder: Path, etcd: EtcdServer) -> None:
+        super().__init__(folder, etcd)
+        self.script.write_text(WORKER)
+        self.launcher = folder / "elasticjob" / "launcher.pyz"
+        self.launcher.parent.mkdir()
+        install(self.launcher)
+
+    def run(
+        self,
+        count: int,
+        line: str = "",
+        slots: int = 1,
+        bounds: RendezvousParams | None = None,
+        nnodes: str = "1:4",
+    ) -> list[Pod]:
+        return self.pods(
+            count,
+            self.launcher,
+            3.0,
+            self.env(slots, nnodes),
+            command=self.shell(line),
+            bounds=bounds,
+        )
+
+    def add(self, name: str, line: str = "", slots: int = 1) -> Pod:
+        return self.pod(name, self.launcher, 3.0, self.env(slots), self.shell(line))
+
+    def env(self, slots: int = 1, nnodes: str = "1:4") -> dict[str, str]:
+        return {
+            "ELASTICJOB_LAUNCH": "PerNode",
+            "ELASTICJOB_INIT": "1",  # ends all processes of the pod with it, as a container does
+            "ELASTICJOB_SLOTS": str(slots),
+            "ELASTICJOB_NNODES": nnodes,
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+    def shell(self, line: str) -> tuple[str, ...]:
+        line = line or f"{TORCHRUN} WORKER"
+        line = line.replace("WORKER", f"{self.script} {self.folder}")
+        return ("bash", "-euo", "pipefail", "-c", f"echo preparing; {line}; echo the rest")
+
+    def reduced(self, number: int, world: int, seconds: float = START_SECONDS) -> float:
+        """Return the time of the first all-reduce of a round seen here."""
+        self.started(number, world, seconds)
+        paths = [self.folder / f"reduced-{number}-{rank}" for rank in range(world)]
+        try:
+            until(lambda: all(path.exists() for path in paths), "an all-reduce", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.outputs()}") from error
+        return time.monotonic()
+
+    def ends(self, *pods: Pod) -> list[int]:
+        try:
+            return [pod.launcher.wait(30) for pod in pods]
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.outputs()}") from error
+
+
+@pytest.fixture
+def gang(process_tag: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[NodeGang]:
+    gang = NodeGang(tmp_path, newest_etcd)
+    yield gang
+    gang.close()
+
+
+def test_shell_script_on_two_nodes_trains_with_all_workers_and_succeeds(gang: NodeGang) -> None:
+    pods = gang.run(2, slots=2)
+    gang.reduced(1, 4)
+    found = gang.started(1, 4)
+    assert [worker["LOCAL_RANK"] for worker in found] == ["0", "1", "0", "1"]
+    assert {worker["LOCAL_WORLD_SIZE"] for worker in found} == {"2"}
+    assert len({worker["ELASTICJOB_PROGRESS_FILE"] for worker in found}) == 4
+    assert not any("ELASTICJOB_TORCHRUN" in worker for worker in found)
+    gang.finish()
+    assert gang.ends(*pods) == [0, 0], gang.outputs()
+    for pod in pods:
+        assert pod.launcher.output().count("preparing") == 1
+        assert "the rest" in pod.launcher.output()
+
+
+def test_killed_worker_is_replaced_within_seconds_by_the_same_torchrun(gang: NodeGang) -> None:
+    pods = gang.run(2)
+    gang.reduced(1, 2)
+    found = gang.started(1, 2)
+    os.kill(found[1]["pid"], signal.SIGKILL)
+    killed = time.monotonic()
+    gang.started(2, 2)
+    started = time.monotonic() - killed
+    reduced = gang.reduced(2, 2) - killed
+    print(f"new workers after {started:.2f} s, the next all-reduce after {reduced:.2f} s")
+    assert started < RECOVERY_SECONDS, f"{started:.2f} s, the next all-reduce {reduced:.2f} s"
+    assert not any(alive(worker["pid"]) for worker in found)
+    gang.finish()
+    assert gang.ends(*pods) == [0, 0], gang.outputs()
+    assert all(pod.launcher.output().count("preparing") == 1 for pod in pods)
+
+
+def test_lost_node_is_left_out_and_its_replacement_joins(gang: NodeGang) -> None:
+    first, lost = gang.run(2)
+    gang.reduced(1, 2)
+    for process in (lost.launcher, lost.agent):
+        process.process.kill()
+    gang.reduced(2, 1)
+    gang.add("pod-1b")
+    gang.reduced(3, 2)
+    gang.finish()
+    assert gang.ends(first) == [0], gang.outputs()
+    assert first.launcher.output().count("preparing") == 1
+
+
+def test_leaving_node_stops_its_workers_and_the_others_continue(gang: NodeGang) -> None:
+    first, leaving = gang.run(2)
+    gang.reduced(1, 2)
+    leaving.pre_stop()
+    gang.reduced(2, 1)
+    assert gang.ends(leaving) == [143], gang.outputs()
+    gang.finish()
+    assert gang.ends(first) == [0], gang.outputs()
+
+
+def test_job_grows_and_shrinks_with_its_nodes(gang: NodeGang) -> None:
+    (first,) = gang.run(1)
+    gang.reduced(1, 1)
+    second = gang.add("pod-1")
+    gang.reduced(2, 2)
+    second.pre_stop()
+    gang.reduced(3, 1)
+    assert gang.ends(second) == [143], gang.outputs()
+    gang.finish()
+    assert gang.ends(first) == [0], gang.outputs()
+    assert first.launcher.output().count("preparing") == 1
+
+
+def test_restarted_agent_adopts_the_workers(gang: NodeGang) -> None:
+    # The workers' deadline follows the lease: it must leave time for a new agent on a busy machine.
+    (pod,) = gang.run(1, bounds=RendezvousParams(1, 4, expected=1, keep_alive_seconds=30.0))
+    gang.reduced(1, 1)
+    (worker,) = gang.started(1, 1)
+    pod.agent.process.kill()
+    pod.agent.wait()
+    gang.stepping(worker)
+    pod.start_agent()
+    until(pod.is_ready, "readiness of the new agent")
+    gang.stepping(worker)
+    assert gang.round().number == 1
+    gang.finish()
+    assert gang.ends(pod) == [0], gang.outputs()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--standalone --nproc-per-node=1",
+        "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:1 --rdzv-id=x --max-restarts=0",
+        "--nnodes=4 --node-rank=0 --master-addr=127.0.0.1 --master-port=1 --monitor-interval=30",
+        "--nnodes=1 --max-restarts=0",
+    ],
+)
+def test_options_of_another_rendezvous_do_not_keep_torchrun_from_the_job(
+    gang: NodeGang, options: str
+) -> None:
+    pods = gang.run(2, f"{TORCHRUN} {options} WORKER")
+    gang.reduced(1, 2)
+    gang.fail(1)
+    gang.reduced(2, 2)
+    gang.finish()
+    assert gang.ends(*pods) == [0, 0], gang.outputs()
+
+
+HANGING = """
+import os, time
+from elasticjob import train
+for step in range(10):
+    train.progress(step)
+    time.sleep(0.1)
+if os.environ["ELASTICJOB_ROUND"] == "1" and os.environ["RANK"] == "1":
+    time.sleep(1000)
+"""
+
+
+def test_hanging_workers_are_replaced_and_the_hang_is_the_failure(
+    gang: NodeGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICJOB_HANG_TIMEOUT_SECONDS", "2")
+    gang.script.write_text(HANGING)
+    (pod,) = gang.run(1, slots=2)
+    assert gang.ends(pod) == [0], gang.outputs()
+    assert "no progress for 2 s after step 9" in pod.agent.output()
+    assert gang.round().number == 2
+
+
+def test_spent_budget_ends_the_job_with_the_workers_traceback(gang: NodeGang) -> None:
+    params = RendezvousParams(
+        1, 4, expected=2, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=1
+    )
+    pods = gang.run(2, bounds=params)
+    gang.reduced(1, 2)
+    gang.fail(1)
+    gang.reduced(2, 2)
+    gang.fail(1)
+    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    for pod in pods:
+        said = pod.termination_log.read_text()
+        assert "rank 1" in said
+        assert "ValueError: told to fail by a file" in said
+        assert "worker.py" in said
+
+
+def test_command_of_several_nodes_that_never_joins_fails(gang: NodeGang) -> None:
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=0)
+    pods = gang.run(2, "true", bounds=params)
+    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    assert "without joining the rendezvous" in pods[0].termination_log.read_text()
+
+
+def test_failing_preparation_counts_as_a_failure_with_its_error(gang: NodeGang) -> None:
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=1)
+    pods = gang.run(2, "python -c 'raise ValueError(13)'", bounds=params)
+    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    assert "ValueError: 13" in pods[0].termination_log.read_text()
+
+
+def test_node_joins_with_the_number_of_workers_of_its_torchrun(gang: NodeGang) -> None:
+    (pod,) = gang.run(1, f"{TORCHRUN} --nproc-per-node=2 WORKER")
+    gang.reduced(1, 2)
+    gang.finish()
+    assert gang.ends(pod) == [0], gang.outputs()
+
+
+def test_single_node_may_run_several_torchruns_one_after_the_other(gang: NodeGang) -> None:
+    params = RendezvousParams(1, 1, expected=1, keep_alive_seconds=3.0)
+    line = f"{TORCHRUN} WORKER; {TORCHRUN} WORKER"
+    (pod,) = gang.run(1, line, bounds=params, nnodes="1:1")
+    gang.reduced(1, 1)
+    gang.finish()
+    assert gang.ends(pod) == [0], gang.outputs()
+    assert pod.launcher.output().count("the rest") == 1
+
+
+def test_second_torchrun_of_a_job_with_several_nodes_fails(gang: NodeGang) -> None:
+    params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=0)
+    pods = gang.run(2, f"{TORCHRUN} WORKER; {TORCHRUN} WORKER", bounds=params)
+    gang.reduced(1, 2)
+    gang.finish()
+    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    assert "second torchrun" in pods[0].termination_log.read_text()
