@@ -352,7 +352,7 @@ def _slots(environ: Mapping[str, str]) -> int | None:
 
 
 def _torchrun_workers(environ: Mapping[str, str]) -> str:
-    """Return the number of workers for torchrun in the command, or a word; empty for its default."""
+    """Return the number or word of workers for torchrun in the command; empty for its default."""
     if word := environ.get("ELASTICJOB_NPROC"):
         return word
     given = _slots(environ) if environ.get("ELASTICJOB_SLOTS") else None
