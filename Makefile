@@ -33,8 +33,9 @@ kubernetes: install ## install the tests' Kubernetes programs and helm into the 
 	@$(PY) -c 'from tests.cluster.programs import programs; programs("kubernetes"); programs("helm")'
 
 .PHONY: corpus-suite corpus
-corpus-suite: install ## install the ten corpus packages of `make test` into the cache
+corpus-suite: install ## install the ten corpus packages and the frameworks of `make test` into the cache
 	@$(PY) -m tests.corpus.environments small
+	@$(PY) -m tests.corpus.environments frameworks
 corpus: install etcd ## run 90 packages, each in a cold and a warm job; resumable: docs/warm-start-corpus.md
 	$(PY) -m tests.corpus
 
