@@ -21,7 +21,12 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.processes.output import Output
-from elasticjob_launcher.processes.process_info import kill_descendants, kill_group, open_pidfd
+from elasticjob_launcher.processes.process_info import (
+    kill_descendants,
+    kill_group,
+    open_pidfd,
+    reap_children,
+)
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes, become_subreaper, spawn
 from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.settings import Settings, worker_environment
@@ -229,13 +234,7 @@ class _Runner:
         return PreparationFailed(exit_code, message)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in reap_children():
             if pid == self._pid:
                 self._status = status
                 self._loop.stop()

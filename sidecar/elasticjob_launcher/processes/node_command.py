@@ -28,6 +28,7 @@ from elasticjob_launcher.processes.process_info import (
     descendants,
     kill_group,
     kill_unless_reused,
+    reap_children,
     signal_if_caught,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
@@ -211,13 +212,7 @@ class NodeCommand:
 
     def reap(self) -> None:
         """Reap every child that ended: the command, and orphans adopted by this subreaper."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
+        for pid, status in reap_children():
             if self._process is not None and pid == self._process.pid:
                 self._command_ended(pid, status)
 

@@ -96,6 +96,19 @@ def kill_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
+def reap_children() -> Iterator[tuple[int, int]]:
+    """Reap the children that have ended, also orphans adopted by this subreaper; yield the pid and
+    wait status of each."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
 def kill_descendants(within_seconds: float) -> None:
     """Kill and reap all processes left below this subreaper, such as daemons of a worker.
 
@@ -103,9 +116,8 @@ def kill_descendants(within_seconds: float) -> None:
     """
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        for _ in reap_children():
+            pass
         own = os.getpid()
         left = [stat.pid for stat in processes() if stat.parent == own]
         if not left:

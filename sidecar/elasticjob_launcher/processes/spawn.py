@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from elasticjob_launcher.processes.process_info import kill_descendants
+from elasticjob_launcher.processes.process_info import kill_descendants, reap_children
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -241,13 +241,9 @@ class _Init:
         self._reap()
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self._child:
-                    self._status = status
+        for pid, status in reap_children():
+            if pid == self._child:
+                self._status = status
 
     def _end_child(self) -> None:
         """Let the launcher kill the workers and write its logs, then kill it."""

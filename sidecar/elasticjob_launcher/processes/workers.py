@@ -22,6 +22,7 @@ from elasticjob_launcher.processes.process_info import (
     has_handler,
     kill_group,
     members,
+    reap_children,
     signal_if_caught,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
@@ -198,13 +199,7 @@ class Workers:
 
     def reap(self) -> None:
         """Reap every child that ended: workers, and orphans adopted by this subreaper."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
+        for pid, status in reap_children():
             self._ended(pid, status)
             self._starter.reaped(pid, status)
         if self._round is not None and self._round.begun:
