@@ -22,7 +22,7 @@ from elasticjob_launcher.zygote.manager import ForkRequest, ZygoteManager
 SERVE_SECONDS = 5.0
 END_SECONDS = 2.0
 WAITED_SECONDS = 0.5
-"""Wait for the zygote from which on a start does not count as warm."""
+"""Wait for a zygote that is preloading from which on a start does not count as warm."""
 MASTER_PORT = "MASTER_PORT"
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -157,7 +157,7 @@ class Starter:
         if self._zygote is None or self._unsuited(plans):
             then()
         else:
-            if not self._zygote.settled:
+            if self._zygote.loading:
                 self._waits_since = time.monotonic()
             self._zygote.when_settled(then)
 

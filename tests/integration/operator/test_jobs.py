@@ -325,7 +325,8 @@ def test_pods_are_counted_by_state(ns: Namespace) -> None:
 
 
 def test_refused_template_stalls_the_job(ns: Namespace) -> None:
-    ns.create_job(maxNodes=2, template=container(imagee="oops"))
+    mounts = [{"name": "absent", "mountPath": "/data"}]
+    ns.create_job(maxNodes=2, template=container(volumeMounts=mounts))
     found = ns.await_condition("Stalled", "TemplateInvalid")
     assert found["status"] == "True"
     assert ns.condition("Reconciling")["status"] == "False"
