@@ -24,8 +24,9 @@ SCRIPT = Path(__file__).parent / "telling.py"
 FOLDER = "/telling"
 HANG_SECONDS = 8
 GRACE_SECONDS = 20
-LEARNING_STEPS = 60
-"""Steps (six seconds) until the standby has loaded the modules imported by the first workers."""
+LEARNING_STEPS = 250
+"""Steps (25 seconds) until the standby has loaded the modules imported by the first workers, which
+it does 3 and 10 s after their start."""
 RECOVERY_SECONDS = 5.0
 """Maximum seconds of a warm recovery, with four busy programs for each core: 0.1 to 1.7 s were
 observed. The status tells whether workers started warm.

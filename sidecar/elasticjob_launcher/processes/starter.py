@@ -22,7 +22,7 @@ from elasticjob_launcher.zygote.manager import ForkRequest, ZygoteManager
 SERVE_SECONDS = 5.0
 END_SECONDS = 2.0
 WAITED_SECONDS = 0.5
-"""Wait for a zygote that is preloading from which on a start does not count as warm."""
+"""Wait for the zygote from which on a start does not count as warm."""
 MASTER_PORT = "MASTER_PORT"
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -147,6 +147,7 @@ class Starter:
         self._zygote = zygote
         self._stores = stores
         self._waits_since: float | None = None
+        self._waits_for = ""
 
     def when_able(self, plans: Sequence[ProcessPlan], then: Callable[[], None]) -> None:
         """Call back once there is nothing to wait for: at once, unless the zygote is loading.
@@ -157,8 +158,8 @@ class Starter:
         if self._zygote is None or self._unsuited(plans):
             then()
         else:
-            if self._zygote.loading:
-                self._waits_since = time.monotonic()
+            if not self._zygote.settled:
+                self._waits_since, self._waits_for = time.monotonic(), self._zygote.reason
             self._zygote.when_settled(then)
 
     def start(self, plans: Sequence[ProcessPlan]) -> StartResult:
@@ -194,7 +195,7 @@ class Starter:
         waited = 0.0 if since is None else time.monotonic() - since
         if waited < WAITED_SECONDS:
             return ""
-        return f"waited {waited:.1f} s for the standby, which was still preloading"
+        return f"waited {waited:.1f} s: {self._waits_for}"
 
     def reaped(self, pid: int, status: int) -> None:
         if self._zygote is not None:

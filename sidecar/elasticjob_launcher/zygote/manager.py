@@ -189,11 +189,6 @@ class ZygoteManager:
         return self._state not in (ZygoteState.LOADING, ZygoteState.LEARNING)
 
     @property
-    def loading(self) -> bool:
-        """True before the first fork is possible."""
-        return self._state == ZygoteState.LOADING
-
-    @property
     def reason(self) -> str:
         """Reason that prevents a fork now; empty if there is none."""
         return "" if self._state == ZygoteState.READY else self._reason

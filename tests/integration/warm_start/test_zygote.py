@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -205,6 +206,25 @@ def test_random_numbers_drawn_by_a_trusted_package_alone_are_allowed(
     (installed / "user_pkg.py").write_text(f"import random\n{first}\nimport rich\n")
     path = script(tmp_path / "code", f"{LOADED}import user_pkg\nprint(there)\n")
     assert said_warm(tmp_path / "logs", path) == f"{preloaded}\n"
+
+
+def test_start_that_waited_for_the_zygote_does_not_count_as_warm(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "slow_pkg.py").write_text("import time; time.sleep(1.5)\n")
+    path = script(tmp_path / "code", f"{LOADED}import slow_pkg\nprint(there)\n")
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.ask(sys.executable, path)
+        started = await runtime.start(sys.executable, path)
+        await runtime.ended()
+        output = tmp_path / "logs" / "round-1" / "0" / "stdout.log"
+        assert output.read_text() == "['slow_pkg']\n"
+        assert not started.warm
+        waited = r"waited [0-9]+\.[0-9] s: the standby is still preloading"
+        assert re.fullmatch(waited, started.cold_reason)
+
+    warm(tmp_path / "logs", scenario)
 
 
 def test_later_imports_are_recorded_and_program_modules_are_reloaded(
