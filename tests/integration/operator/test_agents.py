@@ -110,7 +110,7 @@ def test_c10d_job_survives_loss_of_worker_and_store(ns: Namespace, tmp_path: Pat
 
 def test_workers_are_counted_in_the_pods(ns: Namespace, tmp_path: Path) -> None:
     enough, cpus = tmp_path / "enough", usable_cpus()
-    create(ns, enough, backend="c10d", nproc="cpu")
+    create(ns, enough, backend="C10d", nproc="cpu")
     with kubelet(ns) as pods:
         pods.start("job-0", "job-1")
         status = trains(ns)
