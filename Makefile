@@ -9,7 +9,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 HOME ?= $(shell echo ~)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticjob
 PY := .venv/bin/python
-JOBS ?= auto
+# Tests of real processes wait for most of their time.
+JOBS ?= $(shell expr $$(nproc) + 1)
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 
 .PHONY: help
