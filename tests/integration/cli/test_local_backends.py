@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from elasticjob_launcher.worker_count import usable_cpus
+from elasticjob_operator.model.types import Backend
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import binary
 from tests.integration.local_rig import WORKER, LocalRig, until
@@ -275,8 +276,9 @@ def test_agents_meet_with_torchrun_options(
         server = start_etcd(kind.partition(" ")[2], arguments=("--enable-v2",))
         endpoint = f"127.0.0.1:{server.port}"
     rig.finish()
+    backend = Backend(rig.backend).agent_name
     options = (
-        *("agent", "--nnodes=2:2", f"--rdzv-backend={rig.backend}", "--rdzv-id=run"),
+        *("agent", "--nnodes=2:2", f"--rdzv-backend={backend}", "--rdzv-id=run"),
         *(f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1", "work.py"),
     )
     agents = [rig.start_other(*options) for _ in range(2)]
