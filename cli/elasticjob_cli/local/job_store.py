@@ -36,6 +36,7 @@ from elasticjob_cli.settings import state_root
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.model import ElasticJob, Status
 from elasticjob_operator.model.problems import field_path
+from elasticjob_operator.model.status import PodCounts
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.text import echoed
 
@@ -327,6 +328,23 @@ class StoredJob:
             status = _stopped_by_user(status)
         self.job = self.job.model_copy(update={"status": status})
         self.save()
+
+    def pods_ended(self) -> None:
+        """Complete a suspension whose pods were killed before the loop could observe their end."""
+        status = self.job.status
+        if status.phase is not Phase.SUSPENDING:
+            return
+        conditions = [
+            one.model_copy(update={"reason": f"Job{Phase.SUSPENDED}"})
+            if one.reason == f"Job{Phase.SUSPENDING}"
+            else one.model_copy(update={"status": ConditionStatus.TRUE, "reason": Phase.SUSPENDED})
+            if one.type is ConditionType.SUSPENDED
+            else one
+            for one in status.conditions
+        ]
+        nothing = {"pods": PodCounts(), "members": [], "nodes": 0, "ready_nodes": 0}
+        update = {"phase": Phase.SUSPENDED, "conditions": conditions, **nothing}
+        self.set_status(status.model_copy(update=update))
 
     def save(self) -> None:
         if self.job != self._written:

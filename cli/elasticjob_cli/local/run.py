@@ -91,6 +91,7 @@ class LocalRun:
                 if not self._interrupted:
                     raise
                 raise Interrupted("interrupted before the job began; nothing is running") from None
+            self._stored.pods_ended()
         finally:
             self._folder.release()
         return RunOutcome(
