@@ -108,8 +108,13 @@ class JobNamespace:
         return self.kubectl("exec", pod, "-c", container, "--", "sh", "-c", script)
 
     def kill_worker(self, pod: str) -> None:
-        """Send SIGKILL to a pod's workers: the children of its first process, the launcher."""
-        self.exec(pod, "trainer", "kill -9 $(cat /proc/1/task/1/children)")
+        """Send SIGKILL to a pod's workers: children of its first process, the launcher, that show
+        the command of a worker and not that of the standby."""
+        script = (
+            "for pid in $(cat /proc/1/task/1/children); do "
+            "grep -qa 'exec(compile' /proc/$pid/cmdline || kill -9 $pid; done"
+        )
+        self.exec(pod, "trainer", script)
 
     def finish(self, name: str) -> None:
         """Tell the counting trainers of a job to finish."""
