@@ -136,7 +136,7 @@ def test_second_interrupt_says_what_did_not_save(rig: LocalRig, manifest: Any) -
         5,
         ["job-0", "job-1"],
     )
-    assert stop["step"] >= 40
+    assert stop["step"] > stop["checkpointStep"]
     rig.nothing_left()
 
 
