@@ -17,8 +17,9 @@ def main() -> None:
     from elasticjob_launcher.standard_streams import open_missing
 
     open_missing()
-    from elasticjob_launcher.app import Launcher, write_termination_message
+    from elasticjob_launcher.app import Launcher
     from elasticjob_launcher.preparation import PreparationFailed, prepare
+    from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import CountError, count_workers

@@ -6,7 +6,6 @@ limited time, forwards SIGTERM to them, and kills them if no agent returns.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer, answer, newer_round, permission
 from elasticjob_launcher.processes.node_command import NodeCommand
-from elasticjob_launcher.processes.output import Output
-from elasticjob_launcher.processes.process_info import kill_descendants, open_pidfd
+from elasticjob_launcher.processes.output import Output, write_termination_message
+from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
 from elasticjob_launcher.processes.starter import Starter, StoreProcesses
 from elasticjob_launcher.processes.workers import Workers
@@ -54,16 +53,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
-LIFELINE_CHECK_SECONDS = 1.0
-TERMINATION_MESSAGE_BYTES = 4096
 EXIT_AGENT_LOST = 1
-
-
-def write_termination_message(path: str, message: str) -> None:
-    """Write the message of the container's end, if the kubelet has created the file."""
-    with contextlib.suppress(OSError):
-        if Path(path).exists():
-            Path(path).write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
 
 
 class Launcher:
@@ -131,7 +121,7 @@ class Launcher:
         self._loop.on_signal(signal.SIGCHLD, lambda: self._workers.reap())
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
-        self._follow_lifeline()
+        follow_process(self._loop, self._settings.lifeline_pid, lambda: self._end(EXIT_AGENT_LOST))
         if self._init_fd is not None:
             self._loop.watch(self._init_fd, lambda: self._end(EXIT_AGENT_LOST))
         if self._settings.probe_port is not None:
@@ -150,21 +140,6 @@ class Launcher:
         else:
             sock = socket.socket(fileno=self._settings.agent_fd)
             self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
-
-    def _follow_lifeline(self) -> None:
-        """End when the process named in the settings ends, for any reason."""
-        pid = self._settings.lifeline_pid
-        if not pid:
-            return
-        try:
-            fd = open_pidfd(pid)
-        except ProcessLookupError:
-            self._end(EXIT_AGENT_LOST)
-            return
-        if fd is not None:
-            self._loop.watch(fd, lambda: self._end(EXIT_AGENT_LOST))
-        else:  # a kernel before 5.3
-            self._loop.call_later(LIFELINE_CHECK_SECONDS, self._follow_lifeline)
 
     # --- agents
 

@@ -16,15 +16,14 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop
-from elasticjob_launcher.processes.output import Output
+from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import (
+    follow_process,
     kill_descendants,
     kill_group,
-    open_pidfd,
     reap_children,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes, become_subreaper, spawn
@@ -51,8 +50,6 @@ with open(int(os.environ["ELASTICJOB_PREPARE_FD"]), "wb") as file:
 EXIT_NOT_REPORTED = 1
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
-LIFELINE_CHECK_SECONDS = 1.0
-TERMINATION_MESSAGE_BYTES = 4096
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OWN = (PYTHON, CODE, DESCRIPTOR)
 
@@ -162,9 +159,10 @@ class _Runner:
         before = {signum: signal.getsignal(signum) for signum in _ENDING}
         for signum in _ENDING:
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
-        self._follow_lifeline()
+        stop = partial(self._asked_to_end, signal.SIGTERM)
+        follow_process(self._loop, self._settings.lifeline_pid, stop)
         if self._init_fd is not None:
-            self._loop.watch(self._init_fd, lambda: self._asked_to_end(signal.SIGTERM))
+            self._loop.watch(self._init_fd, stop)
         streams: list[WorkerStream] = []
         try:
             pipes = Pipes()
@@ -221,16 +219,11 @@ class _Runner:
 
     def _failed(self, exit_code: int, message: str, errors: str) -> PreparationFailed:
         """Return the error, after writing it where the kubelet and the user look for it."""
-        last = errors.strip().rpartition("\n")[2]
+        errors = errors.strip()
+        last = errors.rpartition("\n")[2]
         self._output.say(f"{message}: {last}" if last else message)
         self._output.flush(FLUSH_SECONDS)
-        path = Path(self._settings.termination_log)
-        head = message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES]
-        room = TERMINATION_MESSAGE_BYTES - len(head) - 2
-        tail = errors.strip().encode(errors="replace")[-room:] if room > 0 else b""
-        with contextlib.suppress(OSError):
-            if path.exists():  # created by the kubelet only
-                path.write_bytes(head + b": " + tail if tail else head)
+        write_termination_message(self._settings.termination_log, message, errors)
         return PreparationFailed(exit_code, message)
 
     def _reap(self) -> None:
@@ -242,21 +235,6 @@ class _Runner:
     def _asked_to_end(self, signum: int) -> None:
         self._signalled = signum
         self._loop.stop()
-
-    def _follow_lifeline(self) -> None:
-        """End when the process named in the settings ends, for any reason."""
-        pid = self._settings.lifeline_pid
-        if not pid:
-            return
-        try:
-            fd = open_pidfd(pid)
-        except ProcessLookupError:
-            self._asked_to_end(signal.SIGTERM)
-            return
-        if fd is not None:
-            self._loop.watch(fd, lambda: self._asked_to_end(signal.SIGTERM))
-        else:  # a kernel before 5.3
-            self._loop.call_later(LIFELINE_CHECK_SECONDS, self._follow_lifeline)
 
 
 def _read(fd: int) -> bytes:

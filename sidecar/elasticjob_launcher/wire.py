@@ -6,6 +6,7 @@ The agent and probers use the same framing.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,6 +156,33 @@ class Signal(NamedTuple):
 class Release(NamedTuple):
     exit_code: int
     message: str
+
+
+def exit_event(
+    round: int,
+    local_rank: int,
+    pid: int,
+    code: int | None,
+    signum: int | None,
+    message: str,
+    stderr_tail: str,
+    out_of_memory: bool,
+    unasked: bool,
+) -> dict[str, Any]:
+    """Return the event of a worker that has ended now."""
+    return {
+        "type": "worker_exited",
+        "round": round,
+        "local_rank": local_rank,
+        "pid": pid,
+        "exit_code": code,
+        "signal": signum,
+        "at_unix_ms": int(time.time() * 1000),
+        "message": message,
+        "stderr_tail": stderr_tail,
+        "out_of_memory": out_of_memory,
+        "unasked": unasked,
+    }
 
 
 def parse_request(message: dict[str, Any]) -> Request:

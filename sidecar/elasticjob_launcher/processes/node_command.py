@@ -112,7 +112,6 @@ class NodeCommand:
             self._env[NPROC] = base_env[NPROC]
         self._server = AgentServer(loop, socket_path, self._connected, output.say)
         self._memory = MemoryCgroup()
-        self._memory_kills = self._memory.kills()
         self._process: Spawned | None = None
         self._streams: list[WorkerStream] = []
         self._ended: Ended | None = None  # not yet reported in a round
@@ -158,7 +157,6 @@ class NodeCommand:
         envs = {spec["local_rank"]: spec["env"] for spec in specs}
         current = self._round = NodeRound(number, envs, self._emit, COLD)
         self._memory = MemoryCgroup()
-        self._memory_kills = self._memory.kills()
         if self._ended is None and self._process is None:
             self._ended = self._run()
         if self._ended is not None:
@@ -261,7 +259,7 @@ class NodeCommand:
         code = os.WEXITSTATUS(status) if signum is None else None
         if process is not None:
             process.returncode = code if code is not None else -(signum or 0)
-        memory = code != 0 and self._memory_killed()
+        memory = code != 0 and self._memory.explains_exit()
         ended = Ended(pid, code, signum, "", self._tail(), memory)
         if self._sweeping is not None:
             return  # killed by us
@@ -291,14 +289,6 @@ class NodeCommand:
         for stream in self._streams:
             stream.drain()
         return self._streams[1].tail if self._streams else ""
-
-    def _memory_killed(self) -> bool:
-        """Return True if the kernel's count of out-of-memory kills has grown, and consume one."""
-        known, kills = self._memory_kills, self._memory.kills()
-        if known is None or kills is None or kills <= known:
-            return False
-        self._memory_kills = known + 1
-        return True
 
     def _settle(self, workers: int) -> None:
         if self.joined is None:
@@ -351,7 +341,7 @@ class NodeCommand:
         if code == 0:
             current.succeeded(local_rank)
             return
-        memory = not current.killed and self._memory_killed()
+        memory = not current.killed and self._memory.explains_exit()
         current.started({})
         current.exited(local_rank, pid, code, signum, "", self._tail(), memory)
 

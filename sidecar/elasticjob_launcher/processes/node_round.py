@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
 from elasticjob_launcher.loop import Timer
+from elasticjob_launcher.wire import exit_event
 
 MAX_WORLD_SIZE = "ELASTICJOB_MAX_WORLD_SIZE"
 
@@ -89,19 +89,10 @@ class NodeRound:
         """Report the exit of a local rank, once."""
         if any(known["local_rank"] == local_rank for known in self.exits):
             return
-        event = {
-            "type": "worker_exited",
-            "round": self.number,
-            "local_rank": local_rank,
-            "pid": pid,
-            "exit_code": code,
-            "signal": signum,
-            "at_unix_ms": int(time.time() * 1000),
-            "message": message,
-            "stderr_tail": stderr_tail,
-            "out_of_memory": out_of_memory,
-            "unasked": self.unasked,
-        }
+        event = exit_event(
+            self.number, local_rank, pid, code, signum, message, stderr_tail, out_of_memory,
+            self.unasked,
+        )  # fmt: skip
         self.exits.append(event)
         self._emit(event)
 

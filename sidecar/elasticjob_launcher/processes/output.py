@@ -20,6 +20,22 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+TERMINATION_MESSAGE_BYTES = 4096
+
+
+def write_termination_message(path: str, message: str, details: str = "") -> None:
+    """Write the message of the container's end, with the last details for which there is room.
+
+    Only the kubelet creates the file; without it nothing is written.
+    """
+    text = message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES]
+    room = TERMINATION_MESSAGE_BYTES - len(text) - 2
+    if details and room > 0:
+        text += b": " + details.encode(errors="replace")[-room:]
+    with contextlib.suppress(OSError):
+        if Path(path).exists():
+            Path(path).write_bytes(text)
+
 
 class BoundedLog:
     """Log of at most `max_bytes` in all files.

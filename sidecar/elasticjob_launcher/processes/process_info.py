@@ -14,10 +14,13 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple
+
+from elasticjob_launcher.loop import Loop
 
 # The same number on every architecture; os.pidfd_open requires Python 3.9.
 SYS_PIDFD_OPEN = 434
+CHECK_SECONDS = 1.0
 
 
 class Stat(NamedTuple):
@@ -142,6 +145,21 @@ def open_pidfd(pid: int) -> int | None:
     return None
 
 
+def follow_process(loop: Loop, pid: int, ended: Callable[[], object]) -> None:
+    """Call `ended` once the process has ended for any reason; pid 0 is none."""
+    if not pid:
+        return
+    try:
+        fd = open_pidfd(pid)
+    except ProcessLookupError:
+        ended()
+        return
+    if fd is not None:
+        loop.watch(fd, ended)
+    else:  # a kernel before 5.3
+        loop.call_later(CHECK_SECONDS, lambda: follow_process(loop, pid, ended))
+
+
 def has_handler(pid: int, signum: int) -> bool:
     """Return True if a process has its own handler for a signal."""
     try:
@@ -175,10 +193,11 @@ class _CgroupFiles(NamedTuple):
 
 
 class MemoryCgroup:
-    """Cgroup that limits the memory of this process and its workers."""
+    """Cgroup that limits the memory of this process and its workers, from its construction on."""
 
     def __init__(self, mount: Path = CGROUP_MOUNT, own: Path = OWN_CGROUP) -> None:
         self._files = next((f for f in _cgroup_candidates(mount, own) if f.events.is_file()), None)
+        self._explained = self.kills()
 
     def kills(self) -> int | None:
         """Return the number of processes that the kernel has killed for memory; None if unknown.
@@ -188,6 +207,14 @@ class MemoryCgroup:
         said = _read_file(self._files.events) if self._files else ""
         found = _KILLS.search(said)
         return int(found.group(1)) if found else None
+
+    def explains_exit(self) -> bool:
+        """Return True if the kernel has killed a process since; each kill explains one exit."""
+        known, kills = self._explained, self.kills()
+        if known is None or kills is None or kills <= known:
+            return False
+        self._explained = known + 1
+        return True
 
     def limit_text(self) -> str:
         """Return the memory limit, such as `512 MiB`; empty if there is none."""

@@ -28,6 +28,7 @@ from elasticjob_launcher.processes.process_info import (
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
 from elasticjob_launcher.processes.worker_stream import WorkerStream
+from elasticjob_launcher.wire import exit_event
 
 if TYPE_CHECKING:
     from elasticjob_launcher.processes.spawn import Spawned
@@ -63,7 +64,6 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.kill_timer: Timer | None = None
-        self.memory_kills: int | None = None
 
 
 class Workers:
@@ -110,7 +110,6 @@ class Workers:
             return
         current = self._round = Round(number)
         self._memory = MemoryCgroup()  # looked up again: this process may have changed cgroups
-        current.memory_kills = self._memory.kills()
         envs = [{**self._base_env, **spec["env"]} for spec in specs]
         plans = [ProcessPlan(tuple(spec["argv"]), env) for spec, env in zip(specs, envs)]
         self._starter.when_able(plans, lambda: self._start(current, specs, plans, max_log_bytes))
@@ -298,16 +297,8 @@ class Workers:
             stream.drain()
         errors = worker.streams[1]
         tail = errors.long_tail if current.dumped else errors.tail
-        memory = code != 0 and not current.killed and self._killed_for_memory(current)
+        memory = code != 0 and not current.killed and self._memory.explains_exit()
         self._record_exit(current, worker.local_rank, pid, code, signum, "", tail, memory)
-
-    def _killed_for_memory(self, current: Round) -> bool:
-        """Return True if the kernel's count of out-of-memory kills has grown, and consume one."""
-        known, kills = current.memory_kills, self._memory.kills()
-        if known is None or kills is None or kills <= known:
-            return False
-        current.memory_kills = known + 1  # one kill explains one exit
-        return True
 
     def _record_exit(
         self,
@@ -325,19 +316,10 @@ class Workers:
             message = "killed by the kernel, because the memory ran out" + (
                 f": the limit is {limit}" if limit else ""
             )
-        event = {
-            "type": "worker_exited",
-            "round": current.number,
-            "local_rank": local_rank,
-            "pid": pid,
-            "exit_code": code,
-            "signal": signum,
-            "at_unix_ms": int(time.time() * 1000),
-            "message": message,
-            "stderr_tail": stderr_tail,
-            "out_of_memory": out_of_memory,
-            "unasked": current.unasked,
-        }
+        event = exit_event(
+            current.number, local_rank, pid, code, signum, message, stderr_tail, out_of_memory,
+            current.unasked,
+        )  # fmt: skip
         current.exits.append(event)
         self._emit(event)
 
