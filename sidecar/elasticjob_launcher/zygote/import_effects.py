@@ -30,8 +30,6 @@ _STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
 _THREADS = "Threads"
 _OF_THREADS = 0b11 << 31
 """Signals 32 and 33, whose handlers the C library installs with the first thread of any library."""
-_STARTS_THREADS = "starts threads"
-_CHANGES_SIGNALS = "changes signal handlers or masks"
 _IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
@@ -67,7 +65,8 @@ class Effects:
         self._noted: dict[str, tuple[str, str]] = {}
         self._locked: dict[int, str] = {}
         self._spawned = False
-        self._started: list[Effect] = []
+        self._starters: list[str] = []
+        self._signal_changers: list[str] = []
 
     def start(self) -> None:
         if not self._hooked:
@@ -94,30 +93,25 @@ class Effects:
             return
         threads, self._threads = self._threads, thread_count()
         if self._threads > threads:
-            self._started.append(Effect(_STARTS_THREADS, name))
+            self._starters.append(name)
         if any(now.get(line) != before.get(line) for line in _STATUS):
-            self._started.append(Effect(_CHANGES_SIGNALS, name))
+            self._signal_changers.append(name)
 
     def found(self) -> list[Effect]:
         """Return the import's lasting effects; empty when it only loaded modules."""
         self._active = False
         before, now = self._before, _state()
-        reasons = self._differences(before, now)
-        if reasons:  # some of these objects may be garbage
+        effects = self._differences(before, now)
+        if effects:  # some of these objects may be garbage
             gc.collect()
             now = _state()
-            reasons = self._differences(before, now)
+            effects = self._differences(before, now)
         self._before = now
-        effects = [each for reason in reasons for each in self._attributed(reason)]
         effects += self._files(now)
         if self._spawned:
             effects += [Effect(reason, "") for reason in _left_running()]
         effects += [Effect(*each) for each in self.identifiers.found()]
         return list(dict.fromkeys(effects))
-
-    def _attributed(self, reason: str) -> list[Effect]:
-        known = [each for each in self._started if each.reason == reason]
-        return known or [Effect(reason, "")]
 
     def clean_up(self) -> None:
         """Stop this process's helpers and remove its temporary files, before it ends."""
@@ -250,33 +244,39 @@ class Effects:
 
     # --- state left by an import, from the kernel and Python
 
-    def _differences(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        reasons = []
+    def _differences(self, before: dict[str, Any], now: dict[str, Any]) -> list[Effect]:
+        effects: list[Effect] = []
+
+        def add(reason: str, modules: Sequence[str] = ()) -> None:
+            effects.extend(Effect(reason, module) for module in modules or ("",))
+
         if now["threads"] > before["threads"]:
-            reasons.append(_STARTS_THREADS)
+            add("starts threads", self._starters)
         new = now["fds"] - before["fds"]
         links = sorted(link for _, link in new)
         if any(_is_channel(link) for link in links):
-            reasons.append("opens a socket or an event loop, which workers must not share")
-        reasons += [f"keeps {link} open" for link in links if not _is_channel(link)]
+            add("opens a socket or an event loop, which workers must not share")
+        for link in links:
+            if not _is_channel(link):
+                add(f"keeps {link} open")
         for name in sorted(now["shared"] - before["shared"]):
             what = "a semaphore or shared memory" if name.startswith("/dev/") else "shared memory"
-            reasons.append(f"makes {what}, which workers must not share ({name})")
+            add(f"makes {what}, which workers must not share ({name})")
         for kind, ident in sorted(now["ipc"] - before["ipc"]):
-            reasons.append(f"makes a System V {_IPC[kind]} ({ident})")
+            add(f"makes a System V {_IPC[kind]} ({ident})")
         if now["children"] and not before["children"]:
-            reasons.append("starts a process, which stays its child")
+            add("starts a process, which stays its child")
         if now["signals"] != before["signals"]:
-            reasons.append(_CHANGES_SIGNALS)
+            add("changes signal handlers or masks", self._signal_changers)
         if now["timers"] != before["timers"]:
-            reasons.append("sets a timer")
+            add("sets a timer")
         if now["folder"] != before["folder"]:
-            reasons.append("changes the working directory")
+            add("changes the working directory")
         if now["finalizers"] - before["finalizers"]:
-            reasons.append("registers a finalizer (weakref.finalize) for the end of the program")
+            add("registers a finalizer (weakref.finalize) for the end of the program")
         if now["mp"] - before["mp"]:
-            reasons.append("registers a finalizer of multiprocessing")
-        return reasons
+            add("registers a finalizer of multiprocessing")
+        return effects
 
 
 def described(effects: Sequence[Effect]) -> str:
@@ -356,9 +356,9 @@ def _left_running() -> list[str]:
 
 
 def _signals() -> list[Any]:
-    found: list[Any] = [signal.getsignal(each) for each in signal.valid_signals()]
-    found += [_process_status().get(line) for line in _STATUS]
-    return found
+    status = _process_status()
+    handlers: list[Any] = [signal.getsignal(each) for each in signal.valid_signals()]
+    return [*handlers, *(status.get(line) for line in _STATUS)]
 
 
 def _process_status() -> dict[str, str]:

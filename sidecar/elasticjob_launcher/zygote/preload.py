@@ -136,7 +136,7 @@ class ImportGuard:
         return None
 
     def _begins(self) -> None:
-        self.effects.identifiers.attribute(lambda: "".join(_loading_modules()[:1]))
+        self.effects.identifiers.attribute(_innermost_module)
 
     def _loaded(self, name: str) -> None:
         self.effects.module_loaded(name)
@@ -170,19 +170,16 @@ class ImportGuard:
         if name in self._sets and calling_module():
             self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
-        if is_rank(name) and not there and not RANKED.keys() & set(_loading_modules()[:1]):
+        if is_rank(name) and not there and _innermost_module() not in RANKED:
             self._refuse_reader(f"it reads {name} when it is imported")
             raise ImportRefused(name)
 
     def _refuse_reader(self, reason: str) -> None:
         """Refuse the module being loaded and those that import it, or the item if none is."""
-        loading = _loading_modules()
-        if not loading:
-            self._refuse(reason)
-        for module in loading:
-            self.refusals.setdefault(
-                module, reason if module == loading[0] else _imports(loading[0])
-            )
+        reader, *importers = _loading_modules() or [self._item]
+        self.refusals.setdefault(reader, reason)
+        for module in importers:
+            self.refusals.setdefault(module, _imports(reader))
 
     def _changed(self, name: str) -> None:
         if name in self._sets and calling_module():
@@ -206,6 +203,11 @@ def _loading_modules() -> list[str]:
             found.append(name)
         frame = frame.f_back
     return list(dict.fromkeys(found))
+
+
+def _innermost_module() -> str:
+    """Return the module being loaded; empty if none is."""
+    return next(iter(_loading_modules()), "")
 
 
 class _LoaderWrapper:
