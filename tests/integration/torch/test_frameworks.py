@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_agent.worker_files import read_progress
 from tests.corpus.environments import cache, environment
 from tests.integration.local_rig import LocalRig, until
 from tests.paths import ROOT
@@ -35,9 +36,14 @@ def rig(tmp_path: Path) -> Iterator[LocalRig]:
 
 
 def step(rig: LocalRig) -> int:
-    """Return the step that every member has reported."""
-    steps = [member.get("step", -1) for member in rig.status().get("members", ())]
-    return min(steps, default=-1)
+    """Return the step that every worker of the newest round has reported; -1 if one has not.
+
+    The status tells of steps every 30 s only.
+    """
+    logs = rig.state / "elasticjob" / "default" / "job" / "logs"
+    files = list(logs.glob(f"*/workers/*/round_{rig.round()}/0/progress"))
+    found = [read_progress(path) for path in files]
+    return min((-1 if one is None else one.step for one in found), default=-1)
 
 
 def saved(folder: Path) -> int:
