@@ -61,6 +61,8 @@ COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
 """Silence after which a member no longer counts as alive; longer than the member may trust the
 link."""
 
+_LINKED_WHEN_FINAL = (MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING)
+
 Session = tuple[str, str]
 
 
@@ -71,6 +73,8 @@ class FailureDetector:
     Attributes:
         orphan_seconds: maximum life of workers without their agent.
         inquiry_seconds: maximum duration of the inquiry about a silent member that has its key.
+        roll_call_at: time of the next roll call.
+        called_round: newest final round that a roll call was arranged for.
         leader: former coordinator of which we heard last on our own link.
         states: the state of each member of which anything is known.
     """
@@ -78,6 +82,7 @@ class FailureDetector:
     orphan_seconds: float = 30.0
     inquiry_seconds: float = 10.0
     roll_call_at: float | None = None
+    called_round: int = 0
     leader: str = ""
     states: dict[str, PeerState] = field(default_factory=dict)
     _open: dict[str, PeerState] = field(default_factory=dict)
@@ -395,15 +400,25 @@ class FailureDetector:
         return min(known) if known and len(known) == len(heard) else None
 
     def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
-        """Probe, once and soon after the takeover, members with workers that did not link."""
+        """Probe, once and soon after the takeover and each final round, members without a link.
+
+        Members link when their round is final; one that is killed before closes no link. Until a
+        round is final, only members with workers are probed: the others need not have linked.
+        """
+        found = view.round.record if view.round is not None else None
+        final = found is not None and found.state is RoundState.FINAL
+        if found is not None and final and found.number > self.called_round:
+            self.called_round = found.number
+            self.roll_call_at = now + ROLL_CALL_SECONDS
         if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
             return []
         self.roll_call_at = None
+        expected = _LINKED_WHEN_FINAL if final else (MemberState.RUNNING,)
         missing = [
             versioned.record
             for id, versioned in view.members().items()
             if id != own
-            and versioned.record.state is MemberState.RUNNING
+            and versioned.record.state in expected
             and self.session(id, versioned.record.session).orphan is None
             and not self.alive(id, now)
         ]

@@ -28,7 +28,8 @@ from elasticjob_rendezvous.protocol.liveness.probes import (
     LONGEST_PROBE_SECONDS,
     PROBE_INTERVAL_SECONDS,
 )
-from elasticjob_rendezvous.protocol.records.members import MemberState, RoundState
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState, RoundState
+from elasticjob_rendezvous.protocol.replica import Versioned
 from tests.unit.rendezvous.builders import KEYS, Job, identity, inquiries
 
 A, B, C, D = (identity(name) for name in "abcd")
@@ -42,7 +43,8 @@ def gang() -> Job:
 
 
 def linked(*members: str, at: float = 0.0) -> FailureDetector:
-    peers = FailureDetector()
+    """Return a detector after the roll call of round 1."""
+    peers = FailureDetector(called_round=1)
     for member in members:
         peers.up(PeerUp(member, "s1"), at)
     return peers
@@ -50,6 +52,12 @@ def linked(*members: str, at: float = 0.0) -> FailureDetector:
 
 def probed(peers: FailureDetector, job: Job, verdict: Verdict, now: float = 1.0) -> list[Effect]:
     return peers.probed(Probed(B, "s1", verdict), job.view(), now, ORPHAN_SECONDS)
+
+
+def probed_gone(peers: FailureDetector, job: Job, now: float) -> list[Versioned[Member]]:
+    """Return the keys that are gone after a probe of b was refused."""
+    probed(peers, job, Verdict.GONE, now)
+    return gone_keys(peers, job.view().members())
 
 
 def granted(peers: FailureDetector) -> dict[str, float]:
@@ -301,12 +309,40 @@ def test_after_takeover_running_members_without_a_link_are_probed_once() -> None
 @pytest.mark.parametrize(
     "state", [state for state in MemberState if state is not MemberState.RUNNING]
 )
-def test_after_takeover_members_without_workers_are_not_probed(state: MemberState) -> None:
-    job, peers = gang(), FailureDetector()
+def test_takeover_before_a_final_round_probes_no_members_without_workers(
+    state: MemberState,
+) -> None:
+    """They link when the round is final."""
+    job, peers = gang().round(2, previous=1), FailureDetector()
     job.change("a", state=MemberState.WAITING).change("b", state=state)
     job.change("c", state=MemberState.WAITING)
     peers.begin((), 10.0)
+    assert tended(peers, job, 10.0) == []
     assert tended(peers, job, 60.0) == []
+
+
+@pytest.mark.parametrize("state", [MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING])
+def test_member_killed_before_it_linked_is_probed_a_second_after_its_final_round(
+    state: MemberState,
+) -> None:
+    job, peers = gang().change("b", state=state), FailureDetector()
+    peers.up(PeerUp(C, "s1"), 10.0)
+    assert tended(peers, job, 10.0) == []
+    assert wake(peers, job, 10.0) == 11.0
+    peers.up(PeerHeard(C, "s1"), 10.9)
+    assert tended(peers, job, 11.0) == [PROBE_B]
+    assert [key.record.id for key in probed_gone(peers, job, 11.1)] == [B]
+
+
+def test_each_final_round_has_one_roll_call() -> None:
+    job, peers = gang(), FailureDetector()
+    for member in (B, C):
+        peers.up(PeerUp(member, "s1"), 10.0)
+    assert tended(peers, job, 10.0) == []
+    assert tended(peers, job, 11.0) == []
+    assert peers.roll_call_at is None
+    assert tended(peers, job, 12.0) == []
+    assert peers.roll_call_at is None
 
 
 # -- inquiries ------------------------------------------------------------------------
