@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import (
@@ -25,7 +26,7 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         spec.launch,
         tuple(spec.setup),
         spec.max_nodes,
-        not requests_devices(container),
+        not requests_devices(container.model_dump(by_alias=True, include={"resources"})),
         _known_values(container),
     )
     try:
@@ -39,15 +40,6 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         at = spec.template.spec.containers.index(container)
         field = "command" if container.command else "args"
         raise TemplateRefused.at(("containers", at, field), str(error)) from error
-
-
-def requests_devices(container: Container) -> bool:
-    """Return True if the container requests an extended resource, such as a GPU, or has a claim."""
-    resources = container.resources
-    if resources is None:
-        return False
-    names = {*(resources.requests or {}), *(resources.limits or {})}
-    return any("/" in name for name in names) or bool((resources.model_extra or {}).get("claims"))
 
 
 def launch_status(job: ElasticJob) -> LaunchStatus | None:

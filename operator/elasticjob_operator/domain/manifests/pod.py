@@ -35,15 +35,12 @@ from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import Launch
 
 
-def workers_of(job: ElasticJob, command: TrainerCommand) -> str:
-    """Return the number of workers per node, or the word by which the launcher counts them."""
-    variables = [one.name for one in job.trainer().env or ()]
-    return node_workers(job.spec.nproc_per_node, command, variables)
-
-
-def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> Json:
+def trainer(job: ElasticJob, own: Json, command: TrainerCommand, workers: str, shm: bool) -> Json:
     """Return the template's container `own` with its new command and the launcher's variables and
-    mounts, with `shm` also one at /dev/shm; all other fields are unchanged."""
+    mounts, with `shm` also one at /dev/shm; all other fields are unchanged.
+
+    `workers` is the number of workers per node, or the word by which the launcher counts them.
+    """
     rest = {key: value for key, value in own.items() if key != "args"}
     variables = [
         variable("SOCKET", names.SOCKET_PATH),
@@ -52,7 +49,6 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand, shm: bool) -> J
         variable("PROBE_PORT", 0),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
     ]
-    workers = workers_of(job, command)
     if not workers.isdigit() and command.mode is Launch.PER_WORKER:
         variables.append(variable("NPROC", workers))
     if path := own.get("terminationMessagePath"):
@@ -134,7 +130,8 @@ def pod(
             f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
             "answer at fixed ports, which other pods on the machine may hold; or use backend Etcd",
         )
-    workers = workers_of(job, command)
+    given = [one.name for one in job.trainer().env or ()]
+    workers = node_workers(job.spec.nproc_per_node, command, given)
     ours = agent(job, index, incarnation, settings, access, traits, workers)
     return {
         "apiVersion": "v1",
@@ -161,7 +158,8 @@ def pod(
                 ours,
             ],
             "containers": [
-                trainer(job, own, command, shm) if one is own else one for one in spec["containers"]
+                trainer(job, own, command, workers, shm) if one is own else one
+                for one in spec["containers"]
             ],
             "volumes": [*mappings(spec, "volumes", ()), *_volumes(job, shm, traits)],
         },

@@ -40,6 +40,14 @@ def amounts(holder: Json, kind: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
+def requests_devices(container: Json) -> bool:
+    """Return True if a container requests an extended resource, such as a GPU, or has a claim."""
+    found = {**amounts(container, "requests"), **amounts(container, "limits")}
+    resources = container.get("resources")
+    claims = resources.get("claims") if isinstance(resources, dict) else None
+    return bool(claims) or any("/" in name and quantity(value) for name, value in found.items())
+
+
 def pod_level(spec: Json) -> frozenset[str]:
     """Return the names of the resources that the pod's spec sets for the pod as a whole."""
     return frozenset((*amounts(spec, "requests"), *amounts(spec, "limits")))

@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.names import SHM_PATH
-from elasticjob_operator.domain.manifests.resources import amounts, quantity
+from elasticjob_operator.domain.manifests.resources import quantity, requests_devices
 from elasticjob_operator.domain.manifests.template_rules import POD_SPEC, is_same
 from elasticjob_operator.domain.plan.lifecycle import MARGIN_SECONDS, grace_seconds
 from elasticjob_operator.model.job import ElasticJob
@@ -268,11 +268,7 @@ def _sleep_seconds(hook: Json) -> int | None:
 def _accelerators(template: _Template) -> Iterator[_Found]:
     if str(template.job.spec.nproc_per_node) != "gpu":
         return
-    trainer = template.trainer
-    resources = {**amounts(trainer, "requests"), **amounts(trainer, "limits")}
-    if any("/" in name and quantity(amount) for name, amount in resources.items()):
-        return
-    if not _mapping(trainer.get("resources")).get("claims"):
+    if not requests_devices(template.trainer):
         yield (
             WarningKind.ACCELERATORS_NOT_REQUESTED,
             (*template.at, "resources"),
