@@ -45,6 +45,11 @@ class NameTaken(Exception):
         )
 
 
+def forget_access(memory: JobMemory) -> None:
+    """Have a job's Secret, and its user in etcd, ensured again before its next pod."""
+    memory.owned = replace(memory.owned, access=None)
+
+
 class OwnedObjects:
     """Manager of the owned objects of all jobs. `clock` is monotonic."""
 

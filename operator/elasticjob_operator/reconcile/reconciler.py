@@ -47,6 +47,7 @@ from elasticjob_operator.model import (
 from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
+from elasticjob_operator.reconcile.owned_objects import forget_access
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
@@ -273,6 +274,7 @@ class Reconciler:
         except EtcdRefused as error:
             now = self._dependencies.now()
             memory.refusal = Refusal.after(memory.refusal, error.obstacle, str(error), now)
+            forget_access(memory)  # its user may be gone
             return UnusableSource()
 
     async def _write_status(

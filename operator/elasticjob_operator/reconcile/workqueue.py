@@ -1,8 +1,9 @@
-"""Level-triggered work queue of job keys, with per-key back-off.
+"""Level-triggered work queue of job keys, with per-key back-off and a rate limit.
 
 A wake-up carries no data, so several for one job merge. One worker at a time reconciles a job; a
 wake-up meanwhile schedules another reconcile. After an error the job is retried with exponential
-back-off; a new wake-up does not wait for it.
+back-off; a new wake-up does not wait for it. Each job has a budget of reconciles, so that one whose
+records or pods change all the time does not delay the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ log = logging.getLogger(__name__)
 WORKERS = 16
 FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
+
+BURST = 20
+"""Reconciles of one job that may follow each other at once."""
+RENEWAL_SECONDS = 0.5
+"""Interval at which a job that has used them up may be reconciled."""
+MOST_SPENT = 10_000
+"""Number of jobs from which on those that may use a whole burst again are dropped."""
 
 Work = Callable[[JobKey], Awaitable[float | None]]
 """Reconcile of one job; returns the seconds until the next one, None for no further one."""
@@ -42,6 +50,8 @@ class DelayingQueue:
     """Schedule of due keys and keys in progress. No I/O; times are the caller's clock."""
 
     def __init__(self) -> None:
+        self._spent_until: dict[JobKey, float] = {}
+        """Time at which all reconciles of a job's burst are available again."""
         self._due: dict[JobKey, float] = {}
         self._heap: list[tuple[float, int, JobKey]] = []
         self._order = count()
@@ -60,10 +70,17 @@ class DelayingQueue:
         """Return the key that has been due longest and is not in progress, and mark it begun."""
         while self._heap and self._heap[0][0] <= now:
             at, _, key = heapq.heappop(self._heap)
-            if key not in self._began and self._due.get(key) == at:
-                del self._due[key]
-                self._began[key] = now
-                return key
+            if key in self._began or self._due.get(key) != at:
+                continue
+            allowed = self._allowed_at(key, now)
+            if allowed > now:
+                self._due[key] = allowed
+                heapq.heappush(self._heap, (allowed, next(self._order), key))
+                continue
+            self._spend(key, now)
+            del self._due[key]
+            self._began[key] = now
+            return key
         return None
 
     def succeed(self, key: JobKey) -> None:
@@ -100,6 +117,15 @@ class DelayingQueue:
         del self._began[key]
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+
+    def _allowed_at(self, key: JobKey, now: float) -> float:
+        """Return the time from which the rate limit lets a job be reconciled."""
+        return self._spent_until.get(key, now) - (BURST - 1) * RENEWAL_SECONDS
+
+    def _spend(self, key: JobKey, now: float) -> None:
+        self._spent_until[key] = max(self._spent_until.get(key, now), now) + RENEWAL_SECONDS
+        if len(self._spent_until) > MOST_SPENT:
+            self._spent_until = {one: at for one, at in self._spent_until.items() if at > now}
 
 
 class WorkQueue:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from elasticjob_operator.domain.observed.etcd_records import job_of
 from elasticjob_operator.domain.observed.state import Obstacle
+from elasticjob_operator.domain.status.readiness import is_stalled_by
+from elasticjob_operator.etcd_tls.job_users import forget_job
 from elasticjob_operator.kubernetes.client import (
     NAMESPACES,
     SECRETS,
@@ -33,6 +35,7 @@ from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
+from elasticjob_operator.rendezvous.record_store import budget_of
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_rendezvous.etcd.client import Client
@@ -150,6 +153,7 @@ class EtcdRegistry:
         namespace, uid = job.metadata.namespace, job.metadata.uid
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
             self._check_owner()
+            await _check_records(job, self.own)
             return EtcdSource(self.own, self._kube, namespace, uid)
         self._check_endpoints(job)
         secret = wanted.secret_name
@@ -167,6 +171,7 @@ class EtcdRegistry:
             if found is None or found.held != held:
                 found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
                 await found.cache.reached(0, FIRST_READ_SECONDS)
+        await _check_records(job, found)
         return EtcdSource(found, self._kube, namespace, uid)
 
     async def guard(self) -> None:
@@ -288,3 +293,27 @@ class EtcdRegistry:
             if found := job_of(prefix):
                 namespace, uid, _ = found
                 self._changed(namespace, uid)
+
+
+async def _check_records(job: ElasticJob, etcd: Etcd) -> None:
+    """Revoke the etcd user of a job whose records exceed its budget, and delete its records.
+
+    The job stays refused until its spec changes.
+
+    Raises:
+        EtcdError: the user or the records could not be deleted.
+        EtcdRefused: the job has exceeded its budget.
+    """
+    namespace, uid = job.metadata.namespace, job.metadata.uid
+    etcd.cache.allow(namespace, uid, job.spec.max_nodes)
+    exceeded = etcd.cache.exceeded(namespace, uid)
+    if exceeded is not None:
+        await forget_job(etcd.client, etcd.users, namespace, uid)
+        etcd.cache.forget(namespace, uid)
+    elif not is_stalled_by(job, Obstacle.RECORDS):
+        return
+    raise EtcdRefused(
+        Obstacle.RECORDS,
+        f"the job's records in etcd exceeded {budget_of(job.spec.max_nodes)}: they were deleted "
+        "and the job's etcd user was revoked, until spec changes",
+    )

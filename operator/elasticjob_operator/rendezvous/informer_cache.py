@@ -2,7 +2,8 @@
 
 Range, then watch. On any doubt (broken watch, compacted history, another cluster, an older
 revision) the cache is discarded and read again. While etcd is unreadable, `records` returns None,
-never stale records.
+never stale records. A job whose records exceed its budget is dropped, so that no job can exhaust
+the operator's memory; the range is read in pages for the same reason.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from elasticjob_operator.domain.observed.etcd_records import (
     Records,
     closed_round,
     decode_records,
+    folder_of,
     is_progress_only,
-    job_of,
     prefix_of,
 )
+from elasticjob_operator.rendezvous.record_store import Budget, RecordStore
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
 from elasticjob_rendezvous.protocol.kv import (
@@ -38,7 +40,7 @@ from elasticjob_rendezvous.protocol.kv import (
     WatchBatch,
 )
 from elasticjob_rendezvous.protocol.records.codec import encode
-from elasticjob_rendezvous.protocol.records.keys import ROOT, Keys
+from elasticjob_rendezvous.protocol.records.keys import ROOT, Keys, job_folder
 from elasticjob_rendezvous.protocol.records.members import Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
@@ -55,6 +57,8 @@ SEEN_SECONDS = 2.0
 """Maximum wait for a write to reach the informer cache before the status is computed."""
 OPERATIONS_A_TXN = 100
 """Maximum operations per transaction; etcd's own limit is 128."""
+PAGE_KEYS = 64
+"""Keys of one page of the range. etcd limits a value to 1.5 MiB by default, hence a page to 96."""
 
 
 class RecordReader(Protocol):
@@ -62,6 +66,12 @@ class RecordReader(Protocol):
 
     async def range(self, target: Range) -> RangeResult:
         """Read one key or all keys of a prefix. Raises `EtcdError`."""
+
+    async def page(self, target: Range, start: str, revision: int) -> RangeResult:
+        """Read keys of a prefix from `start` on, at a revision or the present one (0).
+
+        Raises `EtcdError`.
+        """
 
     def watch(self, targets: Sequence[Range]) -> AsyncGenerator[WatchBatch, None]:
         """Yield the changes of these keys from now on. Raises `EtcdError`."""
@@ -77,8 +87,8 @@ class InformerCache:
     def __init__(self, client: RecordReader, root: str = ROOT) -> None:
         self._client = client
         self._target = Range(root, prefix=True)
-        self._jobs: dict[str, dict[str, KeyValue]] = {}
-        self._incarnations: dict[tuple[str, str], set[int]] = {}
+        self._store = RecordStore()
+        self._reread = asyncio.Event()
         self._known = False
         self._changed: dict[str, None] = {}
         self._progress_told: dict[str, float] = {}
@@ -104,21 +114,34 @@ class InformerCache:
 
     def prefixes(self) -> tuple[str, ...]:
         """Return the prefixes of all jobs that have a record."""
-        return tuple(self._jobs)
+        return tuple(self._store.jobs)
 
     def jobs(self) -> tuple[tuple[str, str], ...]:
         """Return namespace and uid of every job that has a record."""
-        return tuple(self._incarnations)
+        return self._store.uids()
 
     def newest(self, namespace: str, uid: str) -> int | None:
         """Return the newest incarnation of a job that has a record; None if none has."""
-        return max(self._incarnations.get((namespace, uid), ()), default=None)
+        return self._store.newest(namespace, uid)
 
     def records(self, prefix: str) -> Records | None:
-        """Return the records of a job, possibly empty; None while etcd is unreadable."""
-        if not self._known:
+        """Return the records of a job, possibly empty; None while they are not known."""
+        if not self._known or not self._store.knows(prefix):
             return None
-        return decode_records(prefix, self._jobs.get(prefix, {}).values())
+        return decode_records(prefix, self._store.jobs.get(prefix, {}).values())
+
+    def allow(self, namespace: str, uid: str, nodes: int) -> None:
+        """Raise a job's budget to that of this number of nodes."""
+        if self._store.allow(job_folder(namespace, uid), nodes):
+            self._reread.set()
+
+    def exceeded(self, namespace: str, uid: str) -> Budget | None:
+        """Return the budget that a job's records exceed; None if they do not."""
+        return self._store.exceeded(job_folder(namespace, uid))
+
+    def forget(self, namespace: str, uid: str) -> None:
+        """Count a job's records from zero, after all of them were deleted."""
+        self._store.forget(job_folder(namespace, uid))
 
     async def reached(self, revision: int, timeout_seconds: float) -> bool:
         """Wait until the cache has this revision; return False on timeout."""
@@ -148,7 +171,8 @@ class InformerCache:
         delay_seconds = LEAST_BACKOFF_SECONDS
         while True:
             try:
-                await self._follow()
+                if await self._follow_until_reread():
+                    continue
             except EtcdError as error:
                 if self._known:
                     delay_seconds = LEAST_BACKOFF_SECONDS
@@ -159,52 +183,94 @@ class InformerCache:
             await asyncio.sleep(delay_seconds)
             delay_seconds = min(2 * delay_seconds, MOST_BACKOFF_SECONDS)
 
+    async def _follow_until_reread(self) -> bool:
+        """Run one watch until it fails or all records must be read again, and return True then."""
+        self._reread.clear()
+        following = asyncio.ensure_future(self._follow())
+        asked = asyncio.ensure_future(self._reread.wait())
+        try:
+            await asyncio.wait((following, asked), return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                await following
+            return True
+        finally:
+            for task in (following, asked):
+                task.cancel()
+            await asyncio.gather(following, asked, return_exceptions=True)
+
     async def _follow(self) -> None:
         """Run one watch until it fails; opened before the range, so no change is missed."""
         async with aclosing(self._client.watch((self._target,))) as batches:
             await anext(batches)
-            self._rebuild(await self._client.range(self._target))
+            await self._read()
             await self._tell_advance()
             async for batch in batches:
                 self._apply(batch)
                 await self._tell_advance()
 
-    def _rebuild(self, found: RangeResult) -> None:
-        if self._cluster_id not in (0, found.cluster_id):
+    async def _read(self) -> None:
+        """Read all records at one revision, page by page; of a job that exceeds its budget no
+        more than that. The former records are kept until then."""
+        target = replace(self._target, limit=PAGE_KEYS)
+        page = await self._client.page(target, target.key, 0)
+        first, store = page, self._store.emptied()
+        while True:
+            start = ""
+            for kv in page.kvs:
+                start = kv.key + "\0"
+                if (prefix := prefix_of(kv.key)) and not self._put(store, prefix, kv):
+                    start = _end_of(folder_of(prefix))
+                    break
+            if not start or (len(page.kvs) < PAGE_KEYS and start.endswith("\0")):
+                break
+            page = await self._client.page(target, start, first.revision)
+        self._take(first, store)
+
+    def _take(self, first: RangeResult, store: RecordStore) -> None:
+        if self._cluster_id not in (0, first.cluster_id):
             log.warning(
                 "informer cache %s: another etcd cluster answers (%x, was %x): its data was lost",
-                self._target.key, found.cluster_id, self._cluster_id,
+                self._target.key, first.cluster_id, self._cluster_id,
             )  # fmt: skip
-        elif found.revision < self._revision:
+        elif first.revision < self._revision:
             log.warning(
                 "informer cache %s: etcd went back from revision %d to %d: data was lost",
-                self._target.key, self._revision, found.revision,
+                self._target.key, self._revision, first.revision,
             )  # fmt: skip
-        before, self._jobs, self._incarnations = self._jobs, {}, {}
-        for kv in found.kvs:
-            if prefix := prefix_of(kv.key):
-                self._job(prefix)[kv.key] = kv
-        self._cluster_id, self._revision, self._known = found.cluster_id, found.revision, True
-        self._tell(*self._jobs, *before)
+        before, self._store = self._store, store
+        self._cluster_id, self._revision, self._known = first.cluster_id, first.revision, True
+        self._tell(*store.jobs, *before.jobs)
 
     def _apply(self, batch: WatchBatch) -> None:
+        store = self._store
         for event in batch.events:
             if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
                 continue  # already in the range's result
-            job = self._job(prefix)
             if isinstance(event, Deleted):
-                job.pop(event.key, None)
-                if not job:
-                    self._drop(prefix)
+                store.delete(prefix, event.key)
+                if prefix not in store.jobs:
+                    self._progress_told.pop(prefix, None)
+            elif not store.knows(prefix):
+                continue
             else:
-                before = job.get(event.key)
-                job[event.key] = event
-                if is_progress_only(before, event) and not self._progress_is_due(prefix):
+                before = store.jobs.get(prefix, {}).get(event.key)
+                kept = self._put(store, prefix, event)
+                if kept and is_progress_only(before, event) and not self._progress_is_due(prefix):
                     continue
             self._tell(prefix)
         # With several watched ranges a revision's events may span batches; with this single range
         # each batch holds complete revisions.
         self._revision = max(self._revision, batch.revision)
+
+    def _put(self, store: RecordStore, prefix: str, kv: KeyValue) -> bool:
+        if store.put(prefix, kv):
+            return True
+        folder = folder_of(prefix)
+        log.warning(
+            "informer cache %s: dropped the records of %s: more than %s",
+            self._target.key, folder, store.exceeded(folder),
+        )  # fmt: skip
+        return False
 
     def _progress_is_due(self, prefix: str) -> bool:
         """Return True if a job's progress may be reported again: each reconcile costs requests."""
@@ -214,29 +280,10 @@ class InformerCache:
             self._progress_told[prefix] = now
         return due
 
-    def _job(self, prefix: str) -> dict[str, KeyValue]:
-        """Return the records of a job; add the job if it is new."""
-        if prefix not in self._jobs:
-            self._jobs[prefix] = {}
-            if found := job_of(prefix):
-                namespace, uid, incarnation = found
-                self._incarnations.setdefault((namespace, uid), set()).add(incarnation)
-        return self._jobs[prefix]
-
-    def _drop(self, prefix: str) -> None:
-        del self._jobs[prefix]
-        self._progress_told.pop(prefix, None)
-        if found := job_of(prefix):
-            namespace, uid, incarnation = found
-            others = self._incarnations[namespace, uid]
-            others.discard(incarnation)
-            if not others:
-                del self._incarnations[namespace, uid]
-
     def _lose(self) -> None:
         if self._known:
             self._known = False
-            self._tell(*self._jobs)
+            self._tell(*self._store.jobs)
 
     async def _tell_advance(self) -> None:
         async with self._advanced:
@@ -245,6 +292,11 @@ class InformerCache:
     def _tell(self, *prefixes: str) -> None:
         self._changed.update(dict.fromkeys(prefixes))
         self._wake.set()
+
+
+def _end_of(folder: str) -> str:
+    """Return the first key after all keys of a folder."""
+    return folder[:-1] + chr(ord("/") + 1)
 
 
 async def write_params(client: Client, prefix: str, bounds: RendezvousParams) -> int:

@@ -147,6 +147,24 @@ class Client:
         )
         return wire.range_result(reply)
 
+    async def page(self, target: Range, start: str, revision: int) -> RangeResult:
+        """Read at most `target.limit` keys of a prefix, in order from `start` on, linearizably.
+
+        Args:
+            revision: revision to read at, that of the first page; 0 for the present one.
+
+        Raises:
+            EtcdError: also if the revision was compacted.
+        """
+        request = wire.page_request(target, start, revision)
+        reply: Any = await self._transport.call(
+            f"range {target.key!r}",
+            lambda link, metadata, timeout: link.kv.Range(
+                request, metadata=metadata, timeout=timeout
+            ),
+        )
+        return wire.range_result(reply)
+
     async def put(self, op: Put) -> int:
         """Write one key; return the revision of the write. Raises `LeaseLost` for a dead lease."""
         request = wire.put_request(op)

@@ -67,6 +67,14 @@ def range_request(target: Range) -> Message:
     return request
 
 
+def page_request(target: Range, start: str, revision: int) -> Message:
+    """Return the request for the keys of `target`'s prefix from `start` on, at a revision."""
+    _, end = interval(target.key, target.prefix)
+    return rpc_pb2.RangeRequest(
+        key=_raw(start), range_end=end, limit=target.limit, revision=revision
+    )
+
+
 def put_request(op: Put) -> Message:
     return rpc_pb2.PutRequest(key=_raw(op.key), value=op.value, lease=op.lease)
 

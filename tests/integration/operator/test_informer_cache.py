@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.rendezvous.informer_cache import (
+    PAGE_KEYS,
     InformerCache,
     close,
     remove_members,
     write_params,
 )
+from elasticjob_operator.rendezvous.record_store import UNKNOWN_NODES, budget_of
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.protocol.kv import Delete, Put, Txn
 from elasticjob_rendezvous.protocol.records.codec import encode
@@ -230,3 +232,52 @@ def members(cache: InformerCache, prefix: str) -> list[str]:
     found = cache.records(prefix)
     assert found is not None
     return [member.id for member in found.members]
+
+
+async def write_junk(client: Client, prefix: str, count: int) -> None:
+    for first in range(0, count, 100):
+        numbers = range(first, min(first + 100, count))
+        await client.txn(Txn((), tuple(Put(f"{prefix}junk/{n}", b"x") for n in numbers)))
+
+
+def test_records_of_many_pages_are_read(server: EtcdServer) -> None:
+    async def main() -> None:
+        async with Client([server.url]) as client:
+            await write_junk(client, ONE, 3 * PAGE_KEYS)
+            await put(client, Keys(TWO).round, ROUND)
+            cache = InformerCache(client)
+            running = asyncio.create_task(cache.run())
+            assert await cache.reached(1, 10.0)
+            found = cache.records(TWO)
+            assert found is not None
+            assert found.round == ROUND
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_job_with_too_many_records_is_dropped_and_its_neighbour_is_read(
+    server: EtcdServer,
+) -> None:
+    async def main() -> None:
+        most = budget_of(UNKNOWN_NODES).keys
+        async with mirrored(server) as (client, cache):
+            await write_junk(client, ONE, most + 200)
+            await until(cache, lambda: cache.exceeded("default", "uid-one"))
+            await put(client, Keys(TWO).round, ROUND)
+            await until(cache, lambda: TWO in cache.prefixes())
+            assert cache.records(ONE) is None
+        async with mirrored(server) as (client, cache):  # the same from the first read on
+            assert await cache.reached(1, 10.0)
+            assert cache.prefixes() == (TWO,)
+            assert cache.exceeded("default", "uid-one") is not None
+
+            cache.allow("default", "uid-one", 4 * UNKNOWN_NODES)
+            assert cache.exceeded("default", "uid-one") is None
+            assert cache.records(ONE) is None
+            await until(cache, lambda: ONE in cache.prefixes())
+            assert cache.records(ONE) is not None
+            assert cache.records(TWO) is not None
+
+    asyncio.run(main())

@@ -91,6 +91,9 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     Obstacle.ANOTHERS_ETCD: Entry(
         "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"
     ),
+    Obstacle.RECORDS: Entry(
+        "", "Find the program that writes below the job's prefix, then suspend and resume the job"
+    ),
 }
 
 

@@ -85,6 +85,11 @@ def prefix_of(key: str) -> str:
     return ROOT + "/".join(parts[:3]) + "/"
 
 
+def folder_of(prefix: str) -> str:
+    """Return the folder of all incarnations of the job that a prefix belongs to."""
+    return ROOT + "/".join(prefix.removeprefix(ROOT).split("/", 2)[:2]) + "/"
+
+
 def job_of(prefix: str) -> tuple[str, str, int] | None:
     """Return namespace, uid and incarnation of a prefix; None if it is not a job's."""
     parts = prefix.removeprefix(ROOT).split("/")

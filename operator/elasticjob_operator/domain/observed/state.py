@@ -167,6 +167,7 @@ class Obstacle(StrEnum):
     ENDPOINT = "EndpointNotAllowed"
     BACKEND = "BackendUnavailable"
     ANOTHERS_ETCD = "EtcdOfAnotherCluster"
+    RECORDS = "TooManyRecords"
 
 
 @dataclass(frozen=True, slots=True)

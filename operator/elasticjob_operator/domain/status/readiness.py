@@ -54,9 +54,23 @@ _STALLING = (
     Obstacle.ENDPOINT,
     Obstacle.BACKEND,
     Obstacle.ANOTHERS_ETCD,
+    Obstacle.RECORDS,
 )
 """Obstacles that last until a user changes the job, or an administrator the operator. A quota, a
 webhook and the scheduler may yield without a change of either."""
+
+
+def is_stalled_by(job: ElasticJob, obstacle: Obstacle) -> bool:
+    """Return True if this obstacle stalled the job at its present generation."""
+    found = (one for one in job.status.conditions if one.type is ConditionType.STALLED)
+    return any(
+        one.status is ConditionStatus.TRUE
+        and one.reason == obstacle.value
+        and one.observed_generation == job.metadata.generation
+        for one in found
+    )
+
+
 _READY = {
     Phase.RUNNING: "Training",
     Phase.SUSPENDED: "Suspended",

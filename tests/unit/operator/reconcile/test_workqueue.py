@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from elasticjob_operator.reconcile.jobs import JobKey
 from elasticjob_operator.reconcile.workqueue import (
+    BURST,
     MOST_BACKOFF_SECONDS,
+    RENEWAL_SECONDS,
     DelayingQueue,
     Retry,
     WorkQueue,
@@ -263,3 +265,44 @@ def test_stop_finishes_running_reconcile_and_starts_no_other() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def taken(queue: DelayingQueue, key: JobKey, seconds: float, step: float = 0.01) -> int:
+    """Wake a job all the time; return the number of its reconciles."""
+    found = 0
+    for at in range(round(seconds / step)):
+        queue.schedule(key, at * step)
+        while (got := queue.take(at * step)) is not None:
+            found += 1
+            queue.succeed(got)
+    return found
+
+
+def test_job_that_changes_all_the_time_is_reconciled_at_a_limited_rate() -> None:
+    queue = DelayingQueue()
+    assert taken(queue, A, 1.0) <= BURST + 1 / RENEWAL_SECONDS
+    assert taken(DelayingQueue(), A, 60.0) <= BURST + 60 / RENEWAL_SECONDS
+    queue.schedule(B, 0.0)
+    assert queue.take(1.0) == B, "another job does not wait"
+
+
+def test_postponed_job_is_reconciled_once_its_rate_allows_it() -> None:
+    queue = DelayingQueue()
+    for _ in range(BURST):
+        queue.schedule(A, 0.0)
+        assert queue.take(0.0) == A
+        queue.succeed(A)
+    queue.schedule(A, 0.0)
+    assert queue.take(0.0) is None
+    assert queue.next_at() == RENEWAL_SECONDS
+    assert queue.take(RENEWAL_SECONDS) == A
+
+
+def test_quiet_job_has_its_whole_burst_again() -> None:
+    queue = DelayingQueue()
+    assert taken(queue, A, 1.0) >= BURST
+    later = 1.0 + BURST * RENEWAL_SECONDS
+    for _ in range(BURST):
+        queue.schedule(A, later)
+        assert queue.take(later) == A
+        queue.succeed(A)

@@ -372,6 +372,9 @@ class Scripted:
     async def range(self, target: object) -> RangeResult:
         return RangeResult(1, 1, (self._first,))
 
+    async def page(self, target: object, start: str, revision: int) -> RangeResult:
+        return await self.range(target)
+
 
 def test_progress_triggers_reconcile_at_a_limited_rate() -> None:
     asyncio.run(_a_member_progresses())

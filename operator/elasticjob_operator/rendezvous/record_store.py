@@ -1,0 +1,176 @@
+"""Records of all jobs of one etcd, each job within a budget of keys and bytes. No I/O.
+
+Any pod of a job may hold the job's etcd user, which may write any key below the job's folder. The
+operator keeps these records in memory, so their number and size are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from elasticjob_operator.domain.observed.etcd_records import folder_of, job_of
+from elasticjob_rendezvous.protocol.kv import KeyValue
+
+KEYS = 1000
+KEYS_PER_NODE = 16
+"""Keys of one node: sessions, failures and ends of several rounds."""
+BYTES = 4 << 20
+BYTES_PER_NODE = 32 << 10
+"""Bytes of one node: its record, its assignments in several rosters and a traceback of 8 KiB."""
+UNKNOWN_NODES = 256
+"""Size assumed of a job until its object is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Maximum number of keys of a job, and of bytes in their names and values."""
+
+    keys: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.keys:,} keys and {self.bytes / (1 << 20):.1f} MiB"
+
+
+def budget_of(nodes: int) -> Budget:
+    """Return the budget of a job with up to this number of nodes."""
+    return Budget(KEYS + KEYS_PER_NODE * nodes, BYTES + BYTES_PER_NODE * nodes)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Number and size of one job's records.
+
+    Attributes:
+        budget: its present budget.
+        keys, total: number of its keys, and their bytes, while it is within its budget.
+        exceeded: True once it exceeded its budget; its records are dropped and not counted then.
+        unread: True until records that were dropped under a smaller budget are read again.
+    """
+
+    budget: Budget = field(default_factory=lambda: budget_of(UNKNOWN_NODES))
+    keys: int = 0
+    total: int = 0
+    exceeded: bool = False
+    unread: bool = False
+
+    @property
+    def known(self) -> bool:
+        """True if all records of the job are known."""
+        return not (self.exceeded or self.unread)
+
+    def put(self, size: int, before: int | None) -> bool:
+        """Count a record, `before` the size of the former one of its key; return False if the
+        budget is exceeded with it."""
+        self.keys += before is None
+        self.total += size - (before or 0)
+        self.exceeded = self.keys > self.budget.keys or self.total > self.budget.bytes
+        return not self.exceeded
+
+    def delete(self, size: int) -> None:
+        """Count the deletion of a record of `size` bytes."""
+        self.keys -= 1
+        self.total -= size
+
+    def allow(self, nodes: int) -> bool:
+        """Raise the budget to that of `nodes`; return True if its records must be read again.
+
+        It is never lowered: the records of a larger size remain for a while.
+        """
+        wanted = budget_of(nodes)
+        if wanted.keys <= self.budget.keys:
+            return False
+        self.budget = wanted
+        if not self.exceeded:
+            return False
+        self.exceeded, self.unread = False, True
+        return True
+
+
+class RecordStore:
+    """Records by job and key. `jobs` has those of each prefix: one incarnation of one job."""
+
+    def __init__(self, budgets: Iterable[tuple[str, Budget]] = ()) -> None:
+        self.jobs: dict[str, dict[str, KeyValue]] = {}
+        self._incarnations: dict[tuple[str, str], set[int]] = {}
+        self._usages = {folder: Usage(budget) for folder, budget in budgets}
+
+    def emptied(self) -> RecordStore:
+        """Return a store without records, with the budgets of this one."""
+        return RecordStore((folder, usage.budget) for folder, usage in self._usages.items())
+
+    def uids(self) -> tuple[tuple[str, str], ...]:
+        """Return namespace and uid of every job that has a record."""
+        return tuple(self._incarnations)
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """Return the newest incarnation of a job that has a record; None if none has."""
+        return max(self._incarnations.get((namespace, uid), ()), default=None)
+
+    def knows(self, prefix: str) -> bool:
+        """Return True if all records of a job are known, also if it has none."""
+        usage = self._usages.get(folder_of(prefix))
+        return usage is None or usage.known
+
+    def exceeded(self, folder: str) -> Budget | None:
+        """Return the budget that a job's records exceed; None if they do not."""
+        usage = self._usages.get(folder)
+        return usage.budget if usage is not None and usage.exceeded else None
+
+    def allow(self, folder: str, nodes: int) -> bool:
+        """Raise a job's budget to that of `nodes`; return True if all must be read again."""
+        return self._usage(folder).allow(nodes)
+
+    def forget(self, folder: str) -> None:
+        """Count a job's records from zero, after all of them were deleted."""
+        self._usages.pop(folder, None)
+
+    def put(self, prefix: str, kv: KeyValue) -> bool:
+        """Keep a record; return False if its job's records exceed their budget: all are dropped."""
+        folder = folder_of(prefix)
+        usage, job = self._usage(folder), self._job(prefix)
+        before = job.get(kv.key)
+        if usage.put(_size(kv), None if before is None else _size(before)):
+            job[kv.key] = kv
+            return True
+        for other in [one for one in self.jobs if folder_of(one) == folder]:
+            self._drop(other)
+        return False
+
+    def delete(self, prefix: str, key: str) -> None:
+        """Drop a record, if it is kept, and with the last one its job."""
+        job, folder = self.jobs.get(prefix, {}), folder_of(prefix)
+        if (kv := job.pop(key, None)) is None:
+            return
+        usage = self._usage(folder)
+        usage.delete(_size(kv))
+        if not job:
+            self._drop(prefix)
+        if not usage.keys:
+            del self._usages[folder]
+
+    def _usage(self, folder: str) -> Usage:
+        return self._usages.get(folder) or self._usages.setdefault(folder, Usage())
+
+    def _job(self, prefix: str) -> dict[str, KeyValue]:
+        """Return the records of a prefix; add it if it is new."""
+        if prefix not in self.jobs:
+            self.jobs[prefix] = {}
+            if found := job_of(prefix):
+                namespace, uid, incarnation = found
+                self._incarnations.setdefault((namespace, uid), set()).add(incarnation)
+        return self.jobs[prefix]
+
+    def _drop(self, prefix: str) -> None:
+        del self.jobs[prefix]
+        if found := job_of(prefix):
+            namespace, uid, incarnation = found
+            others = self._incarnations[namespace, uid]
+            others.discard(incarnation)
+            if not others:
+                del self._incarnations[namespace, uid]
+
+
+def _size(kv: KeyValue) -> int:
+    return len(kv.key) + len(kv.value)
