@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
-from elasticjob_launcher.probe import ProbeServer, answer, newer_round, permission
+from elasticjob_launcher.probe import ProbeServer
 from elasticjob_launcher.processes.node_command import NodeCommand
 from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
 from elasticjob_launcher.processes.starter import Starter, StoreProcesses
 from elasticjob_launcher.processes.workers import Workers
+from elasticjob_launcher.proof import MAX_SECONDS, Message, Peer, Question
 from elasticjob_launcher.settings import (
     Settings,
     SettingsError,
@@ -127,7 +128,13 @@ class Launcher:
         if self._settings.probe_port is not None:
             address, port = self._settings.probe_address, self._settings.probe_port
             self._probe = ProbeServer(
-                self._loop, address, port, self._probed, self._permitted, self._output.say
+                self._loop,
+                address,
+                port,
+                lambda: (Peer(self._attach.member, self._attach.session), self._attach.job_key),
+                self._probed,
+                self._permitted,
+                self._output.say,
             )
         self._listen()
         self._loop.run()
@@ -302,15 +309,13 @@ class Launcher:
             )
             self._workers.stop_unasked(running)
 
-    def _permitted(self, said: dict[str, Any], nonce: str, asked_at: float) -> None:
+    def _permitted(self, number: int, live_seconds: float, asked_at: float) -> None:
         """Extend the workers' deadline on a coordinator's permission; it keeps the member's lease.
 
         A responsive agent with its own evidence takes precedence.
         """
-        given = permission(said, self._attach.job_key, nonce)
-        if given is None or (self._liveness.present and self._deadline.told):
+        if self._liveness.present and self._deadline.told:
             return
-        number, live_seconds = given
         if number == self._workers.running_round:
             orphan_seconds = self._attach.orphan_seconds or 0.0
             self._deadline.permitted(asked_at, live_seconds, orphan_seconds)
@@ -344,27 +349,23 @@ class Launcher:
             self._output.say(message)
             self._tell({"type": "log_trouble", "message": message})
 
-    def _probed(self, question: dict[str, Any], nonce: str) -> dict[str, Any]:
+    def _probed(self, question: Question) -> Message:
+        """Return the facts for a prober; one that looks for another member changes nothing here."""
         running = self._workers.running_round
-        newest = newer_round(question, self._attach.job_key)
         present = self._liveness.present
-        if not present:
-            self._liveness.told_absent(newest, running is not None)
-            if running is not None and running < newest:
+        if not present and question.target.member == self._attach.member:
+            self._liveness.told_absent(question.round, running is not None)
+            if running is not None and running < question.round:
                 self._workers.stop_unasked(running)
-        body: dict[str, Any] = {
-            "member": self._attach.member,
-            "session": self._attach.session,
+        facts: Message = {
             "round": self._workers.running_round,
             "workers": len(self._workers.running_pids),
             "agent_attached": present,
         }
         live_seconds = self._deadline.live_seconds
         if running is not None and live_seconds is not None:
-            body["live_seconds"] = round(live_seconds + 0.0005, 3)
-        if nonce:
-            body["nonce"] = nonce
-        return answer(question, self._attach.job_key, body)
+            facts["live_seconds"] = min(round(live_seconds + 0.0005, 3), MAX_SECONDS)
+        return facts
 
     # --- the end
 

@@ -1,86 +1,51 @@
 """Probe server: reports to other nodes if this member's workers and agent are alive.
 
-A prober sends one JSON line, {"nonce": hex}, and receives one line, signed with the job's key so
-that no other process at this address can answer for the member. A signed "round" beside the nonce
-announces the newest round known to the prober: a launcher without an agent then stops older
-workers.
+Format: `proof`. A prober first proves that it holds the job's key; only then does the launcher act
+on its round number and answer, so that a stranger learns nothing and no code is computed for it.
+The answer is authenticated so that no other process at this address can answer for the member.
+The newest round known to the prober makes a launcher without an agent stop older workers.
 
-A coordinator that keeps the lease of a member without an agent sends "extends": true, receives a
-nonce of the launcher in the answer, and sends a second line, {"round", "live_seconds", "hmac"},
-signed over that nonce. A permission therefore counts from the launcher's answer, and only once.
+A coordinator that keeps the lease of a member without an agent sends "extends": true, and a second
+line with its permission. The permission covers the code of the answer, which covers a nonce of the
+launcher: it counts from the answer, and only once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 from elasticjob_launcher.loop import Loop
+from elasticjob_launcher.proof import (
+    PROBE,
+    BadPeer,
+    Message,
+    Peer,
+    Question,
+    Refusal,
+    answering,
+    challenge,
+    probe_answer,
+    reached_address,
+    read_permission,
+    read_question,
+)
 from elasticjob_launcher.settings import PROBE_ADDRESS, PROBE_PORT, SettingsError
 from elasticjob_launcher.sockets import Connection, Listener
-from elasticjob_launcher.wire import canonical
 
-NONCE = re.compile(r"(?:[0-9a-f]{2}){8,64}")
-MAX_QUESTION_BYTES = 1024
+MAX_QUESTION_BYTES = 2048
 QUESTION_SECONDS = 2.0
 MAX_PROBERS = 128
-
-
-def signature(job_key: bytes, nonce: str, body: dict[str, Any]) -> str:
-    """Return the hex HMAC-SHA256 over the nonce as sent and the canonical JSON of `body`.
-
-    The field "hmac" of `body` is left out.
-    """
-    unsigned = {name: value for name, value in body.items() if name != "hmac"}
-    return hmac.new(job_key, nonce.encode() + canonical(unsigned), hashlib.sha256).hexdigest()
-
-
-def newer_round(question: dict[str, Any], job_key: bytes) -> int:
-    """Return the newest round number that a prober of this job knows; 0 if it sent none."""
-    number, nonce, given = (question.get(name) for name in ("round", "nonce", "hmac"))
-    if not isinstance(number, int) or isinstance(number, bool) or not job_key:
-        return 0
-    if not isinstance(nonce, str) or not isinstance(given, str) or not given.isascii():
-        return 0
-    signed = hmac.compare_digest(given, signature(job_key, nonce, {"round": number}))
-    return number if signed else 0
-
-
-def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a prober: the signed body, or an error that names the expected form."""
-    nonce = question.get("nonce")
-    if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
-        return {"error": "nonce must be 16 to 128 lowercase hex digits, an even number of them"}
-    if not job_key:
-        return {"error": "no agent has attached to this launcher yet"}
-    return {**body, "hmac": signature(job_key, nonce, body)}
-
-
-def permission(said: dict[str, Any], job_key: bytes, nonce: str) -> tuple[int, float] | None:
-    """Return the permitted round and its seconds if `said` is signed over the nonce, or None."""
-    number, seconds, given = (said.get(name) for name in ("round", "live_seconds", "hmac"))
-    if not isinstance(number, int) or isinstance(number, bool) or not job_key:
-        return None
-    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
-        return None
-    if not isinstance(given, str) or not given.isascii():
-        return None
-    body = {"round": number, "live_seconds": seconds}
-    signed = hmac.compare_digest(given, signature(job_key, nonce, body))
-    return (number, float(seconds)) if signed else None
 
 
 class ProbeServer:
     """Probe server on a TCP port; `port` is the bound one.
 
-    `answer_to` receives a question and the nonce for the answer, empty if none is requested.
-    `permitted` receives the prober's reply to that nonce, the nonce, and its time of issue.
+    `identity` returns this member and the job's key, which is empty before an agent has attached.
+    `facts` receives a verified question and returns the fields of the answer. `permitted` receives
+    round and seconds of a verified permission, and the time from which they count.
     """
 
     def __init__(
@@ -88,12 +53,14 @@ class ProbeServer:
         loop: Loop,
         address: str,
         port: int,
-        answer_to: Callable[[dict[str, Any], str], dict[str, Any]],
-        permitted: Callable[[dict[str, Any], str, float], object],
+        identity: Callable[[], tuple[Peer, bytes]],
+        facts: Callable[[Question], Message],
+        permitted: Callable[[int, float, float], object],
         say: Callable[[str], object],
     ) -> None:
         self._loop = loop
-        self._answer_to = answer_to
+        self._identity = identity
+        self._facts = facts
         self._permitted = permitted
         self._open = 0
         listening = _listening_socket(address, port)
@@ -108,22 +75,16 @@ class ProbeServer:
             sock.close()
             return
         self._open += 1
+        at = reached_address(sock.getsockname())
         connection = Connection(self._loop, sock, MAX_QUESTION_BYTES)
         too_late = self._loop.call_later(QUESTION_SECONDS, connection.close)
+        nonce = secrets.token_hex(16)
 
-        def on_message(question: dict[str, Any]) -> None:
-            nonce = secrets.token_hex(16) if question.get("extends") is True else ""
-            asked_at = time.monotonic()
-            connection.send(self._answer_to(question, nonce))
-            if not nonce:
-                connection.close_when_sent()
-                return
-
-            def on_permission(said: dict[str, Any]) -> None:
-                self._permitted(said, nonce, asked_at)
-                connection.close_when_sent()
-
-            connection.on_message = on_permission
+        def on_message(message: Message) -> None:
+            try:
+                self._answer(connection, message, nonce, at)
+            except BadPeer as error:
+                _refuse(connection, error)
 
         def on_closed() -> None:
             self._open -= 1
@@ -131,6 +92,40 @@ class ProbeServer:
 
         connection.on_message = on_message
         connection.on_closed = on_closed
+        connection.send(challenge(nonce))
+
+    def _answer(self, connection: Connection, message: Message, nonce: str, at: str) -> None:
+        """Answer a question; wait for a permission if the prober announced one."""
+        me, job_key = self._identity()
+        if not job_key:
+            raise BadPeer(Refusal.NO_KEY, "no agent has attached to this launcher yet")
+        question = read_question(job_key, message, nonce)
+        if question.ask != PROBE:
+            raise BadPeer(Refusal.MALFORMED, "a launcher answers probes only")
+        exchange = answering(question, me, nonce)
+        facts = {"at": at, **self._facts(question)}
+        answer = probe_answer(job_key, exchange, facts, question.mac)
+        answered_at = time.monotonic()
+        connection.send(answer)
+        if not question.extends:
+            connection.close_when_sent()
+            return
+
+        def on_permission(said: Message) -> None:
+            try:
+                number, seconds = read_permission(job_key, exchange, said, answer["mac"])
+            except BadPeer as error:
+                _refuse(connection, error)
+                return
+            self._permitted(number, seconds, answered_at)
+            connection.close_when_sent()
+
+        connection.on_message = on_permission
+
+
+def _refuse(connection: Connection, error: BadPeer) -> None:
+    connection.send({"error": str(error)})
+    connection.close_when_sent()
 
 
 def _listening_socket(address: str, port: int) -> socket.socket:

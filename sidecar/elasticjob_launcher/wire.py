@@ -23,11 +23,6 @@ def encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def canonical(message: dict[str, Any]) -> bytes:
-    """Return the canonical form of a message for signing: sorted keys, no spaces, ASCII."""
-    return json.dumps(message, separators=(",", ":"), sort_keys=True).encode("ascii")
-
-
 def decode(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)

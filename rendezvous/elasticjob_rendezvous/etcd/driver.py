@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
+from elasticjob_launcher.proof import Peer
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, LeaseLost, Terminal
 from elasticjob_rendezvous.etcd.reach import all_refuse
@@ -343,4 +344,5 @@ class Driver:
             self._link = self._spawn(work)
 
     async def _probe(self, probe: Probe) -> None:
-        self.post(await dial.ask(probe, self._job_key))
+        asker = Peer(self._engine.config.identity.id, self._engine.session)
+        self.post(await dial.ask(probe, asker, self._job_key))

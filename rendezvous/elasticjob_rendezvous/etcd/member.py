@@ -120,6 +120,7 @@ class RendezvousMember:
             self._workers,
             lambda: self.live_until,
             lambda: None if self._engine is None else self._engine.vouched_until,
+            lambda: "" if self._engine is None else self._engine.session,
         )
         async with contextlib.AsyncExitStack() as stack:
             port = await server.start()

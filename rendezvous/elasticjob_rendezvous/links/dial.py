@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 
+from elasticjob_launcher.proof import (
+    Answer,
+    BadPeer,
+    Exchange,
+    Peer,
+    Refusal,
+    link_question,
+    permission,
+    probe_question,
+    reached_address,
+    read_challenge,
+    read_link_answer,
+    read_probe_answer,
+)
 from elasticjob_rendezvous.links import wire
+from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
@@ -18,6 +34,8 @@ from elasticjob_rendezvous.protocol.events import (
     Probed,
     Verdict,
 )
+
+log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2.0
 FIRST_REDIAL_SECONDS = 0.2
@@ -35,7 +53,8 @@ async def _connection(
             reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
     except (ValueError, OverflowError) as error:
         # One member's invalid record must not end other members' agents.
-        raise wire.BadPeer(f"invalid agent address {address!r}, port {port}: {error}") from error
+        text = f"{address!r}, port {port}: {error}"
+        raise BadPeer(Refusal.BAD_ADDRESS, text) from error
     try:
         yield reader, writer
     finally:
@@ -62,17 +81,23 @@ async def hold_link(
     """
     await asyncio.sleep(delay_seconds)
     pause = FIRST_REDIAL_SECONDS
+    logged: Refusal | None = None
     while True:
         refused = False
         try:
             async with _connection(link.address, link.port) as (reader, writer):
-                linked_at = await _greet(link, member, session, job_key, reader, writer)
+                linked_at = asyncio.get_running_loop().time()
+                channel = await _greet(link, Peer(member, session), job_key, reader, writer)
                 post(LinkUp(link.member, link.session))
-                pause = FIRST_REDIAL_SECONDS
-                await _listen(link, reader, writer, post, leaving, linked_at)
+                pause, logged = FIRST_REDIAL_SECONDS, None
+                await _listen(link, channel, reader, writer, post, leaving, linked_at)
         except ConnectionRefusedError:
             refused = True
-        except (OSError, EOFError, TimeoutError, wire.BadPeer):
+        except BadPeer as error:
+            if error.reason is not logged:
+                log.warning("closed the link to member %s: %s", link.member, error)
+            logged = error.reason
+        except (OSError, EOFError, TimeoutError):
             pass
         post(LinkDown(link.member, link.session, refused))
         await asyncio.sleep(pause)
@@ -81,26 +106,32 @@ async def hold_link(
 
 async def _greet(
     link: Link,
-    member: str,
-    session: str,
+    me: Peer,
     job_key: bytes,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-) -> float:
-    """Authenticate the link; return the time at which the request was sent."""
-    asked_at = asyncio.get_running_loop().time()
-    question = wire.nonce()
-    me = {"member": member, "session": session}
-    writer.write(wire.line({"nonce": question, "link": me}))
+) -> Channel:
+    """Prove possession of the job's key and verify that the coordinator holds it, too."""
+    exchange = await _challenged(me, Peer(link.member, link.session), reader)
+    question = link_question(job_key, exchange)
+    writer.write(wire.line(question))
     answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-    if not wire.verified(job_key, question, answer) or answer.get("member") != link.member:
-        raise wire.BadPeer(f"the agent at {link.address}:{link.port} is not {link.member}")
-    writer.write(wire.line({"hmac": wire.sign(job_key, str(answer.get("nonce")), {**me})}))
-    return asked_at
+    exchange, mac = read_link_answer(job_key, exchange, answer, question["mac"])
+    if exchange.answerer.member != link.member:
+        text = f"the agent at {link.address}:{link.port} is {exchange.answerer.member}"
+        raise BadPeer(Refusal.OTHER_MEMBER, text)
+    return Channel(job_key, exchange, mac, coordinates=False)
+
+
+async def _challenged(me: Peer, target: Peer, reader: asyncio.StreamReader) -> Exchange:
+    """Return an exchange with the challenge of the process at the other end."""
+    challenge = read_challenge(await wire.read(reader, wire.HANDSHAKE_SECONDS))
+    return Exchange(me, wire.nonce(), target, challenge)
 
 
 async def _listen(
     link: Link,
+    channel: Channel,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     post: Callable[[Event], None],
@@ -116,12 +147,12 @@ async def _listen(
     while True:
         now = loop.time()
         if now >= next_beat:
-            writer.write(wire.line({**count.line(now), **wire.leaving_line(leaving())}))
+            writer.write(channel.seal({**count.line(now), **wire.leaving_line(leaving())}))
             next_beat = now + wire.HEARTBEAT_SECONDS
         patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
         wait = min(next_beat, heard + patience) - now + 0.01
         try:
-            message = await wire.read(reader, max(wait, wire.LAST_LOOK_SECONDS))
+            line = await wire.read_line(reader, max(wait, wire.LAST_LOOK_SECONDS))
         except TimeoutError:
             silence = loop.time() - heard
             if silence > wire.SILENCE_SECONDS + wire.LAST_LOOK_SECONDS and quiet:
@@ -130,79 +161,78 @@ async def _listen(
                 quiet = True
                 post(LinkQuiet(link.member, link.session))
             continue
+        beat = wire.coordinator_heartbeat(channel.open(line))
         heard = loop.time()
         quiet = False
-        number, proven = message.get("round"), count.proven(message, heard)
-        if isinstance(number, int):
-            vouched = wire.told_seconds(message, "vouched_seconds")
-            post(LinkHeard(link.member, link.session, number, proven, vouched))
-        others = wire.leaving_told(message)
-        if others != told:
-            told = others
-            post(LeavesTold(others))
+        proven = count.proven(beat.heard, heard)
+        post(LinkHeard(link.member, link.session, beat.round, proven, beat.vouched_seconds))
+        if beat.leaving != told:
+            told = beat.leaving
+            post(LeavesTold(told))
 
 
-async def ask(probe: Probe, job_key: bytes) -> Probed:
+async def ask(probe: Probe, asker: Peer, job_key: bytes) -> Probed:
     """Probe a member's launcher, or its agent if the workers are the agent's children.
 
     A dying process may still accept a connection and then drop it; the probe is then repeated.
     """
     for _ in range(ASK_AGAIN_TIMES):
         try:
-            verdict, live_seconds = await _ask_once(probe, job_key)
+            verdict, live_seconds = await _ask_once(probe, asker, job_key)
             return Probed(probe.member, probe.session, verdict, live_seconds)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             await asyncio.sleep(ASK_AGAIN_SECONDS)
     return Probed(probe.member, probe.session, Verdict.UNKNOWN)
 
 
-async def _ask_once(probe: Probe, job_key: bytes) -> tuple[Verdict, float | None]:
+async def _ask_once(probe: Probe, asker: Peer, job_key: bytes) -> tuple[Verdict, float | None]:
     """Probe once; return the verdict and the remaining seconds of the workers' deadline."""
     port = probe.launcher_port or probe.agent_port
     try:
         async with _connection(probe.address, port) as (reader, writer):
-            question = wire.nonce()
-            body: wire.Message = {"round": probe.round}
-            asked = {"nonce": question, "hmac": wire.sign(job_key, question, body), **body}
-            if probe.live_until:
-                asked["extends"] = True
-            writer.write(wire.line(asked))
-            answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-            verdict = _judge(probe, job_key, question, answer)
-            if verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
-                await _permit(probe, job_key, answer, writer)
-        known = verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE)
-        return verdict, wire.told_seconds(answer, "live_seconds") if known else None
+            exchange = await _challenged(asker, Peer(probe.member, probe.session), reader)
+            extends = probe.live_until > 0
+            question = probe_question(job_key, exchange, probe.round, extends)
+            writer.write(wire.line(question))
+            message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+            exchange, answer = read_probe_answer(job_key, exchange, message, question["mac"])
+            verdict = _judge(probe, answer, reached_address(writer.get_extra_info("peername")))
+            known = verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE)
+            if known and extends:
+                await _permit(probe, job_key, exchange, answer, writer)
+        return verdict, answer.live_seconds if known else None
     except ConnectionRefusedError:
         return Verdict.GONE, None
     except (ConnectionResetError, BrokenPipeError):
         raise
-    except (OSError, TimeoutError, wire.BadPeer):
+    except (OSError, TimeoutError, BadPeer):
         return Verdict.UNKNOWN, None
 
 
 async def _permit(
-    probe: Probe, job_key: bytes, answer: wire.Message, writer: asyncio.StreamWriter
+    probe: Probe,
+    job_key: bytes,
+    exchange: Exchange,
+    answer: Answer,
+    writer: asyncio.StreamWriter,
 ) -> None:
-    """Extend the workers' deadline to `probe.live_until`, if that is set and the round matches."""
-    question = answer.get("nonce")
+    """Extend the workers' deadline to `probe.live_until`, if the round matches."""
     left = wire.seconds(probe.live_until - asyncio.get_running_loop().time())
-    if not isinstance(question, str) or not left or answer.get("round") != probe.round:
+    if not left or answer.round != probe.round:
         return
-    body: wire.Message = {"round": probe.round, "live_seconds": left}
-    writer.write(wire.line({**body, "hmac": wire.sign(job_key, question, body)}))
+    writer.write(wire.line(permission(job_key, exchange, probe.round, left, answer.mac)))
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         await writer.drain()
 
 
-def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) -> Verdict:
-    """Return the verdict that a launcher's or an agent's answer implies for the member."""
-    if not wire.verified(job_key, question, answer):
-        return Verdict.UNKNOWN
-    if answer.get("member") != probe.member:
-        return Verdict.GONE
-    workers = answer.get("workers")
-    some_run = isinstance(workers, int) and workers > 0
-    if answer.get("agent_attached"):
-        return Verdict.BOTH_ALIVE if some_run else Verdict.AGENT_ALIVE
-    return Verdict.WORKERS_ALIVE if some_run else Verdict.GONE
+def _judge(probe: Probe, answer: Answer, address: str) -> Verdict:
+    """Return the verdict that a launcher's or an agent's answer implies for the member.
+
+    Another member at the probed address proves that the probed one is gone. One that was reached
+    through another address, for example by a relay, proves nothing.
+    """
+    if answer.answerer.member != probe.member:
+        return Verdict.GONE if answer.at == address else Verdict.UNKNOWN
+    if answer.agent_attached:
+        return Verdict.BOTH_ALIVE if answer.workers else Verdict.AGENT_ALIVE
+    return Verdict.WORKERS_ALIVE if answer.workers else Verdict.GONE

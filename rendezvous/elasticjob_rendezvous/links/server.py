@@ -8,8 +8,24 @@ import functools
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from elasticjob_launcher.proof import (
+    LINK,
+    BadPeer,
+    Message,
+    Peer,
+    Question,
+    Refusal,
+    answering,
+    challenge,
+    link_answer,
+    probe_answer,
+    reached_address,
+    read_question,
+)
 from elasticjob_rendezvous.links import wire
+from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.events import (
     Event,
     LeavesTold,
@@ -25,6 +41,15 @@ BACKLOG = 1024
 ACCEPT_AGAIN_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Link:
+    """Established link of one member."""
+
+    writer: asyncio.StreamWriter
+    channel: Channel
+    count: wire.Count
+
+
 class PeerServer:
     """Server on one port for the lifetime of an agent.
 
@@ -32,7 +57,8 @@ class PeerServer:
     the round number sent on every link, `tell` the leave notices. `workers` returns the number of
     local workers, or 1 if they are not counted: members without a launcher are probed here.
     `live_until` returns the workers' self-fencing deadline, `vouched_until` the time up to which
-    members may rely on the round number, both on the loop's clock.
+    members may rely on the round number, both on the loop's clock. `session` returns the name of
+    the agent's present session.
     """
 
     def __init__(
@@ -44,6 +70,7 @@ class PeerServer:
         workers: Callable[[], int],
         live_until: Callable[[], float | None] = lambda: None,
         vouched_until: Callable[[], float | None] = lambda: None,
+        session: Callable[[], str] = lambda: "",
     ) -> None:
         self._member = member
         self._job_key = job_key
@@ -52,13 +79,13 @@ class PeerServer:
         self._workers = workers
         self._live_until = live_until
         self._vouched_until = vouched_until
+        self._session = session
         self._listener: socket.socket | None = None
-        self._links: dict[tuple[str, str], tuple[asyncio.StreamWriter, wire.Count]] = {}
+        self._links: dict[Peer, _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._round = 0
-        self._leaving: wire.Message = {}
+        self._leaving: Message = {}
         self._heart: asyncio.TimerHandle | None = None
-        self.session = ""
 
     async def start(self) -> int:
         """Bind and listen; return the port."""
@@ -100,20 +127,14 @@ class PeerServer:
 
     def _tell(self) -> None:
         now, vouched_until = asyncio.get_running_loop().time(), self._vouched_until()
-        for writer, count in self._links.values():
-            self._say(writer, count, now, vouched_until)
+        for link in self._links.values():
+            self._say(link, now, vouched_until)
 
-    def _say(
-        self,
-        writer: asyncio.StreamWriter,
-        count: wire.Count,
-        now: float,
-        vouched_until: float | None,
-    ) -> None:
-        line = {**count.line(now), "round": self._round, **self._leaving}
+    def _say(self, link: _Link, now: float, vouched_until: float | None) -> None:
+        line = {**link.count.line(now), "round": self._round, **self._leaving}
         if vouched_until is not None:
-            line["vouched_seconds"] = wire.seconds(vouched_until - count.heard_at)
-        writer.write(wire.line(line))
+            line["vouched_seconds"] = wire.seconds(vouched_until - link.count.heard_at)
+        link.writer.write(link.channel.seal(line))
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept all pending connections."""
@@ -151,7 +172,7 @@ class PeerServer:
             await self._talk(reader, writer)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass
-        except wire.BadPeer as error:
+        except BadPeer as error:
             log.warning(
                 "refused a connection from %s: %s", writer.get_extra_info("peername"), error
             )
@@ -161,77 +182,72 @@ class PeerServer:
                 await writer.wait_closed()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        hello = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        question = hello.get("nonce")
-        if not isinstance(question, str) or not 16 <= len(question) <= 128:
-            raise wire.BadPeer("nonce must be 16 to 128 characters")
-        if not question.isascii():
-            raise wire.BadPeer("nonce must be ASCII")
-        mine = wire.nonce()
-        asked_at = asyncio.get_running_loop().time()
-        body: wire.Message = {
-            "member": self._member,
-            "session": self.session,
+        """Let the peer prove itself, then answer its probe or keep its link."""
+        nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
+        writer.write(wire.line(challenge(nonce)))
+        message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+        question = read_question(self._job_key, message, nonce)
+        exchange = answering(question, Peer(self._member, self._session()), nonce)
+        if question.ask != LINK:
+            facts = self._facts(writer)
+            writer.write(wire.line(probe_answer(self._job_key, exchange, facts, question.mac)))
+            await writer.drain()
+            return
+        if question.target.member != self._member:
+            text = f"a link to member {question.target.member!r}, not to {self._member!r}"
+            raise BadPeer(Refusal.OTHER_MEMBER, text)
+        answer = link_answer(self._job_key, exchange, question.mac)
+        writer.write(wire.line(answer))
+        channel = Channel(self._job_key, exchange, answer["mac"], coordinates=True)
+        await self._keep(question, reader, _Link(writer, channel, wire.Count(asked_at)))
+
+    def _facts(self, writer: asyncio.StreamWriter) -> Message:
+        """Return the fields of an answer to a probe."""
+        facts: Message = {
+            "at": reached_address(writer.get_extra_info("sockname")),
             "agent_attached": True,
             "workers": self._workers(),
-            "nonce": mine,
         }
         live_until = self._live_until()
         if live_until is not None:
-            body["live_seconds"] = wire.seconds(live_until - asked_at)
-        body["hmac"] = wire.sign(self._job_key, question, body)
-        writer.write(wire.line(body))
-        link = hello.get("link")
-        if link is None:
-            await writer.drain()
-            return
-        proof = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        if not isinstance(link, dict) or not wire.verified(
-            self._job_key, mine, {**link, "hmac": proof.get("hmac")}
-        ):
-            raise wire.BadPeer("the peer does not hold this job's key")
-        count = wire.Count(asked_at)
-        await self._keep(str(link.get("member")), str(link.get("session")), reader, writer, count)
+            now = asyncio.get_running_loop().time()
+            facts["live_seconds"] = wire.seconds(live_until - now)
+        return facts
 
-    async def _keep(
-        self,
-        member: str,
-        session: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        count: wire.Count,
-    ) -> None:
-        key = (member, session)
+    async def _keep(self, question: Question, reader: asyncio.StreamReader, link: _Link) -> None:
+        member, session = question.asker
         told: wire.Leaving = ()
-        link = self._links[key] = (writer, count)
-        now = asyncio.get_running_loop().time()
-        self._say(writer, count, now, self._vouched_until())
+        count = link.count
+        self._links[question.asker] = link
+        self._say(link, asyncio.get_running_loop().time(), self._vouched_until())
         self._post(PeerUp(member, session, count.linked_at))
         try:
             while True:
                 try:
-                    message = await wire.read(reader, wire.QUIET_SECONDS)
+                    line = await wire.read_line(reader, wire.QUIET_SECONDS)
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
-                    message = await self._last_word(reader)
+                    line = await self._last_word(reader)
+                beat = wire.member_heartbeat(link.channel.open(line))
                 now = asyncio.get_running_loop().time()
-                self._post(PeerHeard(member, session, count.proven(message, now)))
-                leaving = wire.leaving_told(message)
-                if leaving != told:
-                    told = leaving
-                    self._post(LeavesTold(leaving))
+                self._post(PeerHeard(member, session, count.proven(beat.heard, now)))
+                if beat.leaving != told:
+                    told = beat.leaving
+                    self._post(LeavesTold(told))
+        except BadPeer as error:
+            log.warning("closed the link of member %s: %s", member, error)
         finally:
-            if self._links.get(key) is link:
-                del self._links[key]
+            if self._links.get(question.asker) is link:
+                del self._links[question.asker]
                 self._post(PeerDown(member, session))
 
     @staticmethod
-    async def _last_word(reader: asyncio.StreamReader) -> wire.Message:
+    async def _last_word(reader: asyncio.StreamReader) -> bytes:
         """Wait for a member that missed heartbeats, up to the maximum silence of a link."""
         try:
-            return await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
+            return await wire.read_line(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
         except TimeoutError:
-            return await wire.read(reader, wire.LAST_LOOK_SECONDS)
+            return await wire.read_line(reader, wire.LAST_LOOK_SECONDS)
 
 
 def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:

@@ -1,20 +1,11 @@
-"""Wire protocol between agents over TCP: JSON lines, signed with the job's key.
+"""Lines between agents over TCP: framing, and the heartbeats of a link.
 
-A prober sends `{"nonce": n, "round": 7, "hmac"}` and receives one signed line; launchers answer
-probes in the same form. The signed round number is the newest one known to the prober: a
-launcher without an agent ends the workers of an older round. A member that opens a link adds its
-name and proves possession of the key in a second line; then both sides send heartbeats:
+`elasticjob_launcher.proof` describes the first lines of every connection, by which both sides prove
+that they hold the job's key. A probe ends with them. On a link both sides then send heartbeats,
+sealed by `channel`:
 
-    member       {"nonce": n, "link": {"member", "session"}}
-    coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
-    member       {"hmac"}                                         signed over m
-    coordinator  {"count": 4, "heard": 3, "round": 7}    when that changes, and every half second
-    member       {"count": 4, "heard": 4}                every half second
-
-`"live_seconds"` in the answer of a launcher or an agent is the time that the workers may run
-without an extension. A prober that can grant one sends `"extends": true`, receives a nonce, and
-sends a second line: {"round": 7, "live_seconds": s, "hmac"}, signed over that nonce. Its seconds
-count from the launcher's answer, so a late or replayed line extends nothing.
+    coordinator  {"heard": 3, "round": 7}    when the round changes, and every half second
+    member       {"heard": 4}                every half second
 
 `"vouched_seconds"` in a coordinator's line is the remaining validity of its own evidence, counted
 from its receipt of the line in `"heard"`: the member knows no better estimate of the time at which
@@ -30,13 +21,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import math
 import secrets
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
 
+from elasticjob_launcher.proof import (
+    MAX_SECONDS,
+    BadPeer,
+    Message,
+    Refusal,
+    check_fields,
+    read_seconds,
+    read_whole,
+)
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
 
 HEARTBEAT_SECONDS = 0.5
@@ -47,30 +46,16 @@ LAST_LOOK_SECONDS = 0.05
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
-MAX_SECONDS = 86400.0
 MAX_REASON_CHARACTERS = 100
 REMEMBERED_LINES = 64
 """Maximum number of unacknowledged lines kept; a link is dropped after a silence of six lines."""
 
-Message = dict[str, Any]
 Leaving = tuple[LeaveNotice, ...]
-
-
-class BadPeer(Exception):
-    """Peer that violates this protocol or does not hold the job's key."""
 
 
 def seconds(value: float) -> float:
     """Return seconds for sending: rounded down to ms, between 0 and MAX_SECONDS."""
     return math.floor(min(max(value, 0.0), MAX_SECONDS) * 1000) / 1000
-
-
-def told_seconds(message: Message, name: str) -> float | None:
-    """Return the seconds in a field of a message; None if missing or invalid."""
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value <= MAX_SECONDS else None
 
 
 def nonce() -> str:
@@ -80,20 +65,6 @@ def nonce() -> str:
 def run_key(prefix: str, user: str | None, password: str | None) -> bytes:
     """Derive the job's key from run and etcd password, for jobs without a key from an operator."""
     return hashlib.sha256(f"{prefix}\n{user}\n{password}".encode()).digest()
-
-
-def sign(job_key: bytes, question: str, body: Message) -> str:
-    """Return the hex HMAC-SHA256 of the request's nonce and the body without its "hmac"."""
-    unsigned = {name: value for name, value in body.items() if name != "hmac"}
-    canonical = json.dumps(unsigned, sort_keys=True, separators=(",", ":"))
-    return hmac.new(job_key, question.encode() + canonical.encode(), hashlib.sha256).hexdigest()
-
-
-def verified(job_key: bytes, question: str, body: Message) -> bool:
-    given = body.get("hmac")
-    if not isinstance(given, str) or not given.isascii():
-        return False
-    return hmac.compare_digest(given, sign(job_key, question, body))
 
 
 def line(message: Message) -> bytes:
@@ -113,16 +84,42 @@ def leaving_line(leaving: Leaving) -> Message:
 
 
 def leaving_told(message: Message) -> Leaving:
-    """Decode the leave notices of a heartbeat."""
-    told = message.get("leaving")
+    """Decode the leave notices of a heartbeat. Raises `BadPeer`."""
+    told = message.get("leaving", {})
     if not isinstance(told, dict):
-        return ()
+        raise BadPeer(Refusal.MALFORMED, "leaving must be an object")
     found = []
     for id, said in told.items():
         match said:
             case [str(agent), str(reason)]:
                 found.append(LeaveNotice(id, agent, reason))
+            case _:
+                raise BadPeer(Refusal.MALFORMED, "a leave notice must be an agent and a reason")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Line of an established link. A member sends neither `round` nor `vouched_seconds`."""
+
+    heard: int
+    round: int = 0
+    vouched_seconds: float | None = None
+    leaving: Leaving = ()
+
+
+def member_heartbeat(message: Message) -> Heartbeat:
+    """Read a member's line. Raises `BadPeer`."""
+    check_fields(message, ("heard",), ("leaving",))
+    return Heartbeat(read_whole(message, "heard"), leaving=leaving_told(message))
+
+
+def coordinator_heartbeat(message: Message) -> Heartbeat:
+    """Read a coordinator's line. Raises `BadPeer`."""
+    check_fields(message, ("heard", "round"), ("vouched_seconds", "leaving"))
+    vouched = read_seconds(message, "vouched_seconds") if "vouched_seconds" in message else None
+    heard, number = read_whole(message, "heard"), read_whole(message, "round")
+    return Heartbeat(heard, number, vouched, leaving_told(message))
 
 
 class Count:
@@ -138,40 +135,47 @@ class Count:
         self._heard = 0
 
     def line(self, now: float) -> Message:
-        """Return the counter fields of our next line, sent at `now`."""
+        """Return the counter field of our next line, sent at `now`."""
         self._number += 1
         self._unheard.append((self._number, now))
-        return {"count": self._number, "heard": self._heard}
+        return {"heard": self._heard}
 
-    def proven(self, message: Message, now: float | None = None) -> float | None:
-        """Return the send time of our newest line that `message` acknowledges.
+    def proven(self, heard: int, now: float) -> float:
+        """Return the send time of our newest line that the peer's next line acknowledges.
 
-        `now` is the receipt time of `message`. None if it acknowledges nothing.
+        `now` is the receipt time of that line. Raises `BadPeer` for a line that was never sent.
         """
-        count, heard = message.get("count"), message.get("heard")
-        if isinstance(count, int):
-            self._heard = count
-            self.heard_at = self.heard_at if now is None else now
-        if not isinstance(heard, int):
-            return None
+        if heard > self._number:
+            raise BadPeer(Refusal.MALFORMED, "it acknowledges a line that was never sent")
+        self._heard += 1
+        self.heard_at = now
         while self._unheard and self._unheard[0][0] <= heard:
             self._proven = self._unheard.popleft()[1]
         return self._proven
 
 
-async def read(reader: asyncio.StreamReader, seconds: float) -> Message:
-    """Read one message. Raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
+async def read_line(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    """Read one line. Raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
     async with asyncio.timeout(seconds):
         try:
-            raw = await reader.readuntil(b"\n")
+            return await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             raise EOFError("the peer closed the connection") from error
         except asyncio.LimitOverrunError as error:
-            raise BadPeer("a line is too long") from error
+            raise BadPeer(Refusal.MALFORMED, "a line is too long") from error
+
+
+def decoded(raw: bytes) -> Message:
+    """Return the message in a line. Raises `BadPeer`."""
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise BadPeer(f"not JSON: {raw[:40]!r}") from error
+        raise BadPeer(Refusal.MALFORMED, f"not JSON: {raw[:40]!r}") from error
     if not isinstance(message, dict):
-        raise BadPeer(f"not an object: {raw[:40]!r}")
+        raise BadPeer(Refusal.MALFORMED, f"not an object: {raw[:40]!r}")
     return message
+
+
+async def read(reader: asyncio.StreamReader, seconds: float) -> Message:
+    """Read one message. Raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
+    return decoded(await read_line(reader, seconds))

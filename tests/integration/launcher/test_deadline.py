@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from elasticjob_agent.worker_runtime import Stopped
+from elasticjob_launcher.proof import (
+    Exchange,
+    Message,
+    Peer,
+    permission,
+    probe_question,
+    read_challenge,
+    read_probe_answer,
+)
 from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.links.dial import ask
 from elasticjob_rendezvous.protocol.effects import Probe
@@ -40,6 +47,7 @@ LIVE_SECONDS = 2.0
 BEAT_SECONDS = 0.5
 KILL_SECONDS = 0.5
 SLEEPER = ("sleep", "100")
+PROBER = Peer("pod-1", "s7")
 
 
 def ended_in_time(pid: int, began: float, seconds: float) -> None:
@@ -76,7 +84,7 @@ def test_workers_of_hung_bare_agent_end_at_deadline(process_tag: str) -> None:
 async def permitted(port: int, seconds: float, number: int = 1, key: bytes = JOB_KEY) -> Probed:
     """Return the launcher's answer to a coordinator that extends the deadline by these seconds."""
     until = time.monotonic() + seconds
-    return await ask(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), key)
+    return await ask(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), PROBER, key)
 
 
 async def port_of(launcher: LauncherProcess) -> int:
@@ -129,49 +137,48 @@ def test_permission_expires_after_orphan_time(start_launcher: StartLauncher) -> 
 
 
 @contextlib.asynccontextmanager
-async def asked(port: int) -> AsyncIterator[tuple[str, asyncio.StreamWriter]]:
-    """Open a probe that extends the deadline: yield the nonce to sign over, and the connection."""
+async def asked(port: int) -> AsyncIterator[tuple[Exchange, str, asyncio.StreamWriter]]:
+    """Open a probe that extends the deadline: yield what its permission covers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        question = wire.nonce()
-        signed = {"nonce": question, "hmac": wire.sign(JOB_KEY, question, {"round": 1})}
-        writer.write(wire.line({**signed, "round": 1, "extends": True}))
-        answer = await wire.read(reader, PATIENCE_SECONDS)
-        assert wire.verified(JOB_KEY, question, answer)
-        yield answer["nonce"], writer
-        assert await reader.read() == b""
+        nonce = read_challenge(await wire.read(reader, PATIENCE_SECONDS))
+        exchange = Exchange(PROBER, wire.nonce(), Peer("pod-0", "s0"), nonce)
+        question = probe_question(JOB_KEY, exchange, 1, True)
+        writer.write(wire.line(question))
+        said = await wire.read(reader, PATIENCE_SECONDS)
+        exchange, answer = read_probe_answer(JOB_KEY, exchange, said, question["mac"])
+        yield exchange, answer.mac, writer
+        await reader.read()
     finally:
         writer.close()
 
 
-def line(over: str, key: bytes = JOB_KEY, **changed: Any) -> bytes:
-    body = {"round": 1, "live_seconds": 60.0, **changed}
-    return wire.line({**body, "hmac": wire.sign(key, over, body)})
-
-
-def test_permission_with_invalid_signature_is_ignored(start_launcher: StartLauncher) -> None:
-    """Signed with another key, for another round, or replayed."""
+def test_permission_without_valid_proof_is_ignored(start_launcher: StartLauncher) -> None:
+    """With another key or number, over another answer, replayed, or with an unknown field."""
 
     async def scenario() -> None:
         launcher = start_launcher()
         port = await port_of(launcher)
         agent = AgentProcess.of(launcher, SLEEPER, live_seconds=LIVE_SECONDS)
-        async with asked(port) as (nonce, writer):
-            writer.write(line(nonce))
+        async with asked(port) as (exchange, mac, writer):
+            replayed = permission(JOB_KEY, exchange, 1, 60.0, mac)
+            writer.write(wire.line(replayed))
         agent.kill()
         killed = time.monotonic()
-        replayed = nonce
-        for number in range(6):
-            async with asked(port) as (nonce, writer):
-                said = [
-                    line(nonce, key=b"another"),
-                    line(nonce, round=2),
-                    line(replayed),
-                    line(nonce, live_seconds=-1),
-                    line(nonce, live_seconds=True),
-                    json.dumps({"round": 1, "live_seconds": 60.0}).encode() + b"\n",
+        for number in range(8):
+            async with asked(port) as (exchange, mac, writer):
+                good = permission(JOB_KEY, exchange, 1, 60.0, mac)
+                said: list[Message] = [
+                    permission(b"another", exchange, 1, 60.0, mac),
+                    permission(JOB_KEY, exchange, 2, 60.0, mac),
+                    permission(JOB_KEY, exchange, 1, 60.0, "0" * 64),
+                    replayed,
+                    {**good, "live_seconds": 90.0},
+                    {**good, "live_seconds": True},
+                    {**good, "until": 1},
+                    {"round": 1, "live_seconds": 60.0},
                 ]
-                writer.write(said[number])
+                writer.write(wire.line(said[number]))
         ended_in_time(agent.worker_pids[0], killed, LIVE_SECONDS)
 
     asyncio.run(scenario())

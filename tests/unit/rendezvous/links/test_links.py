@@ -5,16 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from elasticjob_launcher.probe import answer as launcher_answer
+from elasticjob_launcher.proof import (
+    BadPeer,
+    Exchange,
+    Peer,
+    Refusal,
+    answering,
+    challenge,
+    link_answer,
+    link_question,
+    probe_answer,
+    reached_address,
+    read_challenge,
+    read_link_answer,
+    read_question,
+)
 from elasticjob_rendezvous.links import dial, wire
 from elasticjob_rendezvous.links import server as peer_server
+from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
@@ -34,6 +51,8 @@ from elasticjob_rendezvous.protocol.records.members import LeaveNotice
 
 KEY = b"the job's key"
 HOST = "127.0.0.1"
+A = Peer("id-a", "s1")
+B = Peer("id-b", "s2")
 PATIENCE_SECONDS = 10.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -79,7 +98,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 async def coordinator(
     heard: Heard, job_key: bytes = KEY, workers: int = 0
 ) -> AsyncIterator[tuple[PeerServer, int]]:
-    server = PeerServer("id-a", job_key, heard.post, HOST, lambda: workers)
+    server = PeerServer("id-a", job_key, heard.post, HOST, lambda: workers, session=lambda: "s1")
     try:
         yield server, await server.start()
     finally:
@@ -175,7 +194,7 @@ def test_probed_agent_reports_the_deadline_of_its_workers(workers: int, told: bo
             "id-a", KEY, Heard().post, HOST, lambda: workers, live_until=lambda: until
         )
         port = await server.start()
-        answer = await dial.ask(Probe("id-a", "s1", HOST, port, 0), KEY)
+        answer = await dial.ask(Probe("id-a", "s1", HOST, port, 0), B, KEY)
         await server.stop()
         assert (answer.live_seconds is not None) is told
         assert answer.live_seconds is None or 10.0 < answer.live_seconds <= 20.0
@@ -234,26 +253,22 @@ def test_each_side_knows_when_it_was_last_received() -> None:
 def test_messages_received_by_one_side_only_prove_nothing_more() -> None:
     """The other side still reports the last message that it received, which does not advance."""
     count = wire.Count(linked_at=10.0)
-    assert count.line(11.0) == {"count": 1, "heard": 0}
-    assert count.proven({"count": 1, "heard": 0}) == 10.0
-    assert count.line(12.0) == {"count": 2, "heard": 1}
-    assert count.proven({"count": 2, "heard": 1}) == 11.0
-    assert [count.proven({"count": number, "heard": 1}) for number in range(3, 9)] == [11.0] * 6
+    assert count.line(11.0) == {"heard": 0}
+    assert count.proven(0, 11.5) == 10.0
+    assert count.line(12.0) == {"heard": 1}
+    assert count.proven(1, 12.5) == 11.0
+    assert [count.proven(1, now) for now in range(13, 19)] == [11.0] * 6
     assert count.line(20.0)["heard"] == 8
-    assert count.proven({"count": 9, "heard": 3}) == 20.0
+    assert count.proven(3, 20.5) == 20.0
 
 
-@pytest.mark.parametrize("heard", [None, "7", [1]])
-def test_agent_without_receipts_is_an_older_one(heard: object) -> None:
-    count = wire.Count(linked_at=10.0)
-    assert count.proven({"round": 7, "heard": heard}) is None
-
-
-def test_receipt_of_a_message_never_sent_is_ignored() -> None:
+def test_receipt_of_a_message_never_sent_is_refused() -> None:
     count = wire.Count(linked_at=10.0)
     count.line(11.0)
-    assert count.proven({"heard": 1_000_000}) == 11.0
-    assert count.proven({"heard": -5}) == 11.0
+    assert count.proven(1, 11.5) == 11.0
+    with pytest.raises(BadPeer) as refused:
+        count.proven(2, 12.0)
+    assert refused.value.reason is Refusal.MALFORMED
 
 
 def test_coordinator_detects_a_dead_member_at_once() -> None:
@@ -292,15 +307,15 @@ def test_silent_member_is_reported_as_gone() -> None:
     async def scenario() -> None:
         here = Heard()
         async with coordinator(here) as (_, port):
-            reader, writer = await introduced(port)
+            member = await introduced(port)
             await here.until(PeerUp("id-b", "s2"))
-            writer.write(wire.line({}))
+            member.beat()
             await here.until(PeerHeard("id-b", "s2"))
             await here.until(PeerQuiet("id-b", "s2"))
             await here.until(PeerDown("id-b", "s2"))
             assert here.all.count(PeerQuiet("id-b", "s2")) == 1
-            assert not reader.at_eof() or await reader.read() == b""
-            writer.close()
+            assert not member.reader.at_eof() or await member.reader.read() == b""
+            member.writer.close()
 
     run(scenario())
 
@@ -308,10 +323,10 @@ def test_silent_member_is_reported_as_gone() -> None:
 @pytest.mark.usefixtures("_short_silence")
 def test_silent_coordinator_is_reported_as_gone() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        question = await wire.read(reader, PATIENCE_SECONDS)
-        body: wire.Message = {"member": "id-a", "session": "s1", "nonce": wire.nonce()}
-        body["hmac"] = wire.sign(KEY, question["nonce"], body)
-        writer.write(wire.line(body))
+        nonce = wire.nonce()
+        writer.write(wire.line(challenge(nonce)))
+        question = read_question(KEY, await wire.read(reader, PATIENCE_SECONDS), nonce)
+        writer.write(wire.line(link_answer(KEY, answering(question, A, nonce), question.mac)))
 
     async def scenario() -> None:
         there = Heard()
@@ -332,13 +347,13 @@ def test_message_after_missed_heartbeats_is_received(monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         here = Heard()
         async with coordinator(here) as (_, port):
-            _, writer = await introduced(port)
+            member = await introduced(port)
             for _ in range(2):
                 await here.until(PeerQuiet("id-b", "s2"))
-                writer.write(wire.line({}))
+                member.beat()
                 await here.until(PeerHeard("id-b", "s2"))
             assert PeerDown("id-b", "s2") not in here.all
-            writer.close()
+            member.writer.close()
 
     run(scenario())
 
@@ -347,11 +362,11 @@ def test_newer_of_two_links_of_a_session_counts() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
         async with coordinator(here) as (_, port):
-            _, stale = await introduced(port)
+            stale = await introduced(port)
             await here.until(PeerUp("id-b", "s2"))
             async with link_to(port, there):
                 await here.until(PeerUp("id-b", "s2"))
-                stale.close()
+                stale.writer.close()
                 for _ in range(3):
                     await here.until(PeerHeard("id-b", "s2"))
                 assert PeerDown("id-b", "s2") not in here.all
@@ -360,16 +375,33 @@ def test_newer_of_two_links_of_a_session_counts() -> None:
     run(scenario())
 
 
-async def introduced(
-    port: int, job_key: bytes = KEY
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Introduce member b by hand; send nothing more."""
+@dataclass
+class Member:
+    """Member b with a link opened by hand, on which it sends only heartbeats asked for."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    channel: Channel
+    heard: int = 0
+
+    def beat(self) -> None:
+        self.writer.write(self.channel.seal({"heard": self.heard}))
+
+
+async def introduced(port: int, job_key: bytes = KEY) -> Member:
+    """Open member b's link by hand; send nothing more."""
     reader, writer = await asyncio.open_connection(HOST, port)
-    me = {"member": "id-b", "session": "s2"}
-    writer.write(wire.line({"nonce": wire.nonce(), "link": me}))
-    said = await wire.read(reader, PATIENCE_SECONDS)
-    writer.write(wire.line({"hmac": wire.sign(job_key, said["nonce"], me)}))
-    return reader, writer
+    nonce = read_challenge(await wire.read(reader, PATIENCE_SECONDS))
+    exchange = Exchange(B, wire.nonce(), A, nonce)
+    question = link_question(job_key, exchange)
+    writer.write(wire.line(question))
+    try:
+        answer = await wire.read(reader, PATIENCE_SECONDS)
+    except EOFError:
+        writer.close()
+        raise
+    exchange, mac = read_link_answer(job_key, exchange, answer, question["mac"])
+    return Member(reader, writer, Channel(job_key, exchange, mac, coordinates=False))
 
 
 # -- strangers ------------------------------------------------------------------------
@@ -379,14 +411,12 @@ def test_peer_without_the_job_key_is_not_linked(caplog: pytest.LogCaptureFixture
     async def scenario() -> None:
         here = Heard()
         async with coordinator(here) as (_, port):
-            reader, writer = await introduced(port, job_key=b"another job's key")
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                assert await reader.read() == b""
-            writer.close()
+            with pytest.raises(EOFError):
+                await introduced(port, job_key=b"another job's key")
         assert here.all == []
 
     run(scenario())
-    assert "does not hold this job's key" in caplog.text
+    assert "WrongProof: the peer does not hold this job's key" in caplog.text
 
 
 def test_member_does_not_link_to_agent_of_another_job() -> None:
@@ -415,14 +445,15 @@ def test_member_does_not_link_to_another_member() -> None:
     "line",
     [
         b"GET / HTTP/1.1\r\n",
-        b'{"nonce": "short"}\n',
-        b'{"nonce": 7}\n',
-        b'{"nonce": "%s"}\n' % (b"\\ud800" * 16),
+        b'{"ask": "link"}\n',
+        b'{"nonce": "00000000000000000000000000000000", "link": {}}\n',
+        b'{"ask": "link", "nonce": "%s", "from": ["b", ""], "to": ["a", ""], "mac": ""}\n'
+        % (b"\\ud800" * 16),
         b"\n",
         b"x" * 9000,
         b"",
     ],
-    ids=["http", "short nonce", "no text", "half characters", "empty", "long", "nothing"],
+    ids=["http", "no identity", "older release", "half characters", "empty", "long", "nothing"],
 )
 def test_unauthenticated_connection_is_closed_without_effect_on_others(line: bytes) -> None:
     async def scenario() -> None:
@@ -433,6 +464,7 @@ def test_unauthenticated_connection_is_closed_without_effect_on_others(line: byt
             writer.write(line)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 with contextlib.suppress(ConnectionResetError):
+                    assert set(json.loads(await reader.readline())) == {"nonce"}
                     assert await reader.read() == b""
             writer.close()
             await here.until(PeerHeard("id-b", "s2"))
@@ -517,25 +549,29 @@ def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, por
 @pytest.mark.parametrize(("address", "port"), NOWHERE)
 def test_probe_of_unreachable_address_proves_nothing(address: str, port: int) -> None:
     async def scenario() -> None:
-        probed = await dial.ask(Probe("id-a", "s1", address, port, port), KEY)
+        probed = await dial.ask(Probe("id-a", "s1", address, port, port), B, KEY)
         assert probed.verdict is Verdict.UNKNOWN
 
     run(scenario())
 
 
 async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a") -> Verdict:
-    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), KEY)
+    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), B, KEY)
     assert (probed.member, probed.session) == (member, "s1")
     return probed.verdict
 
 
-def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
-    """Return a launcher of member a that answers as the real one does."""
+def launcher(job_key: bytes = KEY, member: str = "id-a", **facts: Any) -> Handler:
+    """Return a launcher that answers as the real one does."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        question = await wire.read(reader, PATIENCE_SECONDS)
-        facts = {"member": "id-a", "session": "s1", "round": 1, "workers": 0, **body}
-        writer.write(wire.line(launcher_answer(question, job_key, facts)))
+        nonce = wire.nonce()
+        writer.write(wire.line(challenge(nonce)))
+        question = read_question(KEY, await wire.read(reader, PATIENCE_SECONDS), nonce)
+        exchange = answering(question, Peer(member, "s1"), nonce)
+        at = reached_address(writer.get_extra_info("sockname"))
+        told = {"at": at, "round": 1, "workers": 0, "agent_attached": False, **facts}
+        writer.write(wire.line(probe_answer(job_key, exchange, told, question.mac)))
         await writer.drain()
         writer.close()
 
@@ -549,20 +585,22 @@ def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
         ({"workers": 0, "agent_attached": False}, Verdict.GONE),
         ({"workers": 2, "agent_attached": True}, Verdict.BOTH_ALIVE),
         ({"workers": 0, "agent_attached": True}, Verdict.AGENT_ALIVE),
-        ({"workers": "two", "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": "two", "agent_attached": True}, Verdict.UNKNOWN),
+        ({"workers": 0, "unknown": 1}, Verdict.UNKNOWN),
         ({"workers": 2, "member": "id-z"}, Verdict.GONE),
         ({"workers": 2, "agent_attached": True, "member": "id-z"}, Verdict.GONE),
-        ({"workers": "two"}, Verdict.GONE),
+        ({"workers": 0, "member": "id-z", "at": "10.0.0.9 1"}, Verdict.UNKNOWN),
     ],
     ids=[
         "orphan",
         "no workers",
         "attached",
         "attached, no workers",
-        "attached, nonsense",
+        "malformed field",
+        "unknown field",
         "other member",
         "other member attached",
-        "nonsense",
+        "other member through a relay",
     ],
 )
 def test_probe_result_for_each_launcher_answer(body: dict[str, Any], expected: Verdict) -> None:
@@ -580,10 +618,9 @@ def test_refused_connection_is_proof() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("job_key", [b"another job's key", b""])
-def test_unsigned_answer_proves_nothing(job_key: bytes) -> None:
+def test_answer_with_another_key_proves_nothing() -> None:
     async def scenario() -> None:
-        async with listening(launcher(job_key, workers=0)) as port:
+        async with listening(launcher(b"another job's key", workers=0)) as port:
             assert await verdict(port) is Verdict.UNKNOWN
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Signed lines that agents exchange."""
+"""Lines that agents exchange."""
 
 from __future__ import annotations
 
@@ -6,63 +6,48 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from elasticjob_launcher.probe import signature
+from elasticjob_launcher.proof import BadPeer, Refusal
 from elasticjob_rendezvous.links import wire
-
-KEY = b"the job's key"
-BODY = {"member": "id-a", "session": "s1", "workers": 2, "agent_attached": False}
-plain = st.dictionaries(
-    st.text(max_size=8).filter(lambda name: name != "hmac"),
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    max_size=4,
-)
+from elasticjob_rendezvous.links.wire import Heartbeat, coordinator_heartbeat, member_heartbeat
+from elasticjob_rendezvous.protocol.records.members import LeaveNotice
 
 
-def signed(**changes: Any) -> dict[str, Any]:
-    body = {**BODY, **changes}
-    return {**body, "hmac": wire.sign(KEY, "question", body)}
-
-
-@given(plain, st.text(max_size=8))
-def test_signed_answer_is_verified(body: dict[str, Any], question: str) -> None:
-    body["hmac"] = wire.sign(KEY, question, body)
-    assert wire.verified(KEY, question, body)
-    assert wire.verified(KEY, question, dict(reversed(body.items())))
-    assert not wire.verified(KEY, question + "x", body)
-    assert not wire.verified(b"another key", question, body)
+def test_heartbeats_are_read() -> None:
+    leaving = {"leaving": {"b": ["n", "drained"]}}
+    notices = (LeaveNotice("b", "n", "drained"),)
+    assert member_heartbeat({"heard": 3}) == Heartbeat(3)
+    assert member_heartbeat({"heard": 3, **leaving}) == Heartbeat(3, leaving=notices)
+    told = {"heard": 3, "round": 7, "vouched_seconds": 1.5, **leaving}
+    assert coordinator_heartbeat(told) == Heartbeat(3, 7, 1.5, notices)
 
 
 @pytest.mark.parametrize(
-    "forged",
+    ("message", "reason"),
     [
-        BODY,
-        {**signed(), "workers": 3},
-        {**signed(), "more": 1},
-        {name: value for name, value in signed().items() if name != "session"},
-        {**signed(), "hmac": ""},
-        {**signed(), "hmac": None},
-        {**signed(), "hmac": 7},
-        {**signed(), "hmac": signed()["hmac"].upper()},
+        ({}, Refusal.MALFORMED),
+        ({"heard": 0}, Refusal.MALFORMED),
+        ({"heard": 0, "round": True}, Refusal.MALFORMED),
+        ({"heard": -1, "round": 1}, Refusal.MALFORMED),
+        ({"heard": 2**70, "round": 1}, Refusal.MALFORMED),
+        ({"heard": 0.5, "round": 1}, Refusal.MALFORMED),
+        ({"heard": 0, "round": 1, "vouched_seconds": None}, Refusal.MALFORMED),
+        ({"heard": 0, "round": 1, "vouched_seconds": float("nan")}, Refusal.MALFORMED),
+        ({"heard": 0, "round": 1, "vouched_seconds": 1e9}, Refusal.MALFORMED),
+        ({"heard": 0, "round": 1, "leaving": []}, Refusal.MALFORMED),
+        ({"heard": 0, "round": 1, "count": 1}, Refusal.UNKNOWN_FIELD),
     ],
-    ids=["none", "changed", "more", "less", "empty", "null", "number", "upper case"],
+    ids=str,
 )
-def test_forged_answer_is_not_verified(forged: dict[str, Any]) -> None:
-    assert wire.verified(KEY, "question", signed())
-    assert not wire.verified(KEY, "question", forged)
+def test_unexpected_heartbeat_is_refused(message: dict[str, Any], reason: Refusal) -> None:
+    with pytest.raises(BadPeer) as refused:
+        coordinator_heartbeat(message)
+    assert refused.value.reason is reason
 
 
-@given(plain, st.text("0123456789abcdef", min_size=16, max_size=32))
-def test_launcher_and_agent_signatures_are_equal(body: dict[str, Any], nonce: str) -> None:
-    assert wire.sign(KEY, nonce, body) == signature(KEY, nonce, body)
-
-
-def test_nonces_are_unique_and_valid_for_a_launcher() -> None:
-    nonces = {wire.nonce() for _ in range(50)}
-    assert len(nonces) == 50
-    assert all(len(nonce) == 32 and int(nonce, 16) >= 0 for nonce in nonces)
+def test_member_sends_no_round() -> None:
+    with pytest.raises(BadPeer, match="UnknownField: unknown field 'round'"):
+        member_heartbeat({"heard": 0, "round": 7})
 
 
 def read(*chunks: bytes, end: bool = False, seconds: float = 5) -> Any:
@@ -88,7 +73,7 @@ def test_message_may_arrive_in_pieces() -> None:
     ids=["empty", "number", "list", "http", "bytes", "long"],
 )
 def test_line_that_is_no_object_is_a_bad_peer(raw: bytes) -> None:
-    with pytest.raises(wire.BadPeer):
+    with pytest.raises(BadPeer):
         read(raw)
 
 

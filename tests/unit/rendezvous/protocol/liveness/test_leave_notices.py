@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_launcher.proof import BadPeer
 from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.effects import Read, Tell, Write
@@ -234,6 +235,7 @@ def test_own_leave_notice_precedes_all_others(pair: tuple[Node, Node]) -> None:
 
 
 @pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": ["n"]}, {"b": ["n", None]}])
-def test_malformed_leave_notice_is_ignored(told: object) -> None:
-    assert wire.leaving_told({"leaving": told}) == ()
+def test_malformed_leave_notice_is_refused(told: object) -> None:
+    with pytest.raises(BadPeer, match="Malformed"):
+        wire.leaving_told({"leaving": told})
     assert wire.leaving_told({}) == ()
