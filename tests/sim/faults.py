@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 RESUME_GRACE_SECONDS = 1.5
+WRITING_SECONDS = 5.0
+"""Minimum duration of an attack that also writes into links."""
 
 
 class Faults:
@@ -120,6 +122,10 @@ class Faults:
         if self.world.plan.operator and self.world.controller.stop_asked_at is None:
             self.world.truth.closed_by_hand = True
             self.world.controller.stop(withdrawn_after)
+
+    def attack(self, _pod: Pod, seconds: float) -> None:
+        """Let the adversary forge links; for a long attack it also writes into those of others."""
+        self.world.adversary.attack(seconds, writes=seconds >= WRITING_SECONDS)
 
     # -- suspended processes --------------------------------------------------------
 

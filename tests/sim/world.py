@@ -21,6 +21,7 @@ from tests.sim.invariants.checker import Checker, Violation
 from tests.sim.invariants.ground_truth import Truth
 from tests.sim.invariants.running_workers import Running
 from tests.sim.invariants.self_fencing import Isolation
+from tests.sim.network.adversary import Adversary
 from tests.sim.network.links import Switchboard
 from tests.sim.network.reachability import Delays, Network
 from tests.sim.plan import Plan
@@ -68,6 +69,7 @@ class World:
         self.etcd_full = False
         self.etcd_spends = False
         self.links = Switchboard(self)
+        self.adversary = Adversary(self, seed)
         self.gangs = Gangs(self)
         self.controller = Controller(self)
         self.faults = Faults(self)

@@ -293,7 +293,7 @@ def test_launcher_without_agent_has_no_key_to_answer_with(start_launcher: StartL
 
     async def scenario() -> None:
         launcher = start_launcher(ELASTICJOB_PROBE_PORT=str(port))
-        await soon(lambda: launcher.socket.exists())
+        await soon(lambda: Path(launcher.socket).exists())
         _, _, answer = await said(port)
         assert answer == {"error": "NoKey: no agent has attached to this launcher yet"}
 

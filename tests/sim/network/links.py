@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticjob_launcher.proof import BadPeer, Peer
+from elasticjob_rendezvous.links import wire
+from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
@@ -43,7 +46,7 @@ class End:
     """Side of a link: its belief that the link is open, last receipt and sent leave notices.
 
     `got`: send time of the last message received, by the sender's clock; `got_at`: time of its
-    receipt.
+    receipt. `channel`: the authenticated lines, in runs with an adversary.
     """
 
     agent: Agent
@@ -51,6 +54,7 @@ class End:
     got: float = 0.0
     got_at: float = 0.0
     told: tuple[LeaveNotice, ...] = ()
+    channel: Channel | None = None
     open: bool = True
     quiet: bool = False
 
@@ -168,6 +172,8 @@ class Switchboard:
             or (server is not None and server.paused)
             or not world.network.joined(agent.pod.id, pod.id)
         )
+        if silent and world.adversary.active and not agent.paused:
+            world.adversary.answers(agent, self._sessions[agent], target)
         if silent:
             world.at(CONNECT_SECONDS, self._failed, agent, target, False)
         elif server is None or pod is None or not pod.alive:
@@ -183,6 +189,10 @@ class Switchboard:
             target,
             self._sessions[agent],
         )
+        if world.adversary.present:
+            client, here = Peer(agent.pod.id, connection.session), Peer(server.pod.id, "")
+            channels = world.adversary.channels(client, here)
+            connection.client.channel, connection.server.channel = channels
         self._connections[agent] = connection
         self._served.setdefault(server, []).append(connection)
         self._failures.pop(agent, None)
@@ -213,6 +223,7 @@ class Switchboard:
         there = connection.server if here is connection.client else connection.client
         if not (here.open and there.open and self._passes(here.agent, there.agent)):
             return
+        self.world.adversary.sends(here, there, connection)
         there.heard = self.world.now
         if not there.agent.paused:  # a paused agent would read it only after its next message
             there.got, there.got_at = here.agent.clock(), self.world.now
@@ -221,6 +232,40 @@ class Switchboard:
         if here.agent.tells != here.told:
             here.told = here.agent.tells
             there.agent.deliver(LeavesTold(here.told))
+
+    def open_ends(self) -> list[tuple[End, Connection]]:
+        """Return the sides of all links whose process would read a line now."""
+        connections = [each for served in self._served.values() for each in served]
+        return [
+            (here, connection)
+            for connection in connections
+            for here, there in connection.ends
+            if here.open and there.open and not (here.agent.paused or here.agent.exited)
+            if here.agent.pod.powered and not here.agent.pod.frozen
+        ]
+
+    def written(self, here: End, connection: Connection, line: bytes) -> None:
+        """Let one side of a link read a line that the other did not send."""
+        assert here.channel is not None
+        serves = here is connection.server
+        read = wire.member_heartbeat if serves else wire.coordinator_heartbeat
+        try:
+            beat = read(here.channel.open(line))
+        except BadPeer:
+            self.world.adversary.closed += 1
+            self._fell_silent(here, connection)
+            return
+        self.world.adversary.accepted += 1
+        here.heard, now, target = self.world.now, here.agent.clock(), connection.target
+        if serves:
+            here.agent.deliver(PeerHeard(connection.client.agent.pod.id, connection.session, now))
+        else:
+            heard = LinkHeard(target.member, target.session, beat.round, now, beat.vouched_seconds)
+            here.agent.deliver(heard)
+
+    def wants(self, agent: Agent) -> Link | None:
+        """Return the link that an agent wants to hold."""
+        return self._wanted.get(agent)
 
     def _word(self, here: End, connection: Connection) -> Event:
         target = connection.target
