@@ -34,8 +34,11 @@ from elasticjob_rendezvous.protocol.records.agent_reports import PATH as RENDEZV
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     SETUP,
     AgentReport,
+    ReportRequest,
     agent_report,
+    answer_headers,
     proven,
+    read_headers,
     written,
 )
 from elasticjob_rendezvous.protocol.records.members import RoundState
@@ -89,9 +92,13 @@ class JobReporter:
         self._known = observe_step(self._known, before, after, self._identity(), now_ms)
         self._state = after
 
-    def may_read(self, headers: Mapping[str, str]) -> bool:
-        """Return True if the request's headers prove possession of the job's key."""
-        return proven(self._job_key, headers, time.time_ns() // 1_000_000)
+    def asked(self, headers: Mapping[str, str]) -> ReportRequest | None:
+        """Return the request with these headers; None unless they prove possession of the key."""
+        return proven(self._job_key, headers, self._who.id, time.time_ns() // 1_000_000)
+
+    def proof(self, request: ReportRequest, body: bytes) -> dict[str, str]:
+        """Return the headers that prove the answer to a request."""
+        return answer_headers(self._job_key, request, body)
 
     def answer(self) -> bytes:
         """Return the body of the answer, and note that there is a reader."""
@@ -226,30 +233,26 @@ class _RequestHandler:
             case "GET", "/status":
                 return _reply(HTTPStatus.OK, status(self._agent))
             case "GET", told if told == RENDEZVOUS and self._reporter is not None:
-                if not self._reporter.may_read(_headers(head)):
+                request = self._reporter.asked(read_headers(head))
+                if request is None:
                     refusal = {"error": "requires a proof of the job's key"}
                     return _reply(HTTPStatus.FORBIDDEN, refusal)
-                return _response(HTTPStatus.OK, self._reporter.answer())
+                body = self._reporter.answer()
+                return _response(HTTPStatus.OK, body, self._reporter.proof(request, body))
             case "POST", "/leave" if self._may_leave:
                 self._agent.leave(unquote(path.partition("?")[2]) or "asked to")
                 return _reply(HTTPStatus.ACCEPTED, {"leaving": True})
         return _reply(HTTPStatus.NOT_FOUND, {"error": f"no {method} {path} here"})
 
 
-def _headers(head: bytes) -> dict[str, str]:
-    """Return the request's headers, names in lower case."""
-    lines = head.decode("latin-1").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if ":" in line)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
-
-
 def _reply(code: HTTPStatus, body: Mapping[str, object]) -> bytes:
     return _response(code, json.dumps(body).encode() + b"\n")
 
 
-def _response(code: HTTPStatus, content: bytes) -> bytes:
+def _response(code: HTTPStatus, content: bytes, headers: Mapping[str, str] | None = None) -> bytes:
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = (
-        f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: application/json\r\n{more}"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + content

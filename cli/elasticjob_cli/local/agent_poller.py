@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -18,8 +19,11 @@ from elasticjob_operator.domain.observed.state import Pod, PodPhase, SeenTrouble
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     PATH,
     AgentReport,
+    ReportRequest,
+    check_answer,
     headers,
     read,
+    read_headers,
     store_trouble,
 )
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
@@ -119,19 +123,22 @@ class AgentPoller:
         key = self._job_key_file.read_bytes().strip()
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(REQUEST_SECONDS):
-                return read(await _get(pod.files.control, key))
+                return read(await _get(pod.files.control, pod.uid, key))
         return None
 
 
-async def _get(control: Path, job_key: bytes) -> bytes:
+async def _get(control: Path, member: str, job_key: bytes) -> bytes:
+    request = ReportRequest(member, secrets.token_hex(16), time.time_ns() // 1_000_000)
     reader, writer = await asyncio.open_unix_connection(control)
     try:
-        pairs = headers(job_key, time.time_ns() // 1_000_000)
+        pairs = headers(job_key, request)
         lines = "".join(f"{name}: {value}\r\n" for name, value in pairs.items())
         writer.write(f"GET {PATH} HTTP/1.1\r\n{lines}\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         if head.split(b" ", 2)[1] != b"200":
             raise MalformedRecord(PATH, head.partition(b"\r\n")[0].decode("latin-1"))
-        return await reader.read()
+        body = await reader.read()
+        check_answer(job_key, request, read_headers(head), body)
+        return body
     finally:
         writer.close()

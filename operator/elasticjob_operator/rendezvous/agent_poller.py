@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
@@ -19,8 +20,11 @@ from elasticjob_operator.logs import of_job
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     PATH,
     AgentReport,
+    ReportRequest,
+    check_answer,
     headers,
     read,
+    read_headers,
     store_trouble,
 )
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
@@ -72,8 +76,8 @@ class PollTarget:
     sampled: bool = False
 
 
-Ask = Callable[[str, int, bytes], Awaitable[bytes]]
-"""Function that polls the agent at an address and port, with the job's key: `fetch_report`."""
+Ask = Callable[[Agent, int, bytes], Awaitable[bytes]]
+"""Function that polls an agent at a port, with the job's key: `fetch_report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,7 @@ class AgentPoller:
     async def _poll(self, job: _PolledJob, agent: Agent, job_key: bytes) -> None:
         async with self._slots:
             try:
-                body = await self._ask_agent(agent.address, self._polling.port, job_key)
+                body = await self._ask_agent(agent, self._polling.port, job_key)
                 said = read(body)
             except POLL_ERRORS as error:
                 log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
@@ -259,27 +263,30 @@ class AgentPoller:
 
 
 async def fetch_report(
-    address: str, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
+    agent: Agent, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
 ) -> bytes:
-    """Return one agent's answer. Raises one of `POLL_ERRORS` without a usable one."""
+    """Return one agent's proven answer. Raises one of `POLL_ERRORS` without a usable one."""
+    request = ReportRequest(agent.member, secrets.token_hex(16), time.time_ns() // 1_000_000)
     async with asyncio.timeout(REQUEST_SECONDS):
-        reader, writer = await asyncio.open_connection(address, port)
+        reader, writer = await asyncio.open_connection(agent.address, port)
         try:
-            writer.write(_http_request(address, port, job_key))
+            writer.write(_http_request(agent.address, port, headers(job_key, request)))
             head = await reader.readuntil(b"\r\n\r\n")
             line = head.partition(b"\r\n")[0].split(b" ", 2)
             if line[1:2] != [b"200"]:
                 raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
-            return await _body(reader, most_bytes)
+            body = await _body(reader, most_bytes)
+            check_answer(job_key, request, read_headers(head), body)
+            return body
         finally:
             writer.close()
 
 
-def _http_request(address: str, port: int, job_key: bytes) -> bytes:
+def _http_request(address: str, port: int, proof: Mapping[str, str]) -> bytes:
     host = f"[{address}]" if ":" in address else address
     lines = {
         "Host": f"{host}:{port}",
-        **headers(job_key, time.time_ns() // 1_000_000),
+        **proof,
         "Connection": "close",
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())

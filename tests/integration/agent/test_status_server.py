@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticjob_rendezvous.protocol.records.agent_reports import PATH, SETUP, headers, read
+from elasticjob_operator.rendezvous.agent_poller import POLL_ERRORS, Agent, fetch_report
+from elasticjob_rendezvous.protocol.records.agent_reports import SETUP, read
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.agent_rig import Gang, Pod, gang, until
@@ -31,15 +31,11 @@ def health_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def told(port: int) -> str | None:
+def told(port: int, member: str) -> str | None:
     """Return the agent's reported state, as read by the operator; None if it does not answer."""
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}{PATH}", headers=headers(KEY, int(time.time() * 1000))
-    )
     try:
-        with urllib.request.urlopen(asked, timeout=5) as answer:
-            return read(answer.read()).state
-    except OSError:
+        return read(asyncio.run(fetch_report(Agent(member, "127.0.0.1"), port, KEY))).state
+    except POLL_ERRORS:
         return None
 
 
@@ -56,9 +52,10 @@ def test_agent_reports_setup_until_etcd_is_reachable(
     }
     (pod,) = gang.pods(1, launcher_file, env=env)
     assert isinstance(pod, Pod)
-    until(lambda: told(health_port) == SETUP, "setup", SECONDS)
+    member = f"uid-{pod.name}"
+    until(lambda: told(health_port, member) == SETUP, "setup", SECONDS)
     server.start()
-    until(lambda: told(health_port) == "final", "a round", SECONDS)
+    until(lambda: told(health_port, member) == "final", "a round", SECONDS)
     gang.finish()
-    until(lambda: told(health_port) == "closed", "the end", SECONDS)
+    until(lambda: told(health_port, member) == "closed", "the end", SECONDS)
     assert (pod.agent.wait(SECONDS), pod.launcher.wait(SECONDS)) == (0, 0), gang.outputs()

@@ -19,6 +19,7 @@ from elasticjob_rendezvous.protocol.records.agent_reports import (
     PATH,
     AgentReport,
     agent_report,
+    answer_headers,
     proven,
     written,
 )
@@ -63,12 +64,16 @@ class FakeAgent:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 given = {name.lower(): value for name, value in self.headers.items()}
-                known = proven(agent.job_key, given, time.time_ns() // 1_000_000)
+                known = proven(agent.job_key, given, agent.uid, time.time_ns() // 1_000_000)
                 agent.asked += 1
                 self.send_response(200 if self.path == PATH and known else 403)
+                body = json.dumps(written(agent.says)).encode()
+                if known:
+                    for pair in answer_headers(agent.job_key, known, body).items():
+                        self.send_header(*pair)
                 self.end_headers()
                 if known:
-                    self.wfile.write(json.dumps(written(agent.says)).encode())
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -343,11 +343,12 @@ async def the_rendezvous_is_told(settings: AgentSettings) -> None:
     async with asyncio.timeout(10), serve_status(agent, "127.0.0.1", None, control, told):
         assert (await asked(control, "GET /rendezvous"))[0] == 403
         now_ms = time.time_ns() // 1_000_000
-        wrong, right = (
-            agent_reports.headers(b"guess", now_ms),
-            agent_reports.headers(b"secret", now_ms),
-        )
-        assert (await asked(control, "GET /rendezvous", wrong))[0] == 403
+        request = agent_reports.ReportRequest(ME, "ab" * 16, now_ms)
+        other = agent_reports.ReportRequest("another member", "ab" * 16, now_ms)
+        right = agent_reports.headers(b"secret", request)
+        wrong = agent_reports.headers(b"guess", request), agent_reports.headers(b"secret", other)
+        for headers in wrong:
+            assert (await asked(control, "GET /rendezvous", headers))[0] == 403
         code, body = await asked(control, "GET /rendezvous", right)
     assert (code, body["backend"], body["member"], body["state"]) == (200, "c10d", ME, "joinable")
     answer = agent_reports.read(json.dumps(body).encode())

@@ -12,6 +12,9 @@ state of its rendezvous, which may be one that `RoundState` lacks (`setup`). `st
 for which the rendezvous store is unusable, if it is (`protocol.store_trouble`); agents over etcd v3
 report only that.
 
+Both sides prove that they hold the job's key (`elasticjob_launcher.proof`): the request covers the
+member that is asked, a nonce and the time, the answer covers the request and its body.
+
 Owns the form of that answer, its proof, and the merge of all agents' answers into one set of
 records. Each agent writes its own answer; nothing is stored.
 """
@@ -23,6 +26,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from elasticjob_launcher.proof import Exchange, Peer, Role, digest
 from elasticjob_rendezvous.protocol.kv import KeyValue
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.protocol.records.keys import Keys
@@ -39,7 +43,9 @@ from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble, read_trou
 
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
+NONCE_HEADER = "X-ElasticJob-Nonce"
 PROOF_HEADER = "X-ElasticJob-Proof"
+NONCE_CHARACTERS = 32
 SETUP = "setup"
 """State that an agent reports before a joinable rendezvous exists."""
 FRESH_SECONDS = 300
@@ -60,28 +66,78 @@ class AgentReport:
 # -- proof --------------------------------------------------------------------------
 
 
-def proof(job_key: bytes, at_ms: int) -> str:
-    """Return the value of `PROOF_HEADER` for `at_ms` (Unix time), the value of `TIME_HEADER`."""
-    return hmac.new(job_key, f"rendezvous {at_ms}".encode(), "sha256").hexdigest()
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """Question of a reader to the agent of `member`, with a nonce and the reader's Unix time."""
+
+    member: str
+    nonce: str
+    at_ms: int
 
 
-def headers(job_key: bytes, at_ms: int) -> dict[str, str]:
+def headers(job_key: bytes, request: ReportRequest) -> dict[str, str]:
     """Return the headers of a request; none where the job has no key."""
     if not job_key:
         return {}
-    return {TIME_HEADER: str(at_ms), PROOF_HEADER: proof(job_key, at_ms)}
+    return {
+        TIME_HEADER: str(request.at_ms),
+        NONCE_HEADER: request.nonce,
+        PROOF_HEADER: _question(job_key, request),
+    }
 
 
-def proven(job_key: bytes, given: Mapping[str, str], now_ms: int) -> bool:
-    """Return True if the sender of a request has the job's key. `given` has names in lower case."""
-    if not job_key:
-        return True
+def proven(
+    job_key: bytes, given: Mapping[str, str], member: str, now_ms: int
+) -> ReportRequest | None:
+    """Return the request to `member`; None unless its sender has the job's key.
+
+    `given` has the headers by their names in lower case.
+    """
     told, at = given.get(PROOF_HEADER.lower(), ""), given.get(TIME_HEADER.lower(), "")
+    if not job_key:
+        return ReportRequest(member, "", now_ms)
     if not (at.isascii() and at.isdigit() and len(at) < 16):
-        return False
-    if abs(now_ms - int(at)) > FRESH_SECONDS * 1000:
-        return False
-    return hmac.compare_digest(proof(job_key, int(at)).encode(), told.encode())
+        return None
+    request = ReportRequest(member, given.get(NONCE_HEADER.lower(), ""), int(at))
+    if len(request.nonce) != NONCE_CHARACTERS or abs(now_ms - request.at_ms) > FRESH_SECONDS * 1000:
+        return None
+    known = hmac.compare_digest(_question(job_key, request).encode(), told.encode())
+    return request if known else None
+
+
+def answer_headers(job_key: bytes, request: ReportRequest, body: bytes) -> dict[str, str]:
+    """Return the headers of the answer with this body; none where the job has no key."""
+    return {PROOF_HEADER: _answer(job_key, request, body)} if job_key else {}
+
+
+def check_answer(
+    job_key: bytes, request: ReportRequest, given: Mapping[str, str], body: bytes
+) -> None:
+    """Raise `MalformedRecord` unless the agent of `request.member` answered this request."""
+    told = given.get(PROOF_HEADER.lower(), "").encode()
+    if job_key and not hmac.compare_digest(_answer(job_key, request, body).encode(), told):
+        raise MalformedRecord(PATH, "the answer has no proof of the job's key")
+
+
+def read_headers(head: bytes) -> dict[str, str]:
+    """Return the headers of an HTTP request or answer by their names in lower case."""
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _exchange(request: ReportRequest) -> Exchange:
+    return Exchange(Peer("", ""), request.nonce, Peer(request.member, ""), "")
+
+
+def _question(job_key: bytes, request: ReportRequest) -> str:
+    body = str(request.at_ms).encode()
+    return digest(job_key, Role.REPORT_QUESTION, _exchange(request), body, "").hex()
+
+
+def _answer(job_key: bytes, request: ReportRequest, body: bytes) -> str:
+    question = _question(job_key, request)
+    return digest(job_key, Role.REPORT_ANSWER, _exchange(request), body, question).hex()
 
 
 # -- form ---------------------------------------------------------------------------

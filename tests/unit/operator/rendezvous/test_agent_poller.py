@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,15 @@ from elasticjob_operator.rendezvous.agent_poller import (
     PollTarget,
     fetch_report,
 )
-from elasticjob_rendezvous.protocol.records.agent_reports import AgentReport, agent_report, written
+from elasticjob_rendezvous.protocol.records.agent_reports import (
+    AgentReport,
+    agent_report,
+    answer_headers,
+    proven,
+    read_headers,
+    written,
+)
+from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
 from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -50,26 +59,43 @@ def answer(member: str, number: int, state: RoundState = RoundState.FINAL) -> by
 class Server:
     """Server that answers each request with `reply`; `heard` holds the requests."""
 
-    reply: bytes
+    status: str = "200 OK"
+    body: bytes = b""
+    reply: bytes | None = None
+    """Bytes to send instead of the proven answer."""
+    member: str = "one"
     port: int = 0
     heard: list[bytes] = field(default_factory=list)
     held: asyncio.Event | None = None
     """Event that delays the reply until it is set."""
 
     def says(self, body: bytes, status: str = "200 OK") -> None:
-        self.reply = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body
+        self.body, self.status = body, status
+
+    def answers(self, head: bytes) -> bytes:
+        """Return the answer to a request as the agent of `member` gives it."""
+        if self.reply is not None:
+            return self.reply
+        given = read_headers(head)
+        request = proven(b"key", given, self.member, time.time_ns() // 1_000_000)
+        status = self.status if request is not None else "403 Forbidden"
+        proof = {} if request is None else answer_headers(b"key", request, self.body)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in proof.items())
+        return f"HTTP/1.1 {status}\r\n{lines}Connection: close\r\n\r\n".encode() + self.body
 
 
 @asynccontextmanager
-async def serving(body: bytes, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Server]:
-    one = Server(b"")
-    one.says(body)
+async def serving(
+    body: bytes, address: str = "127.0.0.1", port: int = 0, member: str = "one"
+) -> AsyncIterator[Server]:
+    one = Server(body=body, member=member)
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        one.heard.append(await reader.readuntil(b"\r\n\r\n"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        one.heard.append(head)
         if one.held is not None:
             await one.held.wait()
-        writer.write(one.reply)
+        writer.write(one.answers(head))
         await writer.drain()
         writer.close()
 
@@ -95,11 +121,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_agent_report_request_carries_proof_of_the_job_key() -> None:
     async def scenario() -> None:
         async with serving(b"{}") as server:
-            assert await fetch_report("127.0.0.1", server.port, b"key") == b"{}"
+            assert await fetch_report(Agent("one", "127.0.0.1"), server.port, b"key") == b"{}"
         [head] = server.heard
         assert head.startswith(b"GET /rendezvous HTTP/1.1\r\n")
         assert b"X-ElasticJob-Proof: " in head
         assert b"X-ElasticJob-Time: " in head
+        assert b"X-ElasticJob-Nonce: " in head
 
     run(scenario)
 
@@ -120,7 +147,22 @@ def test_invalid_answer_is_ignored(reply: bytes) -> None:
         async with serving(b"") as server:
             server.reply = reply
             with pytest.raises(POLL_ERRORS):
-                await fetch_report("127.0.0.1", server.port, b"key", most_bytes=4096)
+                await fetch_report(Agent("one", "127.0.0.1"), server.port, b"key", most_bytes=4096)
+
+    run(scenario)
+
+
+def test_answer_without_proof_of_the_job_key_is_ignored() -> None:
+    """From a process that has the address of the agent, and from another agent of the job."""
+
+    async def scenario() -> None:
+        async with serving(answer("one", 1)) as server:
+            server.reply = b"HTTP/1.1 200 OK\r\n\r\n" + answer("one", 1)
+            with pytest.raises(MalformedRecord, match="no proof of the job's key"):
+                await fetch_report(Agent("one", "127.0.0.1"), server.port, b"key")
+            server.reply = None
+            with pytest.raises(MalformedRecord, match="403"):
+                await fetch_report(Agent("two", "127.0.0.1"), server.port, b"key")
 
     run(scenario)
 
@@ -185,7 +227,7 @@ def test_reports_of_some_agents_are_not_complete() -> None:
         loop = asyncio.get_running_loop()
         async with (
             serving(answer("one", 1)) as quick,
-            serving(answer("two", 1), "127.0.0.2", quick.port) as slow,
+            serving(answer("two", 1), "127.0.0.2", quick.port, "two") as slow,
         ):
             slow.held = asyncio.Event()
             status = AgentPoller(lambda *_: None, loop.time, Polling(port=quick.port))
@@ -222,8 +264,8 @@ def test_contradictory_reports_of_one_job_do_not_affect_others(
     async def scenario() -> None:
         async with (
             serving(answer("one", 1)) as bad,
-            serving(answer("two", 1), "127.0.0.2", bad.port),
-            serving(answer("three", 1), "127.0.0.3", bad.port),
+            serving(answer("two", 1), "127.0.0.2", bad.port, "two"),
+            serving(answer("three", 1), "127.0.0.3", bad.port, "three"),
         ):
             clock = asyncio.get_running_loop().time
             status = AgentPoller(lambda _, uid: woken.append(uid), clock, often(bad.port))
@@ -254,7 +296,8 @@ def test_etcd_agents_are_sampled_and_those_in_trouble_polled_again() -> None:
     calls: list[str] = []
     in_trouble = {"pod-9"}
 
-    async def answer(address: str, port: int, job_key: bytes) -> bytes:
+    async def answer(agent: Agent, port: int, job_key: bytes) -> bytes:
+        address = agent.address
         calls.append(address)
         store = trouble if address in in_trouble else None
         return json.dumps(written(AgentReport("etcd", address, {}, store=store))).encode()

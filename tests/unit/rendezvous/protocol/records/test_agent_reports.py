@@ -15,10 +15,12 @@ from elasticjob_operator.domain.observed.etcd_records import (
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     FRESH_SECONDS,
     AgentReport,
+    ReportRequest,
     agent_report,
+    answer_headers,
+    check_answer,
     headers,
     merged,
-    proof,
     proven,
     read,
     setting_up,
@@ -80,35 +82,69 @@ def test_malformed_agent_report_is_named(body: bytes):
 
 
 class TestProof:
-    def given(self, at_ms: int, told: str | None = None) -> dict[str, str]:
-        pairs = headers(KEY, at_ms)
-        if told is not None:
-            pairs = dict(zip(pairs, (str(at_ms), told), strict=True))
-        return {name.lower(): value for name, value in pairs.items()}
+    NOW = 10_000_000
+    REQUEST = ReportRequest("a", "0a" * 16, NOW)
+    BODY = b'{"member": "a"}'
+
+    def given(self, request: ReportRequest = REQUEST, **changed: str) -> dict[str, str]:
+        pairs = {name.lower(): value for name, value in headers(KEY, request).items()}
+        return {**pairs, **{f"x-elasticjob-{name}": value for name, value in changed.items()}}
+
+    def answered(self, request: ReportRequest = REQUEST, key: bytes = KEY) -> dict[str, str]:
+        return {
+            name.lower(): value for name, value in answer_headers(key, request, self.BODY).items()
+        }
 
     def test_holder_of_the_key_may_read(self):
-        assert proven(KEY, self.given(1_000_000), 1_000_500)
+        assert proven(KEY, self.given(), "a", self.NOW + 500) == self.REQUEST
+        check_answer(KEY, self.REQUEST, self.answered(), self.BODY)
 
     def test_proof_format(self):
-        assert headers(b"k", 7) == {
-            "X-ElasticJob-Time": "7",
-            "X-ElasticJob-Proof": proof(b"k", 7),
+        assert set(headers(b"k", self.REQUEST)) == {
+            "X-ElasticJob-Time",
+            "X-ElasticJob-Nonce",
+            "X-ElasticJob-Proof",
         }
-        assert len(proof(b"k", 7)) == 64
+        assert set(answer_headers(b"k", self.REQUEST, b"")) == {"X-ElasticJob-Proof"}
 
     def test_job_without_a_key_is_open(self):
-        assert proven(b"", {}, 5)
-        assert headers(b"", 5) == {}
+        assert proven(b"", {}, "a", 5)
+        assert headers(b"", self.REQUEST) == answer_headers(b"", self.REQUEST, b"") == {}
+        check_answer(b"", self.REQUEST, {}, self.BODY)
 
     def test_invalid_proof_is_refused(self):
-        now = 10_000_000
-        late = now - FRESH_SECONDS * 1000 - 1
-        assert not proven(KEY, {}, now)
-        assert not proven(KEY, self.given(now, proof(b"another", now)), now)
-        assert not proven(KEY, self.given(now, proof(KEY, now + 1)), now)
-        assert not proven(KEY, self.given(late), now)
-        assert not proven(KEY, self.given(now, "é" * 64), now)
-        assert not proven(KEY, {**self.given(now), "x-elasticjob-time": "soon"}, now)
+        late = replace(self.REQUEST, at_ms=self.NOW - FRESH_SECONDS * 1000 - 1)
+        own = self.answered()["x-elasticjob-proof"]
+        for given in (
+            {},
+            self.given(late),
+            self.given(replace(self.REQUEST, nonce="short")),
+            self.given(proof="\u00e9" * 64),
+            self.given(proof=own),
+            self.given(time="soon"),
+            self.given(time=str(self.NOW + 1)),
+            self.given(nonce="1b" * 16),
+        ):
+            assert proven(KEY, given, "a", self.NOW) is None, given
+        assert proven(b"another", self.given(), "a", self.NOW) is None
+
+    def test_request_replayed_to_another_agent_is_refused(self):
+        assert proven(KEY, self.given(), "b", self.NOW) is None
+
+    def test_answer_without_valid_proof_is_refused(self):
+        question = self.given()["x-elasticjob-proof"]
+        for given in (
+            {},
+            {"x-elasticjob-proof": question},
+            {"x-elasticjob-proof": "\u00e9" * 64},
+            self.answered(key=b"another"),
+            self.answered(replace(self.REQUEST, nonce="1b" * 16)),
+            self.answered(replace(self.REQUEST, member="b")),
+        ):
+            with pytest.raises(MalformedRecord, match="no proof"):
+                check_answer(KEY, self.REQUEST, given, self.BODY)
+        with pytest.raises(MalformedRecord, match="no proof"):
+            check_answer(KEY, self.REQUEST, self.answered(), b'{"member": "b"}')
 
 
 class TestMerged:
