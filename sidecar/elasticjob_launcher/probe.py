@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.proof import (
-    PROBE,
+    PROBE_LAUNCHER,
     BadPeer,
     Message,
     Peer,
@@ -99,9 +99,7 @@ class ProbeServer:
         me, job_key = self._identity()
         if not job_key:
             raise BadPeer(Refusal.NO_KEY, "no agent has attached to this launcher yet")
-        question = read_question(job_key, message, nonce)
-        if question.ask != PROBE:
-            raise BadPeer(Refusal.MALFORMED, "a launcher answers probes only")
+        question = read_question(job_key, message, nonce, (PROBE_LAUNCHER,))
         exchange = answering(question, me, nonce)
         facts = {"at": at, **self._facts(question)}
         answer = probe_answer(job_key, exchange, facts, question.mac)

@@ -14,7 +14,7 @@ An exchange of links and probes over TCP, one JSON object a line:
     answerer  {"member", "session", "mac"}
 
     answerer  {"nonce": m}
-    asker     {"ask": "probe", "nonce": n, "from", "to", "round": 7, "extends": false, "mac"}
+    asker     {"ask": "probe launcher", "nonce", "from", "to", "round": 7, "extends": false, "mac"}
     answerer  {"member", "session", "at": "address port", "agent_attached", "workers", …, "mac"}
     asker     {"round": 7, "live_seconds": 2.5, "mac"}             if it said "extends": true
 
@@ -36,7 +36,9 @@ PROTOCOL = b"elasticjob peers 2"
 MAX_SECONDS = 86400.0
 MAX_NAME_CHARACTERS = 256
 LINK = "link"
-PROBE = "probe"
+PROBE_LAUNCHER = "probe launcher"
+PROBE_AGENT = "probe agent"
+"""Questions: an agent proves less than its launcher, so neither answers for the other."""
 
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _MAC = re.compile(r"[0-9a-f]{64}")
@@ -179,9 +181,11 @@ def link_question(job_key: bytes, exchange: Exchange) -> Message:
     return signed(job_key, Role.LINK_QUESTION, exchange, _question(LINK, exchange))
 
 
-def probe_question(job_key: bytes, exchange: Exchange, round: int, extends: bool) -> Message:
-    """Return the question of a prober that knows of `round`."""
-    body = {**_question(PROBE, exchange), "round": round, "extends": extends}
+def probe_question(
+    job_key: bytes, exchange: Exchange, ask: str, round: int, extends: bool
+) -> Message:
+    """Return the question of a prober that knows of `round`, to a launcher or an agent."""
+    body = {**_question(ask, exchange), "round": round, "extends": extends}
     return signed(job_key, Role.PROBE_QUESTION, exchange, body)
 
 
@@ -194,16 +198,21 @@ def _question(ask: str, exchange: Exchange) -> Message:
     }
 
 
-def read_question(job_key: bytes, message: Message, answerer_nonce: str) -> Question:
-    """Return a question that answers the challenge with `answerer_nonce`. Raises `BadPeer`."""
+def read_question(
+    job_key: bytes, message: Message, answerer_nonce: str, answered: tuple[str, ...]
+) -> Question:
+    """Return a question that answers the challenge with `answerer_nonce`. Raises `BadPeer`.
+
+    `answered` names the questions that this process answers.
+    """
     ask = message.get("ask")
-    if ask not in (LINK, PROBE):
-        raise BadPeer(Refusal.MALFORMED, 'ask must be "link" or "probe"')
+    if ask not in answered:
+        raise BadPeer(Refusal.MALFORMED, f"ask must be one of: {', '.join(answered)}")
     shared = ("ask", "nonce", "from", "to", "mac")
     check_fields(message, shared if ask == LINK else (*shared, "round", "extends"))
     nonce, asker, target = read_nonce(message), _peer(message, "from"), _peer(message, "to")
     number, extends, role = 0, False, Role.LINK_QUESTION
-    if ask == PROBE:
+    if ask != LINK:
         number, extends = read_whole(message, "round"), _flag(message, "extends")
         role = Role.PROBE_QUESTION
     exchange = Exchange(asker, nonce, target, answerer_nonce)

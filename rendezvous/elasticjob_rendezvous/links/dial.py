@@ -8,6 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from elasticjob_launcher.proof import (
+    PROBE_AGENT,
+    PROBE_LAUNCHER,
     Answer,
     BadPeer,
     Exchange,
@@ -192,7 +194,8 @@ async def _ask_once(probe: Probe, asker: Peer, job_key: bytes) -> tuple[Verdict,
         async with _connection(probe.address, port) as (reader, writer):
             exchange = await _challenged(asker, Peer(probe.member, probe.session), reader)
             extends = probe.live_until > 0
-            question = probe_question(job_key, exchange, probe.round, extends)
+            kind = PROBE_LAUNCHER if probe.launcher_port else PROBE_AGENT
+            question = probe_question(job_key, exchange, kind, probe.round, extends)
             writer.write(wire.line(question))
             message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
             exchange, answer = read_probe_answer(job_key, exchange, message, question["mac"])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from elasticjob_launcher.proof import (
     LINK,
+    PROBE_AGENT,
     BadPeer,
     Message,
     Peer,
@@ -186,7 +187,7 @@ class PeerServer:
         nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
         writer.write(wire.line(challenge(nonce)))
         message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        question = read_question(self._job_key, message, nonce)
+        question = read_question(self._job_key, message, nonce, (LINK, PROBE_AGENT))
         exchange = answering(question, Peer(self._member, self._session()), nonce)
         if question.ask != LINK:
             facts = self._facts(writer)

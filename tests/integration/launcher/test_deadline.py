@@ -12,6 +12,7 @@ import pytest
 
 from elasticjob_agent.worker_runtime import Stopped
 from elasticjob_launcher.proof import (
+    PROBE_LAUNCHER,
     Exchange,
     Message,
     Peer,
@@ -143,7 +144,7 @@ async def asked(port: int) -> AsyncIterator[tuple[Exchange, str, asyncio.StreamW
     try:
         nonce = read_challenge(await wire.read(reader, PATIENCE_SECONDS))
         exchange = Exchange(PROBER, wire.nonce(), Peer("pod-0", "s0"), nonce)
-        question = probe_question(JOB_KEY, exchange, 1, True)
+        question = probe_question(JOB_KEY, exchange, PROBE_LAUNCHER, 1, True)
         writer.write(wire.line(question))
         said = await wire.read(reader, PATIENCE_SECONDS)
         exchange, answer = read_probe_answer(JOB_KEY, exchange, said, question["mac"])

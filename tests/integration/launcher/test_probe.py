@@ -16,6 +16,7 @@ import pytest
 
 from elasticjob_agent.worker_runtime import Started, Stopped
 from elasticjob_launcher.proof import (
+    PROBE_LAUNCHER,
     Answer,
     Exchange,
     Message,
@@ -75,7 +76,7 @@ async def said(
     try:
         nonce = read_challenge(await wire.read(reader, PATIENCE_SECONDS))
         exchange = Exchange(PROBER, wire.nonce(), target, nonce)
-        question = {**probe_question(key, exchange, newest, False), **changes}
+        question = {**probe_question(key, exchange, PROBE_LAUNCHER, newest, False), **changes}
         writer.write(wire.line(question))
         return exchange, question, await wire.read(reader, PATIENCE_SECONDS)
     finally:
@@ -218,7 +219,8 @@ def test_pending_start_of_hung_agent_is_refused_after_newer_round(
     [
         ({"nonce": "ab" * 8}, "Malformed: nonce must be"),
         ({"nonce": None}, "Malformed: nonce must be"),
-        ({"ask": "link"}, "UnknownField: unknown field"),
+        ({"ask": "link"}, "Malformed: ask must be"),
+        ({"ask": "probe agent"}, "Malformed: ask must be"),
         ({"link": {}}, "UnknownField: unknown field 'link'"),
         ({"round": 9}, "WrongProof: "),
         ({"to": ["pod-9", "s1"]}, "WrongProof: "),
@@ -254,7 +256,7 @@ def test_prober_without_the_job_key_learns_nothing_and_stops_nothing(
             assert set(answer) == {"error"}
         older = {"nonce": "00ff" * 8}  # the question of an earlier release
         [answer] = await raw_probe(hello.probe_port, wire.line(older))
-        assert answer == {"error": 'Malformed: ask must be "link" or "probe"'}
+        assert answer == {"error": "Malformed: ask must be one of: probe launcher"}
         orphaned = await probe(hello.probe_port)
         assert (orphaned.workers, orphaned.agent_attached) == (1, False)
 
@@ -404,7 +406,10 @@ def test_probe_relayed_to_another_member_proves_nothing(start_launcher: StartLau
         async with agent_server() as (port, events), relay(port) as relayed:
             agent = Probe("pod-9", "s1", "127.0.0.1", relayed, 0)
             another = await dial.ask(agent, PROBER, JOB_KEY)
+            launcher = Probe("pod-2", "s1", "127.0.0.1", 0, port)
+            agent_for_launcher = await dial.ask(launcher, PROBER, JOB_KEY)
             assert events == []
+        assert agent_for_launcher.verdict is Verdict.UNKNOWN
         assert through.verdict is Verdict.UNKNOWN
         assert another.verdict is Verdict.UNKNOWN
         assert direct.verdict is Verdict.GONE

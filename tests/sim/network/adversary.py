@@ -13,6 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from elasticjob_launcher.proof import (
+    LINK,
+    PROBE_LAUNCHER,
     BadPeer,
     Exchange,
     Message,
@@ -87,7 +89,7 @@ class Adversary:
         question = link_question(KEY, exchange)
         answer = link_answer(KEY, exchange, question["mac"])
         facts: Message = {"at": "", "agent_attached": True, "workers": 0}
-        probed = probe_question(KEY, exchange, 0, False)
+        probed = probe_question(KEY, exchange, PROBE_LAUNCHER, 0, False)
         told = probe_answer(KEY, exchange, facts, probed["mac"])
         self._macs.extend(said["mac"] for said in (question, answer, probed, told))
         mac = answer["mac"]
@@ -125,7 +127,7 @@ class Adversary:
         exchange = Exchange(claimed, self._nonce(), target, nonce)
         question = {**link_question(ANOTHER_KEY, exchange), "mac": self._rng.choice(self._macs)}
         try:
-            found = read_question(KEY, question, nonce)
+            found = read_question(KEY, question, nonce, (LINK,))
         except BadPeer:
             return
         self.accepted += 1

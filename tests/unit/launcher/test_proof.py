@@ -19,6 +19,7 @@ B, A = Peer("id-b", "s2"), Peer("id-a", "s1")
 EXCHANGE = Exchange(B, N, A, M)
 FACTS: Message = {"at": "10.0.0.1 7", "agent_attached": True, "workers": 2, "round": 7}
 MAC = "c" * 64
+ASKS = (proof.LINK, proof.PROBE_LAUNCHER)
 
 
 def link_question(**changes: Any) -> Message:
@@ -26,7 +27,7 @@ def link_question(**changes: Any) -> Message:
 
 
 def probe_question(**changes: Any) -> Message:
-    return {**proof.probe_question(KEY, EXCHANGE, 7, True), **changes}
+    return {**proof.probe_question(KEY, EXCHANGE, proof.PROBE_LAUNCHER, 7, True), **changes}
 
 
 def link_answer(**changes: Any) -> Message:
@@ -43,8 +44,8 @@ def permission(**changes: Any) -> Message:
 
 Read = Callable[[Message], object]
 READERS: dict[str, tuple[Callable[..., Message], Read]] = {
-    "link question": (link_question, lambda said: proof.read_question(KEY, said, M)),
-    "probe question": (probe_question, lambda said: proof.read_question(KEY, said, M)),
+    "link question": (link_question, lambda said: proof.read_question(KEY, said, M, ASKS)),
+    "probe question": (probe_question, lambda said: proof.read_question(KEY, said, M, ASKS)),
     "link answer": (link_answer, lambda said: proof.read_link_answer(KEY, EXCHANGE, said, MAC)),
     "probe answer": (probe_answer, lambda said: proof.read_probe_answer(KEY, EXCHANGE, said, MAC)),
     "permission": (permission, lambda said: proof.read_permission(KEY, EXCHANGE, said, MAC)),
@@ -60,10 +61,10 @@ def refusal(read: Read, message: Message) -> Refusal:
 
 
 def test_questions_and_answers_are_read() -> None:
-    question = proof.read_question(KEY, link_question(), M)
+    question = proof.read_question(KEY, link_question(), M, ASKS)
     assert question[:6] == ("link", B, A, N, 0, False)
-    question = proof.read_question(KEY, probe_question(), M)
-    assert question[:6] == ("probe", B, A, N, 7, True)
+    question = proof.read_question(KEY, probe_question(), M, ASKS)
+    assert question[:6] == ("probe launcher", B, A, N, 7, True)
     assert proof.answering(question, A, M) == EXCHANGE
     assert proof.read_link_answer(KEY, EXCHANGE, link_answer(), MAC)[0] == EXCHANGE
     _, answer = proof.read_probe_answer(KEY, EXCHANGE, probe_answer(), MAC)
@@ -122,10 +123,17 @@ def test_answer_to_another_question_is_refused(change: dict[str, Any]) -> None:
             proof.read_probe_answer(KEY, exchange, probe, mac)
 
 
+def test_question_to_a_launcher_is_refused_by_an_agent() -> None:
+    """An agent's answer proves less: nobody may obtain it in place of the launcher's."""
+    for said in (probe_question(), probe_question(ask=proof.PROBE_AGENT)):
+        with pytest.raises(BadPeer):
+            proof.read_question(KEY, said, M, (proof.LINK, proof.PROBE_AGENT))
+
+
 @pytest.mark.parametrize("ask", ["link", "probe"])
 def test_replayed_question_is_refused(ask: str) -> None:
     question = link_question() if ask == "link" else probe_question()
-    assert refusal(lambda said: proof.read_question(KEY, said, "2c" * 16), question) is (
+    assert refusal(lambda said: proof.read_question(KEY, said, "2c" * 16, ASKS), question) is (
         Refusal.WRONG_PROOF
     )
 

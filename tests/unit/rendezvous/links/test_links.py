@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from elasticjob_launcher.proof import (
+    LINK,
+    PROBE_LAUNCHER,
     BadPeer,
     Exchange,
     Peer,
@@ -325,7 +327,7 @@ def test_silent_coordinator_is_reported_as_gone() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = wire.nonce()
         writer.write(wire.line(challenge(nonce)))
-        question = read_question(KEY, await wire.read(reader, PATIENCE_SECONDS), nonce)
+        question = read_question(KEY, await wire.read(reader, PATIENCE_SECONDS), nonce, (LINK,))
         writer.write(wire.line(link_answer(KEY, answering(question, A, nonce), question.mac)))
 
     async def scenario() -> None:
@@ -567,7 +569,9 @@ def launcher(job_key: bytes = KEY, member: str = "id-a", **facts: Any) -> Handle
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = wire.nonce()
         writer.write(wire.line(challenge(nonce)))
-        question = read_question(KEY, await wire.read(reader, PATIENCE_SECONDS), nonce)
+        question = read_question(
+            KEY, await wire.read(reader, PATIENCE_SECONDS), nonce, (PROBE_LAUNCHER,)
+        )
         exchange = answering(question, Peer(member, "s1"), nonce)
         at = reached_address(writer.get_extra_info("sockname"))
         told = {"at": at, "round": 1, "workers": 0, "agent_attached": False, **facts}
