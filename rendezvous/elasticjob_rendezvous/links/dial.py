@@ -97,7 +97,7 @@ async def hold_link(
             refused = True
         except BadPeer as error:
             if error.reason is not logged:
-                log.warning("closed the link to member %s: %s", link.member, error)
+                log.warning("closed the link to member %r: %s", link.member, error)
             logged = error.reason
         except (OSError, EOFError, TimeoutError):
             pass
@@ -120,7 +120,7 @@ async def _greet(
     answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
     exchange, mac = read_link_answer(job_key, exchange, answer, question["mac"])
     if exchange.answerer.member != link.member:
-        text = f"the agent at {link.address}:{link.port} is {exchange.answerer.member}"
+        text = f"the agent at {link.address}:{link.port} is {exchange.answerer.member!r}"
         raise BadPeer(Refusal.OTHER_MEMBER, text)
     return Channel(job_key, exchange, mac, coordinates=False)
 

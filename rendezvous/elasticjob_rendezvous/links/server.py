@@ -236,7 +236,7 @@ class PeerServer:
                     told = beat.leaving
                     self._post(LeavesTold(told))
         except BadPeer as error:
-            log.warning("closed the link of member %s: %s", member, error)
+            log.warning("closed the link of member %r: %s", member, error)
         finally:
             if self._links.get(question.asker) is link:
                 del self._links[question.asker]

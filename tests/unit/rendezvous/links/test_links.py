@@ -675,3 +675,60 @@ def test_agent_itself_is_probed_without_a_launcher() -> None:
             assert await verdict(0, agent_port=port) is Verdict.BOTH_ALIVE
 
     run(scenario())
+
+
+# -- wrong lines on an established link ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "accepted"),
+    [
+        (lambda member: b'{"heard":0}\n', "WrongLine", 0),
+        (lambda member: member.channel.seal({"heard": 0}) * 2, "WrongLine", 1),
+        (lambda member: member.channel.seal({"heard": 0}).replace(b"0", b"1", 1), "WrongLine", 0),
+        (lambda member: member.channel.seal({"heard": 0, "round": 9}), "UnknownField", 0),
+        (lambda member: member.channel.seal({"heard": 99}), "Malformed", 0),
+        (lambda member: member.channel.seal({"heard": 0, "leaving": {"b": 1}}), "Malformed", 0),
+    ],
+    ids=["injected", "repeated", "changed", "unknown field", "impossible", "malformed"],
+)
+def test_wrong_line_closes_the_link_with_one_log_line(
+    line: Callable[[Member], bytes], reason: str, accepted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            member = await introduced(port)
+            await here.until(PeerUp("id-b", "s2"))
+            member.writer.write(line(member) + member.channel.seal({"heard": 0}))
+            await here.until(PeerDown("id-b", "s2"))
+            with contextlib.suppress(ConnectionResetError):
+                await member.reader.read()
+            member.writer.close()
+        heard = [event for event in here.all if isinstance(event, PeerHeard)]
+        assert len(heard) == accepted
+
+    run(scenario())
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().startswith(f"closed the link of member 'id-b': {reason}")
+
+
+def test_reflected_line_closes_the_link_of_the_member(caplog: pytest.LogCaptureFixture) -> None:
+    """A stranger with the coordinator's address returns the member's own heartbeat."""
+
+    async def reflect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = wire.nonce()
+        writer.write(wire.line(challenge(nonce)))
+        question = read_question(KEY, await wire.read(reader, 5), nonce, (LINK,))
+        writer.write(wire.line(link_answer(KEY, answering(question, A, nonce), question.mac)))
+        writer.write(await reader.readline())
+
+    async def scenario() -> None:
+        there = Heard()
+        async with listening(reflect) as port, link_to(port, there):
+            await there.until(LinkUp("id-a", "s1"))
+            await there.until(LinkDown("id-a", "s1", refused=False))
+        assert not any(isinstance(event, LinkHeard) for event in there.all)
+
+    run(scenario())
+    assert caplog.records[0].getMessage().startswith("closed the link to member 'id-a': WrongLine")
