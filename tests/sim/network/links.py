@@ -190,8 +190,8 @@ class Switchboard:
             self._sessions[agent],
         )
         if world.adversary.present:
-            client, here = Peer(agent.pod.id, connection.session), Peer(server.pod.id, "")
-            channels = world.adversary.channels(client, here)
+            dialler = Peer(agent.pod.id, connection.session)
+            channels = world.adversary.channels(dialler, Peer(server.pod.id, server.session))
             connection.client.channel, connection.server.channel = channels
         self._connections[agent] = connection
         self._served.setdefault(server, []).append(connection)
