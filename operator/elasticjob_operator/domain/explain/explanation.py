@@ -288,7 +288,7 @@ def _standby(job: ElasticJob, waiting: list[str]) -> str:
     who, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
-    larger = [size for size in sizes if nodes < size <= nodes + len(waiting)]
+    larger = any(size in sizes for size in range(nodes + 1, nodes + len(waiting) + 1))
     if nodes >= job.status.wanted_nodes:
         stand = "stand" if len(waiting) > 1 else "stands"
         return f"{who} {stand} by: the job has the wanted number of nodes"

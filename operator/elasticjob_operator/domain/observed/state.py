@@ -100,9 +100,10 @@ class RendezvousView:
         """True if a member is done: new members can no longer join a round."""
         return any(member.state is MemberState.DONE for member in self.members)
 
-    def rank_of(self, pod: str) -> int | None:
-        """Return the pod's group rank in the current round, or None."""
-        return next((self.ranks.get(one.id) for one in self.members if one.name == pod), None)
+    def ranks_by_name(self) -> dict[str, int]:
+        """Return the group ranks in the current round by name of the pod."""
+        ids = {one.name: one.id for one in reversed(self.members)}  # of equal names, the first one
+        return {name: self.ranks[one] for name, one in ids.items() if one in self.ranks}
 
 
 NO_MEMBERS = RendezvousView()
