@@ -30,6 +30,8 @@ class Applied:
     Args:
         refusal: reason for which pods cannot be created, as it is after the plan.
         refused: True if a pod of this plan could not be created.
+        unfinished: True if the plan was left before its end so that the status can be written; the
+            next reconcile continues at once.
         foreign: indices whose pod name turned out to be taken by a pod of another owner.
         unlisted: names of the job's pods that exist although the LIST did not show them.
         kept: pods that the API server refuses to delete, with its message.
@@ -41,6 +43,7 @@ class Applied:
     error: Exception | None = None
     refusal: Refusal | None = None
     refused: bool = False
+    unfinished: bool = False
     foreign: set[int] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
