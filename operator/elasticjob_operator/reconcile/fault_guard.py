@@ -1,8 +1,8 @@
 """Guard round the reconcile of each job, so that no object can stop the service of the others.
 
 A reconcile is bounded in time. A job whose reconciles end with an unexpected error, or exceed a
-bound, several times in a row is set aside: a condition and an event say so, and nothing more happens
-until its generation changes. A new process tries once more.
+bound, several times in a row is set aside: a condition and an event say so, and nothing more
+happens until its generation changes. A new process tries once more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 

@@ -32,7 +32,7 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
-from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, Plan, plan
+from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
@@ -593,3 +593,38 @@ def test_terminating_pod_keeps_its_member_until_it_ended() -> None:
 def test_name_of_foreign_pod_is_skipped() -> None:
     seen = observed(pod(0).get(), foreign=frozenset({1}))
     assert created(plan(job(maxNodes=3), seen, NOW)) == [2, 3]
+
+
+def test_large_job_is_created_in_steps_that_follow_at_once() -> None:
+    wanted = 2 * MAX_POD_ACTIONS + 10
+    a_job = job(minNodes=1, maxNodes=wanted)
+    indices: list[int] = []
+    steps: list[tuple[int, bool]] = []
+    while len(indices) < wanted:
+        world = observed(*(pod(index).pending().get() for index in indices))
+        found = plan(a_job, replace(world, bounds=plan(a_job, world, NOW).bounds), NOW)
+        made = created(found)
+        steps.append((len(made), found.wake_at == NOW))
+        assert found.expected == wanted, "the first round waits for all of them"
+        indices += made
+    assert steps == [(MAX_POD_ACTIONS, True), (MAX_POD_ACTIONS, True), (10, False)]
+    assert indices == list(range(wanted))
+
+
+def test_large_job_is_scaled_down_in_steps_with_all_drain_requests_in_the_first() -> None:
+    count = MAX_POD_ACTIONS + 100
+    world = observed(*running(count))
+    found = plan(job(minNodes=1, maxNodes=count, nodes=1), world, NOW)
+    write, *deletions = found.actions
+    assert isinstance(write, WriteParams)
+    assert len(write.bounds.marks) == count - 1
+    assert [type(one) for one in deletions] == [DeletePod] * MAX_POD_ACTIONS
+    assert found.wake_at == NOW
+    gone = {one.uid for one in deletions if isinstance(one, DeletePod)}
+    pods = tuple(replace(one, terminating=one.uid in gone) for one in world.pods)
+    after = replace(world, pods=pods, bounds=write.bounds)
+    rest = plan(job(minNodes=1, maxNodes=count, nodes=1), after, NOW)
+    assert {one.uid for one in rest.actions if isinstance(one, DeletePod)} == {
+        mark.member for mark in write.bounds.marks
+    } - gone
+    assert rest.wake_at is None
