@@ -322,8 +322,8 @@ class Applier:
         match action:
             case WriteNodes(nodes):
                 await self._write_nodes(context.job, nodes)
-            case WriteParams(incarnation, bounds):
-                await context.source.write_params(context.memory, incarnation, bounds)
+            case WriteParams(incarnation, bounds, revision):
+                await context.source.write_params(context.memory, incarnation, bounds, revision)
             case CloseRendezvous(incarnation):
                 now_ms = int(self._now().timestamp() * 1000)
                 await context.source.close(incarnation, action.outcome, now_ms)

@@ -267,6 +267,7 @@ class Observed:
         refusal: set while pods cannot be created.
         foreign: indices whose pod name is held by a pod of another owner.
         store: trouble with the store of the rendezvous, if there is any.
+        bounds_revision: revision at which etcd stored the record of `bounds`; 0 if there is none.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -276,6 +277,7 @@ class Observed:
     refusal: Refusal | None = None
     foreign: frozenset[int] = frozenset()
     store: SeenTrouble | None = None
+    bounds_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,10 +110,14 @@ class WriteNodes:
 @dataclass(frozen=True, slots=True)
 class WriteParams:
     """Put the `bounds` record of `incarnation`; a number above the observed one starts a new
-    incarnation."""
+    incarnation.
+
+    `revision` is that of the record that was observed, 0 for none: only this one is replaced.
+    """
 
     incarnation: int
     bounds: RendezvousParams
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def plan_end(
     if entered and view.outcome is None:
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
-            asked = WriteParams(observed.incarnation, step.bounds)
+            asked = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
             return Plan((asked,), phase, wanted_size(job), None, step.wake_at)
         if step.wake_at is not None:
             return Plan((), phase, wanted_size(job), None, step.wake_at)
@@ -286,7 +286,8 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
     actions: list[Action] = []
     if steered:
         if view.readable and observed.bounds != bounds:
-            actions.append(WriteParams(observed.incarnation, bounds))
+            write = WriteParams(observed.incarnation, bounds, observed.bounds_revision)
+            actions.append(write)
         actions += _gone_members(observed)
     if held is None:
         if not view.finishing:
