@@ -28,6 +28,7 @@ from elasticjob_operator.kubernetes.client import (
     Json,
     Kind,
     NotFound,
+    TooManyObjects,
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
@@ -116,7 +117,7 @@ class FaultGuard:
         memory.faults = memory.faults.after_another(_generation(raw))
         # An earlier process may have set the job aside.
         most = 1 if is_set_aside(raw) else MAX_FAULTS
-        if isinstance(error, TooLong | MemoryError):
+        if isinstance(error, TooLong | MemoryError | TooManyObjects):
             most = min(most, MAX_EXCESSES)
         if memory.faults.count < most:
             raise error
@@ -167,6 +168,8 @@ def _set_aside(error: Exception) -> SetAside:
     match error:
         case TooLong():
             return SetAside(SetAsideReason.RECONCILE_TOO_LONG, str(error))
+        case TooManyObjects():
+            return SetAside(SetAsideReason.RECONCILE_TOO_LARGE, str(error))
         case MemoryError():
             message = "the operator's memory did not suffice for the reconcile"
             return SetAside(SetAsideReason.RECONCILE_TOO_LARGE, message)

@@ -259,8 +259,8 @@ def test_job_beyond_the_maxima_of_the_cluster_is_refused(
     for workers in (5, "5"):
         new = sized("new", nprocPerNode=workers)
         await_refusal(server, "POST", jobs, new, "spec.nprocPerNode: must be at most 4")
-    for workers in (4, "4", "auto", "gpu", None):
-        new = sized("new", maxNodes=8, nprocPerNode=workers)
+    for accepted in (4, "4", "auto", "gpu", None):
+        new = sized("new", maxNodes=8, nprocPerNode=accepted)
         server.request("POST", f"{jobs}?dryRun=All", new)
     # A stored job goes on, and may shrink.
     old = f"{jobs}/old"
