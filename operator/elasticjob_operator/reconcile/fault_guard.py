@@ -46,7 +46,7 @@ counts as stuck."""
 MAX_FAULTS = 5
 """Number of unexpected errors in a row after which a job is set aside."""
 MAX_EXCESSES = 2
-"""Number of reconciles in a row beyond their bounds after which a job is set aside."""
+"""Number of reconciles in a row that needed too much memory after which a job is set aside."""
 
 
 class StatusApi(Protocol):
@@ -115,11 +115,7 @@ class FaultGuard:
             return NOW_SECONDS  # the next reconcile forgets the job
         memory = self._jobs.recall(key, raw["metadata"]["uid"])
         memory.faults = memory.faults.after_another(_generation(raw))
-        # An earlier process may have set the job aside.
-        most = 1 if is_set_aside(raw) else MAX_FAULTS
-        if isinstance(error, TooLong | MemoryError | TooManyObjects):
-            most = min(most, MAX_EXCESSES)
-        if memory.faults.count < most:
+        if memory.faults.count < _most_faults(raw, error):
             raise error
         aside = _set_aside(error)
         log.error("set aside: %s", aside.text, exc_info=error, extra=of_job(key))
@@ -161,6 +157,15 @@ class FaultGuard:
 def _generation(raw: Json) -> int:
     found: int = raw["metadata"].get("generation", 0)
     return found
+
+
+def _most_faults(raw: Json, error: Exception) -> int:
+    """Return the number of such errors in a row after which the job is set aside."""
+    # An earlier process may have set the job aside. A second reconcile that blocks the event loop
+    # may cost the process its Lease.
+    if is_set_aside(raw) or isinstance(error, TooLong):
+        return 1
+    return MAX_EXCESSES if isinstance(error, MemoryError | TooManyObjects) else MAX_FAULTS
 
 
 def _set_aside(error: Exception) -> SetAside:

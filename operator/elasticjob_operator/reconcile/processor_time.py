@@ -18,9 +18,9 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-STEP_SECONDS = 4.0
-"""Maximum processor time between two waits. The leader gives up a Lease that it could not renew for
-6 s."""
+STEP_SECONDS = 2.0
+"""Maximum processor time between two waits: a quarter of the duration of the leader's Lease. A job
+of the maximum size needs half of it."""
 TOTAL_SECONDS = 30.0
 """Maximum processor time of a reconcile."""
 REPEAT_SECONDS = 0.5

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 
 import pytest
 
-from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
+from elasticjob_operator.reconcile.fault_guard import RECONCILE_SECONDS
+from elasticjob_operator.reconcile.processor_time import STEP_SECONDS, ProcessorTime, TooLong
+from elasticjob_operator.replica.active import STUCK_SECONDS
+from elasticjob_operator.replica.lease import LeaseSettings
 
 LIMITS = ProcessorTime(step_seconds=0.05, total_seconds=0.2)
 
@@ -102,3 +106,9 @@ def test_other_tasks_are_not_limited() -> None:
         return found + await other
 
     assert asyncio.run(main()) == 3
+
+
+def test_reconcile_within_its_bounds_costs_neither_the_lease_nor_the_process() -> None:
+    duration_seconds = inspect.signature(LeaseSettings).parameters["duration_seconds"].default
+    assert duration_seconds >= 4 * STEP_SECONDS
+    assert RECONCILE_SECONDS < STUCK_SECONDS

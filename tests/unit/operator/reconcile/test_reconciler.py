@@ -306,7 +306,7 @@ def too_large() -> None:
 
 FAULTS = {
     "an error": (broken, ZeroDivisionError, MAX_FAULTS, "ReconcileFailed"),
-    "no end": (endless, TooLong, MAX_EXCESSES, "ReconcileTooLong"),
+    "no end": (endless, TooLong, 1, "ReconcileTooLong"),
     "too little memory": (too_large, MemoryError, MAX_EXCESSES, "ReconcileTooLarge"),
 }
 

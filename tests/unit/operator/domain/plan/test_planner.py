@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -34,6 +37,7 @@ from elasticjob_operator.domain.plan.actions import (
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
+from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
@@ -628,3 +632,37 @@ def test_large_job_is_scaled_down_in_steps_with_all_drain_requests_in_the_first(
         mark.member for mark in write.bounds.marks
     } - gone
     assert rest.wake_at is None
+
+
+def operations(function: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions of a call, which depends on no machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _value: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_cost_of_plan_and_status_is_linear_in_the_number_of_pods() -> None:
+    def costs(count: int) -> tuple[int, int]:
+        view = final_round(count)
+        members = tuple(replace(one, busy_ms=100 + at % 9) for at, one in enumerate(view.members))
+        world = observed(*running(count), view=replace(view, members=members))
+        smaller = job(minNodes=1, maxNodes=count, nodes=count // 2)
+        return (
+            operations(lambda: plan(smaller, world, NOW)),
+            operations(lambda: next_status(smaller, world, world.rendezvous, NOW)),
+        )
+
+    for few, many in zip(costs(100), costs(400), strict=True):
+        assert many < 5 * few
