@@ -12,7 +12,7 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import send_command
 from elasticjob_cli.local.job_store import JobFolder, find_job
-from elasticjob_operator.model.types import INT32_MAX
+from elasticjob_operator.model.types import MAX_NODES
 
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
@@ -24,7 +24,7 @@ def scale(
     nodes: Annotated[
         int,
         typer.Option(
-            "--nodes", "--replicas", min=0, max=INT32_MAX, help="Desired number of nodes."
+            "--nodes", "--replicas", min=0, max=MAX_NODES, help="Desired number of nodes."
         ),
     ],
     namespace: Namespace = DEFAULT_NAMESPACE,

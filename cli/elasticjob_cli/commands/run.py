@@ -22,7 +22,7 @@ from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
-from elasticjob_operator.model.types import INT32_MAX
+from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_rendezvous.protocol.text import echoed
 
 
@@ -40,7 +40,7 @@ def run(
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=0, max=INT32_MAX, help="Initial number of nodes."),
+        typer.Option("--nodes", min=0, max=MAX_NODES, help="Initial number of nodes."),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live table.")

@@ -98,8 +98,8 @@ class Applier:
         match action:
             case WriteNodes(nodes):
                 self._stored.change_spec(nodes=nodes)
-            case WriteParams(incarnation, bounds):
-                await self._rendezvous.write_params(incarnation, bounds)
+            case WriteParams(incarnation, bounds, revision):
+                await self._rendezvous.write_params(incarnation, bounds, revision)
                 if bounds.closing is not None:
                     within = save_seconds(bounds)
                     self._note(f"the workers are asked to save a checkpoint, within {within:g} s")
@@ -216,6 +216,7 @@ class ReconcileLoop:
                 UNREADABLE if found is None else replace(rendezvous_view(found), offences=())
             ),
             bounds=found.bounds if found else self._applier.bounds,
+            bounds_revision=found.bounds_revision if found else 0,
             incarnation=self._applier.incarnation,
             store=self._trouble(),
         )

@@ -26,6 +26,7 @@ from elasticjob_operator.kubernetes.errors import (
     NoSuchKind,
     NotFound,
     QuotaExceeded,
+    TooLarge,
     TooManyRequests,
     Unauthorized,
     Unreachable,
@@ -71,6 +72,8 @@ __all__ = [
     "NoSuchKind",
     "NotFound",
     "QuotaExceeded",
+    "TooLarge",
+    "TooManyObjects",
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
@@ -81,9 +84,17 @@ Objects = list[Json]  # as `Kube.list` hides the builtin where its own methods a
 CALL_SECONDS = 10.0
 """Timeout of one request including retries; of each page for a list."""
 PAGE_SIZE = 500
+SMALLER_PAGES = 8
+"""Factor by which the next page is smaller after one that was too large."""
+MAX_OBJECTS = 200_000
+"""Maximum number of objects in a list."""
 RESTARTS = 3
 """Maximum number of restarts of a list whose pages have expired."""
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+
+
+class TooManyObjects(Exception):
+    """A list has more objects than memory may hold."""
 
 
 class Kube:
@@ -136,11 +147,22 @@ class Kube:
         selector: str = "",
         metadata_only: bool = False,
         page_size: int = PAGE_SIZE,
+        keep: Callable[[Json], Json] | None = None,
+        most: int = MAX_OBJECTS,
     ) -> Objects:
         """Return all objects of a kind that match the label selector, in one or all namespaces.
 
-        `metadata_only` fetches only their metadata; `page_size` is the number of objects per
-        request. Items of a list lack kind and apiVersion.
+        Items of a list lack kind and apiVersion.
+
+        Args:
+            metadata_only: fetch only their metadata.
+            page_size: number of objects per request, fewer if they are large.
+            keep: returns the part of an object to keep. The whole of one page at most is then in
+                memory.
+            most: maximum number of objects.
+
+        Raises:
+            TooManyObjects: more objects match.
         """
         query = {"limit": str(page_size)}
         if selector:
@@ -149,8 +171,8 @@ class Kube:
         request = Request("list", kind, namespace, query=query, accept=accept)
         for _ in range(RESTARTS):
             with suppress(Gone):  # the pages' snapshot expired before the last one was read
-                return await self._pages(request)
-        return await self._pages(request)
+                return await self._pages(request, keep, most)
+        return await self._pages(request, keep, most)
 
     async def create(
         self,
@@ -251,11 +273,24 @@ class Kube:
             return False
         return bool(found["metadata"]["uid"] == uid)
 
-    async def _pages(self, request: Request) -> Objects:
+    async def _pages(
+        self, request: Request, keep: Callable[[Json], Json] | None, most: int
+    ) -> Objects:
         items: Objects = []
         while True:
-            page = await self._calls.call(request)
-            items += page["items"] or ()
+            try:
+                page = await self._calls.call(request)
+            except TooLarge:
+                size = int(request.query["limit"])
+                if size == 1:
+                    raise
+                smaller = str(max(size // SMALLER_PAGES, 1))
+                request = replace(request, query={**request.query, "limit": smaller})
+                continue
+            found = page["items"] or ()
+            items += found if keep is None else map(keep, found)
+            if len(items) > most:
+                raise TooManyObjects(f"{request}: more than {most} objects match")
             token = page["metadata"].get("continue")
             if not token:
                 return items

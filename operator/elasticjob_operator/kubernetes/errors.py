@@ -68,6 +68,10 @@ class Unreachable(KubeError):
     retryable = True
 
 
+class TooLarge(KubeError):
+    """The response exceeds the maximum size; a list can be read in smaller pages."""
+
+
 class TooManyRequests(KubeError):
     """The server sheds load; the request had no effect."""
 

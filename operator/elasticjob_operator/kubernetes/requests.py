@@ -27,7 +27,13 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
-from elasticjob_operator.kubernetes.errors import KubeError, TooManyRequests, Unreachable, error_of
+from elasticjob_operator.kubernetes.errors import (
+    KubeError,
+    TooLarge,
+    TooManyRequests,
+    Unreachable,
+    error_of,
+)
 from elasticjob_operator.model.job import FIELD_MANAGER
 
 LOGGED_OFFSET_SECONDS = 5.0
@@ -129,6 +135,8 @@ class Request:
 log = logging.getLogger(__name__)
 
 UNANSWERED_PAUSE_SECONDS = 0.2
+MAX_BODY_BYTES = 16 << 20
+"""Maximum size of a response. An object has at most 1.5 MiB, the limit of the API server's etcd."""
 _UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
 
 
@@ -197,7 +205,7 @@ class Calls:
                 _request_timeout=_UNTIMED,
             )
             received = self._wall_clock()
-            body: bytes = await answer.read()
+            body = await _read(request, answer.response)
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(request), f"{self._host}: {error!r}") from error
         if answer.status >= 400:
@@ -215,6 +223,19 @@ class Calls:
                 abs(ahead),
                 "behind" if ahead > 0 else "ahead of",
             )
+
+
+async def _read(request: Request, response: aiohttp.ClientResponse) -> bytes:
+    """Read the body. Raises `TooLarge`."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            response.close()
+            message = f"the response exceeds {MAX_BODY_BYTES >> 20} MiB"
+            raise TooLarge(str(request), message, response.status)
+    return b"".join(parts)
 
 
 def _object(request: Request, status: int, body: bytes) -> Json:

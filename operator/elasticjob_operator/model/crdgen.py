@@ -35,6 +35,7 @@ _KEPT = (
     "maxLength",
     "minItems",
     "maxItems",
+    "maxProperties",
     "pattern",
     "required",
     "x-kubernetes-int-or-string",

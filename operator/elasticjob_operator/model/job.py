@@ -18,19 +18,24 @@ from pydantic_core import PydanticCustomError
 from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import (
     LABEL,
+    MAX_ENTRIES,
+    MAX_KEYS,
     SET,
     SUBDOMAIN,
+    Argument,
     Backend,
     CleanPodPolicy,
-    Count,
     Flag,
     Launch,
     NaturalNumber,
+    Nodes,
     OpenModel,
     PositiveSeconds,
     RestartPolicy,
+    ScaledNodes,
     ScaleUp,
     Seconds,
+    ShortText,
     SpecModel,
     Timestamp,
     WarmStart,
@@ -61,16 +66,16 @@ class EnvVar(OpenModel):
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_VARIABLE_NAME)]
     """Name of the variable."""
-    value: str | None = None
+    value: Argument | None = None
     """Value of the variable, a string."""
 
 
 class Resources(OpenModel):
     """Compute resources of a container."""
 
-    limits: dict[str, Quantity] | None = None
+    limits: Annotated[dict[str, Quantity], Field(max_length=MAX_KEYS)] | None = None
     """Maximum it may use. GPUs are requested here."""
-    requests: dict[str, Quantity] | None = None
+    requests: Annotated[dict[str, Quantity], Field(max_length=MAX_KEYS)] | None = None
     """Amounts reserved for it."""
 
 
@@ -79,14 +84,14 @@ class Container(OpenModel):
 
     name: Annotated[str, Field(pattern=LABEL, min_length=1, max_length=63)]
     """A DNS label, unique in the pod."""
-    image: str | None = None
+    image: ShortText | None = None
     """Image to run."""
-    command: list[str] | None = None
+    command: Annotated[list[Argument], Field(max_length=MAX_ENTRIES)] | None = None
     """Entry point. Required in the trainer container unless spec.entrypoint gives the image's own,
     which is not known here."""
-    args: list[str] | None = None
+    args: Annotated[list[Argument], Field(max_length=MAX_ENTRIES)] | None = None
     """Arguments of the command."""
-    working_dir: str | None = None
+    working_dir: ShortText | None = None
     """Working directory of the command."""
     env: Annotated[list[EnvVar], Field(max_length=MAX_VARIABLES)] | None = None
     """Environment variables."""
@@ -110,9 +115,9 @@ class PodSpec(OpenModel):
 class TemplateMetadata(OpenModel):
     """Metadata given to every pod."""
 
-    labels: dict[str, str] | None = None
+    labels: Annotated[dict[str, str], Field(max_length=MAX_KEYS)] | None = None
     """Labels of every pod."""
-    annotations: dict[str, str] | None = None
+    annotations: Annotated[dict[str, str], Field(max_length=MAX_KEYS)] | None = None
     """Annotations of every pod."""
 
 
@@ -166,7 +171,7 @@ ModuleName = Annotated[
 ]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN)]
 ContainerName = Annotated[str, Field(min_length=1, max_length=63)]
-Words = Annotated[list[str], Field(max_length=256)]
+Words = Annotated[list[Argument], Field(max_length=256)]
 """Command with its arguments."""
 
 
@@ -233,7 +238,7 @@ class SchedulingPolicy(SpecModel):
     template.metadata name its queue."""
     priority_class: ObjectName | None = None
     """Priority class of every pod."""
-    min_available: Count | None = None
+    min_available: Nodes | None = None
     """Must be absent: nothing acts on it. The scheduler's own PodGroup sets the pods that it places
     together; minNodes is the smallest number that trains."""
 
@@ -256,15 +261,15 @@ class RunPolicy(SpecModel):
 class ElasticJobSpec(SpecModel):
     """Desired state of the job."""
 
-    given_min_nodes: Annotated[Count | None, Field(alias="minNodes")] = None
+    given_min_nodes: Annotated[Nodes | None, Field(alias="minNodes")] = None
     """Minimum number of nodes. Absent: maxNodes, so that the job trains at one size only."""
-    max_nodes: Count
+    max_nodes: Nodes
     """Maximum number of nodes."""
-    nodes: NaturalNumber | None = None
+    nodes: ScaledNodes | None = None
     """Wanted size, as written by kubectl scale and HPA. It is clamped to a legal size, shown in
     status.wantedNodes. Absent: maxNodes; the operator then writes that value, and it follows
     maxNodes until somebody else sets this field."""
-    node_increment: Count = 1
+    node_increment: Nodes = 1
     """Legal sizes are minNodes + k * nodeIncrement up to maxNodes. maxNodes need not be one: from
     2 to 9 by 4 the sizes are 2 and 6. An increment above maxNodes - minNodes leaves minNodes as
     the only size."""

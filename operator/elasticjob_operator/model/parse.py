@@ -35,7 +35,7 @@ from elasticjob_operator.model.messages import (
 from elasticjob_operator.model.problems import InvalidManifest, Location, Problem
 from elasticjob_operator.model.rules import RULES
 from elasticjob_operator.model.template_schema import template_problems
-from elasticjob_operator.model.types import INT32_MAX, LABEL, SUBDOMAIN
+from elasticjob_operator.model.types import INT32_MAX, LABEL, MAX_NODES, SUBDOMAIN
 
 TEMPLATE: Location = ("spec", "template")
 _PATTERNS = {
@@ -328,7 +328,7 @@ def _stand_in(location: Location) -> Any:
         case ("spec",):
             return {}
         case ("spec", "maxNodes"):
-            return INT32_MAX
+            return MAX_NODES
         case (*_, "containers" | "initContainers", int() as index):
             return {"name": f"stand-in-{index}", "command": ["true"]}
         case (*_, "containers" | "initContainers", int() as index, "name"):

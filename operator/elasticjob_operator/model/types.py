@@ -24,6 +24,16 @@ from pydantic.alias_generators import to_camel
 
 INT32_MAX = 2**31 - 1
 """Maximum of integer fields: Kubernetes' own fields of this kind (replicas, seconds) are int32."""
+MAX_NODES = 16_384
+"""Maximum number of nodes of a job. An administrator may lower it with an admission policy."""
+MAX_SECONDS = 315_360_000
+"""Maximum duration in seconds: ten years."""
+MAX_ARGUMENT = 131_072
+"""Maximum length of one argument or variable of a process on Linux, in bytes."""
+MAX_ENTRIES = 4096
+"""Maximum number of arguments of a command."""
+MAX_KEYS = 256
+"""Maximum number of labels, annotations or kinds of resources."""
 
 
 class ApiModel(BaseModel):
@@ -86,10 +96,13 @@ Step = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 """Step as counted by a training script, perhaps in samples or tokens: exceeds int32."""
 Milliseconds = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 """Duration in milliseconds: a job may wait for its nodes longer than the 24 days of int32."""
-Count = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
+Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
+ScaledNodes = Annotated[int, Field(strict=True, ge=0, le=MAX_NODES)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
-PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
-Seconds = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
+PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
+Seconds = Annotated[int, Field(strict=True, ge=0, le=MAX_SECONDS)]
+Argument = Annotated[str, Field(max_length=MAX_ARGUMENT)]
+ShortText = Annotated[str, Field(max_length=4096)]
 Flag = Annotated[bool, Field(strict=True)]
 SET: dict[str, JsonValue] = {"x-kubernetes-list-type": "set"}
 """Schema of a list whose entries are unique, so that several appliers may each own some."""

@@ -69,6 +69,9 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
 
 MAX_CONCURRENT_CALLS = 16
 """Maximum concurrent creations or deletions per job. The first creation goes alone."""
+PODS_SECONDS = 5.0
+"""Time after which no further pods of a plan are created or deleted: the status is written, other
+jobs get their turn, and the next reconcile continues."""
 
 
 class PodApi(Protocol):
@@ -87,7 +90,7 @@ class PodApi(Protocol):
 
 
 class PodWriter:
-    """Writer of pods for the applier. `now` is UTC."""
+    """Writer of pods for the applier. `now` is UTC, `clock` monotonic."""
 
     def __init__(
         self,
@@ -95,11 +98,13 @@ class PodWriter:
         settings: PodSettings,
         metrics: Metrics,
         now: Callable[[], datetime],
+        clock: Callable[[], float],
     ) -> None:
         self._kube = kube
         self._settings = settings
         self._metrics = metrics
         self._now = now
+        self._clock = clock
 
     async def create(
         self, context: ReconcileContext, creations: list[CreatePod], applied: Applied
@@ -110,8 +115,11 @@ class PodWriter:
             return  # the refusal already has the reason
         if not context.observation.incarnation_known:
             raise Retry("cannot create pods: etcd is unreadable and the incarnation unknown")
-        at_once = 1
+        at_once, began = 1, self._clock()
         while creations:
+            if self._clock() - began > PODS_SECONDS:
+                applied.unfinished = True
+                break
             batch, creations = creations[:at_once], creations[at_once:]
             made = len(applied.created)
             await _all([self._create_one(context, one, applied) for one in batch])
@@ -166,7 +174,11 @@ class PodWriter:
         self, context: ReconcileContext, deletions: list[DeletePod], applied: Applied
     ) -> None:
         """Delete pods, several at a time; the uid protects a successor of the same name."""
+        began = self._clock()
         for first in range(0, len(deletions), MAX_CONCURRENT_CALLS):
+            if self._clock() - began > PODS_SECONDS:
+                applied.unfinished = True
+                return
             batch = deletions[first : first + MAX_CONCURRENT_CALLS]
             await _all([self._delete_one(context, one, applied) for one in batch])
 
@@ -187,7 +199,13 @@ class PodWriter:
 
 
 async def _all(calls: list[Coroutine[None, None, None]]) -> None:
-    """Run all calls concurrently to their end, then raise the first error."""
+    """Run all calls concurrently to their end, then raise the first error.
+
+    A single call runs in the reconcile's own task, whose processor time is limited.
+    """
+    if len(calls) == 1:
+        await calls[0]
+        return
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -234,10 +252,11 @@ class Applier:
         settings: PodSettings,
         metrics: Metrics,
         now: Callable[[], datetime],
+        clock: Callable[[], float],
     ) -> None:
         self._kube = kube
         self._owned_objects = owned_objects
-        self._pods = PodWriter(kube, settings, metrics, now)
+        self._pods = PodWriter(kube, settings, metrics, now, clock)
         self._now = now
 
     async def apply(self, context: ReconcileContext, planned: Plan) -> Applied:
@@ -248,6 +267,8 @@ class Applier:
             applied.refusal = None  # it concerned pods that are no longer wanted
         try:
             for kind, group in groupby(planned.actions, key=type):
+                if applied.unfinished:
+                    break
                 await self._apply_alike(context, planned, kind, list(group), applied)
             if not creates:
                 await self._prepare(context, planned, needed=False)
@@ -301,8 +322,8 @@ class Applier:
         match action:
             case WriteNodes(nodes):
                 await self._write_nodes(context.job, nodes)
-            case WriteParams(incarnation, bounds):
-                await context.source.write_params(context.memory, incarnation, bounds)
+            case WriteParams(incarnation, bounds, revision):
+                await context.source.write_params(context.memory, incarnation, bounds, revision)
             case CloseRendezvous(incarnation):
                 now_ms = int(self._now().timestamp() * 1000)
                 await context.source.close(incarnation, action.outcome, now_ms)

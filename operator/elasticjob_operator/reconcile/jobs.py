@@ -15,6 +15,7 @@ from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.from_agents import Attendance
 from elasticjob_operator.domain.observed.state import Pod, Refusal
+from elasticjob_operator.domain.status.set_aside import SetAside
 from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
@@ -104,7 +105,6 @@ class ReportMemory:
             still to be posted.
         posted: True once this process has posted events for the job; a predecessor may have died
             before posting its own.
-        invalid: resourceVersion at which the job could not be parsed.
         unlabelled: uids of pods whose lost labels were reported.
     """
 
@@ -112,8 +112,27 @@ class ReportMemory:
     phase: Phase | None = None
     unanswered: Status | None = None
     posted: bool = False
-    invalid: str = ""
     unlabelled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Unexpected errors in a row of the reconciles of one generation; the guard replaces it.
+
+    Args:
+        generation: generation of the job.
+        count: number of errors in a row.
+        aside: set if the job is set aside until its generation changes.
+    """
+
+    generation: int = 0
+    count: int = 0
+    aside: SetAside | None = None
+
+    def after_another(self, generation: int) -> Faults:
+        """Return the value after one more error at this generation."""
+        count = self.count if self.generation == generation else 0
+        return Faults(generation, count + 1)
 
 
 @dataclass(slots=True)
@@ -154,6 +173,7 @@ class JobMemory:
     rendezvous: RendezvousMemory = RendezvousMemory()
     owned: OwnedMemory = OwnedMemory()
     report: ReportMemory = ReportMemory()
+    faults: Faults = Faults()
     refusal: Refusal | None = None
     change: PendingChange = field(default_factory=PendingChange)
 

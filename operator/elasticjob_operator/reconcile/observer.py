@@ -5,22 +5,36 @@ The rendezvous is read first, then the pods, live from the API server.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import pod_name, uid_selector
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
-from elasticjob_operator.domain.observed.pod_state import clamp_end, first_seen_ends, pod_of
+from elasticjob_operator.domain.observed.pod_state import (
+    clamp_end,
+    essentials,
+    first_seen_ends,
+    pod_of,
+)
 from elasticjob_operator.domain.observed.state import Observation, Observed, Obstacle, Pod, Refusal
 from elasticjob_operator.domain.plan.actions import Action
 from elasticjob_operator.kubernetes.client import PODS, Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_operator.reconcile.jobs import JobMemory, PodMemory
 from elasticjob_operator.reconcile.watches import NodeCache
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.protocol.records.roster import natural_order
+
+Objects = list[Json]  # as `PodLister.list` hides the builtin where its own methods are annotated
+MAX_PODS = 2 * MAX_NODES
+"""Maximum number of a job's pods, ended and terminating ones included."""
+MAX_CONCURRENT_READS = 16
+"""Maximum number of pods read by name at a time."""
 
 
 @dataclass(slots=True)
@@ -30,6 +44,8 @@ class Applied:
     Args:
         refusal: reason for which pods cannot be created, as it is after the plan.
         refused: True if a pod of this plan could not be created.
+        unfinished: True if the plan was left before its end so that the status can be written; the
+            next reconcile continues at once.
         foreign: indices whose pod name turned out to be taken by a pod of another owner.
         unlisted: names of the job's pods that exist although the LIST did not show them.
         kept: pods that the API server refuses to delete, with its message.
@@ -41,6 +57,7 @@ class Applied:
     error: Exception | None = None
     refusal: Refusal | None = None
     refused: bool = False
+    unfinished: bool = False
     foreign: set[int] = field(default_factory=set)
     unlisted: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
@@ -70,8 +87,16 @@ class PodLister(Protocol):
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """Read one object. Raises `NotFound`."""
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str) -> list[Json]:
-        """Return the objects that match the label selector."""
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        *,
+        keep: Callable[[Json], Json],
+        most: int,
+    ) -> Objects:
+        """Return these parts of at most so many objects that match the label selector."""
 
 
 class Observer:
@@ -122,7 +147,10 @@ class LivePods:
     async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
         """Return the job's pods; remember those that the LIST does not show."""
         metadata = job.metadata
-        listed = await self._kube.list(PODS, metadata.namespace, uid_selector(metadata.uid))
+        # A pod may have as many bytes as its author likes, and a job many pods.
+        listed = await self._kube.list(
+            PODS, metadata.namespace, uid_selector(metadata.uid), keep=essentials, most=MAX_PODS
+        )
         own = [raw for raw in listed if is_owned(job, raw)]
         more = await self._named(job, own, memory.pods.unlisted)
         unlisted = frozenset(raw["metadata"]["name"] for raw in more)
@@ -140,16 +168,25 @@ class LivePods:
 
     async def _named(self, job: ElasticJob, own: list[Json], names: Set[str]) -> list[Json]:
         """Return the job's pods among these names that a LIST missed because of a lost label."""
-        found: list[Json] = []
         there = {raw["metadata"]["name"] for raw in own}
-        for name in sorted(names - there, key=natural_order):
-            try:
+        found = await self._read(job, sorted(names - there, key=natural_order))
+        return [raw for raw in found.values() if is_owned(job, raw)]
+
+    async def _read(self, job: ElasticJob, names: list[str]) -> dict[str, Json]:
+        """Return the existing pods among these names, several read at a time."""
+        found: dict[str, Json] = {}
+
+        async def read(name: str) -> None:
+            with suppress(NotFound):
                 raw = await self._kube.get(PODS, job.metadata.namespace, name)
-            except NotFound:
-                continue
-            if is_owned(job, raw):
-                found.append(raw)
-        return found
+                found[name] = essentials(raw)
+
+        for first in range(0, len(names), MAX_CONCURRENT_READS):
+            some = names[first : first + MAX_CONCURRENT_READS]
+            for result in await asyncio.gather(*map(read, some), return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+        return {name: found[name] for name in names if name in found}
 
     async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         foreign = await self._still_foreign(job, memory.pods.foreign)
@@ -171,16 +208,13 @@ class LivePods:
 
     async def _still_foreign(self, job: ElasticJob, indices: frozenset[int]) -> frozenset[int]:
         """Return the indices whose pod name is still taken by another owner's pod."""
-        found = set()
-        for index in indices:
-            name = pod_name(job.metadata.name, index)
-            try:
-                raw = await self._kube.get(PODS, job.metadata.namespace, name)
-            except NotFound:
-                continue
-            if not is_owned(job, raw):
-                found.add(index)
-        return frozenset(found)
+        names = {index: pod_name(job.metadata.name, index) for index in sorted(indices)}
+        found = await self._read(job, list(names.values()))
+        return frozenset(
+            index
+            for index, name in names.items()
+            if name in found and not is_owned(job, found[name])
+        )
 
     def after(
         self, job: ElasticJob, memory: JobMemory, before: tuple[Pod, ...], applied: Applied

@@ -16,7 +16,6 @@ from elasticjob_operator.domain.plan.planner import Plan, plan
 from elasticjob_operator.domain.status.events import (
     Event,
     deletions_refused,
-    invalid_job,
     job_events,
     labels_lost,
     settled_rounds,
@@ -25,6 +24,7 @@ from elasticjob_operator.domain.status.events import (
     without_recent_changes,
 )
 from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.domain.status.set_aside import SetAside, SetAsideReason
 from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
     Conflict,
@@ -45,9 +45,11 @@ from elasticjob_operator.model import (
     parse_manifest,
 )
 from elasticjob_operator.reconcile.applier import EXPECTED
+from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, FaultGuard
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
 from elasticjob_operator.reconcile.owned_objects import forget_access
+from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
@@ -56,7 +58,6 @@ from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSou
 
 log = logging.getLogger(__name__)
 
-NOW_SECONDS = 0.0
 UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
 UNLISTED_SECONDS = 10.0
@@ -142,6 +143,7 @@ class Dependencies:
     owned_objects: BudgetKeeper
     events: EventRecorder
     metrics: Metrics
+    processor_time: ProcessorTime
     clock: Callable[[], float]
     now: Callable[[], datetime]
 
@@ -151,6 +153,13 @@ class Reconciler:
 
     def __init__(self, dependencies: Dependencies) -> None:
         self._dependencies = dependencies
+        self._guard = FaultGuard(
+            dependencies.kube,
+            dependencies.jobs,
+            dependencies.events,
+            dependencies.now,
+            dependencies.processor_time,
+        )
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Reconcile a job; return the seconds until the next reconcile is due.
@@ -160,7 +169,7 @@ class Reconciler:
         """
         began = self._dependencies.clock()
         try:
-            return await self._reconcile(key)
+            return await self._guard.run(key, self._reconcile(key))
         except Retry:
             raise
         except EXPECTED as error:
@@ -173,9 +182,13 @@ class Reconciler:
         if raw is None:
             return None
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
-        job = self._parse(memory, raw)
-        if job is None:
-            return None
+        if (aside := self._guard.aside(memory, raw)) is not None:
+            return await self._guard.keep_aside(memory, raw, aside)
+        try:
+            job = parse_manifest(raw)
+        except InvalidManifest as error:  # only another release accepts it
+            aside = SetAside(SetAsideReason.INVALID_JOB, str(error))
+            return await self._guard.set_aside(memory, raw, aside)
         changed_at = memory.change.take()
         source = await self._source(job, memory)
         observation = await self._dependencies.observer.observe(job, memory, source)
@@ -215,7 +228,7 @@ class Reconciler:
         applied: Applied,
         planned: Plan,
     ) -> float | None:
-        if memory.pods.foreign != seen.foreign:
+        if applied.unfinished or memory.pods.foreign != seen.foreign:
             return NOW_SECONDS  # the next plan uses the next free name
         if applied.refused and memory.refusal is not None:
             message = f"pods cannot be created: {memory.refusal.message}"
@@ -256,17 +269,6 @@ class Reconciler:
             self._dependencies.jobs.forget(key)
             log.info("deleted", extra=of_job(key))
         return raw
-
-    def _parse(self, memory: JobMemory, raw: Json) -> ElasticJob | None:
-        """Parse the job; None if only another version of this program understands it."""
-        try:
-            return parse_manifest(raw)
-        except InvalidManifest as error:
-            version = raw["metadata"]["resourceVersion"]
-            if memory.report.invalid != version:
-                memory.report = replace(memory.report, invalid=version)
-                self._dependencies.events.record(Subject.of(raw), (invalid_job(str(error)),))
-            return None
 
     async def _source(self, job: ElasticJob, memory: JobMemory) -> RendezvousSource:
         try:

@@ -61,10 +61,10 @@ async def _close(etcd: Etcd, prefix: str, now: datetime) -> bool:
     """Request the checkpoint before the end, or close; return True if it is closed."""
     found = etcd.cache.records(prefix)
     view = UNREADABLE if found is None else rendezvous_view(found)
-    bounds = None if found is None else found.bounds
+    bounds, revision = (None, 0) if found is None else (found.bounds, found.bounds_revision)
     step = closing_step(view, bounds, StopReason.DELETED, now)
     if step.bounds is not None:
-        await write_params(etcd.client, prefix, step.bounds)
+        await write_params(etcd.client, prefix, step.bounds, revision)
     if step.wake_at is not None:
         return False
     outcome = outcome_record(OutcomeKind.STOPPED, StopReason.DELETED)

@@ -160,6 +160,7 @@ class EtcdSource:
             pods=without_members(seen.pods, memory.rendezvous.joined),
             rendezvous=UNREADABLE if found is None else rendezvous_view(found),
             bounds=memory.rendezvous.bounds if found is None else found.bounds,
+            bounds_revision=0 if found is None else found.bounds_revision,
             store=self.etcd.trouble_of(self.uid),
         )
 
@@ -181,9 +182,9 @@ class EtcdSource:
         return author_access({"data": data}, access.job_key) != access
 
     async def write_params(
-        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
     ) -> None:
-        await self._writer.write_params(incarnation, bounds)
+        await self._writer.write_params(incarnation, bounds, revision)
         memory.rendezvous = replace(memory.rendezvous, incarnation=incarnation, bounds=bounds)
 
     async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:

@@ -299,13 +299,27 @@ def _end_of(folder: str) -> str:
     return folder[:-1] + chr(ord("/") + 1)
 
 
-async def write_params(client: Client, prefix: str, bounds: RendezvousParams) -> int:
-    """Write a job's bounds; return the revision of the write.
+async def write_params(client: Client, prefix: str, bounds: RendezvousParams, revision: int) -> int:
+    """Write a job's bounds over those of this revision, 0 for none; return that of the write.
 
-    The operator is their only writer, so repeating the put is safe.
+    A former leader that was paused thus overwrites nothing that its successor wrote. Repeating the
+    write is safe.
+
+    Raises:
+        EtcdError: etcd cannot be written.
+        Contended: the record has changed.
     """
-    put = Put(Keys(prefix).bounds, encode(bounds))
-    return await _settled(lambda: client.put(put))
+    key, value = Keys(prefix).bounds, encode(bounds)
+    unchanged = Compare(key, Target.MOD, revision)
+    txn = Txn((unchanged,), (Put(key, value),), (Range(key),))
+    done = await _settled(lambda: client.txn(txn))
+    if done.succeeded:
+        return done.revision
+    for _, found in done.ranges:
+        for kv in found:
+            if kv.value == value:  # by an earlier attempt without an answer
+                return kv.mod_revision
+    raise Contended(f"cannot write the parameters below {prefix}: changed since they were read")
 
 
 async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> int | None:
@@ -329,7 +343,7 @@ async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> i
                 return written.revision
         except Ambiguous:
             continue  # the next read decides
-    raise Contended(prefix)
+    raise Contended(f"cannot close the round below {prefix}: changed in {ATTEMPTS} attempts")
 
 
 async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> int:
@@ -359,9 +373,10 @@ class RendezvousWriter:
         self._cache = cache
         self._prefix_of = prefix_of
 
-    async def write_params(self, incarnation: int, bounds: RendezvousParams) -> None:
-        revision = await write_params(self._client, self._prefix_of(incarnation), bounds)
-        await self._cache.reached(revision, SEEN_SECONDS)
+    async def write_params(self, incarnation: int, bounds: RendezvousParams, revision: int) -> None:
+        prefix = self._prefix_of(incarnation)
+        written = await write_params(self._client, prefix, bounds, revision)
+        await self._cache.reached(written, SEEN_SECONDS)
 
     async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
         revision = await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
@@ -383,7 +398,4 @@ async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
 
 
 class Contended(Exception):
-    """Every attempt to close the round met a concurrent change; try again."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__(f"cannot close the round below {prefix}: changed in {ATTEMPTS} attempts")
+    """A write met a concurrent change; read again."""

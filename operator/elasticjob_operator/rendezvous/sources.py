@@ -85,9 +85,10 @@ class RendezvousSource(Protocol):
         """Return True if this content of the Secret is out of date."""
 
     async def write_params(
-        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
     ) -> None:
-        """Write the bounds and drain requests of an incarnation, which begins with them."""
+        """Write the bounds and drain requests of an incarnation, which begins with them, over those
+        of this revision, 0 for none."""
 
     async def close(self, incarnation: int, outcome: Outcome, now_ms: int) -> None:
         """Close the rendezvous with this outcome, unless it is closed already."""
@@ -103,7 +104,7 @@ class Unsteered:
         return False
 
     async def write_params(
-        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
     ) -> None:
         _refuse()
 

@@ -24,6 +24,7 @@ from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.jobs import Jobs
 from elasticjob_operator.reconcile.observer import Observer
 from elasticjob_operator.reconcile.owned_objects import OwnedObjects
+from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.resync import Resync, close_deleted_job, listed_namespaces
 from elasticjob_operator.reconcile.watches import (
@@ -143,10 +144,13 @@ class ActiveReplica:
             sources=etcds,
             close_deleted_job=partial(close_deleted_job, etcds),
             observer=Observer(self._kube, self._nodes, self._kube.now),
-            applier=Applier(self._kube, owned_objects, pods, self._metrics, self._kube.now),
+            applier=Applier(
+                self._kube, owned_objects, pods, self._metrics, self._kube.now, time.monotonic
+            ),
             owned_objects=owned_objects,
             events=events,
             metrics=self._metrics,
+            processor_time=ProcessorTime(),
             clock=time.monotonic,
             now=self._kube.now,
         )

@@ -224,3 +224,53 @@ def test_user_without_pod_permission_cannot_create_jobs(
     while said := apply_as_nobody(server, namespace):
         assert time.monotonic() < deadline, said
         time.sleep(0.2)
+
+
+LIMITS = {"admissionPolicy": {"maxNodes": 8, "maxNprocPerNode": 4}}
+
+
+def sized(name: str, **spec: Any) -> Json:
+    return {**JOB, "metadata": {"name": name}, "spec": {**JOB["spec"], **spec}}
+
+
+def await_refusal(server: ApiServer, method: str, path: str, body: Json, words: str) -> None:
+    """Wait until the policy, which takes a moment, refuses this dry run with these words."""
+    deadline, said = time.monotonic() + SECONDS, ""
+    while words not in said:
+        assert time.monotonic() < deadline, said
+        try:
+            server.request(method, f"{path}?dryRun=All", body)
+        except Refused as error:
+            said = str(error)
+        time.sleep(0.2)
+
+
+def test_job_beyond_the_maxima_of_the_cluster_is_refused(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    namespace = server.namespace("sized")
+    jobs = f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs"
+    install(kubeconfig, {}, TAKE)
+    server.request("POST", jobs, sized("old", maxNodes=100, nprocPerNode=16))
+    install(kubeconfig, LIMITS, verb="upgrade")
+    await_refusal(
+        server, "POST", jobs, sized("new", maxNodes=9), "spec.maxNodes: must be at most 8"
+    )
+    for workers in (5, "5"):
+        new = sized("new", nprocPerNode=workers)
+        await_refusal(server, "POST", jobs, new, "spec.nprocPerNode: must be at most 4")
+    for accepted in (4, "4", "auto", "gpu", None):
+        new = sized("new", maxNodes=8, nprocPerNode=accepted)
+        server.request("POST", f"{jobs}?dryRun=All", new)
+    # A stored job goes on, and may shrink.
+    old = f"{jobs}/old"
+    server.patch(old, {"spec": {"runPolicy": {"suspend": True}}})
+    server.patch(old, {"spec": {"maxNodes": 50}})
+    await_refusal(
+        server, "PUT", old, grown(server.request("GET", old), 51), "spec.maxNodes: must be at most"
+    )
+    server.request("DELETE", old)
+
+
+def grown(job: Json, nodes: int) -> Json:
+    return {**job, "spec": {**job["spec"], "maxNodes": nodes}}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kubernetes.aio.config import incluster_config
 
+from elasticjob_operator.kubernetes import requests
 from elasticjob_operator.kubernetes.client import (
     BUDGETS,
     ELASTICJOBS,
@@ -29,6 +30,8 @@ from elasticjob_operator.kubernetes.client import (
     NoSuchKind,
     NotFound,
     QuotaExceeded,
+    TooLarge,
+    TooManyObjects,
     Unauthorized,
     Unreachable,
 )
@@ -115,6 +118,26 @@ def test_list_returns_every_page(api_server: ApiServer, namespace: str) -> None:
         everywhere = [one["metadata"]["namespace"] for one in await kube.list(SECRETS, page_size=3)]
         assert everywhere.count(namespace) == 7
         assert await kube.list(SECRETS, namespace, selector="odd=perhaps") == []
+
+    run(api_server, scenario)
+
+
+def test_list_reads_large_objects_in_smaller_pages(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_BODY_BYTES", 64 << 10)
+
+    async def scenario(kube: Kube) -> None:
+        names = [f"s-{number}" for number in range(9)]
+        for name in names:
+            await kube.create(SECRETS, namespace, secret(name, annotations={"a": "x" * 20_000}))
+        kept = await kube.list(SECRETS, namespace, keep=lambda one: {"n": one["metadata"]["name"]})
+        assert kept == [{"n": name} for name in names]
+        with pytest.raises(TooManyObjects, match="more than 8 objects match"):
+            await kube.list(SECRETS, namespace, most=8)
+        monkeypatch.setattr(requests, "MAX_BODY_BYTES", 1 << 10)
+        with pytest.raises(TooLarge):
+            await kube.list(SECRETS, namespace)
 
     run(api_server, scenario)
 

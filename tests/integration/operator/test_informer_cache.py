@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elasticjob_operator.rendezvous.informer_cache import (
     PAGE_KEYS,
+    Contended,
     InformerCache,
     close,
     remove_members,
@@ -102,14 +104,41 @@ def test_cache_reports_changed_jobs_and_their_records(server: EtcdServer) -> Non
 def test_write_can_be_awaited(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, cache):
+            revision = 0
             for size in range(1, 20):
                 bounds = RendezvousParams(min_nodes=1, max_nodes=size)
-                revision = await write_params(client, ONE, bounds)
+                revision = await write_params(client, ONE, bounds, revision)
                 assert await cache.reached(revision, 5.0)
                 found = cache.records(ONE)
                 assert found is not None
-                assert found.bounds == bounds
+                assert (found.bounds, found.bounds_revision) == (bounds, revision)
             assert not await cache.reached(revision + 1, 0.05)
+
+    asyncio.run(main())
+
+
+def test_parameters_are_written_only_over_those_that_were_read(server: EtcdServer) -> None:
+    """A former leader that was paused between reading and writing changes nothing."""
+
+    async def main() -> None:
+        async with mirrored(server) as (client, cache):
+            first = await write_params(client, ONE, BOUNDS, 0)
+            newer = replace(BOUNDS, max_nodes=3)
+            second = await write_params(client, ONE, newer, first)
+            for stale in (0, first):
+                with pytest.raises(Contended, match="changed since they were read"):
+                    await write_params(client, ONE, replace(BOUNDS, max_nodes=2), stale)
+            assert await write_params(client, ONE, newer, first) == second, "repeated"
+            assert await cache.reached(second, 5.0)
+            found = cache.records(ONE)
+            assert found is not None
+            assert (found.bounds, found.bounds_revision) == (newer, second)
+            malformed = await client.put(Put(Keys(ONE).bounds, b"{"))
+            assert await cache.reached(malformed, 5.0)
+            found = cache.records(ONE)
+            assert found is not None
+            assert (found.bounds, found.bounds_revision) == (None, malformed)
+            await write_params(client, ONE, BOUNDS, malformed)
 
     asyncio.run(main())
 

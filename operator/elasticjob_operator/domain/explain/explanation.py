@@ -36,6 +36,7 @@ from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.conditions import SAVING, refusal_of, store_sentences
 from elasticjob_operator.domain.status.failures import removal_cause
+from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
 from elasticjob_operator.model.types import (
@@ -130,7 +131,9 @@ _ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD, 
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return the sentences: state, missing nodes with remedies, last round, failure."""
     known = sorted(pods, key=lambda pod: pod.index)
+    aside = set_aside_message(job)
     said = [
+        *([set_aside_sentence(aside)] if aside else []),
         *_state(job, known),
         *_unlabelled(job, known),
         *interruption_sentences(job.status),
@@ -288,7 +291,7 @@ def _standby(job: ElasticJob, waiting: list[str]) -> str:
     who, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
-    larger = [size for size in sizes if nodes < size <= nodes + len(waiting)]
+    larger = any(size in sizes for size in range(nodes + 1, nodes + len(waiting) + 1))
     if nodes >= job.status.wanted_nodes:
         stand = "stand" if len(waiting) > 1 else "stands"
         return f"{who} {stand} by: the job has the wanted number of nodes"

@@ -49,6 +49,8 @@ class Records:
     `members` holds the newest session of each member, in order of creation. `malformed` describes
     records that could not be decoded: another program may write below this prefix. `setting_up` is
     set if the agents of a torch backend report that their rendezvous does not exist yet.
+    `bounds_revision` is the revision of the record of the bounds, also of a malformed one, and 0
+    without one.
     """
 
     prefix: str
@@ -61,6 +63,7 @@ class Records:
     dones: tuple[Done, ...] = ()
     malformed: tuple[str, ...] = ()
     setting_up: bool = False
+    bounds_revision: int = 0
 
     @property
     def roster(self) -> Roster | None:
@@ -113,6 +116,7 @@ def decode_records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
     return Records(
         prefix=prefix,
         bounds=reading.bounds,
+        bounds_revision=reading.bounds_revision,
         round=reading.round,
         members=tuple(reading.members.values()),
         rosters=reading.rosters,
@@ -134,6 +138,7 @@ def merge_reports(
 @dataclass(slots=True)
 class _Decoder:
     bounds: RendezvousParams | None = None
+    bounds_revision: int = 0
     round: Round | None = None
     members: dict[str, Member] = field(default_factory=dict)
     rosters: dict[int, Roster] = field(default_factory=dict)
@@ -145,6 +150,7 @@ class _Decoder:
     def take(self, parts: tuple[str, ...], kv: KeyValue) -> None:
         match parts:
             case ("bounds",):
+                self.bounds_revision = kv.mod_revision
                 self.bounds = decode(RendezvousParams, kv.key, kv.value)
             case ("round",):
                 self.round = decode(Round, kv.key, kv.value)

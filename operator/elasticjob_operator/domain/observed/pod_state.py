@@ -52,7 +52,7 @@ from elasticjob_operator.domain.observed.state import (
     PodEnd,
     PodPhase,
 )
-from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.job import GROUP, ElasticJob
 
 PREFIX_VARIABLE = own_variable("PREFIX")
 
@@ -138,6 +138,53 @@ def without_members(pods: Iterable[Pod], joined: Set[str]) -> tuple[Pod, ...]:
         replace(pod, launch_failed=False) if pod.launch_failed and pod.uid in joined else pod
         for pod in pods
     )
+
+
+MAX_TOLERATIONS = 256
+"""Maximum number of a pod's tolerations that are considered."""
+_METADATA = ("name", "uid", "creationTimestamp", "deletionTimestamp")
+_STATUS = (
+    *("phase", "reason", "message", "podIP", "conditions"),
+    *("containerStatuses", "initContainerStatuses"),
+)
+
+
+def essentials(raw: Json) -> Json:
+    """Return the parts of a Pod object that the operator reads: the whole of many pods would need
+    too much memory."""
+    metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}
+    labels = metadata.get("labels") or {}
+    kept = {name: metadata[name] for name in _METADATA if name in metadata}
+    kept["labels"] = {key: labels[key] for key in labels if key.startswith(f"{GROUP}/")}
+    kept["ownerReferences"] = [
+        one for one in metadata.get("ownerReferences") or () if one.get("controller") is True
+    ]
+    return {
+        "metadata": kept,
+        "spec": {
+            "nodeName": spec.get("nodeName"),
+            "tolerations": (spec.get("tolerations") or [])[:MAX_TOLERATIONS],
+            "initContainers": [_agent(one) for one in spec.get("initContainers") or ()],
+            "containers": [_limits(one) for one in spec.get("containers") or ()],
+        },
+        "status": {name: status[name] for name in _STATUS if name in status},
+    }
+
+
+def _agent(container: Json) -> Json:
+    """Return the name of an init container, and the prefix of its keys if it is the agent."""
+    env = container.get("env") or () if container["name"] == AGENT_CONTAINER else ()
+    return {
+        "name": container["name"],
+        "env": [one for one in env if one["name"] == PREFIX_VARIABLE],
+    }
+
+
+def _limits(container: Json) -> Json:
+    """Return the name of a container and its memory limit."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    memory = {"memory": limits["memory"]} if "memory" in limits else {}
+    return {"name": container["name"], "resources": {"limits": memory}}
 
 
 _OVER = ("Succeeded", "Failed")

@@ -100,9 +100,10 @@ class RendezvousView:
         """True if a member is done: new members can no longer join a round."""
         return any(member.state is MemberState.DONE for member in self.members)
 
-    def rank_of(self, pod: str) -> int | None:
-        """Return the pod's group rank in the current round, or None."""
-        return next((self.ranks.get(one.id) for one in self.members if one.name == pod), None)
+    def ranks_by_name(self) -> dict[str, int]:
+        """Return the group ranks in the current round by name of the pod."""
+        ids = {one.name: one.id for one in reversed(self.members)}  # of equal names, the first one
+        return {name: self.ranks[one] for name, one in ids.items() if one in self.ranks}
 
 
 NO_MEMBERS = RendezvousView()
@@ -267,6 +268,7 @@ class Observed:
         refusal: set while pods cannot be created.
         foreign: indices whose pod name is held by a pod of another owner.
         store: trouble with the store of the rendezvous, if there is any.
+        bounds_revision: revision at which etcd stored the record of `bounds`; 0 if there is none.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -276,6 +278,7 @@ class Observed:
     refusal: Refusal | None = None
     foreign: frozenset[int] = frozenset()
     store: SeenTrouble | None = None
+    bounds_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

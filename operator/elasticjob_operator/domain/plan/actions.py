@@ -53,15 +53,15 @@ class Disfavored:
     pods: frozenset[str] = frozenset()
 
 
-def surplus_reason(pod: Pod, view: RendezvousView, disfavored: Disfavored) -> DeleteReason:
-    """Return the reason for which this pod would be deleted as surplus."""
+def surplus_reason(pod: Pod, rank: int | None, disfavored: Disfavored) -> DeleteReason:
+    """Return the reason for which this pod with this group rank would be deleted as surplus."""
     if pod.launcher_since is None:
         return DeleteReason.SURPLUS_PENDING
     if pod.node_state is NodeState.CORDONED:
         return DeleteReason.SURPLUS_NODE_CORDONED
     if pod.node_state is NodeState.TAINTED:
         return DeleteReason.SURPLUS_NODE_TAINTED
-    if view.rank_of(pod.name) is None:
+    if rank is None:
         return DeleteReason.SURPLUS_NOT_IN_ROUND
     if pod.node in disfavored.nodes:
         return DeleteReason.SURPLUS_NODE_AVOIDED
@@ -86,14 +86,18 @@ def surplus(
     broken by the highest rank, then by the highest index.
     """
 
+    if number <= 0:
+        return []
+    ranks = view.ranks_by_name()
+
     def cost(choice: tuple[Pod, DeleteReason]) -> tuple[int, bool, int, int]:
         pod, reason = choice
-        rank = view.rank_of(pod.name)
+        rank = ranks.get(pod.name)
         place = -1 if rank is None else rank
         return _ORDER[reason], pod.uid not in given_up, -place, -pod.index
 
-    choices = sorted(((pod, surplus_reason(pod, view, disfavored)) for pod in counted), key=cost)
-    return choices[: max(number, 0)]
+    choices = ((pod, surplus_reason(pod, ranks.get(pod.name), disfavored)) for pod in counted)
+    return sorted(choices, key=cost)[:number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +110,14 @@ class WriteNodes:
 @dataclass(frozen=True, slots=True)
 class WriteParams:
     """Put the `bounds` record of `incarnation`; a number above the observed one starts a new
-    incarnation."""
+    incarnation.
+
+    `revision` is that of the record that was observed, 0 for none: only this one is replaced.
+    """
 
     incarnation: int
     bounds: RendezvousParams
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

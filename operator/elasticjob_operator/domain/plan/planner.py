@@ -1,7 +1,8 @@
 """Plan of a job: the actions that turn its observed state into the wanted one.
 
 Level-triggered: it depends only on the present state. Planning again after a plan was applied
-yields no further actions, and the next pass completes one that failed half-way.
+yields no further actions, and the next pass completes one that failed half-way. A plan creates
+and deletes a bounded number of pods; the next one, due at once, continues.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def plan_end(
     if entered and view.outcome is None:
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
-            asked = WriteParams(observed.incarnation, step.bounds)
+            asked = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
             return Plan((asked,), phase, wanted_size(job), None, step.wake_at)
         if step.wake_at is not None:
             return Plan((), phase, wanted_size(job), None, step.wake_at)
@@ -167,6 +168,9 @@ def by_index(observed: Observed) -> list[Pod]:
     return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
 
 
+MAX_POD_ACTIONS = 512
+"""Maximum number of pods that one plan creates and deletes, which bounds the cost of a plan for any
+size of a job."""
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
 """Maximum number of failed pods kept for their logs; each holds an index. Older ones are
 deleted."""
@@ -174,7 +178,7 @@ deleted."""
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
-    found = _plan(job, observed, now)
+    found = _limited(_plan(job, observed, now), now)
     size, over = found.size, found.phase in FINISHED
     if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
         return found
@@ -183,6 +187,16 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     if job.spec.run_policy.suspend:
         return replace(found, actions=(*found.actions, write))  # which must not delay the end
     return replace(found, actions=(write, *found.actions))
+
+
+def _limited(found: Plan, now: datetime) -> Plan:
+    """Return the plan up to its `MAX_POD_ACTIONS`th pod, due again at once if it has more.
+
+    A beginning of a plan is safe at any length: plans are also interrupted by errors.
+    """
+    on_pods = (at for at, one in enumerate(found.actions) if isinstance(one, CreatePod | DeletePod))
+    end = next(islice(on_pods, MAX_POD_ACTIONS, None), None)
+    return found if end is None else replace(found, actions=found.actions[:end], wake_at=now)
 
 
 def _plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
@@ -272,14 +286,17 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
     actions: list[Action] = []
     if steered:
         if view.readable and observed.bounds != bounds:
-            actions.append(WriteParams(observed.incarnation, bounds))
+            write = WriteParams(observed.incarnation, bounds, observed.bounds_revision)
+            actions.append(write)
         actions += _gone_members(observed)
     if held is None:
         if not view.finishing:
             missing = pods_with_store_host(job, counted_pods, missing)
         actions += [
             CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
-            for index in islice(counted_pods.free_indices(), max(missing, 0))
+            for index in islice(
+                counted_pods.free_indices(), max(min(missing, MAX_POD_ACTIONS + 1), 0)
+            )
         ]
     actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
     actions += _leftover_deletions(counted_pods, view.readable)
@@ -315,7 +332,8 @@ def _leftover_deletions(counted_pods: CountedPods, readable: bool) -> list[Delet
     """Return deletions of pods that an earlier plan marked, and of the oldest failed pods."""
     chosen = [pod for pod in counted_pods.marked if not pod.terminating] if readable else []
     newest = sorted(counted_pods.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
-    old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod not in chosen]
+    leaving = {pod.uid for pod in chosen}
+    old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod.uid not in leaving]
     return [
         *(DeletePod(pod.name, pod.uid, DeleteReason.MARKED) for pod in chosen),
         *(DeletePod(pod.name, pod.uid, DeleteReason.REPLACED) for pod in old),

@@ -39,6 +39,7 @@ from elasticjob_operator.domain.status.rounds import (
     recovery_text,
     seconds_text,
 )
+from elasticjob_operator.domain.status.set_aside import SetAside, set_aside_sentence
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
@@ -117,10 +118,9 @@ def _is_since(at: datetime | None, since: datetime) -> bool:
     return at is not None and at >= since
 
 
-def invalid_job(problems: str) -> Event:
-    """Return the event for a job that the API server accepted and this operator cannot parse."""
-    message = f"this operator cannot parse the job and ignores it: {problems}"
-    return Event(EventType.WARNING, "InvalidJob", message)
+def set_aside_event(aside: SetAside) -> Event:
+    """Return the event for a job that the operator sets aside."""
+    return Event(EventType.WARNING, aside.reason.value, set_aside_sentence(aside.text))
 
 
 def template_warnings(job: ElasticJob, before: Status, after: Status) -> tuple[Event, ...]:

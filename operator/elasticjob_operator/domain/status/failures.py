@@ -10,10 +10,10 @@ that no pod waits for a machine that does not exist. Stragglers slow down their 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from statistics import median
 
 from elasticjob_operator.domain.explain.catalog import OFFENCES
 from elasticjob_operator.domain.explain.phrases import DEPARTURES
@@ -48,11 +48,11 @@ def round_reason(view: RendezvousView, pods: Iterable[Pod], before: Status) -> s
         return known
     if view.cause is None or view.cause.kind not in DEPARTURES:
         return ""
-    began = _current_began_at(view)
+    began, left = _current_began_at(view), frozenset(view.cause.members)
     found = (
         removal_cause(pod)
         for pod in sorted(pods, key=lambda pod: pod.index)
-        if pod.name in view.cause.members and (began is None or pod.created_at < began)
+        if pod.name in left and (began is None or pod.created_at < began)
     )
     return next((end.value for end in found if end is not None), "")
 
@@ -285,16 +285,25 @@ def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Stra
     """Return the nodes of this round whose own work per step takes longer than their peers'."""
     told = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
     known = {each.pod: each for each in before.stragglers if each.round == view.round}
+    times = sorted(each.busy_ms for each in told)
+    if len(times) <= MIN_PEERS:
+        return []
     found = []
     for member in told:
-        peers = [each.busy_ms for each in told if each is not member]
-        if len(peers) < MIN_PEERS or member.busy_ms < median(peers) * STRAGGLER_RATIO:
+        if member.busy_ms < _median_of_others(times, member.busy_ms) * STRAGGLER_RATIO:
             continue
         earlier = known.get(member.name)
         since = now if earlier is None else earlier.since
         node = member.node or None
         found.append(Straggler(pod=member.name, node=node, round=view.round, since=since))
     return sorted(found, key=lambda each: each.pod)[:MAX_AVOIDED]
+
+
+def _median_of_others(ordered: Sequence[int], one: int) -> float:
+    """Return the median of these at least two numbers in order, without one of them."""
+    left_out, others = bisect_left(ordered, one), len(ordered) - 1
+    pair = ((others - 1) // 2, others // 2)
+    return sum(ordered[at + (at >= left_out)] for at in pair) / 2
 
 
 def lasting_stragglers(members: Iterable[Straggler], now: datetime) -> frozenset[str]:

@@ -14,6 +14,8 @@ from elasticjob_operator.domain.plan.actions import (
     Action,
     CloseRendezvous,
     CreatePod,
+    DeletePod,
+    DeleteReason,
     RemoveMembers,
     WriteParams,
 )
@@ -21,7 +23,7 @@ from elasticjob_operator.domain.plan.planner import plan, plan_end
 from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json, Kind, NotFound
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, Phase
-from elasticjob_operator.reconcile.applier import Applier
+from elasticjob_operator.reconcile.applier import MAX_CONCURRENT_CALLS, PODS_SECONDS, Applier
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
 from elasticjob_operator.reconcile.owned_objects import NameTaken
@@ -36,9 +38,13 @@ BEFORE = Refusal(Obstacle.QUOTA, "exceeded quota", NOW)
 
 @dataclass
 class Api:
-    """API server; `holder` is the pod that has the name of every new one."""
+    """API server; `holder` is the pod that has the name of every new one. A write of a pod takes
+    `delay` seconds, `seconds` is the time."""
 
     taken: bool = False
+    delay: float = 0.0
+    seconds: float = 0.0
+    deleted: list[str] = field(default_factory=list)
     holder: Json | None = None
     created: list[Json] = field(default_factory=list)
 
@@ -53,9 +59,12 @@ class Api:
         if self.taken:
             raise AlreadyExists(f"create {kind.plural}", "it already exists")
         self.created.append(body)
+        self.seconds += self.delay
         return body
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str) -> bool:
+        self.deleted.append(name)
+        self.seconds += self.delay
         return True
 
     async def patch(
@@ -94,8 +103,14 @@ def apply(
     source: RendezvousSource | None = None,
     refusal: Refusal | None = None,
 ) -> Applied:
+    api = api or Api()
     applier = Applier(
-        api or Api(), owned or Owned(), PodSettings("sidecar:1"), Metrics(), lambda: NOW
+        api,
+        owned or Owned(),
+        PodSettings("sidecar:1"),
+        Metrics(),
+        lambda: NOW,
+        lambda: api.seconds,
     )
     memory = JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
     memory.owned = OwnedMemory(Access(b"k", None, None, None))
@@ -171,3 +186,28 @@ def test_rendezvous_is_written_through_its_source() -> None:
     assert source.writes == ["bounds", "close", "remove"]
     assert len(applied.actions) == 3
     assert applied.error is None
+
+
+MANY = 4 * MAX_CONCURRENT_CALLS
+CREATIONS = tuple(CreatePod(index, f"job-{index}", 1) for index in range(MANY))
+DELETIONS = tuple(
+    DeletePod(f"job-{index}", f"uid-{index}", DeleteReason.MARKED) for index in range(MANY)
+)
+
+
+@pytest.mark.parametrize("actions", [CREATIONS, DELETIONS], ids=["creations", "deletions"])
+def test_slow_writes_of_pods_are_left_after_a_while(actions: tuple[Action, ...]) -> None:
+    """The status is then written, and the next reconcile continues: no reconcile of a large job
+    lasts long, which the liveness probe would take for a fault."""
+    api = Api(delay=PODS_SECONDS / MAX_CONCURRENT_CALLS)
+    applied = apply(*actions, RemoveMembers(1, ("u1",)), api=api)
+    done = len(api.created) + len(api.deleted)
+    assert MAX_CONCURRENT_CALLS <= done <= 2 * MAX_CONCURRENT_CALLS + 1
+    assert (applied.unfinished, applied.error, applied.refused) == (True, None, False)
+    assert len(applied.actions) == done, "nor is any later action applied"
+
+
+@pytest.mark.parametrize("actions", [CREATIONS, DELETIONS], ids=["creations", "deletions"])
+def test_fast_writes_of_pods_are_completed(actions: tuple[Action, ...]) -> None:
+    applied = apply(*actions)
+    assert (applied.unfinished, len(applied.actions)) == (False, MANY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elasticjob_operator.domain.observed.state import Observation, Observed, Obstacle, Refusal
@@ -40,8 +41,16 @@ class Api:
             raise NotFound("get pods", f"pods {name} not found")
         return self.pods[name]
 
-    async def list(self, kind: Kind, namespace: str | None, selector: str) -> list[Json]:
-        return [one for name, one in self.pods.items() if name not in self.hidden]
+    async def list(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        *,
+        keep: Callable[[Json], Json],
+        most: int,
+    ) -> list[Json]:
+        return [keep(one) for name, one in self.pods.items() if name not in self.hidden]
 
 
 class Records(FakeSource):

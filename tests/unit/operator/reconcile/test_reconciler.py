@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -34,8 +34,10 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
+from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused
@@ -58,6 +60,8 @@ class Api:
     error: KubeError | None = None
     status: Json = field(default_factory=dict)
     deleted: bool = False
+    generation: int = 3
+    spec: Json = field(default_factory=dict)
     writes: list[Json] = field(default_factory=list)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
@@ -65,6 +69,8 @@ class Api:
             raise NotFound("get", "no such job")
         raw = manifest(nodes=4)
         raw["metadata"] |= {"namespace": "default", "resourceVersion": "7"}
+        raw["metadata"]["generation"] = self.generation
+        raw["spec"] |= self.spec
         return raw | {"status": self.status}
 
     async def patch(
@@ -94,12 +100,14 @@ class JobObserver:
 
     view: RendezvousView = NO_MEMBERS
     seen: list[RendezvousSource] = field(default_factory=list)
+    fault: Callable[[], None] = lambda: None
     foreign: frozenset[int] = frozenset()
 
     async def observe(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
     ) -> Observation:
         self.seen.append(source)
+        self.fault()
         return Observation(observed())
 
     def observe_again(
@@ -119,9 +127,11 @@ class OnePod:
     """Applier whose plans create one pod, or meet this refusal."""
 
     refusal: Refusal | None = None
+    unfinished: bool = False
 
     async def apply(self, task: ReconcileContext, planned: Plan) -> Applied:
-        return Applied(actions=[MADE], refusal=self.refusal or task.memory.refusal)
+        refusal = self.refusal or task.memory.refusal
+        return Applied(actions=[MADE], refusal=refusal, unfinished=self.unfinished)
 
 
 class NoBudget:
@@ -167,6 +177,7 @@ class Rig:
                 owned_objects=NoBudget(),
                 events=self.recorder,
                 metrics=Metrics(),
+                processor_time=ProcessorTime(step_seconds=0.05, total_seconds=0.2),
                 clock=lambda: 0.0,
                 now=lambda: NOW,
             )
@@ -278,3 +289,149 @@ def test_rendezvous_of_a_deleted_job_is_closed(fails: bool) -> None:
     assert rig.closed == ["job-uid"]
     assert rig.jobs.find(KEY) is None
     assert rig.jobs.deleted == {("default", "job-uid")}
+
+
+def broken() -> None:
+    raise ZeroDivisionError("no size is divisible by it")
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def too_large() -> None:
+    raise MemoryError
+
+
+FAULTS = {
+    "an error": (broken, ZeroDivisionError, MAX_FAULTS, "ReconcileFailed"),
+    "no end": (endless, TooLong, 1, "ReconcileTooLong"),
+    "too little memory": (too_large, MemoryError, MAX_EXCESSES, "ReconcileTooLarge"),
+}
+
+
+def set_aside(rig: Rig, fault: Callable[[], None], error: type[Exception], most: int) -> None:
+    """Let the job's reconciles fail until it is set aside."""
+    rig.observer.fault = fault
+    for _ in range(most - 1):
+        with pytest.raises(error):
+            rig.reconcile()
+    assert rig.api.writes == []
+    assert rig.reconcile() is None
+
+
+@pytest.mark.parametrize(("fault", "error", "most", "reason"), FAULTS.values(), ids=FAULTS)
+def test_job_with_repeated_faults_is_set_aside(
+    fault: Callable[[], None], error: type[Exception], most: int, reason: str
+) -> None:
+    rig = Rig()
+    set_aside(rig, fault, error, most)
+    [write] = rig.api.writes
+    conditions = {one["type"]: one for one in write["status"]["conditions"]}
+    assert conditions["Stalled"]["status"] == "True"
+    assert conditions["Stalled"]["reason"] == reason
+    assert (conditions["Ready"]["status"], conditions["Reconciling"]["status"]) == ("False",) * 2
+    assert write["status"]["observedGeneration"] == 3
+    assert rig.recorder.posted == [reason]
+
+
+def test_job_that_is_set_aside_is_not_reconciled_before_its_generation_changes() -> None:
+    rig = Rig()
+    set_aside(rig, broken, ZeroDivisionError, MAX_FAULTS)
+    rig.api.status = rig.api.writes[0]["status"]
+    rig.observer.fault = lambda: None
+    tries = len(rig.observer.seen)
+    assert rig.reconcile() is None
+    assert (len(rig.observer.seen), len(rig.api.writes)) == (tries, 1)
+    rig.api.generation += 1
+    rig.reconcile()
+    assert len(rig.observer.seen) == tries + 1
+    stalled = next(
+        one for one in rig.api.writes[-1]["status"]["conditions"] if one["type"] == "Stalled"
+    )
+    assert stalled["status"] == "False"
+
+
+def test_status_of_a_job_that_is_set_aside_is_written_again_after_a_conflict() -> None:
+    rig = Rig(Conflict("patch", "it has changed"))
+    rig.observer.fault = broken
+    for _ in range(MAX_FAULTS - 1):
+        with pytest.raises(ZeroDivisionError):
+            rig.reconcile()
+    assert rig.reconcile() == 0.0, "again, at once"
+    rig.api.error = None
+    rig.reconcile()
+    assert len(rig.api.writes) == 1
+
+
+def test_faults_in_between_successes_do_not_set_a_job_aside() -> None:
+    rig = Rig()
+    for _ in range(MAX_FAULTS + 1):
+        rig.observer.fault = broken
+        with pytest.raises(ZeroDivisionError):
+            rig.reconcile()
+        rig.observer.fault = lambda: None
+        rig.reconcile()
+
+
+def test_next_process_sets_a_job_aside_after_one_more_fault() -> None:
+    rig = Rig()
+    set_aside(rig, broken, ZeroDivisionError, MAX_FAULTS)
+    after = Rig()
+    after.api.status = rig.api.writes[0]["status"]
+    after.observer.fault = broken
+    assert after.reconcile() is None
+    assert after.api.writes == [], "its status says so already"
+
+
+def test_expected_errors_never_set_a_job_aside() -> None:
+    rig = Rig()
+
+    def no_answer() -> None:
+        raise Unreachable("list", "no answer")
+
+    rig.observer.fault = no_answer
+    for _ in range(MAX_FAULTS + 1):
+        with pytest.raises(Retry):
+            rig.reconcile()
+    assert rig.api.writes == []
+
+
+def test_stored_job_beyond_the_bounds_is_set_aside_with_its_field() -> None:
+    rig = Rig()
+    rig.api.spec = {"maxNodes": 2**31 - 1}
+    assert rig.reconcile() is None
+    [write] = rig.api.writes
+    stalled = next(one for one in write["status"]["conditions"] if one["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "InvalidJob")
+    assert "spec.maxNodes: must be at most 16384; got 2147483647" in stalled["message"]
+    assert stalled["message"] in write["status"]["explanation"][0]
+    rig.api.status = write["status"]
+    assert rig.reconcile() is None
+    assert (len(rig.api.writes), rig.recorder.posted) == (1, ["InvalidJob"])
+    rig.api.spec, rig.api.generation = {}, 4
+    rig.reconcile()
+    assert rig.observer.seen
+
+
+def test_reconcile_that_does_not_end_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elasticjob_operator.reconcile.fault_guard.RECONCILE_SECONDS", 0.05)
+    rig = Rig()
+
+    async def never(self: Registry, job: ElasticJob) -> RendezvousSource:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(Registry, "of", never)
+    for _ in range(MAX_FAULTS + 1):
+        with pytest.raises(Retry, match=r"took longer than 0\.05 s"):
+            rig.reconcile()
+    assert rig.api.writes == []
+
+
+def test_plan_left_before_its_end_is_continued_at_once() -> None:
+    rig = Rig()
+    rig.applier.unfinished = True
+    assert rig.reconcile() == 0.0
+    assert len(rig.api.writes) == 1, "after the status was written"

@@ -39,7 +39,7 @@ class FakeSource(UnusableSource):
         return replace(seen, rendezvous=self.view)
 
     async def write_params(
-        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams
+        self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
     ) -> None:
         self.writes.append("bounds")
 

@@ -19,7 +19,7 @@ from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemo
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.protocol.kv import Put
+from elasticjob_rendezvous.protocol.kv import Compare, Put, Target, Txn, TxnResult
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import (
@@ -48,15 +48,15 @@ def prefix(incarnation: int) -> str:
 
 
 class FakeClient(Client):
-    """Client that keeps each put in `puts`; its revision is their number."""
+    """Client that keeps each transaction in `txns`; its revision is their number."""
 
     def __init__(self) -> None:
         super().__init__(["http://127.0.0.1:1"])
-        self.puts: list[Put] = []
+        self.txns: list[Txn] = []
 
-    async def put(self, op: Put) -> int:
-        self.puts.append(op)
-        return len(self.puts)
+    async def txn(self, op: Txn) -> TxnResult:
+        self.txns.append(op)
+        return TxnResult(True, len(self.txns), 0)
 
 
 class FakeCache(InformerCache):
@@ -154,8 +154,11 @@ def test_written_parameters_are_remembered_until_the_cache_shows_them() -> None:
         made = rig(Records(prefix(1), OLD))
         before = (await made.observe()).observed
         made.cache.readable = False
-        await made.source.write_params(made.memory, 2, NEW)
-        assert made.client.puts == [Put(Keys(prefix(2)).bounds, encode(NEW))]
+        await made.source.write_params(made.memory, 2, NEW, 0)
+        key = Keys(prefix(2)).bounds
+        [txn] = made.client.txns
+        assert txn.compares == (Compare(key, Target.MOD, 0),)
+        assert txn.success == (Put(key, encode(NEW)),)
         assert made.cache.awaited == [1]
         unread = made.source.observe_again(job(), made.memory, before)
         assert (unread.incarnation, unread.bounds) == (2, NEW)

@@ -222,7 +222,7 @@ def test_current_secret_is_not_stale(source: RendezvousSource) -> None:
 def test_rendezvous_without_writes_refuses_them(source: RendezvousSource) -> None:
     outcome = Outcome(OutcomeKind.STOPPED)
     for write in (
-        source.write_params(memory(), 1, RendezvousParams(1, 2)),
+        source.write_params(memory(), 1, RendezvousParams(1, 2), 0),
         source.close(1, outcome, 0),
         source.remove_members(1, ("u1",)),
     ):

@@ -166,7 +166,7 @@ def test_round_being_formed_has_neither_ranks_nor_master() -> None:
     )
     assert (view.state, view.nodes, view.world_size, view.master) == ("frozen", 3, 0, None)
     assert view.members == (member("pod-0"),)
-    assert view.rank_of("pod-0") is None
+    assert view.ranks_by_name() == {}
 
 
 def test_newer_of_two_sessions_of_a_member_counts() -> None:

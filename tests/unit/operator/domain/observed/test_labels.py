@@ -17,7 +17,12 @@ from elasticjob_operator.domain.manifests.names import (
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.pod import pod as manifest_of
-from elasticjob_operator.domain.observed.pod_state import incarnation_of, index_of, lost_labels
+from elasticjob_operator.domain.observed.pod_state import (
+    essentials,
+    incarnation_of,
+    index_of,
+    lost_labels,
+)
 from elasticjob_operator.domain.status.events import labels_lost
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.status import RendezvousStatus, Status
@@ -46,8 +51,9 @@ def test_new_pod_has_all_labels() -> None:
 @pytest.mark.parametrize("now", [None, "another"])
 def test_each_own_label_is_required(key: str, value: str, now: str | None) -> None:
     raw = made(**{key: now})
-    assert lost_labels(job(), raw) == (f"{key}={value}",)
-    assert incarnation_of(raw) == 3, "its agent's is what counts"
+    for known in (raw, essentials(raw)):
+        assert lost_labels(job(), known) == (f"{key}={value}",)
+        assert incarnation_of(known) == 3, "its agent's is what counts"
 
 
 def test_all_labels_may_be_removed_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from elasticjob_operator.domain.manifests.names import INDEX_LABEL
 from elasticjob_operator.domain.observed.container_state import MAX_MESSAGE
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
-from elasticjob_operator.domain.observed.pod_state import observed_pod, without_members
+from elasticjob_operator.domain.observed.pod_state import essentials, observed_pod, without_members
 from elasticjob_operator.domain.observed.state import NodeState, Obstacle, Pod, PodEnd, PodPhase
 from tests.unit.operator.builders import ago
 from tests.unit.operator.domain.observed.raw_pods import (
@@ -37,7 +38,9 @@ IN_USE = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 
 
 def read(pod: RawPod, nodes: dict[str, Node] | None = None) -> Pod:
-    found = observed_pod(pod.raw, "trainer", GOOD if nodes is None else nodes)
+    known = GOOD if nodes is None else nodes
+    found = observed_pod(pod.raw, "trainer", known)
+    assert observed_pod(essentials(pod.raw), "trainer", known) == found
     assert found is not None
     return found
 
@@ -610,3 +613,18 @@ def test_out_of_memory_kill_takes_precedence() -> None:
 @pytest.mark.parametrize("code", [0, 1, 137])
 def test_pod_of_ended_trainer_was_not_disrupted(code: int) -> None:
     assert read(failed(RawPod().ready().has("trainer", terminated(code)))).end is None
+
+
+def test_essentials_of_a_pod_do_not_grow_with_its_template() -> None:
+    pod = RawPod(0).ready()
+    raw = pod.raw
+    raw["metadata"] |= {"annotations": {"a": "x" * 250_000}, "managedFields": [{"a": "b"}] * 999}
+    raw["metadata"]["labels"] |= {f"label-{number}": "x" for number in range(5000)}
+    raw["spec"]["volumes"] = [{"name": f"v-{number}"} for number in range(5000)]
+    raw["spec"]["tolerations"] = [{"key": f"k-{number}"} for number in range(5000)]
+    for container in raw["spec"].get("containers", ()):
+        container["args"] = ["x" * 100_000]
+    kept = essentials(raw)
+    assert len(json.dumps(kept)) < 16_000
+    assert observed_pod(kept, "trainer", GOOD) == observed_pod(raw, "trainer", GOOD)
+    assert essentials(kept) == kept

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -32,8 +35,9 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
-from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, Plan, plan
+from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
+from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
@@ -593,3 +597,72 @@ def test_terminating_pod_keeps_its_member_until_it_ended() -> None:
 def test_name_of_foreign_pod_is_skipped() -> None:
     seen = observed(pod(0).get(), foreign=frozenset({1}))
     assert created(plan(job(maxNodes=3), seen, NOW)) == [2, 3]
+
+
+def test_large_job_is_created_in_steps_that_follow_at_once() -> None:
+    wanted = 2 * MAX_POD_ACTIONS + 10
+    a_job = job(minNodes=1, maxNodes=wanted)
+    indices: list[int] = []
+    steps: list[tuple[int, bool]] = []
+    while len(indices) < wanted:
+        world = observed(*(pod(index).pending().get() for index in indices))
+        found = plan(a_job, replace(world, bounds=plan(a_job, world, NOW).bounds), NOW)
+        made = created(found)
+        steps.append((len(made), found.wake_at == NOW))
+        assert found.expected == wanted, "the first round waits for all of them"
+        indices += made
+    assert steps == [(MAX_POD_ACTIONS, True), (MAX_POD_ACTIONS, True), (10, False)]
+    assert indices == list(range(wanted))
+
+
+def test_large_job_is_scaled_down_in_steps_with_all_drain_requests_in_the_first() -> None:
+    count = MAX_POD_ACTIONS + 100
+    world = observed(*running(count))
+    found = plan(job(minNodes=1, maxNodes=count, nodes=1), world, NOW)
+    write, *deletions = found.actions
+    assert isinstance(write, WriteParams)
+    assert len(write.bounds.marks) == count - 1
+    assert [type(one) for one in deletions] == [DeletePod] * MAX_POD_ACTIONS
+    assert found.wake_at == NOW
+    gone = {one.uid for one in deletions if isinstance(one, DeletePod)}
+    pods = tuple(replace(one, terminating=one.uid in gone) for one in world.pods)
+    after = replace(world, pods=pods, bounds=write.bounds)
+    rest = plan(job(minNodes=1, maxNodes=count, nodes=1), after, NOW)
+    assert {one.uid for one in rest.actions if isinstance(one, DeletePod)} == {
+        mark.member for mark in write.bounds.marks
+    } - gone
+    assert rest.wake_at is None
+
+
+def operations(function: Callable[[], object]) -> int:
+    """Return the number of bytecode instructions of a call, which depends on no machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _value: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_cost_of_plan_and_status_is_linear_in_the_number_of_pods() -> None:
+    def costs(count: int) -> tuple[int, int]:
+        view = final_round(count)
+        members = tuple(replace(one, busy_ms=100 + at % 9) for at, one in enumerate(view.members))
+        world = observed(*running(count), view=replace(view, members=members))
+        smaller = job(minNodes=1, maxNodes=count, nodes=count // 2)
+        return (
+            operations(lambda: plan(smaller, world, NOW)),
+            operations(lambda: next_status(smaller, world, world.rendezvous, NOW)),
+        )
+
+    for few, many in zip(costs(100), costs(400), strict=True):
+        assert many < 5 * few

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from datetime import timedelta
+from types import FrameType
+from typing import Self
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,10 +29,11 @@ from elasticjob_operator.domain.plan.actions import (
     WriteNodes,
     WriteParams,
 )
-from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.plan.planner import MAX_POD_ACTIONS, Plan, plan
 from elasticjob_operator.domain.plan.sizes import count_pods, legal_sizes, wanted_size
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, RendezvousState
+from elasticjob_operator.model.types import MAX_NODES, Backend
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from tests.unit.operator.builders import NOW, ago, closed, job, member
 
@@ -216,6 +220,80 @@ def test_status_becomes_stable(a_job: ElasticJob, world: Observed, seconds: int)
     after = a_job.model_copy(update={"status": first})
     second = next_status(after, world, world.rendezvous, later)
     assert second == first
+
+
+SIZES = st.one_of(st.integers(1, 40), st.integers(1, MAX_NODES), st.just(2**31 - 1))
+
+
+@st.composite
+def jobs_of_any_size(draw: st.DrawFn) -> ElasticJob:
+    """Return a job of any size, also of sizes that only an earlier release accepted."""
+    low = draw(SIZES)
+    backend = draw(st.sampled_from(list(Backend)))
+    made = draw(jobs())
+    rendezvous = made.spec.rendezvous.model_copy(update={"backend": backend})
+    changes = {
+        "given_min_nodes": draw(st.none() | st.just(low)),
+        "max_nodes": max(low, draw(SIZES)),
+        "nodes": draw(st.none() | SIZES),
+        "node_increment": draw(SIZES) if backend is Backend.ETCD else 1,
+        "rendezvous": rendezvous,
+    }
+    return made.model_copy(update={"spec": made.spec.model_copy(update=changes)})
+
+
+class Operations:
+    """Counter of calls of Python functions and of steps of generators."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        sys.setprofile(None)
+
+    def _profile(self, _frame: FrameType, event: str, _value: object) -> None:
+        self.count += event == "call"
+
+
+@given(jobs_of_any_size(), worlds())
+@CASES
+def test_one_plan_is_bounded_for_any_size(a_job: ElasticJob, world: Observed) -> None:
+    with Operations() as operations:
+        found = plan(a_job, world, NOW)
+    on_pods = [one for one in found.actions if isinstance(one, CreatePod | DeletePod)]
+    assert len(on_pods) <= MAX_POD_ACTIONS
+    assert len(found.actions) <= MAX_POD_ACTIONS + 4
+    assert operations.count < 20 * (MAX_POD_ACTIONS + 100)
+    with Operations() as operations:
+        next_status(a_job, world, world.rendezvous, NOW)
+    assert operations.count < 50_000
+
+
+@given(st.integers(1, 1500), st.integers(0, 1500), st.data())
+@settings(max_examples=15, deadline=None)
+def test_plans_in_a_row_reach_any_size_in_bounded_steps(
+    wanted: int, present: int, data: st.DataObject
+) -> None:
+    a_job = job(minNodes=1, maxNodes=1500, nodes=wanted)
+    some = tuple(
+        Pod(index, f"job-{index}", f"uid-{index}", created_at=ago(10)) for index in range(present)
+    )
+    world, plans = Observed(pods=some), 0
+    while True:
+        found = plan(a_job, world, NOW)
+        if data.draw(st.booleans()):
+            done = data.draw(st.integers(1, max(len(found.actions), 1)))
+            found = replace(found, actions=found.actions[:done])
+        if not found.actions:
+            break
+        a_job, world = applied(a_job, world, found)
+        plans += 1
+        assert plans < 1500
+    assert sum(not one.terminating for one in world.pods) == wanted
 
 
 @given(jobs(suspended=False), worlds())
