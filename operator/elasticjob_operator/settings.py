@@ -14,7 +14,7 @@
 | `ELASTICJOB_MANAGE_ETCD_USERS` | create an etcd user for each job; needs root | false |
 | `ELASTICJOB_ALLOWED_ENDPOINTS` | permitted values of spec.rendezvous.endpoints | none |
 | `ELASTICJOB_NETWORK_POLICIES` | create a NetworkPolicy for each job | false |
-| `ELASTICJOB_OPERATOR_LABELS` | labels of the operator's pods in these, key=value, comma separated | none |
+| `ELASTICJOB_OPERATOR_LABELS` | its pods' labels there, key=value, comma separated | none |
 | `ELASTICJOB_NAMESPACES` | namespaces whose jobs are served | all |
 | `ELASTICJOB_LEASE_NAMESPACE` | namespace of the active replica's Lease | the pod's own |
 | `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
