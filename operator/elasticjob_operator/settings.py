@@ -13,6 +13,8 @@
 | `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
 | `ELASTICJOB_MANAGE_ETCD_USERS` | create an etcd user for each job; needs root | false |
 | `ELASTICJOB_ALLOWED_ENDPOINTS` | permitted values of spec.rendezvous.endpoints | none |
+| `ELASTICJOB_NETWORK_POLICIES` | create a NetworkPolicy for each job | false |
+| `ELASTICJOB_OPERATOR_LABELS` | its pods' labels there, key=value, comma separated | none |
 | `ELASTICJOB_NAMESPACES` | namespaces whose jobs are served | all |
 | `ELASTICJOB_LEASE_NAMESPACE` | namespace of the active replica's Lease | the pod's own |
 | `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
@@ -32,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer
 from elasticjob_operator.replica.lease import LeaseSettings
 from elasticjob_rendezvous.etcd.endpoints import Tls
 from elasticjob_rendezvous.protocol.text import echoed
@@ -81,11 +84,15 @@ class EtcdSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of one replica. Empty `namespaces` means all."""
+    """All settings of one replica. Empty `namespaces` means all.
+
+    `policy_peer` is the operator in the jobs' NetworkPolicies; None: jobs get none.
+    """
 
     sidecar: SidecarSettings
     etcd: EtcdSettings
     lease: LeaseSettings
+    policy_peer: PolicyPeer | None = None
     namespaces: tuple[str, ...] = ()
     metrics_port: int = 8080
     health_port: int = 8081
@@ -100,6 +107,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _read(environ: Mapping[str, str]) -> Settings:
     log_format = _one_of(environ, "ELASTICJOB_LOG_FORMAT", ("text", "json"))
+    namespace = environ.get("ELASTICJOB_LEASE_NAMESPACE") or _own_namespace()
     return Settings(
         sidecar=SidecarSettings(
             image=_required(environ, "ELASTICJOB_SIDECAR_IMAGE"),
@@ -118,16 +126,34 @@ def _read(environ: Mapping[str, str]) -> Settings:
         ),
         etcd=_etcd(environ),
         lease=LeaseSettings(
-            namespace=environ.get("ELASTICJOB_LEASE_NAMESPACE") or _own_namespace(),
+            namespace=namespace,
             name=environ.get("ELASTICJOB_LEASE_NAME") or "elasticjob-operator",
             identity=environ.get("ELASTICJOB_POD_NAME") or socket.gethostname(),
         ),
+        policy_peer=_policy_peer(environ, namespace),
         namespaces=_list(environ, "ELASTICJOB_NAMESPACES"),
         metrics_port=_port(environ, "ELASTICJOB_METRICS_PORT", 8080),
         health_port=_port(environ, "ELASTICJOB_HEALTH_PORT", 8081),
         log_format="json" if log_format == "json" else "text",
         log_level=_one_of(environ, "ELASTICJOB_LOG_LEVEL", LOG_LEVELS, "info"),
     )
+
+
+def _policy_peer(environ: Mapping[str, str], namespace: str) -> PolicyPeer | None:
+    """Return the operator's pods, which run in the Lease's namespace."""
+    if not _flag(environ, "ELASTICJOB_NETWORK_POLICIES"):
+        return None
+    labels = []
+    for label in _list(environ, "ELASTICJOB_OPERATOR_LABELS"):
+        key, _, value = label.partition("=")
+        if not key or not value:
+            raise SettingsError(
+                f"ELASTICJOB_OPERATOR_LABELS must be key=value, got {echoed(label)}"
+            )
+        labels.append((key, value))
+    if not labels:  # an empty selector would mean every pod of the namespace
+        raise SettingsError("ELASTICJOB_NETWORK_POLICIES needs ELASTICJOB_OPERATOR_LABELS")
+    return PolicyPeer(namespace, tuple(labels))
 
 
 def _etcd(environ: Mapping[str, str]) -> EtcdSettings:

@@ -28,6 +28,7 @@ from elasticjob_agent.core.job_records import ObservedJob, observe_step, records
 from elasticjob_agent.core.model import State
 from elasticjob_agent.core.polling import PollingState
 from elasticjob_agent.core.reports import local_state
+from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket
 from elasticjob_rendezvous.protocol.config import Identity
 from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused
 from elasticjob_rendezvous.protocol.records.agent_reports import PATH as RENDEZVOUS
@@ -131,6 +132,9 @@ class JobReporter:
 
 
 _MAX_HEAD_BYTES = 8192
+BACKLOG = 128
+CAPS = Caps(unproven=256, per_address=64)
+"""The kubelet and the operator each send one request at a time."""
 
 
 @asynccontextmanager
@@ -144,13 +148,10 @@ async def serve_status(
     """Serve the given TCP port and unix socket, if any. Raises OSError."""
     async with AsyncExitStack() as stack:
         if port is not None:
-            probes = await asyncio.start_server(
-                _RequestHandler(agent, reporter, may_leave=False),
-                address,
-                port,
-                limit=_MAX_HEAD_BYTES,
-            )
-            await stack.enter_async_context(probes)
+            handler = _RequestHandler(agent, reporter, may_leave=False)
+            sock = listening_socket(address, port, BACKLOG)
+            listener = Listener(sock, CAPS, handler.serve_once, _MAX_HEAD_BYTES)
+            stack.push_async_callback(listener.close)
         if control is not None:
             local = await asyncio.start_unix_server(
                 _RequestHandler(agent, reporter, may_leave=True), control, limit=_MAX_HEAD_BYTES
@@ -219,6 +220,12 @@ class _RequestHandler:
                 writer.write(self._answer(head))
                 await writer.drain()
         writer.close()
+
+    async def serve_once(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
+    ) -> None:
+        """Answer a request of a `Listener`'s connection, which is never kept."""
+        await self(reader, writer)
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.decode("latin-1").partition(" ")

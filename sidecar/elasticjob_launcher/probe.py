@@ -38,6 +38,11 @@ from elasticjob_launcher.sockets import Connection, Listener
 MAX_QUESTION_BYTES = 2048
 QUESTION_SECONDS = 2.0
 MAX_PROBERS = 128
+MAX_PROBERS_OF_ADDRESS = 32
+FEW = 2
+"""Maximum connections of one address that are never closed in favour of others."""
+BACKLOG = 1024
+"""Connections that the kernel queues: all members may probe their lost coordinator at once."""
 
 
 class ProbeServer:
@@ -46,6 +51,9 @@ class ProbeServer:
     `identity` returns this member and the job's key, which is empty before an agent has attached.
     `facts` receives a verified question and returns the fields of the answer. `permitted` receives
     round and seconds of a verified permission, and the time from which they count.
+
+    At a cap the oldest connection of the address with the most of them is closed. If no address
+    has more than a few, accepting pauses instead.
     """
 
     def __init__(
@@ -62,7 +70,7 @@ class ProbeServer:
         self._identity = identity
         self._facts = facts
         self._permitted = permitted
-        self._open = 0
+        self._open: dict[str, list[Connection]] = {}
         listening = _listening_socket(address, port)
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(loop, listening, self._accepted, say)
@@ -71,12 +79,15 @@ class ProbeServer:
         self._listener.close()
 
     def _accepted(self, sock: socket.socket) -> None:
-        if self._open >= MAX_PROBERS:
+        try:
+            address = str(sock.getpeername()[0])
+        except OSError:  # the prober has disconnected
             sock.close()
             return
-        self._open += 1
         at = reached_address(sock.getsockname())
         connection = Connection(self._loop, sock, MAX_QUESTION_BYTES)
+        own = self._open.setdefault(address, [])
+        own.append(connection)
         too_late = self._loop.call_later(QUESTION_SECONDS, connection.close)
         nonce = secrets.token_hex(16)
 
@@ -87,12 +98,27 @@ class ProbeServer:
                 _refuse(connection, error)
 
         def on_closed() -> None:
-            self._open -= 1
             too_late.cancel()
+            own.remove(connection)
+            if not own:
+                del self._open[address]
+            self._listener.resume()
 
         connection.on_message = on_message
         connection.on_closed = on_closed
+        self._make_room(own)
         connection.send(challenge(nonce))
+
+    def _make_room(self, own: list[Connection]) -> None:
+        """Close a connection, or stop accepting, if a cap is reached."""
+        busiest = max(self._open.values(), key=len)
+        count = sum(map(len, self._open.values()))
+        if len(own) > MAX_PROBERS_OF_ADDRESS:
+            own[0].close()
+        elif count > MAX_PROBERS and len(busiest) > FEW:
+            busiest[0].close()
+        elif count >= MAX_PROBERS and len(busiest) <= FEW:
+            self._listener.pause()
 
     def _answer(self, connection: Connection, message: Message, nonce: str, at: str) -> None:
         """Answer a question; wait for a permission if the prober announced one."""
@@ -138,7 +164,7 @@ def _listening_socket(address: str, port: int) -> socket.socket:
             f"cannot listen on port {port} of {address or 'any address'}: {error.strerror}; "
             f"set {PROBE_PORT} to a free port or 0, {PROBE_ADDRESS} to an address of this host"
         ) from error
-    sock.listen(MAX_PROBERS)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 

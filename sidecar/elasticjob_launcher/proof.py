@@ -72,6 +72,7 @@ class Refusal(Enum):
     OTHER_MEMBER = "OtherMember"
     BAD_ADDRESS = "BadAddress"
     NO_KEY = "NoKey"
+    TOO_MANY = "TooMany"
 
 
 class BadPeer(Exception):

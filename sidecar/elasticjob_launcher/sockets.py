@@ -111,16 +111,30 @@ class Listener:
         self._say = say
         self._said_at = float("-inf")
         self._again: Timer | None = None
+        self._paused = False
         self._listen()
 
+    def pause(self) -> None:
+        """Accept nothing until `resume`; the kernel queues new connections."""
+        self._paused = True
+        self._loop.unwatch(self._sock.fileno())
+
+    def resume(self) -> None:
+        """End a pause; do nothing without one."""
+        if self._paused:
+            self._paused = False
+            self._listen()
+
     def close(self) -> None:
+        self._paused = False
         if self._again is not None:
             self._again.cancel()
         self._loop.unwatch(self._sock.fileno())
         self._sock.close()
 
     def _listen(self) -> None:
-        self._loop.watch(self._sock.fileno(), self._accept)
+        if not self._paused:
+            self._loop.watch(self._sock.fileno(), self._accept)
 
     def _accept(self) -> None:
         try:

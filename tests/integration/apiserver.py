@@ -34,7 +34,10 @@ ADMIN = "admin"
 CRD = ROOT / DEFAULT_FILE
 NOBODY = "nobody"  # authenticated, without rights until a test binds it to a role
 
-_GROUPS = {ADMIN: "system:masters", NOBODY: ""}
+OPERATOR = "system:serviceaccount:elasticjob-system:elasticjob-operator"
+"""Service account of a release with the usual names."""
+
+_GROUPS = {ADMIN: "system:masters", NOBODY: "", OPERATOR: ""}
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _HTTP_SECONDS = 10.0
@@ -185,7 +188,7 @@ class ApiServer:
 
     def kubeconfig(self, user: str = ADMIN, url: str = "") -> Path:
         """Return a kubeconfig with one context, `test`, for this user; `url` is that of a proxy."""
-        path = self.folder / f"{user}{url.rpartition(':')[2]}.kubeconfig"
+        path = self.folder / f"{user.replace(':', '-')}{url.rpartition(':')[2]}.kubeconfig"
         cluster = {"cluster": "test", "user": user}
         ca, url = str(self.certificates.ca_file), url or self.url
         document = {

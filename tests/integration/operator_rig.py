@@ -137,6 +137,7 @@ class Namespace:
         roots = {
             "elasticjobs": "/apis/elasticjob.dev/v1alpha1",
             "poddisruptionbudgets": "/apis/policy/v1",
+            "networkpolicies": "/apis/networking.k8s.io/v1",
             "events": "/apis/events.k8s.io/v1",
             "resourcequotas": "/api/v1",
         }

@@ -59,3 +59,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
 {{- end }}
 {{- end }}
+
+{{/* "true" if each job gets a NetworkPolicy of its own, else empty. */}}
+{{- define "elasticjob.jobPolicies" -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.jobs }}true{{ end }}
+{{- end }}

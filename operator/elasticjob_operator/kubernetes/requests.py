@@ -72,12 +72,16 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "de
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and its API path. `group` is empty for the core group."""
+    """A kind of object and its API path.
+
+    `group` is empty for the core group, `singular` if it is `plural` without its last letter.
+    """
 
     group: str
     version: str
     plural: str
     namespaced: bool = True
+    singular: str = ""
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
         """Return the path of an object or collection; None stands for all namespaces, or none."""
@@ -95,6 +99,7 @@ SERVICES = Kind("", "v1", "services")
 SECRETS = Kind("", "v1", "secrets")
 NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
 BUDGETS = Kind("policy", "v1", "poddisruptionbudgets")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", singular="networkpolicy")
 NODES = Kind("", "v1", "nodes", namespaced=False)
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 EVENTS = Kind("events.k8s.io", "v1", "events")

@@ -236,7 +236,7 @@ class OwnedObjects(Protocol):
         needed: bool,
         renew: bool,
     ) -> None:
-        """Ensure Service and Secret exist and are current. Raises `NameTaken`."""
+        """Ensure Service, NetworkPolicy and Secret are current. Raises `NameTaken`."""
 
     async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
         """Create or update the budget. Raises `NameTaken`."""

@@ -20,7 +20,7 @@ from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 RECHECK_SECONDS = 600.0
-"""Cache lifetime of a job's Service, Secret and budget in seconds."""
+"""Cache lifetime of a job's Service, Secret, NetworkPolicy and budget in seconds."""
 
 
 class JobKey(NamedTuple):

@@ -1,4 +1,4 @@
-"""A job's Service, Secret and PodDisruptionBudget: created when absent, never adopted.
+"""A job's Service, Secret, NetworkPolicy and budget: created when absent, never adopted.
 
 They are read by name only, so the operator needs no permission to list Secrets. The results are
 cached with the job and refreshed periodically.
@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.manifests import owned_objects
-from elasticjob_operator.domain.manifests.names import budget_name, secret_name, service_name
-from elasticjob_operator.domain.manifests.owned_objects import Access, access_in, secret_data
+from elasticjob_operator.domain.manifests.names import (
+    budget_name,
+    network_policy_name,
+    secret_name,
+    service_name,
+)
+from elasticjob_operator.domain.manifests.owned_objects import (
+    Access,
+    PolicyPeer,
+    access_in,
+    secret_data,
+)
 from elasticjob_operator.domain.plan.sizes import min_available
 from elasticjob_operator.kubernetes.client import (
     BUDGETS,
+    NETWORK_POLICIES,
     SECRETS,
     SERVICES,
     AlreadyExists,
@@ -39,7 +51,7 @@ class NameTaken(Exception):
     """An object of this name exists and does not belong to the job."""
 
     def __init__(self, kind: Kind, name: str) -> None:
-        singular = kind.plural.removesuffix("s")
+        singular = kind.singular or kind.plural.removesuffix("s")
         super().__init__(
             f"{singular} {name} exists and is not this job's; delete it, or name the job otherwise"
         )
@@ -51,11 +63,17 @@ def forget_access(memory: JobMemory) -> None:
 
 
 class OwnedObjects:
-    """Manager of the owned objects of all jobs. `clock` is monotonic."""
+    """Manager of the owned objects of all jobs. `clock` is monotonic.
 
-    def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
+    `operator` may request the status of agents; None: jobs get no NetworkPolicy.
+    """
+
+    def __init__(
+        self, kube: Kube, clock: Callable[[], float], operator: PolicyPeer | None = None
+    ) -> None:
         self._kube = kube
         self._clock = clock
+        self._operator = operator
 
     async def ensure(
         self,
@@ -66,7 +84,7 @@ class OwnedObjects:
         needed: bool,
         renew: bool,
     ) -> None:
-        """Ensure Service and Secret exist and are current, if `needed` or due for a recheck.
+        """Ensure Service, NetworkPolicy and Secret are current, if `needed` or due for a recheck.
 
         `renew` also recreates the job's user in etcd.
 
@@ -83,13 +101,18 @@ class OwnedObjects:
                 due = due or await self._is_gone(job)
         if due or renew or age > RECHECK_SECONDS:
             await self._find_or_create(job, memory, SERVICES, owned_objects.service(job))
+            if self._operator is not None:
+                await self._ensure_network_policy(job, memory, self._operator)
             access = await self._ensure_access(job, memory, source)
             memory.owned = replace(memory.owned, access=access, checked_at=self._clock())
 
     async def _is_gone(self, job: ElasticJob) -> bool:
-        """Return True if the Secret or the Service was deleted."""
+        """Return True if the Secret, the Service or the NetworkPolicy was deleted."""
         namespace = job.metadata.namespace
-        for kind, name in ((SECRETS, secret_name(job)), (SERVICES, service_name(job))):
+        needed = [(SECRETS, secret_name(job)), (SERVICES, service_name(job))]
+        if self._operator is not None:
+            needed.append((NETWORK_POLICIES, network_policy_name(job)))
+        for kind, name in needed:
             if await self._get(kind, namespace, name) is None:
                 return True
         return False
@@ -128,6 +151,18 @@ class OwnedObjects:
 
     def _is_old(self, memory: JobMemory) -> bool:
         return self._clock() - memory.owned.budget_checked_at > RECHECK_SECONDS
+
+    async def _ensure_network_policy(
+        self, job: ElasticJob, memory: JobMemory, operator: PolicyPeer
+    ) -> None:
+        """Create the job's NetworkPolicy, or correct its spec. Raises `NameTaken`."""
+        wanted = owned_objects.network_policy(job, operator)
+        found = await self._find_or_create(job, memory, NETWORK_POLICIES, wanted)
+        changed = merge_patch(found["spec"], wanted["spec"])
+        if changed:
+            name, namespace = network_policy_name(job), job.metadata.namespace
+            patch = {"metadata": _preconditions(found), "spec": changed}
+            await self._kube.patch(NETWORK_POLICIES, namespace, name, patch)
 
     async def _ensure_access(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource

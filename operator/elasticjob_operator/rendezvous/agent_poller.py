@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports, rendezvous_view
 from elasticjob_operator.domain.observed.state import SeenTrouble
 from elasticjob_operator.logs import of_job

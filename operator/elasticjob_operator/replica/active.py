@@ -137,7 +137,7 @@ class ActiveReplica:
             always_limited=sidecar.always_limited,
             server_name=self._settings.etcd.tls.server_name if self._settings.etcd.tls else None,
         )
-        owned_objects = OwnedObjects(self._kube, time.monotonic)
+        owned_objects = OwnedObjects(self._kube, time.monotonic, self._settings.policy_peer)
         return Dependencies(
             kube=self._kube,
             jobs=self._jobs,

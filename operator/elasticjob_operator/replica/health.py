@@ -15,8 +15,13 @@ from http import HTTPStatus
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket
+
 REQUEST_SECONDS = 5.0
 _MAX_HEAD_BYTES = 8192
+BACKLOG = 128
+CAPS = Caps(unproven=256, per_address=64)
+"""The kubelet and Prometheus each send one request at a time."""
 
 Check = Callable[[], str]
 """Health check: returns a description of the problem, or an empty string."""
@@ -56,8 +61,9 @@ async def serve_health(
     scrapes = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, metrics())}
     async with contextlib.AsyncExitStack() as stack:
         for port, pages in ((health_port, probes), (metrics_port, scrapes)):
-            server = await asyncio.start_server(_Answers(pages), None, port, limit=_MAX_HEAD_BYTES)
-            await stack.enter_async_context(server)
+            sock = listening_socket("", port, BACKLOG)
+            listener = Listener(sock, CAPS, _Answers(pages).serve, _MAX_HEAD_BYTES)
+            stack.push_async_callback(listener.close)
         yield
 
 
@@ -67,13 +73,15 @@ class _Answers:
     def __init__(self, pages: dict[str, Callable[[], bytes]]) -> None:
         self._pages = pages
 
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
+    ) -> None:
+        """Answer a request, the connection's only one."""
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head))
                 await writer.drain()
-        writer.close()
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.decode("latin-1").partition(" ")

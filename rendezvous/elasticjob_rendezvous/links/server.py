@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +24,7 @@ from elasticjob_launcher.proof import (
 )
 from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.links.channel import Channel
+from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket, refusals
 from elasticjob_rendezvous.protocol.events import (
     Event,
     LeavesTold,
@@ -39,7 +37,9 @@ from elasticjob_rendezvous.protocol.events import (
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-ACCEPT_AGAIN_SECONDS = 0.5
+CAPS = Caps(unproven=1024, per_address=512, kept=20_480)
+"""Every member of a job links to its coordinator: 16,384 at most, and some twice on reconnecting.
+Gangs on one machine connect from one address."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,23 +81,18 @@ class PeerServer:
         self._live_until = live_until
         self._vouched_until = vouched_until
         self._session = session
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._links: dict[Peer, _Link] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._round = 0
         self._leaving: Message = {}
         self._heart: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
         """Bind and listen; return the port."""
-        family = socket.AF_INET6 if ":" in self._bind_address else socket.AF_INET
-        listener = socket.create_server((self._bind_address, 0), family=family, backlog=BACKLOG)
-        listener.setblocking(False)
-        self._listener = listener
-        # Not asyncio.start_server: closing it while it accepts loses the new socket.
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        sock = listening_socket(self._bind_address, 0, BACKLOG)
+        port: int = sock.getsockname()[1]
+        self._listener = Listener(sock, CAPS, self._serve, wire.MAX_LINE_BYTES)
         self._beat()
-        port: int = listener.getsockname()[1]
         return port
 
     async def stop(self) -> None:
@@ -105,12 +100,7 @@ class PeerServer:
             self._heart.cancel()
         if self._listener is not None:
             listener, self._listener = self._listener, None
-            asyncio.get_running_loop().remove_reader(listener)
-            listener.close()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await listener.close()
 
     def serve(self, round: int) -> None:
         """Send `round` as the newest known round to every linked member, now and per heartbeat."""
@@ -137,52 +127,19 @@ class PeerServer:
             line["vouched_seconds"] = wire.seconds(vouched_until - link.count.heard_at)
         link.writer.write(link.channel.seal(line))
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept all pending connections."""
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue  # the peer has disconnected
-            except OSError as error:  # for example too many open files
-                log.warning("could not accept a peer's connection: %s", error)
-                self._accept_later(listener)
-                return
-            connection.setblocking(False)
-            task = asyncio.create_task(self._serve(connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(functools.partial(_close, connection))
-
-    def _accept_later(self, listener: socket.socket) -> None:
-        """Pause accepting: a pending connection would otherwise cause a busy loop."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-
-        def again() -> None:
-            if self._listener is listener:
-                loop.add_reader(listener, self._accept, listener)
-
-        loop.call_later(ACCEPT_AGAIN_SECONDS, again)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection, limit=wire.MAX_LINE_BYTES)
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
+    ) -> None:
         try:
-            await self._talk(reader, writer)
-        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            await self._talk(reader, writer, keep)
+        except (OSError, EOFError, TimeoutError):
             pass
         except BadPeer as error:
-            log.warning(
-                "refused a connection from %s: %s", writer.get_extra_info("peername"), error
-            )
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await writer.wait_closed()
+            refusals.refused(log, writer.get_extra_info("peername"), error)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
+    ) -> None:
         """Let the peer prove itself, then answer its probe or keep its link."""
         nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
         writer.write(wire.line(challenge(nonce)))
@@ -197,6 +154,8 @@ class PeerServer:
         if question.target.member != self._member:
             text = f"a link to member {question.target.member!r}, not to {self._member!r}"
             raise BadPeer(Refusal.OTHER_MEMBER, text)
+        if not keep():
+            raise BadPeer(Refusal.TOO_MANY, f"there are {CAPS.kept} links already")
         answer = link_answer(self._job_key, exchange, question.mac)
         writer.write(wire.line(answer))
         channel = Channel(self._job_key, exchange, answer["mac"], coordinates=True)
@@ -249,8 +208,3 @@ class PeerServer:
             return await wire.read_line(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
         except TimeoutError:
             return await wire.read_line(reader, wire.LAST_LOOK_SECONDS)
-
-
-def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:
-    """Close a connection that its handler may not have taken over."""
-    connection.close()

@@ -1,27 +1,45 @@
-"""Keys, values and waiters of a TCPStore. No I/O."""
+"""Keys, values and waiters of a TCPStore, up to a maximum size. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+
+ENTRY_BYTES = 256
+"""Approximate size of an entry's objects, in addition to its key and value."""
+REFERENCE_BYTES = 16
+"""Approximate size of one key in a waiter's list; waiters share the key itself."""
 
 
 class NotANumber(ValueError):
     """Increment of a value that is not a number."""
 
 
-class Memory:
-    """State of a server. Waiters are the server's own client identifiers."""
+class OutOfMemory(ValueError):
+    """Request that would exceed the maximum size of the store."""
 
-    def __init__(self) -> None:
+
+class Memory:
+    """State of a server. Waiters are the server's own client identifiers.
+
+    `max_bytes` limits keys, values and waiters in all. A method that would exceed it raises
+    `OutOfMemory` and changes nothing.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._values: dict[bytes, bytes] = {}
-        self._missing: dict[Hashable, set[bytes]] = {}
+        self._waiting: dict[Hashable, _Waiter] = {}
+        self._waiters_of: dict[bytes, dict[Hashable, None]] = {}
+        """Waiters by the key that each of them waits for next."""
+        self._names: dict[bytes, _Name] = {}
 
     def __len__(self) -> int:
         return len(self._values)
 
     @property
     def waiting(self) -> int:
-        return len(self._missing)
+        return len(self._waiting)
 
     def keys(self) -> list[bytes]:
         return list(self._values)
@@ -32,10 +50,14 @@ class Memory:
 
     def set(self, key: bytes, value: bytes) -> list[Hashable]:
         """Set a value; return the waiters whose last missing key this was."""
+        found = self._values.get(key)
+        before = 0 if found is None else _size(key, found)
+        self._grow(_size(key, value) - before)
         self._values[key] = value
         return self._came(key)
 
     def append(self, key: bytes, value: bytes) -> list[Hashable]:
+        self._check(len(value))  # before the copy
         return self.set(key, self.get(key) + value)
 
     def compare_set(
@@ -60,7 +82,11 @@ class Memory:
         return total, self.set(key, str(total).encode())
 
     def delete(self, key: bytes) -> int:
-        return 0 if self._values.pop(key, None) is None else 1
+        found = self._values.pop(key, None)
+        if found is None:
+            return 0
+        self._bytes -= _size(key, found)
+        return 1
 
     def holds(self, keys: Iterable[bytes]) -> bool:
         return all(key in self._values for key in keys)
@@ -68,20 +94,99 @@ class Memory:
     def wait(self, who: Hashable, keys: Iterable[bytes]) -> bool:
         """Return True if all keys exist; else register `who` as a waiter for the missing ones."""
         missing = {key for key in keys if key not in self._values}
-        if missing:
-            self._missing[who] = missing
-        return not missing
+        if not missing:
+            return True
+        self.forget(who)
+        unknown = sum(_size(key, b"") for key in missing if key not in self._names)
+        size = ENTRY_BYTES + REFERENCE_BYTES * len(missing)
+        self._grow(size + unknown)
+        shared = []
+        for key in missing:
+            name = self._names.setdefault(key, _Name(key))
+            name.users += 1
+            shared.append(name.key)
+        self._waiting[who] = waiter = _Waiter(shared, size)
+        self._waiters_of.setdefault(waiter.next, {})[who] = None
+        return False
 
     def forget(self, who: Hashable) -> None:
         """Remove a waiter."""
-        self._missing.pop(who, None)
+        waiter = self._waiting.pop(who, None)
+        if waiter is None:
+            return
+        self._bytes -= waiter.size
+        self._stop_waiting(who, waiter.next)
+        for key in waiter.keys:
+            name = self._names[key]
+            name.users -= 1
+            if not name.users:
+                del self._names[key]
+                self._bytes -= _size(key, b"")
+
+    def _stop_waiting(self, who: Hashable, key: bytes) -> None:
+        others = self._waiters_of.get(key)
+        if others is not None:
+            others.pop(who, None)
+            if not others:
+                del self._waiters_of[key]
 
     def _came(self, key: bytes) -> list[Hashable]:
+        """Return the waiters that wait for no further key, and forget them."""
         done = []
-        for who, missing in self._missing.items():
-            missing.discard(key)
-            if not missing:
+        for who in self._waiters_of.pop(key, {}):
+            waiter = self._waiting[who]
+            if waiter.advance(self._values):
+                self._waiters_of.setdefault(waiter.next, {})[who] = None
+            else:
                 done.append(who)
         for who in done:
-            del self._missing[who]
+            self.forget(who)
         return done
+
+    def _grow(self, size: int) -> None:
+        self._check(size)
+        self._bytes += size
+
+    def _check(self, size: int) -> None:
+        if size > 0 and self._bytes + size > self._max_bytes:
+            raise OutOfMemory(f"the store holds {self._bytes} of at most {self._max_bytes} bytes")
+
+
+class _Name:
+    """Key that waiters share."""
+
+    __slots__ = ("key", "users")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.users = 0
+
+
+class _Waiter:
+    """Keys of one waiter, and the position of the one it waits for next.
+
+    A key that was deleted again before the position reached it is waited for again.
+    """
+
+    __slots__ = ("keys", "position", "size")
+
+    def __init__(self, keys: list[bytes], size: int) -> None:
+        self.keys = keys
+        self.position = 0
+        self.size = size
+
+    @property
+    def next(self) -> bytes:
+        return self.keys[min(self.position, len(self.keys) - 1)]
+
+    def advance(self, values: dict[bytes, bytes]) -> bool:
+        """Move to the next missing key; return False if there is none."""
+        while self.position < len(self.keys):
+            if self.keys[self.position] not in values:
+                return True
+            self.position += 1
+        return False
+
+
+def _size(key: bytes, value: bytes) -> int:
+    return len(key) + len(value) + ENTRY_BYTES

@@ -13,14 +13,17 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
-from elasticjob_rendezvous.tcpstore.memory import Memory
+from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket, refusals
+from elasticjob_rendezvous.tcpstore.budget import Budget, Hold
+from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory
 from elasticjob_rendezvous.tcpstore.wire import (
     I64,
     MAGIC,
     MAX_KEY_BYTES,
     MAX_KEYS,
+    MAX_KEYS_BYTES,
     MAX_VALUE_BYTES,
     NOT_READY,
     READY,
@@ -32,7 +35,6 @@ from elasticjob_rendezvous.tcpstore.wire import (
     Malformed,
     Query,
     block,
-    keys_of,
 )
 
 log = logging.getLogger(__name__)
@@ -40,8 +42,25 @@ log = logging.getLogger(__name__)
 BACKLOG = 2048
 START_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-HELLO_SECONDS = 30.0
+HELLO_SECONDS = 10.0
 """Maximum wait for the first message of a new connection."""
+REQUEST_SECONDS = 60.0
+"""Maximum duration of a request from its first byte to its answer's last, also of a busy store."""
+IDLE_PROBE_SECONDS = 60
+"""Idle time after which the kernel asks if a client still exists; clients wait for hours."""
+CAPS = Caps(unproven=1024, per_address=512, kept=40_960, kept_per_address=4096)
+"""A node holds two connections: 32,768 in the largest job, and some while nodes are replaced. A
+local run has all of its nodes at one address."""
+MAX_STORE_BYTES = 32 * 1024 * 1024
+"""The state of 16,384 nodes in a rendezvous of torch's takes about 4 MiB."""
+MAX_TRANSIT_BYTES = 16 * 1024 * 1024
+BUFFER_BYTES = 4096
+"""Size of a connection's buffers, and of the parts of messages that the budget leaves out."""
+GROWTH_BYTES = 64 * 1024
+"""Expected growth of a value from one compare-and-set to the next."""
+KEY_BYTES = ENTRY_BYTES + 128
+"""Expected memory of a key in a list."""
+FEW_KEYS = BUFFER_BYTES // KEY_BYTES
 
 
 class TCPStoreServer:
@@ -79,14 +98,14 @@ class _Serving:
     """Server implementation; separate, since its thread's reference prevents its collection."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._listener = _listener(host, port)
-        self.port: int = self._listener.getsockname()[1]
+        self._socket = listening_socket(host, port, BACKLOG)
+        self.port: int = self._socket.getsockname()[1]
         self._pid = os.getpid()
-        self._memory = Memory()
+        self._memory = Memory(MAX_STORE_BYTES)
+        self._budget = Budget(MAX_TRANSIT_BYTES)
         self._clients: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._gone = asyncio.Event()  # same as `_empty`, for the server's own thread
         self._empty = threading.Event()
         self._empty.set()
         serving = threading.Event()
@@ -121,70 +140,76 @@ class _Serving:
 
     async def _serve(self, serving: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._gone.set()
-        server = await asyncio.start_server(self._client, sock=self._listener, backlog=BACKLOG)
+        listener = Listener(self._socket, CAPS, self._client, BUFFER_BYTES)
         serving.set()
         await self._stop.wait()
-        server.close()
         for writer in tuple(self._clients):
             writer.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS / 2):
-                await self._gone.wait()  # handlers end with their connections
+                await listener.close()
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
+    ) -> None:
         connection = writer.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_PROBE_SECONDS)
+        writer.transport.set_write_buffer_limits(BUFFER_BYTES)
         self._clients.add(writer)
         self._empty.clear()
-        self._gone.clear()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
                 await _validated(reader)
+            if not keep():
+                raise Malformed("too many clients, in all or of this address")
             while True:
-                await self._answer(Query(await _number(reader, U8)), reader, writer)
-                await writer.drain()
+                query = Query(await _number(reader, U8))
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    with self._budget.hold() as hold:
+                        await self._answer(query, _Parts(reader, hold), writer, hold)
+                        await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass  # a disconnect, the normal end of a client
         except (ValueError, TimeoutError) as error:
-            log.warning("dropping client %s: %r", writer.get_extra_info("peername"), error)
+            refusals.refused(log, writer.get_extra_info("peername"), repr(error))
         finally:
             self._clients.discard(writer)
             if not self._clients:
                 self._empty.set()
-                self._gone.set()
             self._memory.forget(writer)
             writer.transport.abort()
 
     async def _answer(
-        self, kind: Query, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, kind: Query, parts: _Parts, writer: asyncio.StreamWriter, hold: Hold
     ) -> None:
         memory = self._memory
         match kind:
             case Query.PING:
-                writer.write(await reader.readexactly(U32.size))
+                writer.write(await parts.raw(U32.size))
             case Query.SET | Query.APPEND:
-                key, value = await _key(reader), await _value(reader)
+                key, value = await parts.key(), await parts.value()
                 change = memory.set if kind is Query.SET else memory.append
                 _wake(change(key, value))
             case Query.COMPARE_SET:
-                parts = await _key(reader), await _value(reader), await _value(reader)
-                found, woken = memory.compare_set(*parts)
-                writer.write(block(found))
+                compared = await parts.key(), await parts.value(twice=True), await parts.value()
+                found, woken = memory.compare_set(*compared)
+                del compared
                 _wake(woken)
+                await _send(writer, hold, [found])
             case Query.GET:
-                writer.write(block(memory.get(await _key(reader))))
+                await _send(writer, hold, [memory.get(await parts.key())])
             case Query.ADD:
-                key, amount = await _key(reader), await _number(reader, I64)
+                key, amount = await parts.key(), await parts.number(I64)
                 total, woken = memory.add(key, amount)
                 writer.write(I64.pack(total))
                 _wake(woken)
             case Query.CHECK:
-                here = memory.holds(await _keys(reader))
+                here = memory.holds(await parts.keys())
                 writer.write(U8.pack(READY if here else NOT_READY))
             case Query.WAIT:
-                if memory.wait(writer, await _keys(reader)):
+                if memory.wait(writer, await parts.keys()):
                     writer.write(U8.pack(STOP_WAITING))
             case Query.CANCEL_WAIT:
                 memory.forget(writer)
@@ -192,30 +217,34 @@ class _Serving:
             case Query.NUM_KEYS:
                 writer.write(I64.pack(len(memory)))
             case Query.DELETE_KEY:
-                writer.write(I64.pack(memory.delete(await _key(reader))))
+                writer.write(I64.pack(memory.delete(await parts.key())))
             case Query.MULTI_GET:
-                keys = await _keys(reader)
-                writer.write(b"".join(block(memory.get(key)) for key in keys))
+                await _send(writer, hold, [memory.get(key) for key in await parts.keys()])
             case Query.MULTI_SET:
-                for _ in range(await _count(reader, MAX_KEYS)):
-                    key, value = await _key(reader), await _value(reader)
+                for _ in range(await parts.count(MAX_KEYS)):
+                    key, value = await parts.key(), await parts.value()
                     _wake(memory.set(key, value))
+                    hold.release()
             case Query.LIST_KEYS:
-                writer.write(keys_of(memory.keys()))
+                keys = memory.keys()
+                writer.write(U64.pack(len(keys)))
+                await _send(writer, hold, keys)
             case Query.VALIDATE:
                 raise Malformed("validated twice")
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
-            )
-    return socket.create_server(("", port), backlog=BACKLOG)
+async def _send(writer: asyncio.StreamWriter, hold: Hold, blocks: Sequence[bytes]) -> None:
+    """Write blocks, each with its length; wait for the client to take more than a buffer's size.
+
+    The request's own parts are no longer needed: requests that hold a share while they wait for
+    more could wait for each other.
+    """
+    for data in blocks:
+        hold.release()
+        if len(data) > BUFFER_BYTES:
+            await hold.grow(len(data))
+        writer.write(block(data))
+        await writer.drain()
 
 
 def _wake(woken: Iterable[Hashable]) -> None:
@@ -233,20 +262,45 @@ async def _number(reader: asyncio.StreamReader, form: struct.Struct) -> int:
     return int(form.unpack(await reader.readexactly(form.size))[0])
 
 
-async def _count(reader: asyncio.StreamReader, most: int) -> int:
-    count = await _number(reader, U64)
-    if count > most:
-        raise Malformed(f"{count} is more than {most}")
-    return count
+class _Parts:
+    """Parts of one request, whose memory `hold` accounts for before they are read."""
 
+    def __init__(self, reader: asyncio.StreamReader, hold: Hold) -> None:
+        self._reader = reader
+        self._hold = hold
 
-async def _key(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readexactly(await _count(reader, MAX_KEY_BYTES))
+    async def raw(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
 
+    async def number(self, form: struct.Struct) -> int:
+        return await _number(self._reader, form)
 
-async def _value(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readexactly(await _count(reader, MAX_VALUE_BYTES))
+    async def count(self, most: int) -> int:
+        count = await self.number(U64)
+        if count > most:
+            raise Malformed(f"{count} is more than {most}")
+        return count
 
+    async def key(self) -> bytes:
+        return await self.raw(await self.count(MAX_KEY_BYTES))
 
-async def _keys(reader: asyncio.StreamReader) -> list[bytes]:
-    return [await _key(reader) for _ in range(await _count(reader, MAX_KEYS))]
+    async def value(self, *, twice: bool = False) -> bytes:
+        """Read a value; `twice` takes room for a second one of about the same size."""
+        size = await self.count(MAX_VALUE_BYTES)
+        if size > BUFFER_BYTES:
+            await self._hold.grow(size, ahead=size + GROWTH_BYTES if twice else 0)
+        return await self.raw(size)
+
+    async def keys(self) -> list[bytes]:
+        count, size, found = await self.count(MAX_KEYS), 0, []
+        if count > FEW_KEYS:
+            await self._hold.grow(0, ahead=count * KEY_BYTES)
+        for _ in range(count):
+            found.append(await self.key())
+            more = len(found[-1]) + ENTRY_BYTES
+            size += more
+            if size > MAX_KEYS_BYTES:
+                raise Malformed(f"a list of keys takes more than {MAX_KEYS_BYTES} bytes")
+            if size > BUFFER_BYTES:
+                await self._hold.grow(more)
+        return found

@@ -37,6 +37,8 @@ KEY_PREFIX = b"/"
 MAX_KEY_BYTES = 8 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_KEYS = 128 * 1024
+MAX_KEYS_BYTES = 16 * 1024 * 1024
+"""Maximum memory of a list of keys: about 50,000 of a usual length."""
 
 READY, NOT_READY = 0, 1
 STOP_WAITING, WAIT_CANCELED = 0, 1

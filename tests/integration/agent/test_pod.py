@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.members import RoundState
@@ -12,6 +18,37 @@ from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
 __all__ = ["gang", "launcher_file", "process_tag"]
+
+
+@pytest.fixture
+def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start all processes without root's capabilities, which would open every process."""
+    start = subprocess.Popen
+    words = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+
+    def started(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return start([*words, *command], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+
+
+def readable(path: str) -> bool:
+    """Return True if another process of this user can open the file, or list the folder."""
+    words = ("ls", path) if path.endswith("/") else ("head", "-c1", path)
+    return subprocess.run(words, capture_output=True, timeout=10).returncode == 0
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_processes_of_same_user_cannot_open_agents_files(gang: Gang, launcher_file: Path) -> None:
+    """As the trainer with shareProcessNamespace; the launcher and the workers stay open to it."""
+    (pod,) = gang.pods(1, launcher_file)
+    (worker,) = gang.started(1, 1)
+    open_pids = (pod.launcher.process.pid, worker["pid"])
+    for part in ("environ", "root/", "cwd/", "maps"):
+        assert not readable(f"/proc/{pod.agent.process.pid}/{part}"), part
+        assert all(readable(f"/proc/{pid}/{part}") for pid in open_pids), part
+    gang.finish()
+    assert pod.agent.wait() == 0, gang.outputs()
 
 
 def test_restarted_agent_adopts_running_workers(gang: Gang, launcher_file: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.programs import programs
-from tests.integration.apiserver import NOBODY, ApiServer, Refused
+from tests.integration.apiserver import NOBODY, OPERATOR, ApiServer, Refused
 from tests.integration.helm_chart import (
     CHART,
     MATRIX,
@@ -166,6 +166,7 @@ def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubecon
         ({"etcd": {"persistence": {"enabled": False}}}, "etcd stores its data in its pod"),
         ({"networkPolicy": {"enabled": False}}, "No NetworkPolicy protects etcd"),
         ({"etcd": {"auth": {"enabled": False}}}, "etcd requires no password"),
+        ({"admissionPolicy": {"enabled": False}}, "No admission policy is installed"),
         ({"crds": {"install": False}}, "not part of this release"),
         (
             {"watchNamespaces": ["team-b", "team-a"]},
@@ -274,3 +275,67 @@ def test_job_beyond_the_maxima_of_the_cluster_is_refused(
 
 def grown(job: Json, nodes: int) -> Json:
     return {**job, "spec": {**job["spec"], "maxNodes": nodes}}
+
+
+OWNER: Json = {
+    "apiVersion": "elasticjob.dev/v1alpha1",
+    "kind": "ElasticJob",
+    "name": "job",
+    "uid": "a-uid",
+    "controller": True,
+}
+FOREIGN_OWNERS: list[list[Json]] = [
+    [],
+    [OWNER | {"controller": False}],
+    [OWNER | {"apiVersion": "apps/v1"}],
+    [OWNER | {"kind": "Deployment", "apiVersion": "apps/v1"}],
+]
+
+
+def owned_object(kind: str, namespace: str, owners: list[Json]) -> Json:
+    """Return a Secret or a pod with these owner references."""
+    version = {"apiVersion": "v1", "kind": kind}
+    metadata = {"name": "object", "namespace": namespace, "ownerReferences": owners}
+    spec = {"containers": [{"name": "main", "image": "image:1"}]}
+    return {**version, "metadata": metadata, **({"spec": spec} if kind == "Pod" else {})}
+
+
+def refusal(server: ApiServer, *words: str, objects: list[Json]) -> str:
+    """Return the server's refusal of a write by the operator, empty if it accepts it."""
+    done = kubectl(server.kubeconfig(OPERATOR), *words, "--dry-run=server", objects=objects)
+    return done.stderr if done.returncode else ""
+
+
+@pytest.fixture
+def limited(server: ApiServer, kubeconfig: Path) -> None:
+    """Install the chart and wait until its policy on the operator's writes is in force."""
+    install(kubeconfig, {}, TAKE)
+    deadline = time.monotonic() + SECONDS
+    while "ElasticJob controls" not in refusal(
+        server, "create", objects=[owned_object("Secret", "team-a", [])]
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.usefixtures("limited")
+def test_operator_writes_only_objects_of_jobs_outside_system_namespaces(
+    server: ApiServer,
+) -> None:
+    for kind in ("Secret", "Pod"):
+        own = owned_object(kind, "team-a", [OWNER])
+        assert not refusal(server, "create", objects=[own])
+        for owners in FOREIGN_OWNERS:
+            foreign = owned_object(kind, "team-a", owners)
+            assert "ElasticJob controls" in refusal(server, "create", objects=[foreign]), owners
+        for namespace in ("kube-system", NAMESPACE):
+            own = owned_object(kind, namespace, [OWNER])
+            said = refusal(server, "create", objects=[own])
+            assert f"may not write in namespace {namespace}" in said
+    path = "/api/v1/namespaces/team-a/secrets"
+    server.request("POST", path, owned_object("Secret", "team-a", []))  # not the operator's
+    taken = json.dumps({"metadata": {"ownerReferences": [OWNER]}, "data": {"key": "eA=="}})
+    words = ("patch", "--type=merge", f"--patch={taken}")
+    foreign = owned_object("Secret", "team-a", [])
+    assert "ElasticJob controls" in refusal(server, *words, objects=[foreign])
+    server.request("DELETE", f"{path}/object")

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unauthenticated
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.kv import Put, Range
 from tests.integration.etcd_server import Ports, binary, wait_until
-from tests.integration.helm_chart import CHART, Json, Rendered, pod_template, render
+from tests.integration.helm_chart import CHART, NAMESPACE, Json, Rendered, pod_template, render
 
 NAME = "elasticjob-etcd"
 SECONDS = 30.0
@@ -120,8 +122,14 @@ class Member:
 
 def secret() -> Data:
     """Return the content of the Secret made by the chart's hook."""
-    wanted, now = Wanted(frozenset({"localhost", "127.0.0.1"})), datetime.now(UTC)
-    return apply_changes({}, due_changes(parse_data({}), wanted, now), wanted, now)
+    members = f"*.{NAME}-members.{NAMESPACE}.svc"
+    return signed({}, members, "localhost", "127.0.0.1")
+
+
+def signed(data: Data, *names: str) -> Data:
+    """Return the data with a certificate for these names; its authority stays."""
+    wanted, now = Wanted(frozenset(names)), datetime.now(UTC)
+    return apply_changes(data, due_changes(parse_data(data), wanted, now), wanted, now)
 
 
 @pytest.fixture
@@ -196,6 +204,33 @@ def test_two_members_continue_and_third_returns(cluster: tuple[list[Member], Dat
     asyncio.run(main())
     members[0].start()
     members[0].wait_ready()
+
+
+def is_peer(member: Member, data: Data) -> bool:
+    """Return True if the member's peer port serves a client with this certificate."""
+    folder = Path(tempfile.mkdtemp(dir=member.folder))
+    for item in ("ca.crt", "tls.crt", "tls.key"):
+        (folder / item).write_bytes(data[item])
+    context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    url = f"https://127.0.0.1:{member.ports.numbers[1]}/version"
+    try:
+        with urllib.request.urlopen(url, timeout=5, context=context) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def test_peers_need_etcds_own_name_beside_its_authority(
+    cluster: tuple[list[Member], Data],
+) -> None:
+    (member,), data = cluster
+    assert is_peer(member, data)
+    for name in ("web.tenant-a.svc", f"{NAME}.{NAMESPACE}.svc", f"*.{NAMESPACE}.svc"):
+        foreign = signed(data, name)
+        assert foreign["ca.crt"] == data["ca.crt"]
+        assert foreign["tls.crt"] != data["tls.crt"]
+        assert not is_peer(member, foreign), name
 
 
 def test_data_is_stored_on_the_volume(cluster: tuple[list[Member], Data]) -> None:

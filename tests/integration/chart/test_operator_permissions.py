@@ -1,4 +1,4 @@
-"""Operator's permissions in the chart: sufficient, and no more than intended."""
+"""Operator's permissions and admission policy: sufficient, and no more than intended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.apiserver import NOBODY, ApiServer
+from tests.integration.apiserver import OPERATOR, ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.helm_chart import NAMESPACE, Json, render
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
+POLICIES = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
@@ -21,7 +25,7 @@ def watched(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, watched: list[str]) -> Iterator[ApiServer]:
-    """Yield a private server on which NOBODY has the operator's rights."""
+    """Yield a private server with the operator's rights and the policy on its writes."""
     started = ApiServer(tmp_path_factory.mktemp("apiserver"))
     try:
         started.start()
@@ -31,15 +35,16 @@ def server(tmp_path_factory: pytest.TempPathFactory, watched: list[str]) -> Iter
             component = found["metadata"]["labels"]["app.kubernetes.io/component"]
             if component == "operator" and found["kind"].endswith(("Role", "RoleBinding")):
                 give(started, found)
+            elif found["metadata"]["name"].endswith("-writes"):
+                plural = POLICIES[found["kind"]]
+                started.request("POST", f"/apis/admissionregistration.k8s.io/v1/{plural}", found)
         yield started
     finally:
         started.close()
 
 
 def give(server: ApiServer, found: Json) -> None:
-    """Create a role, or a binding with NOBODY instead of the service account."""
-    if "subjects" in found:
-        found |= {"subjects": [{"kind": "User", "name": NOBODY}]}
+    """Create a role or a binding."""
     namespace = found["metadata"].get("namespace")
     folder = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
     server.request("POST", f"{folder}/{found['kind'].lower()}s", found)
@@ -52,13 +57,13 @@ def operator(
     watched: list[str],
 ) -> Iterator[Operator]:
     options = {
-        "KUBECONFIG": str(server.kubeconfig(NOBODY)),
+        "KUBECONFIG": str(server.kubeconfig(OPERATOR)),
         "ELASTICJOB_NAMESPACES": ",".join(watched),
         "ELASTICJOB_LEASE_NAMESPACE": NAMESPACE,
     }
     folder = tmp_path_factory.mktemp("operator")
     etcd = EtcdServer(folder / "etcd")  # it serves one cluster alone
-    replica = Operator(folder, server, etcd, options=options)
+    replica = Operator(folder, server, etcd, options=options, user=OPERATOR)
     try:
         etcd.start()
         yield replica.start()
@@ -91,12 +96,12 @@ def test_permissions_suffice_for_whole_job_lifecycle(server: ApiServer, operator
 
 
 def may(server: ApiServer, verb: str, resource: str, namespace: str, name: str = "") -> bool:
-    """Return True if NOBODY is allowed to, according to the server's authorizer."""
+    """Return True if the operator is allowed to, according to the server's authorizer."""
     group, _, plural = resource.rpartition("/")
     attributes = {
         "verb": verb, "group": group, "resource": plural, "namespace": namespace, "name": name,
     }  # fmt: skip
-    body = {"spec": {"user": NOBODY, "resourceAttributes": attributes}}
+    body = {"spec": {"user": OPERATOR, "resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
     return bool(server.request("POST", path, body)["status"]["allowed"])
 

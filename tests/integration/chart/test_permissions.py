@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
-from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from tests.integration.helm_chart import EXTERNAL, MATRIX, NAMESPACE, Json, Rendered, render
 from tests.paths import ROOT
 
@@ -109,7 +110,7 @@ def test_only_operator_and_jobs_can_reach_etcd() -> None:
 
 
 def test_restricted_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
-    values = {"networkPolicy": {"jobNamespaces": ["team-a"]}}
+    values = {"networkPolicy": {"jobNamespaces": ["team-a"], "jobs": False}}
     spec = render(values).find("NetworkPolicy", "elasticjob-jobs")["spec"]
     peers, dns, etcd = spec["egress"]
     assert spec["ingress"][0]["from"] == peers["to"]
@@ -127,6 +128,29 @@ def test_restricted_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
     assert wide["egress"][3] == {"ports": [{"port": 4001}, {"port": 2379}]}
     far = render(values | EXTERNAL).find("NetworkPolicy", "elasticjob-jobs")["spec"]
     assert far["egress"][2] == {"ports": [{"port": 2379}]}
+
+
+def test_policy_of_each_job_replaces_the_namespaces_ingress() -> None:
+    values = {"networkPolicy": {"jobNamespaces": ["team-a"]}}
+    spec = render(values).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    assert spec["policyTypes"] == ["Egress"]
+    assert "ingress" not in spec, "policies add up: it would admit other jobs' pods"
+
+
+@pytest.mark.parametrize("off", [{"jobs": False}, {"enabled": False}])
+def test_without_job_policies_operator_gets_no_permission_for_them(off: Json) -> None:
+    on, rendered = render(), render({"networkPolicy": off})
+    role = f"{NAMESPACE}-elasticjob-operator"
+    for chart, present in ((on, True), (rendered, False)):
+        rules = chart.find("ClusterRole", role)["rules"]
+        assert any("networkpolicies" in rule["resources"] for rule in rules) == present
+        pod = chart.find("Deployment", "elasticjob-operator")["spec"]["template"]
+        environment = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0]["env"]}
+        assert environment.get("ELASTICJOB_NETWORK_POLICIES") == ("true" if present else None)
+        labels = environment.get("ELASTICJOB_OPERATOR_LABELS", "")
+        found = dict(label.split("=") for label in labels.split(",") if label)
+        assert found.items() <= pod["metadata"]["labels"].items()
+        assert bool(found) == present
 
 
 def test_users_cannot_write_status() -> None:

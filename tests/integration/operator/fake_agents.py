@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
 
-from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     PATH,
     AgentReport,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elasticjob_agent.zipapp_build import build_zipapp
 from elasticjob_operator.domain.manifests import names
-from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from tests.integration.etcd_server import wait_until
 from tests.integration.operator.fake_agents import address
 from tests.integration.operator_rig import SECONDS, Json, Namespace

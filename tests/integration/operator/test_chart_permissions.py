@@ -85,6 +85,12 @@ def run_job_lifecycle(ns: Namespace) -> None:
     budget = ns.get("poddisruptionbudgets", "job")
     assert budget is not None
     assert budget["spec"]["minAvailable"] == 1
+    policy = ns.present("networkpolicies", "job-elasticjob")
+    (owner,) = policy["metadata"]["ownerReferences"]
+    assert owner["uid"] == ns.job()["metadata"]["uid"]
+    (asking,) = policy["spec"]["ingress"][1]["from"]
+    assert asking["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    assert asking["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
     ns.scale(1)
     ns.await_pods("job-0")
     ns.await_event("PodsCreated", "created job-0, job-1, job-2")

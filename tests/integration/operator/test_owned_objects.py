@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from elasticjob_operator.domain.manifests.names import secret_name, service_name
-from elasticjob_operator.kubernetes.client import SECRETS, SERVICES, Kube
+import pytest
+
+from elasticjob_operator.domain.manifests.names import (
+    network_policy_name,
+    secret_name,
+    service_name,
+)
+from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer, network_policy
+from elasticjob_operator.kubernetes.client import NETWORK_POLICIES, SECRETS, SERVICES, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobKey, JobMemory
-from elasticjob_operator.reconcile.owned_objects import OwnedObjects
+from elasticjob_operator.reconcile.owned_objects import NameTaken, OwnedObjects
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from tests.integration.apiserver import ApiServer
@@ -56,5 +63,71 @@ def test_deleted_secret_is_restored_with_same_content(
         once_more = await kube.get(SECRETS, namespace, secret_name(job))
         assert once_more["data"] == first["data"]
         assert await kube.get(SERVICES, namespace, service_name(job))
+
+    run(api_server, scenario)
+
+
+OPERATOR = PolicyPeer("system", (("app", "operator"),))
+
+
+def test_network_policy_is_created_corrected_and_restored(
+    api_server: ApiServer, namespace: str
+) -> None:
+    job = _job(api_server, namespace)
+    name = network_policy_name(job)
+
+    async def scenario(kube: Kube) -> None:
+        now = 0.0
+        owned_objects = OwnedObjects(kube, lambda: now, OPERATOR)
+        memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
+        agents = AgentsSource(AgentPoller(lambda *_: None), kube, namespace, job.metadata.uid)
+
+        async def ensure(needed: bool) -> None:
+            await owned_objects.ensure(job, memory, agents, needed=needed, renew=False)
+
+        wanted = network_policy(job, OPERATOR)
+        await ensure(needed=True)
+        made = await kube.get(NETWORK_POLICIES, namespace, name)
+        assert made["spec"] == wanted["spec"]
+        assert made["metadata"]["ownerReferences"] == wanted["metadata"]["ownerReferences"]
+        now += RECHECK_SECONDS + 1
+        await ensure(needed=False)
+        kept = await kube.get(NETWORK_POLICIES, namespace, name)
+        assert kept["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+        opened = {
+            "podSelector": {"matchLabels": {"app": "none"}},
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [{}],
+            "ingress": [{}],
+        }
+        await kube.patch(NETWORK_POLICIES, namespace, name, {"spec": opened})
+        now += RECHECK_SECONDS + 1
+        await ensure(needed=False)
+        mended = await kube.get(NETWORK_POLICIES, namespace, name)
+        assert mended["spec"] == wanted["spec"]
+        # A pod about to be created needs it now.
+        await kube.delete(NETWORK_POLICIES, namespace, name, uid=mended["metadata"]["uid"])
+        now += 60
+        await ensure(needed=True)
+        again = await kube.get(NETWORK_POLICIES, namespace, name)
+        assert again["spec"] == wanted["spec"]
+
+    run(api_server, scenario)
+
+
+def test_network_policy_of_another_owner_is_not_adopted(
+    api_server: ApiServer, namespace: str
+) -> None:
+    job = _job(api_server, namespace)
+    path = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+    theirs = {"metadata": {"name": network_policy_name(job)}, "spec": {"podSelector": {}}}
+    api_server.request("POST", path, theirs)
+
+    async def scenario(kube: Kube) -> None:
+        owned_objects = OwnedObjects(kube, lambda: 0.0, OPERATOR)
+        memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
+        agents = AgentsSource(AgentPoller(lambda *_: None), kube, namespace, job.metadata.uid)
+        with pytest.raises(NameTaken, match="networkpolicy job-elasticjob exists"):
+            await owned_objects.ensure(job, memory, agents, needed=True, renew=False)
 
     run(api_server, scenario)

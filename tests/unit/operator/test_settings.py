@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer
 from elasticjob_operator.settings import SettingsError, from_environment
 
 LEAST = {
@@ -25,6 +26,7 @@ def test_defaults() -> None:
     assert found.lease.name == "elasticjob-operator"
     assert found.lease.identity == "operator-0"
     assert found.namespaces == ()
+    assert found.policy_peer is None
     assert (found.metrics_port, found.health_port) == (8080, 8081)
     assert (found.log_format, found.log_level) == ("text", "info")
 
@@ -42,6 +44,9 @@ def test_all_settings(tmp_path: Path) -> None:
             "ELASTICJOB_MANAGE_ETCD_USERS": "true",
             "ELASTICJOB_ETCD_SERVER_NAME": "etcd",
             "ELASTICJOB_ALLOWED_ENDPOINTS": "http://10.0.0.1:2379",
+            "ELASTICJOB_NETWORK_POLICIES": "true",
+            "ELASTICJOB_OPERATOR_LABELS": "app.kubernetes.io/name=elasticjob,tier=1",
+            "ELASTICJOB_LEASE_NAMESPACE": "system",
             "ELASTICJOB_NAMESPACES": "a, b",
             "ELASTICJOB_PULL_SECRETS": "one,two",
             "ELASTICJOB_METRICS_PORT": "9090",
@@ -54,6 +59,8 @@ def test_all_settings(tmp_path: Path) -> None:
     assert found.etcd.tls.server_name == "etcd"
     assert found.etcd.allowed == {"http://10.0.0.1:2379"}
     assert found.namespaces == ("a", "b")
+    labels = (("app.kubernetes.io/name", "elasticjob"), ("tier", "1"))
+    assert found.policy_peer == PolicyPeer("system", labels)
     assert found.sidecar.pull_secrets == ("one", "two")
     assert found.metrics_port == 9090
     assert found.log_format == "json"
@@ -65,6 +72,7 @@ def test_all_settings(tmp_path: Path) -> None:
         ("ELASTICJOB_SIDECAR_IMAGE", "", "must be set"),
         ("ELASTICJOB_SIDECAR_PULL_POLICY", "Sometimes", "must be one of Always"),
         ("ELASTICJOB_SIDECAR_LIMITS_IN", "Some", "must be one of GuaranteedPods, AllPods"),
+        ("ELASTICJOB_NETWORK_POLICIES", "true", "needs ELASTICJOB_OPERATOR_LABELS"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "", "at least one etcd"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "http://etcd", "must hold http"),
         ("ELASTICJOB_ETCD_ENDPOINTS", "ftp://etcd:21", "must hold http"),
@@ -92,3 +100,10 @@ def test_incomplete_pair_of_settings_is_refused(one: str, other: str, tmp_path: 
     with pytest.raises(SettingsError, match="must be set together") as error:
         from_environment(LEAST | {f"ELASTICJOB_ETCD_{one}_FILE": str(path)})
     assert f"ELASTICJOB_ETCD_{other}_FILE" in str(error.value)
+
+
+@pytest.mark.parametrize("labels", ["app", "=operator", "app="])
+def test_malformed_label_is_refused(labels: str) -> None:
+    variables = {"ELASTICJOB_NETWORK_POLICIES": "true", "ELASTICJOB_OPERATOR_LABELS": labels}
+    with pytest.raises(SettingsError, match="must be key=value"):
+        from_environment(LEAST | variables)

@@ -21,6 +21,11 @@ them, so that no permission is added or removed unnoticed.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch, delete]
+{{- if include "elasticjob.jobPolicies" . }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create, patch]
+{{- end }}
 # By name only, without list and watch, so that it never sees other Secrets.
 - apiGroups: [""]
   resources: [secrets]

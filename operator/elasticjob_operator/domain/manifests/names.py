@@ -12,6 +12,9 @@ INCARNATION_LABEL = f"{GROUP}/incarnation"
 COMMAND_ANNOTATION = f"{GROUP}/command"
 """Annotation with a note on the launcher that was removed from the trainer's command."""
 
+HEALTH_PORT = 17946
+"""Port of the agents' status: below the kernel's ephemeral range, and unusual for trainers."""
+
 AGENT_CONTAINER, LAUNCHER_CONTAINER = RESERVED_NAMES
 
 SHARED_VOLUME = "elasticjob"
@@ -56,6 +59,11 @@ def service_name(job: ElasticJob) -> str:
 def budget_name(job: ElasticJob) -> str:
     """Return the name of the job's PodDisruptionBudget."""
     return job.metadata.name
+
+
+def network_policy_name(job: ElasticJob) -> str:
+    """Return the name of the job's NetworkPolicy."""
+    return f"{job.metadata.name}-elasticjob"
 
 
 def secret_name(job: ElasticJob) -> str:

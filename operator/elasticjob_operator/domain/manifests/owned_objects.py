@@ -1,4 +1,4 @@
-"""Objects that a job owns besides its pods: Service, PodDisruptionBudget, and the Secret.
+"""Objects that a job owns besides its pods: Service, PodDisruptionBudget, NetworkPolicy, Secret.
 
 The Secret holds the credentials of the job's pods, for etcd and for each other.
 """
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.names import (
+    HEALTH_PORT,
+    UID_LABEL,
     budget_name,
     job_labels,
+    network_policy_name,
     secret_name,
     service_name,
 )
@@ -130,6 +133,44 @@ def budget(job: ElasticJob, min_available: int) -> Json:
             "minAvailable": min_available,
             "selector": {"matchLabels": job_labels(job)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPeer:
+    """Pods that may request the agents' status: the operator's namespace and its pods' labels."""
+
+    namespace: str
+    labels: tuple[tuple[str, str], ...]
+
+
+def network_policy(job: ElasticJob, operator: PolicyPeer) -> Json:
+    """Return the NetworkPolicy that closes the job's pods to all pods but its own.
+
+    The workers' collectives choose their own ports, so the job's pods reach each other on every
+    port. Egress is not restricted.
+    """
+    pods = {"matchLabels": {UID_LABEL: job.metadata.uid}}
+    status = {
+        "from": [
+            {
+                "namespaceSelector": {
+                    "matchLabels": {"kubernetes.io/metadata.name": operator.namespace}
+                },
+                "podSelector": {"matchLabels": dict(operator.labels)},
+            }
+        ],
+        "ports": [{"port": HEALTH_PORT, "protocol": "TCP"}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, network_policy_name(job)),
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": pods}]}, status],
         },
     }
 

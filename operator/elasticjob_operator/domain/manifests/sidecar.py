@@ -33,8 +33,6 @@ from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
 AGENT = ("python", "-m", "elasticjob_agent")
-HEALTH_PORT = 17946
-"""Port of the health endpoint: below the kernel's ephemeral range, and unusual for trainers."""
 HEALTH_PORT_NAME = "elasticjob"
 STORE_PORT_NAME = "elasticjob-c10d"
 IMAGE_USER = 65532
@@ -229,7 +227,7 @@ def _agent_settings(job: ElasticJob, traits: PodTraits) -> list[Json]:
         variable("HANG_TIMEOUT_SECONDS", job.spec.recovery.hang_timeout_seconds),
         # Always set, even to an empty value, which opens no port: for a Service called
         # elasticjob-health the kubelet would inject a variable of this name.
-        variable("HEALTH_PORT", "" if traits.host_network else HEALTH_PORT),
+        variable("HEALTH_PORT", "" if traits.host_network else names.HEALTH_PORT),
     ]
 
 
@@ -242,7 +240,7 @@ def _probed(traits: PodTraits, keeps_store: bool) -> Json:
     if traits.host_network:
         ready = {"exec": {"command": [*AGENT, "ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}
         return {"readinessProbe": ready}
-    ports: list[Json] = [{"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT}]
+    ports: list[Json] = [{"name": HEALTH_PORT_NAME, "containerPort": names.HEALTH_PORT}]
     if keeps_store:
         ports.append({"name": STORE_PORT_NAME, "containerPort": STORE_PORT})
     return {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elasticjob_operator.domain.manifests.sidecar import HEALTH_PORT
+from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports
 from elasticjob_operator.domain.observed.state import SeenTrouble
 from elasticjob_operator.rendezvous import agent_poller

@@ -31,8 +31,8 @@ from elasticjob_launcher.proof import (
     read_link_answer,
     read_question,
 )
+from elasticjob_rendezvous import listener as peer_listener
 from elasticjob_rendezvous.links import dial, wire
-from elasticjob_rendezvous.links import server as peer_server
 from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import Link, Probe
@@ -504,7 +504,7 @@ def test_without_file_descriptors_the_server_pauses_accepting(
         return listeners[-1]
 
     monkeypatch.setattr(socket, "create_server", create_server)
-    monkeypatch.setattr(peer_server, "ACCEPT_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(peer_listener, "ACCEPT_AGAIN_SECONDS", 0.2)
 
     async def scenario() -> None:
         here, there = Heard(), Heard()

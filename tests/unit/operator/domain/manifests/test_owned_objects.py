@@ -10,6 +10,7 @@ from elasticjob_operator.domain.manifests import owned_objects
 from elasticjob_operator.domain.manifests.names import selector, uid_selector
 from elasticjob_operator.domain.manifests.owned_objects import (
     Access,
+    PolicyPeer,
     access_in,
     author_access,
     secret_data,
@@ -19,6 +20,7 @@ from tests.unit.operator.builders import job
 LABELS = {"elasticjob.dev/job-name": "job", "elasticjob.dev/job-uid": "job-uid"}
 FULL = Access(b"k" * 32, b"ca", "job-1", "secret", b"cert", b"key")
 PLAIN = Access(b"k", None, None, None)
+OPERATOR = PolicyPeer("system", (("app", "operator"),))
 
 
 def test_owned_objects_are_deleted_with_their_job_without_blocking_it() -> None:
@@ -26,6 +28,7 @@ def test_owned_objects_are_deleted_with_their_job_without_blocking_it() -> None:
         owned_objects.service(job()),
         owned_objects.budget(job(), 1),
         owned_objects.secret(job(), PLAIN),
+        owned_objects.network_policy(job(), OPERATOR),
     ):
         assert child["metadata"]["namespace"] == "default"
         assert child["metadata"]["labels"] == LABELS
@@ -50,6 +53,23 @@ def test_service_includes_pods_that_are_not_ready() -> None:
         "publishNotReadyAddresses": True,
         "selector": LABELS,
     }
+
+
+def test_network_policy_admits_own_pods_and_operator_at_status_port() -> None:
+    policy = owned_objects.network_policy(job(), OPERATOR)
+    own = {"matchLabels": {"elasticjob.dev/job-uid": "job-uid"}}
+    assert policy["metadata"]["name"] == "job-elasticjob"
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    peers, status = policy["spec"]["ingress"]
+    assert peers == {"from": [{"podSelector": own}]}, "every port, and this namespace only"
+    assert status["ports"] == [{"port": 17946, "protocol": "TCP"}]
+    assert status["from"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "system"}},
+            "podSelector": {"matchLabels": {"app": "operator"}},
+        }
+    ]
 
 
 def test_budget_counts_whole_pods_and_allows_eviction_of_unhealthy_pods() -> None:
