@@ -22,6 +22,10 @@ from elasticjob_launcher.zygote.import_effects import Effects, described
 from elasticjob_launcher.zygote.program_imports import WantedImport
 from elasticjob_launcher.zygote.worker_environment import is_rank
 
+PLUGIN = "elasticjob_torchrun"
+"""Module of ours that torch's elastic modules import through an entry point, from the folder that
+the launcher adds to PYTHONPATH."""
+
 # Importing these has visible effects or fails.
 NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
 
@@ -45,7 +49,7 @@ class ImportGuard:
         on_temporary: Callable[[str], object] = lambda path: None,
     ) -> None:
         self._sets = frozenset(sets)
-        self._allowed = frozenset(name.partition(".")[0] for name in allowed)
+        self._allowed = frozenset([PLUGIN, *(name.partition(".")[0] for name in allowed)])
         self._excluded = frozenset(excluded)
         self.effects = Effects(on_temporary)
         self._places = _installed_folders()
