@@ -26,6 +26,7 @@ from bench.etcd_proc import free_port
 from bench.settings import REPOSITORY, child_environment, fresh_id
 from bench.training.steps import newest_first_step
 from elasticjob import layout
+from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.control import send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 
@@ -67,7 +68,7 @@ class TrainingJob(ABC):
 
     @abstractmethod
     def kill_worker(self) -> None:
-        """Kill the victim."""
+        """Kill the victim. Raises JobFailed if it does not run."""
 
     @abstractmethod
     def first_steps(self) -> list[float | None]:
@@ -144,7 +145,11 @@ class ElasticJobRun(TrainingJob):
 
     def kill_worker(self) -> None:
         assert self._store is not None
-        send_command(self._store, "fault", kind="kill-worker", pod=f"{self.NAME}-{NODES - 1}")
+        pod = f"{self.NAME}-{NODES - 1}"
+        try:
+            send_command(self._store, "fault", kind="kill-worker", pod=pod)
+        except CommandError as error:
+            raise JobFailed(f"the worker of {pod} cannot be killed: {error}") from error
 
     def first_steps(self) -> list[float | None]:
         assert self._store is not None
@@ -209,8 +214,9 @@ class TorchrunNodes(TrainingJob):
         return all(self._worker(node) is not None for node in range(NODES))
 
     def kill_worker(self) -> None:
-        if (victim := self._worker(NODES - 1)) is not None:
-            processes.kill(victim)
+        if (victim := self._worker(NODES - 1)) is None:
+            raise JobFailed(f"node {NODES - 1} has no worker to kill: {self._log()}")
+        processes.kill(victim)
 
     def first_steps(self) -> list[float | None]:
         return [newest_first_step([self._progress(node)]) for node in range(NODES)]
