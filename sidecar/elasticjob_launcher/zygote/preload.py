@@ -25,6 +25,8 @@ from elasticjob_launcher.zygote.worker_environment import is_rank
 PLUGIN = "elasticjob_torchrun"
 """Module of ours that torch's elastic modules import through an entry point, from the folder that
 the launcher adds to PYTHONPATH."""
+PLUGIN_VARIABLE = "ELASTICJOB_TORCHRUN"
+"""Variable that the plug-in reads then; only the command of a node has it, and no worker."""
 
 # Importing these has visible effects or fails.
 NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
@@ -174,6 +176,8 @@ class ImportGuard:
         if name in self._sets and calling_module():
             self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
+        if name == PLUGIN_VARIABLE:
+            return
         if is_rank(name) and not there and _innermost_module() not in RANKED:
             self._refuse_reader(f"it reads {name} when it is imported")
             raise ImportRefused(name)

@@ -214,7 +214,9 @@ def test_package_that_loads_our_torchrun_plug_in_is_preloaded(
 ) -> None:
     """torch's elastic modules load it through its entry point, from the launcher's folder."""
     monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{ROOT / 'sdk'}")
-    (installed / "elastic_pkg.py").write_text("import elasticjob_torchrun\n")
+    (installed / "elastic_pkg.py").write_text(
+        "import elasticjob_torchrun\nelasticjob_torchrun.plugin()\n"
+    )
     path = script(tmp_path / "code", f"{LOADED}import elastic_pkg\nprint(there)\n")
     assert said_warm(tmp_path / "logs", path) == "['elastic_pkg']\n"
 
