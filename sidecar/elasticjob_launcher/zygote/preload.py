@@ -22,9 +22,9 @@ from elasticjob_launcher.zygote.import_effects import Effects, described
 from elasticjob_launcher.zygote.program_imports import WantedImport
 from elasticjob_launcher.zygote.worker_environment import is_rank
 
-PLUGIN = "elasticjob_torchrun"
-"""Module of ours that torch's elastic modules import through an entry point, from the folder that
-the launcher adds to PYTHONPATH."""
+PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")
+"""Packages of ours that torch's elastic modules import through entry points: from the folder that
+the launcher adds to PYTHONPATH, and from an installation of ElasticJob."""
 PLUGIN_VARIABLE = "ELASTICJOB_TORCHRUN"
 """Variable that the plug-in reads then; only the command of a node has it, and no worker."""
 
@@ -51,7 +51,7 @@ class ImportGuard:
         on_temporary: Callable[[str], object] = lambda path: None,
     ) -> None:
         self._sets = frozenset(sets)
-        self._allowed = frozenset([PLUGIN, *(name.partition(".")[0] for name in allowed)])
+        self._allowed = frozenset([*PLUGINS, *(name.partition(".")[0] for name in allowed)])
         self._excluded = frozenset(excluded)
         self.effects = Effects(on_temporary)
         self._places = _installed_folders()
