@@ -37,6 +37,7 @@ kubernetes: install ## install the tests' Kubernetes programs and helm into the 
 corpus-suite: install ## install the ten corpus packages and the frameworks of `make test` into the cache
 	@$(PY) -m tests.corpus.environments small
 	@$(PY) -m tests.corpus.environments frameworks
+	@$(PY) -m tests.corpus.environments deepspeed
 corpus: install etcd ## run 90 packages, each in a cold and a warm job; resumable: docs/warm-start-corpus.md
 	$(PY) -m tests.corpus
 
@@ -100,12 +101,14 @@ SEED ?= 1
 partitions: etcd ## run RUNS real network partitions from SEED on, as root; logs in build/partitions
 	$(PY) -m tests.partitions --runs $(RUNS) --seed $(SEED)
 
-.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead bench-pods soak soak-cluster
-bench: bench-rendezvous bench-recovery bench-crowd bench-overhead bench-interop ## run every benchmark
+.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods soak soak-cluster
+bench: bench-rendezvous bench-recovery bench-frameworks bench-crowd bench-overhead bench-interop ## run every benchmark
 bench-rendezvous: etcd ## time of N processes to get ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
 bench-recovery: etcd ## time from a fault to the next step, ours and torchrun's: build/bench/recovery.json
 	$(PY) -m bench.recovery
+bench-frameworks: etcd ## time from a killed worker to the next step of five frameworks: build/bench/frameworks.json
+	$(PY) -m bench.frameworks
 bench-crowd: etcd ## requests and CPU time per member, up to 1,024 members: build/bench/crowd.json
 	$(PY) -m bench.crowd
 bench-overhead: etcd ## step time with and without the sidecar: build/bench/overhead.json

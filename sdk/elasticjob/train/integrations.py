@@ -31,12 +31,18 @@ def newest(folder: str | os.PathLike[str], complete: str = "") -> str | None:
         folder: the folder with checkpoints named `checkpoint-N`, `step-N` or `...step=N...`.
         complete: a file that a checkpoint folder holds once it is complete; others are ignored.
     """
+    found = _checkpoints(Path(folder), complete)
+    return str(found[max(found)]) if found else None
+
+
+def _checkpoints(folder: Path, complete: str = "") -> dict[int, Path]:
+    """Return the checkpoints of a folder by step; see `newest` for their names."""
     found: dict[int, Path] = {}
-    for path in Path(folder).glob("*"):
+    for path in folder.glob("*"):
         match = _STEP.search(path.name if path.is_dir() else path.stem)
         if match and (not complete or (path / complete).exists()):
             found[int(match[1] or match[2])] = path
-    return str(found[max(found)]) if found else None
+    return found
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -150,11 +156,12 @@ def _accelerate_checkpoints() -> type:
             self._keep = keep
 
         def resume(self) -> int:
-            found = newest(self._folder)
-            if found is None:
+            found = _checkpoints(self._folder)
+            if not found:
                 return 0
-            self._accelerator.load_state(found)
-            return int(found.rpartition("-")[2])
+            step = max(found)
+            self._accelerator.load_state(str(found[step]))
+            return step
 
         def step(self, step: int, **metrics: float) -> None:
             train.progress(step, **metrics)
@@ -185,14 +192,16 @@ def _checkpointed(step: int) -> None:
 
 
 def _keep(folder: Path, count: int) -> None:
-    """Remove all but the newest checkpoints of a folder, and drafts that were never finished."""
+    """Remove all but the checkpoints of the highest steps, and drafts that were never finished.
+
+    A count of 0 keeps all checkpoints.
+    """
     for path in folder.glob("unfinished-*"):
         _remove(path)
-    while count > 0:
-        found = [path for path in folder.glob("*") if _STEP.search(path.stem)]
-        if len(found) <= count:
-            return
-        _remove(min(found, key=lambda path: path.stat().st_mtime))
+    if count > 0:
+        found = _checkpoints(folder)
+        for step in sorted(found)[:-count]:
+            _remove(found[step])
 
 
 def _remove(path: Path) -> None:

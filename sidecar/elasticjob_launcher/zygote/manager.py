@@ -131,6 +131,20 @@ SETTLED_SECONDS = 60.0
 MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the learned modules
 
 
+def wait_seconds(load_seconds: float, elapsed_seconds: float) -> float:
+    """Return the maximum wait of workers for a zygote that has been loading for this time.
+
+    A zygote that takes longer than the last one is not worth a long wait: the workers that start
+    cold after it have lost the wait in addition.
+
+    Args:
+        load_seconds: duration of the last load; 0 if unknown.
+    """
+    if not load_seconds:
+        return START_WAIT_SECONDS
+    return min(max(load_seconds - elapsed_seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
+
+
 class ZygoteState:
     """Zygote state: `OFF` was never requested, `LOADING` is preloading, `OVER` was given up."""
 
@@ -223,8 +237,9 @@ class ZygoteManager:
         if self._state == ZygoteState.LEARNING and self._process is not None:
             self._process.send({"do": "pause"})
         self._waiting = then
-        known = min(max(self._load_seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
-        seconds = known if self._load_seconds else START_WAIT_SECONDS
+        loading = self._state == ZygoteState.LOADING
+        elapsed = time.monotonic() - self._began if loading else 0.0
+        seconds = wait_seconds(self._load_seconds, elapsed)
         self._loop.call_later(seconds, lambda: self._waited(then))
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:

@@ -22,6 +22,12 @@ from elasticjob_launcher.zygote.import_effects import Effects, described
 from elasticjob_launcher.zygote.program_imports import WantedImport
 from elasticjob_launcher.zygote.worker_environment import is_rank
 
+PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")
+"""Packages of ours that torch's elastic modules import through entry points: from the folder that
+the launcher adds to PYTHONPATH, and from an installation of ElasticJob."""
+PLUGIN_VARIABLE = "ELASTICJOB_TORCHRUN"
+"""Variable that the plug-in reads then; only the command of a node has it, and no worker."""
+
 # Importing these has visible effects or fails.
 NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
 
@@ -45,7 +51,7 @@ class ImportGuard:
         on_temporary: Callable[[str], object] = lambda path: None,
     ) -> None:
         self._sets = frozenset(sets)
-        self._allowed = frozenset(name.partition(".")[0] for name in allowed)
+        self._allowed = frozenset([*PLUGINS, *(name.partition(".")[0] for name in allowed)])
         self._excluded = frozenset(excluded)
         self.effects = Effects(on_temporary)
         self._places = _installed_folders()
@@ -170,6 +176,8 @@ class ImportGuard:
         if name in self._sets and calling_module():
             self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
+        if name == PLUGIN_VARIABLE:
+            return
         if is_rank(name) and not there and _innermost_module() not in RANKED:
             self._refuse_reader(f"it reads {name} when it is imported")
             raise ImportRefused(name)

@@ -14,7 +14,9 @@ from tests.corpus.environments import cache, environment
 from tests.integration.local_rig import LocalRig, until
 from tests.paths import ROOT
 
-FRAMEWORKS = ("accelerate", "transformers", "lightning", "fsdp2")
+FRAMEWORKS = ("torchrun", "accelerate", "transformers", "lightning", "fsdp2", "deepspeed")
+LAUNCHERS = {"torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=1")}
+"""Launchers in the commands of the examples that use one."""
 STEPS = 250
 """More steps than are done before the test sets the job's size for the last time."""
 SLOW_SECONDS = 180.0
@@ -22,9 +24,10 @@ SLOW_SECONDS = 180.0
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Path:
-    return environment(cache(), "frameworks") / "bin" / "python"
+def interpreter(framework: str) -> Path:
+    """Return the Python that has the framework's packages."""
+    name = "deepspeed" if framework == "deepspeed" else "frameworks"
+    return environment(cache(), name) / "bin" / "python"
 
 
 @pytest.fixture
@@ -48,17 +51,25 @@ def step(rig: LocalRig) -> int:
 
 def saved(folder: Path) -> int:
     """Return the step of the newest checkpoint in the folder."""
-    found = [re.search(r"(\d+)(\.ckpt)?$", path.name) for path in folder.glob("[cs]*")]
+    found = [re.search(r"(\d+)(\.ckpt|\.pt)?$", path.name) for path in folder.glob("[cs]*")]
     return max((int(match[1]) for match in found if match), default=0)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_example_survives_a_killed_worker_and_scales_without_losing_a_step(
-    rig: LocalRig, interpreter: Path, framework: str
+    rig: LocalRig, framework: str
 ) -> None:
     for path in (ROOT / "examples" / framework).iterdir():
         shutil.copy(path, rig.job)
-    command = [str(interpreter), "train.py", "--steps", str(STEPS), "--step-seconds", "0.1"]
+    program = [*LAUNCHERS.get(framework, ()), "train.py"]
+    command = [
+        str(interpreter(framework)),
+        *program,
+        "--steps",
+        str(STEPS),
+        "--step-seconds",
+        "0.1",
+    ]
     rig.start(rig.manifest(command=command, nodes=2, minNodes=1, maxNodes=2), "--plain")
     rig.running(2, 0, SLOW_SECONDS)
     folder = rig.job / "checkpoints"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_agent.zipapp_build import install
+from elasticjob_launcher.settings import library_beside
 from tests.integration.launcher_rig import process_tag
 from tests.integration.warm_start.test_equivalence import both
 from tests.integration.warm_start.warm_rig import Warm, said, said_warm, script, warm
@@ -45,6 +47,26 @@ def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
     cold, forked = both(tmp_path, sys.executable, path, env=env)
     assert "openblas" in cold
     assert forked == cold
+
+
+ELASTIC = """
+import sys
+there = "torch.distributed.elastic.rendezvous" in sys.modules
+import torch.distributed.elastic.rendezvous
+print(there)
+"""
+
+
+def test_elastic_modules_of_torch_are_preloaded_with_our_plug_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers and Accelerate import them; torch then loads the plug-ins of torchrun."""
+    launcher = tmp_path / "elasticjob" / "launcher.pyz"
+    launcher.parent.mkdir()
+    install(launcher)
+    monkeypatch.setenv("PYTHONPATH", library_beside(str(launcher)))
+    path = script(tmp_path / "code", ELASTIC)
+    assert said_warm(tmp_path / "logs", path) == "True\n"
 
 
 LOADERS = """

@@ -24,6 +24,7 @@ from tests.integration.warm_start.warm_rig import (
     script,
     warm,
 )
+from tests.paths import ROOT
 
 __all__ = ["installed", "process_tag"]
 
@@ -206,6 +207,18 @@ def test_random_numbers_drawn_by_a_trusted_package_alone_are_allowed(
     (installed / "user_pkg.py").write_text(f"import random\n{first}\nimport rich\n")
     path = script(tmp_path / "code", f"{LOADED}import user_pkg\nprint(there)\n")
     assert said_warm(tmp_path / "logs", path) == f"{preloaded}\n"
+
+
+def test_package_that_loads_our_torchrun_plug_in_is_preloaded(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's elastic modules load it through its entry point, from the launcher's folder."""
+    monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{ROOT / 'sdk'}")
+    (installed / "elastic_pkg.py").write_text(
+        "import elasticjob_torchrun\nelasticjob_torchrun.plugin()\n"
+    )
+    path = script(tmp_path / "code", f"{LOADED}import elastic_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path) == "['elastic_pkg']\n"
 
 
 def test_start_that_waited_for_the_zygote_does_not_count_as_warm(

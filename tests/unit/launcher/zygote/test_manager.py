@@ -16,6 +16,7 @@ from elasticjob_launcher.zygote.manager import (
     MOST_STARTS,
     REST_SECONDS,
     ZygoteManager,
+    wait_seconds,
 )
 
 
@@ -169,3 +170,23 @@ def test_refusals_of_one_package_and_reason_are_one_line() -> None:
         "pyarrow: it starts threads",
         "pyarrow.fs: it imports pandas",
     ]
+
+
+@pytest.mark.parametrize(
+    ("load_seconds", "elapsed_seconds", "expected"),
+    [
+        (0.0, 0.0, 5.0),
+        (0.0, 30.0, 5.0),
+        (8.0, 0.0, 8.0),
+        (8.0, 3.0, 5.0),
+        (8.0, 7.0, 2.0),
+        (8.0, 30.0, 2.0),
+        (1.0, 0.0, 2.0),
+        (45.0, 0.0, 20.0),
+        (45.0, 30.0, 15.0),
+    ],
+)
+def test_workers_wait_at_most_the_rest_of_the_last_load(
+    load_seconds: float, elapsed_seconds: float, expected: float
+) -> None:
+    assert wait_seconds(load_seconds, elapsed_seconds) == expected

@@ -1,0 +1,1 @@
+"""Training jobs of `examples/` under ElasticJob and under torchrun, for `bench.frameworks`."""
