@@ -38,6 +38,7 @@ from collections import deque
 from typing import Any
 
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
+from elasticjob_rendezvous.protocol.text import one_line
 
 HEARTBEAT_SECONDS = 0.5
 QUIET_SECONDS = 1.5
@@ -121,7 +122,7 @@ def leaving_told(message: Message) -> Leaving:
     for id, said in told.items():
         match said:
             case [str(agent), str(reason)]:
-                found.append(LeaveNotice(id, agent, reason))
+                found.append(LeaveNotice(*map(one_line, (id, agent, reason))))
     return tuple(found)
 
 
