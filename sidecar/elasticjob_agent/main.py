@@ -168,6 +168,7 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         user=settings.etcd.user,
         password=settings.etcd.password,
         bind_address=settings.bind_address,
+        key_in_etcd=settings.key_in_etcd,
     )
     return DirectedHandler(member, settings.run_id)
 

@@ -197,6 +197,8 @@ class AgentSettings:
     bind_address: str = "0.0.0.0"
     control: Path | None = None
     health_port: int | None = None
+    key_in_etcd: bool = False
+    """True if etcd keeps `job_key`, which is then empty until the preflight check."""
     termination_log: Path | None = None
     announce: bool = True
     warm_start: WarmStart | None = None

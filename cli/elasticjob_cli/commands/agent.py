@@ -179,7 +179,7 @@ async def _run(plain: StandaloneAgent) -> Ending:
     try:
         handler = job_handler(settings)
         if handler is None:
-            await preflight_check(settings, plain.connect_seconds)
+            settings = await preflight_check(settings, plain.connect_seconds)
     except (PreflightError, SettingsError) as error:
         code = ExitCode.RENDEZVOUS if isinstance(error, PreflightError) else ExitCode.USAGE
         ending = Ending(code, code, f"elasticjob: {error}")

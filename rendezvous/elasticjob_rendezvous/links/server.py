@@ -46,7 +46,7 @@ class PeerServer:
         vouched_until: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._member = member
-        self._job_key = job_key
+        self.job_key = job_key
         self._post = post
         self._bind_address = bind_address
         self._workers = workers
@@ -179,7 +179,7 @@ class PeerServer:
         live_until = self._live_until()
         if live_until is not None:
             body["live_seconds"] = wire.seconds(live_until - asked_at)
-        body["hmac"] = wire.sign(self._job_key, question, body)
+        body["hmac"] = wire.sign(self.job_key, question, body)
         writer.write(wire.line(body))
         link = hello.get("link")
         if link is None:
@@ -187,7 +187,7 @@ class PeerServer:
             return
         proof = await wire.read(reader, wire.HANDSHAKE_SECONDS)
         if not isinstance(link, dict) or not wire.verified(
-            self._job_key, mine, {**link, "hmac": proof.get("hmac")}
+            self.job_key, mine, {**link, "hmac": proof.get("hmac")}
         ):
             raise wire.BadPeer("the peer does not hold this job's key")
         count = wire.Count(asked_at)

@@ -78,8 +78,8 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def run_key(prefix: str, user: str | None, password: str | None) -> bytes:
-    """Derive the job's key from run and etcd password, for jobs without a key from an operator."""
+def run_key(prefix: str, user: str | None, password: str) -> bytes:
+    """Derive the key of a run from its etcd password, for runs without a key from an operator."""
     return hashlib.sha256(f"{prefix}\n{user}\n{password}".encode()).digest()
 
 
