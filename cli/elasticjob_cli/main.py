@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.output import show_error
 from elasticjob_launcher.standard_streams import open_missing
-from elasticjob_rendezvous.protocol.text import bounded
 
 if TYPE_CHECKING:  # imported in `main`, where Ctrl-C no longer shows a traceback
     import typer
@@ -108,7 +108,7 @@ def _run(app: Callable[[str], typer.Typer], name: str) -> None:
     try:
         _load(app)(prog_name=name)
     except CommandError as error:
-        print(bounded(f"{name}: {error}"), file=sys.stderr)
+        show_error(f"{name}: {error}")
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:  # while the command was being loaded
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -116,7 +116,7 @@ def _run(app: Callable[[str], typer.Typer], name: str) -> None:
         sys.stderr.close()
         sys.exit(int(ExitCode.FAILED))
     except OSError as error:
-        print(bounded(f"{name}: {_os_error_text(error)}"), file=sys.stderr)
+        show_error(f"{name}: {_os_error_text(error)}")
         if error.filename is None:
             sys.stderr.close()  # else buffered output would be flushed again at exit
         sys.exit(int(ExitCode.FAILED))

@@ -1,6 +1,7 @@
-"""Output that survives a full disk or a closed stream: final summaries and atomic file writes.
+"""Output: the functions by which all commands print, final summaries, atomic file writes.
 
-A file gets the complete new content or keeps the old one.
+No text of a job, a cluster or a worker reaches the terminal otherwise than through `show`,
+`show_text`, `show_log` or `log_line`. A file gets the complete new content or keeps the old one.
 """
 
 from __future__ import annotations
@@ -8,10 +9,54 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+
+from elasticjob_rendezvous.protocol.text import bounded, one_line
+
+_STYLE = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
+"""SGR sequence, which changes colour and weight of the text that follows, and nothing else."""
+_PLAIN_STYLE = "\x1b[0m"
+
+
+def show(*lines: str, err: bool = False) -> None:
+    """Print each text as one line of printable characters; a newline in it is shown escaped."""
+    from typer import echo  # imported here: `main` handles Ctrl-C before it loads anything
+
+    for line in lines:
+        echo(one_line(line), err=err)
+
+
+def show_text(text: str, err: bool = False) -> None:
+    """Print a text of several lines, all of them this program's own."""
+    show(*text.removesuffix("\n").split("\n"), err=err)
+
+
+def show_log(prefix: str, line: str) -> None:
+    """Print a line of a worker's output after a prefix; its colours are kept at a terminal."""
+    from typer import echo
+
+    echo(one_line(prefix) + log_line(line))
+
+
+def log_line(line: str) -> str:
+    """Return a line of a worker's output: its colours, and otherwise printable characters.
+
+    Of a line that was rewritten by carriage returns, such as a progress bar, the last version
+    remains, as on a terminal. The colours end with the line.
+    """
+    versions = [version for version in line.split("\r") if version]
+    parts = _STYLE.split(versions[-1] if versions else "")
+    text = "".join(part if at % 2 else one_line(part) for at, part in enumerate(parts))
+    return text if len(parts) == 1 else text + _PLAIN_STYLE
+
+
+def show_error(message: str) -> None:
+    """Print an error's message to standard error, each of its lines shortened if too long."""
+    print("\n".join(map(one_line, bounded(message).split("\n"))), file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -32,7 +77,7 @@ def final_summary() -> Iterator[None]:
                 stream.close()  # else its buffer would be flushed again at exit
     if refused is not None and not sys.stderr.closed:
         with contextlib.suppress(OSError):
-            print(f"elasticjob: the output cannot be written: {refused.strerror}", file=sys.stderr)
+            show_error(f"elasticjob: the output cannot be written: {refused.strerror}")
 
 
 _NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)

@@ -1,7 +1,8 @@
 """Log formats of the operator: one line per message, as text or JSON.
 
 A message about a job is logged with `extra=of_job(key)`: text shows the job before the message,
-JSON as a field.
+JSON as a field. Messages quote users and the programs in their pods, and are therefore made
+printable: no message starts a line, moves a cursor or reorders text.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import sys
 import time
 from typing import Any
+
+from elasticjob_rendezvous.protocol.text import one_line, printable
 
 # Their lower levels describe the framework's internals, or repeat the operator's own messages.
 _QUIET = {"kopf": logging.WARNING, "asyncio": logging.WARNING, "kubernetes": logging.WARNING}
@@ -36,9 +39,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         job = _job(record)
-        message = f"job {job}: {record.getMessage()}" if job else record.getMessage()
+        message = one_line(f"job {job}: {record.getMessage()}" if job else record.getMessage())
         text = f"{_moment(record)} {record.levelname:7} {_source(record)} {message}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return f"{text}\n{_exception(self, record)}" if record.exc_info else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -51,11 +54,18 @@ class JsonFormatter(logging.Formatter):
             "time": _moment(record),
             "level": record.levelname.lower(),
             "source": _source(record),
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
         }
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
+            fields["exception"] = _exception(self, record)
         return json.dumps(fields, ensure_ascii=False)
+
+
+def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback, of which only the first line is not indented."""
+    assert record.exc_info is not None
+    text = printable(formatter.formatException(record.exc_info))
+    return text.replace("\n", "\n  ")
 
 
 def _job(record: logging.LogRecord) -> str:

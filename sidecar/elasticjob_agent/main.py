@@ -28,6 +28,7 @@ from elasticjob_rendezvous.api import RendezvousHandler
 from elasticjob_rendezvous.etcd.member import MemberSettings
 from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.text import printable
 
 TERMINATION_BYTES = 4096
 _CUT = "\n[…]\n"
@@ -52,7 +53,7 @@ def write_termination_message(path: Path | None, message: str) -> OSError | None
     if path is None:
         return None
     try:
-        path.write_bytes(clip_message(message).encode())
+        path.write_bytes(clip_message(printable(message)).encode())
     except OSError as error:
         return error
     return None
@@ -97,9 +98,19 @@ def _prefix_rendezvous_logs(settings: AgentSettings) -> None:
     _set_log_handler("elasticjob_rendezvous", f"{name}: %(message)s", level)
 
 
+class LogFormatter(logging.Formatter):
+    """Formatter whose messages are printable, with every line after the first indented.
+
+    A text of a peer or a worker in a message can thus not look like another message.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n  ")
+
+
 def _set_log_handler(logger: str, message: str, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {message}"))
+    handler.setFormatter(LogFormatter(f"%(asctime)s %(levelname)s {message}"))
     target = logging.getLogger(logger)
     target.handlers = [handler]
     target.setLevel(level)
@@ -157,6 +168,7 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         user=settings.etcd.user,
         password=settings.etcd.password,
         bind_address=settings.bind_address,
+        key_in_etcd=settings.key_in_etcd,
     )
     return DirectedHandler(member, settings.run_id)
 

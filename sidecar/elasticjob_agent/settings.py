@@ -6,7 +6,7 @@ No other module of the agent reads the environment, except `control`, which must
 |---|---|---|
 | `ELASTICJOB_PREFIX` | key prefix, `/elasticjob/<namespace>/<uid>/<incarnation>/` | required |
 | `ELASTICJOB_BACKEND` | rendezvous backend: etcd (v3), etcd-v2 or c10d | etcd |
-| `ELASTICJOB_ENDPOINTS` | `host:port` or URLs of etcd, comma-separated, or c10d store | required |
+| `ELASTICJOB_ENDPOINTS` | `host:port`, URLs or `unix:///path` of etcd, or c10d store | required |
 | `ELASTICJOB_STORE_HOST` | `true`: this agent hosts the c10d store | false |
 | `ELASTICJOB_BOUNDS` | `state/bounds` as JSON, for the backends other than etcd | required there |
 | `ELASTICJOB_MEMBER_ID` | id of this member: a pod's uid | required |
@@ -197,6 +197,8 @@ class AgentSettings:
     bind_address: str = "0.0.0.0"
     control: Path | None = None
     health_port: int | None = None
+    key_in_etcd: bool = False
+    """True if etcd keeps `job_key`, which is then empty until the preflight check."""
     termination_log: Path | None = None
     announce: bool = True
     warm_start: WarmStart | None = None
@@ -261,10 +263,13 @@ def endpoints_of(text: str, source: str) -> tuple[str, ...]:
     if not found:
         raise SettingsError(f"{source} must name at least one etcd endpoint, such as host:2379")
     for endpoint in found:
+        if endpoint.startswith("unix:///"):
+            continue
         host, _, port = endpoint.rpartition("://")[2].partition("/")[0].rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise SettingsError(
-                f"{source} must hold host:port (or http://host:port), got {echoed(endpoint)}"
+                f"{source} must hold host:port, http://host:port or unix:///path, "
+                f"got {echoed(endpoint)}"
             )
     return found
 

@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
 from elasticjob_rendezvous.etcd.errors import EtcdError, InvalidConfiguration, Retryable
 from elasticjob_rendezvous.etcd.reach import address_of, address_towards
+from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, shared_key
 from elasticjob_rendezvous.links.wire import run_key
 from elasticjob_rendezvous.protocol.kv import Range
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
@@ -156,7 +157,8 @@ def standalone_agent(options: Options) -> StandaloneAgent:
         name=name,
         address=address,
         etcd=etcd,
-        job_key=run_key(prefix, etcd.user, etcd.password),
+        job_key=_job_key(prefix, etcd, backend),
+        key_in_etcd=backend is Backend.ETCD and not etcd.password,
         slots=slots_of(options.nproc_per_node, command),
         node=socket.gethostname(),
         role=options.role,
@@ -198,6 +200,16 @@ def _backend(text: str) -> Backend:
     except ValueError as error:
         known = "etcd (the v3 API), etcd-v2 (the v2 API, which torchrun calls etcd) or c10d"
         raise SettingsError(f"--rdzv-backend must be {known}, got {echoed(text)}") from error
+
+
+def _job_key(prefix: str, etcd: EtcdAccess, backend: Backend) -> bytes:
+    """Return the key of this run's agents; empty if etcd keeps it.
+
+    The agents of the other backends have no links: the key only protects this agent's launcher.
+    """
+    if backend is not Backend.ETCD:
+        return secrets.token_bytes(KEY_BYTES)
+    return run_key(prefix, etcd.user, etcd.password) if etcd.password else b""
 
 
 def _hosts(conf: Conf) -> bool | None:
@@ -349,8 +361,10 @@ class PreflightError(Exception):
     """The agent cannot join; the text names the cause and the fix."""
 
 
-async def preflight_check(settings: AgentSettings, connect_seconds: float) -> None:
+async def preflight_check(settings: AgentSettings, connect_seconds: float) -> AgentSettings:
     """Wait up to `connect_seconds` for etcd, then check that the run is open.
+
+    Return the settings with the key that etcd keeps for this run, if it does.
 
     Raises:
         PreflightError: etcd does not answer, or the run is closed.
@@ -365,14 +379,18 @@ async def preflight_check(settings: AgentSettings, connect_seconds: float) -> No
             request_timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, connect_seconds)),
         ) as client:
             round_ = await _read_round(client, settings, deadline)
+            if round_ is not None and round_.state is RoundState.CLOSED:
+                raise PreflightError(_closed(settings, round_))
+            if not settings.key_in_etcd:
+                return settings
+            _, job_key = await shared_key(client, settings.prefix)
+            return replace(settings, job_key=job_key)
     except Retryable as error:
         where = ", ".join(settings.etcd.endpoints)
         problem = f"no etcd answered at {where} within {connect_seconds:g} s"
         raise PreflightError(f"{problem}: {error}") from error
     except EtcdError as error:
         raise PreflightError(str(error)) from error
-    if round_ is not None and round_.state is RoundState.CLOSED:
-        raise PreflightError(_closed(settings, round_))
 
 
 async def _read_round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:

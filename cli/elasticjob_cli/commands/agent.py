@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
@@ -26,7 +25,7 @@ from elasticjob_agent.standalone import (
 )
 from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.output import final_summary
+from elasticjob_cli.output import final_summary, show_text
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -153,7 +152,7 @@ def agent(
         raise BadInput(str(error)) from error
     ending = asyncio.run(_run(plain))
     with final_summary():
-        print(ending.message, file=sys.stdout if ending.code is ExitCode.OK else sys.stderr)
+        show_text(ending.message, err=ending.code is not ExitCode.OK)
     raise typer.Exit(int(ending.code))
 
 
@@ -180,7 +179,7 @@ async def _run(plain: StandaloneAgent) -> Ending:
     try:
         handler = job_handler(settings)
         if handler is None:
-            await preflight_check(settings, plain.connect_seconds)
+            settings = await preflight_check(settings, plain.connect_seconds)
     except (PreflightError, SettingsError) as error:
         code = ExitCode.RENDEZVOUS if isinstance(error, PreflightError) else ExitCode.USAGE
         ending = Ending(code, code, f"elasticjob: {error}")

@@ -12,6 +12,7 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import send_command
 from elasticjob_cli.local.job_store import JobFolder, find_job
+from elasticjob_cli.output import show
 from elasticjob_operator.model.types import MAX_NODES
 
 POLL_SECONDS = 0.05
@@ -40,7 +41,7 @@ def scale(
     answer = send_command(find_job(namespace, name), "scale", nodes=nodes)
     wanted = answer["wanted"]
     note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
-    typer.echo(f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}")
+    show(f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}")
 
 
 def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
@@ -60,7 +61,7 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
                 raise
         _wait_for_end(folder, seconds)
     folder.remove()
-    typer.echo(f'elasticjob.elasticjob.dev "{name}" deleted')
+    show(f'elasticjob.elasticjob.dev "{name}" deleted')
 
 
 def _wait_for_end(folder: JobFolder, seconds: float) -> None:
@@ -106,4 +107,4 @@ def fault(
     if not folder.running():
         raise BadInput(f'job "{name}" is not running: faults need a running job')
     answer = send_command(folder, "fault", kind=kind, pod=pod)
-    typer.echo(answer["done"])
+    show(answer["done"])

@@ -13,7 +13,7 @@ from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
-from elasticjob_cli.output import replace_file
+from elasticjob_cli.output import replace_file, show_text
 from elasticjob_operator.model.manifest import (
     STANDARD_INPUT,
     FileProblem,
@@ -80,7 +80,7 @@ def convert(
     if not found.problems and not found.jobs:
         raise BadInput(f"{shown(file)} contains no PyTorchJob of kubeflow.org/v1")
     for line in found.problems or found.remarks:
-        typer.echo(str(line), err=True)
+        show_text(str(line), err=True)
     if found.problems:
         raise typer.Exit(ExitCode.BAD_INPUT)
     if autoscaler is not None and not found.autoscalers:
@@ -99,7 +99,7 @@ def _write(path: Path | None, objects: list[Json]) -> None:
     """Write the objects to the file, or to standard output without one."""
     text = "---\n".join(as_yaml(one) + "\n" for one in objects)
     if path is None:
-        typer.echo(text, nl=False)
+        show_text(text)
         return
     try:
         replace_file(path, text.encode())

@@ -19,6 +19,7 @@ import typer
 from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.job_store import JobFolder, find_job
+from elasticjob_cli.output import show
 from elasticjob_operator.domain.explain.explanation import explanation
 from elasticjob_operator.domain.explain.phrases import sentence, stop_texts
 from elasticjob_operator.domain.manifests.names import uid_selector
@@ -253,9 +254,6 @@ def _on_cluster(there: Cluster, name: str, alone: bool | None) -> Explanation:
 
 
 def _print(told: Explanation) -> None:
-    for line in told.sentences:
-        typer.echo(line)
+    show(*told.sentences)
     if told.events:
-        typer.echo("\nThe newest events:")
-        for event in told.events:
-            typer.echo(f"  {event}")
+        show("", "The newest events:", *(f"  {event}" for event in told.events))

@@ -21,6 +21,7 @@ from elasticjob_cli.commands.options import (
 from elasticjob_cli.commands.tables import aligned, description, header, job_list, row
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
+from elasticjob_cli.output import show, show_text
 from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob
 
@@ -56,19 +57,19 @@ def get(
     if name and unreadable:
         raise unreadable[0]
     for error in unreadable:
-        typer.echo(f"elasticjob: {error}", err=True)
+        show_text(f"elasticjob: {error}", err=True)
     objects = list(found.values())
     if not folders and output in (None, Output.WIDE):
-        typer.echo("No local jobs: start one with `elasticjob run job.yaml`.", err=True)
+        show("No local jobs: start one with `elasticjob run job.yaml`.", err=True)
         return
     _print(objects, output, single=name is not None)
     if output in (None, Output.WIDE):
         for folder, item in found.items():
             found_job = ElasticJob.model_validate(item)
             if is_runner_gone(found_job, running[folder]):
-                typer.echo(f"{item['metadata']['name']}: {RUNNER_GONE}", err=True)
+                show(f"{item['metadata']['name']}: {RUNNER_GONE}", err=True)
             elif trouble := trouble_text(found_job.status):
-                typer.echo(f"{item['metadata']['name']}: {trouble}", err=True)
+                show(f"{item['metadata']['name']}: {trouble}", err=True)
     if watch:
         with until_interrupted():
             _watch(found, output)
@@ -110,16 +111,16 @@ def _print(
     document = objects[0] if single else job_list(objects)
     match output:
         case Output.JSON:
-            typer.echo(as_json(document))
+            show_text(as_json(document))
         case Output.YAML:
-            typer.echo(as_yaml(document))
+            show_text(as_yaml(document))
         case Output.NAME:
             for item in objects:
-                typer.echo(f"elasticjob.elasticjob.dev/{item['metadata']['name']}")
+                show(f"elasticjob.elasticjob.dev/{item['metadata']['name']}")
         case None | Output.WIDE:
             wide = output is Output.WIDE
             lines = aligned([header(wide), *(_cells(item, wide) for item in objects)])
-            typer.echo("\n".join(lines if head else lines[1:]))
+            show(*(lines if head else lines[1:]))
 
 
 def _print_store(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -127,7 +128,7 @@ def _print_store(before: dict[str, Any], now: dict[str, Any]) -> None:
     was, job = ElasticJob.model_validate(before), ElasticJob.model_validate(now)
     known, text = trouble_text(was.status), trouble_text(job.status)
     if text != known and (said := text or recovered_text(job.status)):
-        typer.echo(f"{job.metadata.name}: {said}", err=True)
+        show(f"{job.metadata.name}: {said}", err=True)
 
 
 def _cells(document: dict[str, Any], wide: bool) -> tuple[str, ...]:
@@ -147,4 +148,4 @@ def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     running = folder.running()  # before the read, so that a runner's last write is not missed
     found = ElasticJob.model_validate(folder.object())
     told = local_explanation(found, running)
-    typer.echo("\n".join(description(found, str(folder.logs), running, told)))
+    show(*description(found, str(folder.logs), running, told))

@@ -13,6 +13,7 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace, 
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.job_store import JobFolder, find_job
 from elasticjob_cli.local.logs import TRAINER, Tail, find_worker, pods_with_output, worker_logs
+from elasticjob_cli.output import show_log
 
 POLL_SECONDS = 0.1
 
@@ -44,23 +45,23 @@ def logs(
             raise BadInput("--round must come with --rank")
         lines = _of_nodes(folder, follow)
     else:
-        lines = _of_rank(folder, rank, round_number, follow)
+        lines = (("", line) for line in _of_rank(folder, rank, round_number, follow))
     with until_interrupted():
-        for line in lines:
-            typer.echo(line)
+        for prefix, line in lines:
+            show_log(prefix, line)
 
 
-def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:
-    """Yield every container's lines, prefixed with the pod's name."""
+def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[tuple[str, str]]:
+    """Yield every container's lines, each after its prefix, the pod's name."""
     tails: dict[str, Tail] = {}
     running = True
     while running:
         running = follow and folder.running()  # before the read, so the last lines are not missed
         for pod in pods_with_output(folder.logs):
             tail = tails.setdefault(pod, Tail(folder.logs / pod / TRAINER))
-            yield from (f"{pod} {line}" for line in tail.lines())
+            yield from ((f"{pod} ", line) for line in tail.lines())
             if not running:
-                yield from (f"{pod} {line}" for line in tail.remainder())
+                yield from ((f"{pod} ", line) for line in tail.remainder())
         if running:
             time.sleep(POLL_SECONDS)
 

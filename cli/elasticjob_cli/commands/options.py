@@ -13,6 +13,7 @@ import yaml
 
 from elasticjob_cli.errors import ExitCode
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
+from elasticjob_rendezvous.protocol.text import printable
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME", show_default=False)]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
@@ -47,8 +48,13 @@ class Output(StrEnum):
 
 
 def as_json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2)
+    # DEL is the only control character that JSON does not escape.
+    return json.dumps(document, indent=2).replace("\x7f", "\\u007f")
 
 
 def as_yaml(document: dict[str, Any]) -> str:
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+    """Return the document as YAML, in ASCII if it has text that is not printable."""
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    if printable(text) != text:
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+    return text.rstrip()

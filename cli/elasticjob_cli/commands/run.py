@@ -17,7 +17,7 @@ from elasticjob_cli.local import display
 from elasticjob_cli.local.container import Trainer, interpreter, trainer
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
-from elasticjob_cli.output import final_summary
+from elasticjob_cli.output import final_summary, show, show_text
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob
@@ -98,7 +98,7 @@ def prepare(
         was_read = all(problem.line for problem in error.problems)
         raise BadInput(f"{shown(file)} is not valid:\n{error}" if was_read else str(error))
     for warning in found.warnings:
-        typer.echo(str(warning), err=True)
+        show_text(str(warning), err=True)
     jobs = found.jobs
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
@@ -155,24 +155,24 @@ def print_outcome(ended: RunOutcome) -> None:
     """Print the rounds with causes and times, and the latest failure of a failed job."""
     status = ended.job.status
     for line in history_lines(ended.rounds):
-        typer.echo(line)
+        show(line)
     if ended.exit_code is ExitCode.FAILED:
         reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
         for condition in reasons:
-            typer.echo(f"failed: {condition.reason}: {condition.message}", err=True)
+            show(f"failed: {condition.reason}: {condition.message}", err=True)
         if failure := latest_failure(status):
             for line in failure_lines(failure):
-                typer.echo(f"  {line}", err=True)
+                show(f"  {line}", err=True)
     metadata = ended.job.metadata
     name = metadata.name
     report = stop_report(status.last_stop)
     if report is not None:
-        typer.echo(f"{name}: {report.text}", err=not report.complete)
+        show(f"{name}: {report.text}", err=not report.complete)
     if metadata.deletion_timestamp is not None:
-        typer.echo(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
+        show(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
         return
     there = "" if metadata.namespace == DEFAULT_NAMESPACE else f" -n {metadata.namespace}"
-    typer.echo(
+    show(
         f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "
         f"`elasticjob describe {name}{there}` and `elasticjob logs {name}{there}` show more"
     )

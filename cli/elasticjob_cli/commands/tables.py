@@ -15,6 +15,7 @@ from elasticjob_operator.model.status import (
     PodCounts,
     RoundStatus,
 )
+from elasticjob_rendezvous.protocol.text import one_cell
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
 WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS", "RECOVERY MS")
@@ -74,7 +75,11 @@ def header(wide: bool) -> tuple[str, ...]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as lines, each column as wide as its widest cell."""
+    """Format rows as lines, each column as wide as its widest cell.
+
+    A cell has one line of printable characters, whatever a name in it contains.
+    """
+    rows = [tuple(map(one_cell, cells)) for cells in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "   ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

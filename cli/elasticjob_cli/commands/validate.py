@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_cli.output import show, show_text
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_check import check_pods
 from elasticjob_operator.domain.manifests.template_warnings import warnings_of
@@ -43,13 +44,13 @@ def validate(
     checked = [read_file(file, check_pods, warnings) for file in files]
     for file, found in zip(files, checked, strict=True):
         for problem in found.problems:
-            typer.echo(str(problem), err=True)
+            show_text(str(problem), err=True)
         for warning in found.warnings:
-            typer.echo(str(warning), err=True)
+            show_text(str(warning), err=True)
         if not found.problems:
-            typer.echo(f"{shown(file)}: valid")
+            show(f"{shown(file)}: valid")
             for job in found.jobs:
-                typer.echo(_launch_of(job))
+                show(_launch_of(job))
     if any(found.problems for found in checked):
         raise typer.Exit(ExitCode.BAD_INPUT)
     if strict and any(found.warnings for found in checked):
@@ -72,6 +73,6 @@ def _launch_of(job: ElasticJob) -> str:
 def version() -> None:
     """Print the version."""
     try:
-        typer.echo(f"elasticjob {installed('elasticjob')}")
+        show(f"elasticjob {installed('elasticjob')}")
     except PackageNotFoundError:
-        typer.echo("elasticjob (running from source, not installed)")
+        show("elasticjob (running from source, not installed)")

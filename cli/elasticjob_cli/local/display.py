@@ -23,11 +23,13 @@ from rich.text import Text
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.worker_files import read_progress as read_progress_file
 from elasticjob_cli.local.logs import WORKERS
+from elasticjob_cli.output import log_line, show_error
 from elasticjob_operator.domain.observed.state import Observed, Pod
 from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
 from elasticjob_rendezvous.protocol.store_health import CONSEQUENCE
+from elasticjob_rendezvous.protocol.text import one_line
 
 
 class Screen:
@@ -68,7 +70,7 @@ class Screen:
         os.close(nowhere)
         self.gone = True
         with contextlib.suppress(OSError):
-            print("elasticjob: the output was closed: stopping the job", file=sys.stderr)
+            show_error("elasticjob: the output was closed: stopping the job")
 
 
 def console() -> Console:
@@ -265,7 +267,7 @@ class PlainView:
         self._line(f"[{elapsed_seconds:7.2f} s] {text}")
 
     def output(self, pod: str, line: str) -> None:
-        self._line(f"{pod} {line}")
+        self._console.print(output_text(pod, line), soft_wrap=True)
 
     def close(self) -> None: ...
 
@@ -274,7 +276,7 @@ class PlainView:
         return is_gone(self._console)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveView:
@@ -303,11 +305,11 @@ class LiveView:
         self._draw()
 
     def note(self, elapsed_seconds: float, text: str) -> None:
-        self._notes.append(f"[{elapsed_seconds:7.2f} s] {text}")
+        self._notes.append(one_line(f"[{elapsed_seconds:7.2f} s] {text}"))
         self._draw()
 
     def output(self, pod: str, line: str) -> None:
-        self._console.print(f"{pod} {line}", markup=False, highlight=False)
+        self._console.print(output_text(pod, line))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
@@ -327,6 +329,11 @@ class LiveView:
             self._live.update(Group(*render(self._snapshot), notes), refresh=True)
 
 
+def output_text(pod: str, line: str) -> Text:
+    """Return a line of a container's output for a console, with its colours."""
+    return Text.assemble(one_line(pod), " ", Text.from_ansi(log_line(line)))
+
+
 def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
     """Return the head line, the table of nodes, and the progress."""
     job, status = snapshot.job, snapshot.job.status
@@ -336,7 +343,7 @@ def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
         "  ",
         (str(phase), STYLES.get(phase, "")),
         f"  {snapshot.elapsed_seconds:.0f} s  restarts {status.restarts}/{job.spec.max_restarts}"
-        f"  {round_text(status)}",
+        f"  {one_line(round_text(status))}",
         no_wrap=True,
         overflow="ellipsis",
     )
@@ -344,10 +351,11 @@ def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
     for column in ("NODE", "RANKS", "STATE", "ROUND"):
         table.add_column(column)
     for row in snapshot.nodes:
-        table.add_row(row.pod, row.ranks, row.state, str(row.round or ""))
+        cells = (row.pod, row.ranks, row.state, str(row.round or ""))
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
     cause = cause_text(status.rendezvous.cause if status.rendezvous else None)
     trouble = trouble_text(status)
     below = [trouble] if trouble else []
     below += [f"cause: {cause}"] if cause else []
     below += [progress_text(snapshot.progress)] if snapshot.progress else []
-    return head, table, Text("\n".join(below), no_wrap=True, overflow="ellipsis")
+    return head, table, Text("\n".join(map(one_line, below)), no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,8 @@
-"""etcd server of a local run: located, started on a free loopback port, discarded afterwards."""
+"""etcd server of a local run: located, started on unix sockets, discarded afterwards.
+
+The sockets are in the run's folder, which only its user can enter: no other user of the machine
+can read the job's records, change them or take a rank.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,16 @@ from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
+from elasticjob_rendezvous.etcd.reach import UNIX
 
 NAME = "etcd"
-ATTEMPTS = 5
+MAX_STARTS = 10
+"""Maximum number of starts within RESTART_WINDOW_SECONDS."""
 READY_SECONDS = 20.0
 RESTART_WINDOW_SECONDS = 30.0
 POLL_SECONDS = 0.02
+CLIENTS, PEERS = "etcd:0", "peers:0"
+"""Sockets in etcd's working folder. etcd 3.4 to 3.6 take only names of the form host:port."""
 
 
 class NoEtcd(CommandError):
@@ -109,45 +117,40 @@ class EtcdServer:
         program = await asyncio.to_thread(find_etcd, self._v2)
         relax = await asyncio.to_thread(_knows, program, "--unsafe-no-fsync")
         options = ["--unsafe-no-fsync"] * relax + ["--enable-v2=true"] * self._v2
-        for attempt in range(ATTEMPTS):
-            client, peer = free_ports(2)
-            self._argv = [
-                str(program),
-                "--name=local",
-                f"--data-dir={self._data_dir / f'etcd-{attempt}'}",
-                f"--listen-client-urls=http://127.0.0.1:{client}",
-                f"--advertise-client-urls=http://127.0.0.1:{client}",
-                f"--listen-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
-                f"--initial-cluster=local=http://127.0.0.1:{peer}",
-                "--log-level=warn",
-                *options,
-            ]
-            await self.again()
-            try:
-                serves = await _serves(self._processes, NAME, client)
-            except TimeoutError as error:
-                raise CommandError(
-                    f"etcd ({program}) runs but did not answer at 127.0.0.1:{client} within "
-                    f"{READY_SECONDS:g} s: check that the loopback interface is up; etcd's output "
-                    f"is in {self._log}"
-                ) from error
-            if serves:
-                self.endpoint = f"127.0.0.1:{client}"
-                return
-        raise CommandError(
-            f"etcd ({program}) did not come up in {ATTEMPTS} attempts; its output is in {self._log}"
-            + last_line(self._log)
-        )
+        socket_path = self._data_dir / CLIENTS
+        self._argv = [
+            str(program),
+            "--name=local",
+            f"--data-dir={self._data_dir / 'etcd'}",
+            f"--listen-client-urls=unix://{CLIENTS}",
+            f"--advertise-client-urls=unix://{CLIENTS}",
+            f"--listen-peer-urls=unix://{PEERS}",
+            f"--initial-advertise-peer-urls=unix://{PEERS}",
+            f"--initial-cluster=local=unix://{PEERS}",
+            "--log-level=warn",
+            *options,
+        ]
+        await self.again()
+        try:
+            serves = await _serves(self._processes, NAME, socket_path)
+        except TimeoutError as error:
+            raise CommandError(
+                f"etcd ({program}) runs but did not answer at {socket_path} within "
+                f"{READY_SECONDS:g} s; its output is in {self._log}"
+            ) from error
+        if not serves:
+            said = last_line(self._log)
+            raise CommandError(f"etcd ({program}) exited; its output is in {self._log}{said}")
+        self.endpoint = f"{UNIX}{socket_path}"
 
     async def again(self) -> None:
-        """Start it with its former data and port; the job continues training meanwhile.
+        """Start it with its former data and socket; the job continues training meanwhile.
 
         Raises `CommandError` if it keeps ending.
         """
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
-        if len(self._starts) > 2 * ATTEMPTS:
+        if len(self._starts) > MAX_STARTS:
             said = last_line(self._log)
             raise CommandError(f"etcd keeps exiting; its output is in {self._log}{said}")
         environment = base_environment()
@@ -166,18 +169,17 @@ class EtcdServer:
         return f"etcd cannot be started: {error}"
 
 
-async def _serves(processes: Processes, name: str, port: int) -> bool:
-    """Wait until the server answers; return False if it ended first because its port was taken."""
+async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:
+    """Wait until the server answers; return False if it ended first."""
     async with asyncio.timeout(READY_SECONDS):
         while name in processes.pids:
             try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                _, writer = await asyncio.open_unix_connection(socket_path)
             except OSError:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             writer.close()
-            # Another process may have answered: our server then ends, having lost the port.
-            return await processes.ended(name, 0.1) is None
+            return True
     return False
 
 

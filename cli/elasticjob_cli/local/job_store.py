@@ -10,7 +10,8 @@
 | `rounds.json` | every round of the run: cause, times, rank assignments              |
 | `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
 
-Only the runner writes here; `delete` removes the folder of a job that does not run. The stored
+Only its user can enter the folder: manifests and logs may hold secrets. Only the runner writes
+here; `delete` removes the folder of a job that does not run. The stored
 object takes the place of an API server.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -52,6 +54,8 @@ class RunOutcome:
 
 
 DEFAULT_NAMESPACE = "default"
+PRIVATE_FOLDER = 0o700
+ROOT_UID = 0
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Pattern of namespaces and names; both are folder names here, others are ignored."""
 
@@ -118,7 +122,8 @@ class JobFolder:
         Return the lock's file descriptor, which other processes may share.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            for folder in (state_root(), self.path.parent, self.path):
+                make_private(folder)
             self._lock = (self.path / "lock").open("ab")
         except OSError as error:
             raise CommandError(
@@ -205,6 +210,23 @@ class JobFolder:
         except (OSError, ValueError, TypeError, AttributeError):
             return []
         return document if whole else []
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder that only this user can enter, or close an existing one to all others.
+
+    Raises `CommandError` if another user owns it, who could replace the files in it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), ROOT_UID):
+        raise CommandError(
+            f"the state of local jobs cannot be written: {folder} belongs to another user "
+            f"({found.st_uid}); set XDG_STATE_HOME to a folder of yours"
+        )
+    if found.st_mode & ~PRIVATE_FOLDER & 0o777:
+        folder.chmod(PRIVATE_FOLDER)
 
 
 def _interrupted(status: dict[str, Any]) -> dict[str, Any]:

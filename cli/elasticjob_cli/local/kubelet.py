@@ -63,6 +63,8 @@ class Program:
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: Path
+    user_umask: bool = False
+    """True if its files get the user's umask, as those of a training script."""
 
 
 class Programs(Protocol):
@@ -230,7 +232,9 @@ class Kubelet:
             task.cancel()
 
     async def _start(self, name: str, program: Program, log: Path) -> None:
-        await self._processes.start(name, program.argv, program.env, program.cwd, log)
+        await self._processes.start(
+            name, program.argv, program.env, program.cwd, log, program.user_umask
+        )
 
     async def _start_agent(self, pod: LocalPod) -> None:
         pod.agent_starts += 1

@@ -47,11 +47,14 @@ class Exit:
         return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
 
 
-def _start_supervisor(run_dir: Path, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_supervisor(
+    run_dir: Path, lock: int, user_umask: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    where = [str(run_dir), str(user_umask)]
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), str(run_dir)],
+            [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), *where],
             pass_fds=[theirs.fileno(), lock],
             start_new_session=True,  # only the runner gets Ctrl-C from the terminal
             stdin=subprocess.DEVNULL,
@@ -70,25 +73,35 @@ class Processes:
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self.gone = asyncio.Event()
 
-    async def open(self, run_dir: Path, lock: int) -> None:
+    async def open(self, run_dir: Path, lock: int, user_umask: int) -> None:
         """Start the supervisor, which removes `run_dir` at the end.
 
         It shares the file descriptor `lock`, so that the lock is held until the last process is
-        gone, even if the runner is killed.
+        gone, even if the runner is killed. `user_umask` is the trainers' umask.
         """
         supervisor.become_subreaper()  # if the supervisor is killed, this process adopts orphans
-        self._process, ours = _start_supervisor(run_dir, lock)
+        self._process, ours = _start_supervisor(run_dir, lock, user_umask)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self._listening = asyncio.create_task(self._listen())
 
     async def start(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        user_umask: bool = False,
     ) -> int:
-        """Start a process in its own session; return its pid. Raises `ProcessRefused`."""
+        """Start a process in its own session; return its pid. Raises `ProcessRefused`.
+
+        Files that it creates are private, unless `user_umask` gives it the umask of the user.
+        """
         loop = asyncio.get_running_loop()
         self._starts[name] = loop.create_future()
         self._exits[name] = loop.create_future()
-        self._tell(op="start", id=name, argv=list(argv), env=dict(env), cwd=str(cwd), log=str(log))
+        program = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+        self._tell(op="start", id=name, user_umask=user_umask, **program)
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await self._starts[name]

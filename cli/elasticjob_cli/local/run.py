@@ -34,6 +34,7 @@ from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
 from elasticjob_cli.local.reconciler import Applier, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
+from elasticjob_cli.local.supervisor import PRIVATE_UMASK
 from elasticjob_operator.domain.observed.state import Observed, SeenTrouble
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.types import Backend
@@ -72,17 +73,21 @@ class LocalRun:
 
     async def run(self) -> RunOutcome:
         """Run the job; raises `CommandError` if the local cluster fails or was interrupted."""
-        with signals.handle_signals(self._interrupt, to_the_end=True):  # until the teardown is done
-            return await self._run()
+        user_umask = os.umask(PRIVATE_UMASK)
+        try:
+            with signals.handle_signals(self._interrupt, to_the_end=True):  # until the teardown
+                return await self._run(user_umask)
+        finally:
+            os.umask(user_umask)
 
-    async def _run(self) -> RunOutcome:
+    async def _run(self, user_umask: int) -> RunOutcome:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
         lock = self._folder.acquire()
         try:
             scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
-            await self._processes.open(scratch.path, lock)
+            await self._processes.open(scratch.path, lock, user_umask)
             try:
                 await self._until_all_ended(scratch)
             except ExceptionGroup as group:

@@ -1,8 +1,8 @@
 """Supervisor: parent of every process of a local job; none of them outlives it.
 
 A separate program that uses only the standard library. The runner starts it as
-`python -I -S supervisor.py SOCKET_FD RUN_DIR` and sends it commands as JSON lines over that socket.
-It guarantees that no process is left running, even after kill -9 of the runner:
+`python -I -S supervisor.py SOCKET_FD RUN_DIR UMASK` and sends it commands as JSON lines over that
+socket. It guarantees that no process is left running, even after kill -9 of the runner:
 
 * the socket closes when the runner dies, for any reason: the supervisor then kills all and exits;
 * it is a subreaper, so a process that lost its parent becomes its child and is found;
@@ -36,6 +36,9 @@ LOG_BYTES = 16 << 20
 
 END_SECONDS = 20.0
 """Duration of the final kill loop; only a process stuck in the kernel can outlast it."""
+
+PRIVATE_UMASK = 0o077
+"""No other user reads the files of a run; only the trainer has the user's own umask."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -141,7 +144,7 @@ class ContainerLog:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                self._file = os.open(self.path, flags, 0o644)
+                self._file = os.open(self.path, flags, 0o600)
                 self._size = os.fstat(self._file).st_size
             while content:
                 written = os.write(self._file, content)
@@ -154,8 +157,9 @@ class ContainerLog:
 class Supervisor:
     """Supervisor that starts, signals and reaps processes for the runner and reports each event."""
 
-    def __init__(self, runner: socket.socket, run_dir: Path) -> None:
+    def __init__(self, runner: socket.socket, run_dir: Path, user_umask: int) -> None:
         self.runner = runner
+        self.user_umask = user_umask
         self.run_dir = run_dir
         self.pid = os.getpid()
         self.pids: dict[str, int] = {}
@@ -223,6 +227,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=self.user_umask if command["user_umask"] else PRIVATE_UMASK,
                 preexec_fn=self.die_with_supervisor,  # safe: this program has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -300,11 +305,12 @@ def kill_all_descendants(seconds: float) -> bool:
 
 
 def main() -> None:
-    fd, run_dir = int(sys.argv[1]), Path(sys.argv[2])
+    fd, run_dir, user_umask = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    os.umask(PRIVATE_UMASK)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     become_subreaper()
-    supervisor = Supervisor(socket.socket(fileno=fd), run_dir)
+    supervisor = Supervisor(socket.socket(fileno=fd), run_dir, user_umask)
     try:
         supervisor.serve()
     finally:

@@ -29,6 +29,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.job import API_VERSION, KIND
+from elasticjob_rendezvous.protocol.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class EventRecorder:
             "eventTime": _micro_time(queued.moment),
             "type": event.type.value,
             "reason": event.reason,
-            "note": _truncated(event.message),
+            "note": _truncated(printable(event.message)),
             "action": event.reason,
             "regarding": queued.subject.reference,
             "reportingController": CONTROLLER,

@@ -142,6 +142,10 @@ class Driver:
         self._gathered += len(event.events)
         return 0 < self._engine.coordinator.awaited <= self._gathered
 
+    def use_key(self, job_key: bytes) -> None:
+        """Use this key for links and probes that begin from now on."""
+        self._job_key = self._server.job_key = job_key
+
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._defect = self._loop.create_future()

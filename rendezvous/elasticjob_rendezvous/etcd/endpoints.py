@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ from pyetcd.etcdrpc import rpc_pb2, rpc_pb2_grpc
 
 from elasticjob_rendezvous.etcd.errors import InvalidConfiguration, Unavailable
 from elasticjob_rendezvous.etcd.forking import use_grpc
+from elasticjob_rendezvous.etcd.reach import socket_path
 
 DEFAULT_PORT = 2379
 
@@ -83,7 +84,15 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, tls: Tls | None) -> Endpoint:
-    """Parse `[http[s]://]host[:port]`; without a scheme, https if `tls` is given."""
+    """Parse `[http[s]://]host[:port]`, without a scheme https if `tls` is given, or `unix:///path`.
+
+    A unix socket has no TLS: its folder decides who may connect.
+    """
+    if (path := socket_path(text)) is not None:
+        if tls or not path.startswith("/"):
+            problem = "a unix socket has no TLS" if tls else "it must be unix:// and a full path"
+            raise InvalidConfiguration("endpoint", repr(text), problem)
+        return Endpoint(text, f"unix:{quote(path)}", secure=False)
     scheme = "https" if tls else "http"
     parts = urlsplit(text if "://" in text else f"{scheme}://{text}")
     problem = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from elasticjob_rendezvous.etcd import wire
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.driver import Driver
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
+from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, follow_shared_key
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.config import Config
 from elasticjob_rendezvous.protocol.directives import Directive
@@ -82,7 +84,9 @@ class MemberSettings:
     Args:
         endpoints: etcd endpoints, `host:port` or URLs.
         config: see `protocol.config`; the member fills in `identity.agent_port`.
-        job_key: secret shared by the agents of this job.
+        job_key: secret shared by the agents of this job; with `key_in_etcd` it may be empty, and
+            is then unknown until etcd answers.
+        key_in_etcd: True if that secret is kept in etcd, see `shared_key`.
         bind_address: bind address of the peer server.
     """
 
@@ -93,6 +97,7 @@ class MemberSettings:
     user: str | None = None
     password: str | None = None
     bind_address: str = "0.0.0.0"
+    key_in_etcd: bool = False
 
 
 class RendezvousMember:
@@ -112,9 +117,10 @@ class RendezvousMember:
     async def __aenter__(self) -> Self:
         settings = self._settings
         identity = settings.config.identity
+        job_key = settings.job_key or secrets.token_bytes(KEY_BYTES)  # no peer has a random one
         server = PeerServer(
             identity.id,
-            settings.job_key,
+            job_key,
             lambda event: self._post(event),
             settings.bind_address,
             self._workers,
@@ -139,9 +145,13 @@ class RendezvousMember:
                 client,
                 settings.endpoints,
                 server,
-                settings.job_key,
+                job_key,
                 self._stepped,
             )
+            if settings.key_in_etcd:
+                work = follow_shared_key(client, config.prefix, self._driver.use_key)
+                following = asyncio.create_task(work, name="shared-key")
+                stack.push_async_callback(_cancelled, following)
             self._run = asyncio.create_task(self._driver.run(), name="rendezvous")
             self._run.add_done_callback(lambda _: self._changed.set())
             stack.push_async_callback(_cancelled, self._run)

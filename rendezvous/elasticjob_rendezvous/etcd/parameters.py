@@ -92,7 +92,8 @@ def member_settings(parameters: RendezvousParameters) -> MemberSettings:
     return MemberSettings(
         endpoints=endpoints,
         config=config,
-        job_key=shared or run_key(prefix, user, password),
+        job_key=shared or (run_key(prefix, user, password) if password else b""),
+        key_in_etcd=not (shared or password),
         tls=_tls(parameters),
         user=user,
         password=password,

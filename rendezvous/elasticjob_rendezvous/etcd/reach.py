@@ -12,6 +12,14 @@ CONNECT_SECONDS = 1.0
 DEFAULT_PORT = 2379
 
 
+UNIX = "unix://"
+
+
+def socket_path(endpoint: str) -> str | None:
+    """Return the path of a unix socket's endpoint, `unix:///path`; None for any other endpoint."""
+    return endpoint.removeprefix(UNIX) if endpoint.startswith(UNIX) else None
+
+
 async def all_refuse(endpoints: Iterable[str]) -> bool:
     """Return True if every endpoint actively refuses a connection. A timeout proves nothing."""
     answers = await asyncio.gather(*(_refuses(endpoint) for endpoint in endpoints))
@@ -19,14 +27,20 @@ async def all_refuse(endpoints: Iterable[str]) -> bool:
 
 
 async def _refuses(endpoint: str) -> bool:
+    path = socket_path(endpoint)
     parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(
-                parts.hostname or "localhost", parts.port or DEFAULT_PORT
-            )
+            if path is not None:
+                _, writer = await asyncio.open_unix_connection(path)
+            else:
+                _, writer = await asyncio.open_connection(
+                    parts.hostname or "localhost", parts.port or DEFAULT_PORT
+                )
     except ConnectionRefusedError:
         return True
+    except FileNotFoundError:
+        return path is not None  # etcd removes its socket when it ends
     except (OSError, TimeoutError, ValueError):
         return False
     writer.close()

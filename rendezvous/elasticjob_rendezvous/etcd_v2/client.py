@@ -6,16 +6,20 @@ import json
 import logging
 import os
 import re
+import socket
+from functools import partial
 from typing import Any
 
 import etcd
 import urllib3
+import urllib3.connection
 
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousParameters,
     RendezvousUnsupportedError,
 )
+from elasticjob_rendezvous.etcd.reach import socket_path
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger(__name__)
@@ -43,8 +47,12 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
     ) -> None:
         self._servers: list[str] = []
         self._pid = os.getpid()
+        self._socket = endpoints[0][0] if endpoints[0][0].startswith("/") else None
+        if self._socket is not None:
+            endpoints = [("localhost", DEFAULT_PORT)]  # the name in requests, which etcd ignores
         host, port = endpoints[0]
         super().__init__(_bracketed(host), port, allow_reconnect=False, **options)
+        self._use_socket()
         self.http.connection_pool_kw["retries"] = urllib3.Retry(connect=1, read=False, redirect=3)
         if server_name:
             names = {"server_hostname": server_name, "assert_hostname": server_name}
@@ -73,6 +81,13 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.http = urllib3.PoolManager(**self.http.connection_pool_kw)
+            self._use_socket()
+
+    def _use_socket(self) -> None:
+        """Send all requests to the unix socket, if the endpoint is one."""
+        if self._socket is not None:
+            pool = partial(_SocketPool, self._socket)
+            self.http.pool_classes_by_scheme = {"http": pool}  # type: ignore[dict-item]
 
     def turn(self) -> None:
         """Switch to the next server after a failure of the current one."""
@@ -95,7 +110,8 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
                     raise
                 self.turn()
             else:
-                self._servers += [url for url in advertised if url not in self._servers]
+                if self._socket is None:
+                    self._servers += [url for url in advertised if url not in self._servers]
                 return
 
     def _version_without_v2(self) -> str | None:
@@ -117,13 +133,46 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         return str(found) if found and (keys.status, version.status) == (404, 200) else None
 
 
+class _SocketConnection(urllib3.connection.HTTPConnection):
+    """HTTP connection over a unix socket."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._path = path
+
+    def _new_conn(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        timeout = self.timeout
+        connection.settimeout(timeout if isinstance(timeout, int | float) else None)
+        try:
+            connection.connect(self._path)
+        except OSError as error:
+            connection.close()
+            raise urllib3.exceptions.NewConnectionError(self, f"{self._path}: {error}") from error
+        return connection
+
+
+class _SocketPool(urllib3.HTTPConnectionPool):
+    """Connections to one unix socket."""
+
+    def __init__(self, path: str, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
+        self.ConnectionCls = partial(_SocketConnection, path)  # type: ignore[assignment]
+
+
 def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
     """Parse `host`, `host:port` or `[v6]:port`, or a comma-separated list; empty means localhost.
+
+    `unix:///path` gives the path and 0; it must be the only endpoint.
 
     Raises:
         ValueError: an endpoint is malformed; the message names it.
     """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if (path := socket_path(parts[0] if parts else "")) is not None:
+        if len(parts) > 1 or not path.startswith("/"):
+            raise ValueError(f"a unix socket must be unix:///path, and alone: {echoed(text)}")
+        return [(path, 0)]
     return [_parse_endpoint(part) for part in parts or ["localhost"]]
 
 

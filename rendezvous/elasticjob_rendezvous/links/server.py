@@ -74,7 +74,7 @@ class PeerServer:
         session: Callable[[], str] = lambda: "",
     ) -> None:
         self._member = member
-        self._job_key = job_key
+        self.job_key = job_key
         self._post = post
         self._bind_address = bind_address
         self._workers = workers
@@ -144,11 +144,11 @@ class PeerServer:
         nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
         writer.write(wire.line(challenge(nonce)))
         message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        question = read_question(self._job_key, message, nonce, (LINK, PROBE_AGENT))
+        question = read_question(self.job_key, message, nonce, (LINK, PROBE_AGENT))
         exchange = answering(question, Peer(self._member, self._session()), nonce)
         if question.ask != LINK:
             facts = self._facts(writer)
-            writer.write(wire.line(probe_answer(self._job_key, exchange, facts, question.mac)))
+            writer.write(wire.line(probe_answer(self.job_key, exchange, facts, question.mac)))
             await writer.drain()
             return
         if question.target.member != self._member:
@@ -156,9 +156,9 @@ class PeerServer:
             raise BadPeer(Refusal.OTHER_MEMBER, text)
         if not keep():
             raise BadPeer(Refusal.TOO_MANY, f"there are {CAPS.kept} links already")
-        answer = link_answer(self._job_key, exchange, question.mac)
+        answer = link_answer(self.job_key, exchange, question.mac)
         writer.write(wire.line(answer))
-        channel = Channel(self._job_key, exchange, answer["mac"], coordinates=True)
+        channel = Channel(self.job_key, exchange, answer["mac"], coordinates=True)
         await self._keep(question, reader, _Link(writer, channel, wire.Count(asked_at)))
 
     def _facts(self, writer: asyncio.StreamWriter) -> Message:

@@ -37,6 +37,7 @@ from elasticjob_launcher.proof import (
     read_whole,
 )
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
+from elasticjob_rendezvous.protocol.text import one_line
 
 HEARTBEAT_SECONDS = 0.5
 QUIET_SECONDS = 1.5
@@ -62,8 +63,8 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-def run_key(prefix: str, user: str | None, password: str | None) -> bytes:
-    """Derive the job's key from run and etcd password, for jobs without a key from an operator."""
+def run_key(prefix: str, user: str | None, password: str) -> bytes:
+    """Derive the key of a run from its etcd password, for runs without a key from an operator."""
     return hashlib.sha256(f"{prefix}\n{user}\n{password}".encode()).digest()
 
 
@@ -92,7 +93,7 @@ def leaving_told(message: Message) -> Leaving:
     for id, said in told.items():
         match said:
             case [str(agent), str(reason)]:
-                found.append(LeaveNotice(id, agent, reason))
+                found.append(LeaveNotice(*map(one_line, (id, agent, reason))))
             case _:
                 raise BadPeer(Refusal.MALFORMED, "a leave notice must be an agent and a reason")
     return tuple(found)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticjob_rendezvous.protocol.text import one_line
+
 ETCD = "etcd"
 C10D_STORE = "the c10d store"
 LONGEST_TEXT = 240
@@ -87,7 +89,7 @@ def read_trouble(document: object) -> StoreTrouble | None:
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
     """Return the first line of a foreign text, at most `most` characters."""
-    line = " ".join(text.strip().partition("\n")[0].split())
+    line = one_line(" ".join(text.strip().partition("\n")[0].split()))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 

@@ -1,14 +1,65 @@
-"""User input and foreign text in messages: shortened where long, with a hint at known words."""
+"""User input and foreign text in messages: printable, shortened where long, with hints."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST_ECHO = 200
 """Maximum length of a repeated value, which is to be recognized, not read."""
 LONGEST_LINE = 1000
 """Maximum length of a line of an error, whatever it was put together from."""
+
+
+_UNSAFE = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f"  # C0, DEL, C1: cursor movement, escape sequences
+    "\\u2028\\u2029"  # line and paragraph separators
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u206f"  # bidi marks, overrides, isolates
+    "\\xad\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200d\\u2060-\\u2065"
+    "\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
+    "\\U000e0000-\\U000e0fff"  # without width: two names look the same
+    "\\ud800-\\udfff]"  # lone surrogates, which no terminal's encoding has
+)
+_UNSAFE_IN_LINE = re.compile(f"(?!\\t){_UNSAFE.pattern}")
+_UNSAFE_IN_LINES = re.compile(f"(?![\\n\\t]){_UNSAFE.pattern}")
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str) -> str:
+    """Return a text of lines with visible escapes in place of all characters that are not text.
+
+    Newlines and tabs stay. Characters that move the cursor, start an escape sequence, reorder or
+    hide text or separate lines become `\\x1b`, `\\u202e`: foreign text is then only text, on a
+    terminal and in a log.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE_IN_LINES.sub(_visible, text)
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line: as `printable`, with newlines escaped too."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE_IN_LINE.sub(_visible, text)
+
+
+def one_cell(text: str) -> str:
+    """Return the text as a cell of a table: as `one_line`, with tabs escaped too."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(_visible, text)
+
+
+def _visible(found: re.Match[str]) -> str:
+    character = found[0]
+    code = ord(character)
+    if character in _NAMED:
+        return _NAMED[character]
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )
 
 
 def echoed(value: object) -> str:

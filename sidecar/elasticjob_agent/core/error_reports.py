@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elasticjob_rendezvous.protocol.text import printable
+
 MESSAGE_LINES = 5
 LINE_CHARACTERS = 1000
 """Maximum length of a message line below the frames: long messages must not displace them."""
@@ -163,7 +165,9 @@ MESSAGE_CHARACTERS = 16 * 1024
 """Maximum message length. A longer message, such as a log in an exception, keeps its start and
 end: searching it must not block the agent."""
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-_CONTROLS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|[\x00-\x08\x0e-\x1b\x7f]")
+_SEQUENCES = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
+"""Colours and cursor movements of a script's output, which a message does not need."""
+_LINE_END = re.compile(r"\r\n?")
 ABORTED_AT_EXIT = "terminate called without an active exception"
 """C++ message of a process that exits while one of its threads still runs, such as torch's after
 an uncaught exception. A consequence of the failure, not its cause."""
@@ -253,5 +257,6 @@ def _milliseconds(stamp: Any) -> int | None:
 
 
 def encodable(text: str) -> str:
-    """Return the text without lone surrogates and terminal escapes, safe to encode and display."""
-    return _CONTROLS.sub("", text.encode(errors="replace").decode())
+    """Return the text without lone surrogates, colours and control characters, safe to display."""
+    plain = _SEQUENCES.sub("", text.encode(errors="replace").decode())
+    return printable(_LINE_END.sub("\n", plain))

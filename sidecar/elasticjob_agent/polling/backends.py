@@ -19,6 +19,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
+from elasticjob_rendezvous.etcd.reach import UNIX
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.store_trouble import endpoints_text
 from elasticjob_rendezvous.store_monitor import StoreProbe
@@ -85,7 +86,10 @@ def _etcd_v2(settings: AgentSettings) -> ReconnectingHandler:
         options["cacert"] = access.tls.ca_file
         options["server_name"] = access.tls.server_name
         options["cert"], options["key"] = access.tls.cert_file, access.tls.key_file
-    endpoints = ",".join(endpoint.rpartition("://")[2] for endpoint in access.endpoints)
+    endpoints = ",".join(
+        endpoint if endpoint.startswith(UNIX) else endpoint.rpartition("://")[2]
+        for endpoint in access.endpoints
+    )
     parameters = RendezvousParameters(
         "etcd",
         endpoints,

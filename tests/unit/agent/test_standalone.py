@@ -72,11 +72,21 @@ def test_invalid_run_id_is_refused(run_id: str) -> None:
 
 
 def test_agents_of_one_run_share_a_key_and_other_runs_do_not() -> None:
+    secret = replace(OPTIONS, rdzv_conf="user=u,password=p")
     keys = [
-        standalone_agent(replace(OPTIONS, rdzv_id=run_id, name=name)).settings.job_key
+        standalone_agent(replace(secret, rdzv_id=run_id, name=name)).settings.job_key
         for run_id, name in (("a", "x"), ("a", "y"), ("b", "x"))
     ]
     assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2", "c10d"])
+def test_key_of_a_run_without_password_is_not_derived_from_its_name(backend: str) -> None:
+    options = replace(OPTIONS, rdzv_backend=backend)
+    keys = [standalone_agent(options).settings.job_key for _ in range(2)]
+    kept = standalone_agent(options).settings.key_in_etcd
+    assert kept == (backend == "etcd")
+    assert keys == [b"", b""] if kept else keys[0] != keys[1]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_event_with_undecodable_text_is_posted() -> None:
         posting.cancel()
 
     asyncio.run(main())
-    assert [body["note"] for body in posted] == ["no file caf?"]
+    assert [body["note"] for body in posted] == [r"no file caf\udce9"]
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

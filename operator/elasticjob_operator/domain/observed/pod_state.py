@@ -53,6 +53,7 @@ from elasticjob_operator.domain.observed.state import (
     PodPhase,
 )
 from elasticjob_operator.model.job import GROUP, ElasticJob
+from elasticjob_rendezvous.protocol.text import one_line, printable
 
 PREFIX_VARIABLE = own_variable("PREFIX")
 
@@ -228,12 +229,12 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         phase=phase,
         ready=not has_ended and _condition(status, "Ready").get("status") == "True",
         terminating=terminating,
-        disruption=(disrupted.get("reason") or DISRUPTED) if is_disrupted else "",
+        disruption=one_line(disrupted.get("reason") or DISRUPTED) if is_disrupted else "",
         node=raw["spec"].get("nodeName") or None,
         node_state=_node_state(raw, found, nodes),
         launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
         obstacle=trouble.obstacle if trouble else None,
-        obstacle_message=trouble.message if trouble else "",
+        obstacle_message=printable(trouble.message) if trouble else "",
         preparing=waits and trouble is None and _is_preparing(raw, found),
         over=status.get("phase") in _OVER,
         lingering=has_ended and status.get("phase") not in _OVER,
@@ -243,7 +244,9 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and _failed_at_launch(status, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
         exit_code=(ended(found) or {}).get("exitCode"),
-        end_message=_end_message(raw, found, disrupted) if has_ended or is_disrupted else "",
+        end_message=(
+            printable(_end_message(raw, found, disrupted)) if has_ended or is_disrupted else ""
+        ),
         end=_end(status, found, disrupted),
     )
 

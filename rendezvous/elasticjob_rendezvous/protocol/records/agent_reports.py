@@ -40,6 +40,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.records.timings import History, longest, slowest
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble, read_trouble
+from elasticjob_rendezvous.protocol.text import one_line
 
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
@@ -164,10 +165,11 @@ def read(body: bytes) -> AgentReport:
     try:
         document = json.loads(body)
         records = {
-            str(item["key"]): json.dumps(item["value"]).encode() for item in document["records"]
+            one_line(str(item["key"])): json.dumps(item["value"]).encode()
+            for item in document["records"]
         }
-        backend, member = str(document["backend"]), str(document["member"])
-        state, store = str(document.get("state", "")), read_trouble(document.get("store"))
+        backend, member = one_line(str(document["backend"])), one_line(str(document["member"]))
+        state, store = one_line(str(document.get("state", ""))), read_trouble(document.get("store"))
         return AgentReport(backend, member, records, state, store)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MalformedRecord(PATH, f"{type(error).__name__}: {error}") from error

@@ -2,8 +2,8 @@
 
 JSON objects with camelCase names. Fields at their default are left out and unknown fields are
 ignored, so that an older and a newer release can share a job. A named tuple is stored as an array
-of its fields in order: shorter, and much faster to read in large numbers. Owns the format, not the
-records.
+of its fields in order: shorter, and much faster to read in large numbers. Texts are made printable
+when read: a client of etcd controls no terminal and no log. Owns the format, not the records.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from elasticjob_rendezvous.protocol.text import one_line, printable
+
 Record = TypeVar("Record")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _PLAIN = (str, int, float, bool)
+_IN_LINES = frozenset({"detail", "message", "traceback"})
+"""Stored names of texts of several lines; names and reasons have one."""
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -53,12 +57,28 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
         document = json.loads(text)
         if "\\ud" in text.lower():  # a lone surrogate can be read, but not written again
             _ENCODER.encode(document).encode()
+        if "\\" in text or not (text.isascii() and text.isprintable()):
+            document = printable_values(document)
         read: Callable[[Any], Any] = _reader(kind)  # type: ignore[arg-type]
         return typing.cast(Record, read(document))
     except MalformedRecord:
         raise
     except _UNREADABLE as error:
         raise MalformedRecord(key, f"{type(error).__name__}: {error}") from error
+
+
+def printable_values(value: Any, in_lines: bool = False) -> Any:
+    """Return parsed JSON with printable texts; only those of `_IN_LINES` keep newlines."""
+    if isinstance(value, str):
+        return printable(value) if in_lines else one_line(value)
+    if isinstance(value, dict):
+        return {
+            one_line(name): printable_values(item, name in _IN_LINES)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [printable_values(item, in_lines) for item in value]
+    return value
 
 
 def prepare(*kinds: type) -> None:

@@ -54,6 +54,11 @@ class Keys:
         return self.state + "round"
 
     @property
+    def job_key(self) -> str:
+        """Random secret of the agents of a run for which etcd has no password."""
+        return self.prefix + "job-key"
+
+    @property
     def members(self) -> str:
         """Folder of all members' sessions."""
         return self.prefix + "members/"

@@ -55,6 +55,7 @@ def test_handler_and_agent_with_equal_options_share_a_rendezvous(conf: dict[str,
     assert handler.config.prefix == agent.prefix
     assert handler.config.bounds == agent.bounds
     assert handler.job_key == agent.job_key
+    assert handler.key_in_etcd == agent.key_in_etcd == ("password" not in conf)
     assert handler.config.identity.address == agent.address == "127.0.0.1"
     assert handler.bind_address == agent.bind_address == "127.0.0.1"
     assert handler.tls == agent.etcd.tls

@@ -2,9 +2,64 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
+
 import pytest
 
-from elasticjob_rendezvous.protocol.text import LONGEST_ECHO, LONGEST_LINE, bounded, echoed, hint
+from elasticjob_rendezvous.protocol.text import (
+    LONGEST_ECHO,
+    LONGEST_LINE,
+    bounded,
+    echoed,
+    hint,
+    one_cell,
+    one_line,
+    printable,
+)
+
+VISIBLE_FORMATS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2"
+"""Format characters with a glyph: signs of Arabic and Syriac that enclose numbers."""
+
+
+def test_characters_that_are_no_text_are_escaped() -> None:
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        category = unicodedata.category(character)
+        unsafe = category in ("Cc", "Cs", "Zl", "Zp") or (
+            category == "Cf" and character not in VISIBLE_FORMATS and code < 0x11000
+        )
+        unsafe |= category == "Cf" and code >= 0xE0000
+        shown = one_cell(character)
+        if unsafe:
+            assert shown.startswith("\\"), hex(code)
+            assert shown.encode("ascii").decode().isprintable(), hex(code)
+        elif category[0] in "LNPS" and shown != character:
+            assert character in "\u115f\u1160\u3164\uffa0", hex(code)  # letters without a glyph
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "line", "cell"),
+    [
+        ("plain", "plain", "plain", "plain"),
+        ("a\nb\tc", "a\nb\tc", "a\\nb\tc", "a\\nb\\tc"),
+        ("\x1b]52;c;aGk=\x07", *[r"\x1b]52;c;aGk=\x07"] * 3),
+        ("a\rb\x08", *[r"a\rb\x08"] * 3),
+        ("\x9b31m \x7f \x85", *[r"\x9b31m \x7f \x85"] * 3),
+        (
+            "nom de l\u2019\u00e9t\u00e9 \u4e2d\u6587 \U0001f600",
+            *["nom de l\u2019\u00e9t\u00e9 \u4e2d\u6587 \U0001f600"] * 3,
+        ),
+        ("\u202egpj.exe\u2069", *[r"\u202egpj.exe\u2069"] * 3),
+        ("digits\u200b-0", *[r"digits\u200b-0"] * 3),
+        ("\ud800", *[r"\ud800"] * 3),
+    ],
+)
+def test_foreign_text_is_shown_with_visible_escapes(
+    text: str, lines: str, line: str, cell: str
+) -> None:
+    assert (printable(text), one_line(text), one_cell(text)) == (lines, line, cell)
+    assert (printable(lines), one_line(line), one_cell(cell)) == (lines, line, cell)
 
 
 @pytest.mark.parametrize("value", ["", "a word", "it's", 7, None, ["one", "two"], "x" * 198])

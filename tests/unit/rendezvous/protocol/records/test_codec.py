@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -22,7 +23,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     RoundState,
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
-from elasticjob_rendezvous.protocol.records.roster import Roster
+from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.records.timings import History
 
 RECORDS = (RendezvousParams, Member, Round, Roster, History, Failure, Done)
@@ -58,7 +59,40 @@ def test_parameters_without_possible_round_are_malformed(said: str) -> None:
 
 @given(any_record())
 def test_encoded_record_decodes_equal(record: Any) -> None:
-    assert decode(type(record), KEY, encode(record)) == record
+    stored = encode(record).decode()
+    found = decode(type(record), KEY, stored.encode())
+    assert decode(type(record), KEY, encode(found)) == found
+    if stored.isprintable() and stored.isascii() and "\\" not in stored:
+        assert found == record
+
+
+NASTY = (
+    "a\x1b[2J\x9b0m\x07\r\x00\x7f\u202e\u2066\u200b\u2028\ufeff\U000e0041"
+    "\nb\tc \u00e9\u4e2d\U0001f600"
+)
+READABLE = (
+    r"a\x1b[2J\x9b0m\x07\r\x00\x7f\u202e\u2066\u200b\u2028\ufeff\U000e0041"
+    "{newline}b\tc \u00e9\u4e2d\U0001f600"
+)
+
+
+def test_texts_of_a_decoded_record_are_printable() -> None:
+    failure = Failure(
+        1, NASTY, NASTY, 0, 0, FailureClass.PEER_ABORT, 1, message=NASTY, traceback=NASTY
+    )
+    found = decode(Failure, KEY, encode(failure))
+    assert (found.member, found.name) == (READABLE.format(newline=r"\n"),) * 2
+    assert (found.message, found.traceback) == (READABLE.format(newline="\n"),) * 2
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_texts_in_the_rows_of_a_roster_are_printable(ascii_only: bool) -> None:
+    seat = RankAssignment("i\x1b", "n\u202e\n", "a", 1, "r", 0, 0, 0, 1)
+    roster = Roster(1, 1, "a\x85", 1, (seat,))
+    stored = json.dumps(json.loads(encode(roster)), ensure_ascii=ascii_only).encode()
+    found = decode(Roster, KEY, stored)
+    assert (found.seats[0].id, found.seats[0].name) == (r"i\x1b", r"n\u202e\n")
+    assert found.master_address == r"a\x85"
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
