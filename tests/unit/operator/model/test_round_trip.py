@@ -19,10 +19,10 @@ from elasticjob_operator.model import (
     WarmStart,
     parse_manifest,
 )
-from elasticjob_operator.model.types import ConditionStatus
+from elasticjob_operator.model.types import MAX_SECONDS, ConditionStatus
 from tests.unit.operator.builders import manifest
 
-seconds = st.integers(0, 2**31 - 1)
+seconds = st.integers(0, MAX_SECONDS)
 labels = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
