@@ -19,7 +19,7 @@ from elasticjob_operator.model import (
     WarmStart,
     parse_manifest,
 )
-from elasticjob_operator.model.types import MAX_SECONDS, ConditionStatus
+from elasticjob_operator.model.types import MAX_NODES, MAX_SECONDS, ConditionStatus
 from tests.unit.operator.builders import manifest
 
 seconds = st.integers(0, MAX_SECONDS)
@@ -66,7 +66,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "minNodes": low,
         "maxNodes": low + draw(st.integers(0, 1000)),
-        "nodes": draw(st.none() | seconds),
+        "nodes": draw(st.none() | st.integers(0, MAX_NODES)),
         "nodeIncrement": draw(st.integers(1, 2000)) if backend is Backend.ETCD else 1,
         "nprocPerNode": draw(st.sampled_from(["auto", "gpu", "cpu"]) | st.integers(1, 1024)),
         "trainer": draw(st.sampled_from([container["name"] for container in pods])),
