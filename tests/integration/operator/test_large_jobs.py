@@ -17,6 +17,17 @@ CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elast
 
 
 @pytest.fixture(scope="module")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """Yield a private server: another definition ends watches of other tests."""
+    started = ApiServer(tmp_path_factory.mktemp("apiserver"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
 def operator(
     tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, newest_etcd: EtcdServer
 ) -> Iterator[Operator]:
@@ -28,6 +39,18 @@ def operator(
 @pytest.fixture
 def ns(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
     return Namespace(api_server, namespace)
+
+
+def test_large_job_is_created_in_several_reconciles(ns: Namespace, operator: Operator) -> None:
+    count = MAX_POD_ACTIONS + 40
+    ns.create_job("large", maxNodes=count)
+    wait_until(lambda: bool(ns.pods()), "a pod", SECONDS)
+    ns.create_job("small", maxNodes=1)
+    wait_until(lambda: "small-0" in ns.pods(), "the small job", SECONDS)
+    wait_until(lambda: len(ns.pods()) == count + 1, "all pods", 4 * SECONDS)
+    ns.patch_job({"spec": {"nodes": 1}}, "large")
+    wait_until(lambda: ns.pods() == ["large-0", "small-0"], "one pod", 4 * SECONDS)
+    assert operator.page("/healthz")[0] == 200
 
 
 @contextmanager
@@ -74,15 +97,3 @@ def test_stored_job_beyond_the_bounds_is_set_aside(ns: Namespace) -> None:
     ns.patch_job({"spec": {"maxNodes": 1}}, "old")
     ns.await_pods("job-0", "job-1", "old-0")
     assert ns.await_condition("Stalled", "NotStalled", "old")["status"] == "False"
-
-
-def test_large_job_is_created_in_several_reconciles(ns: Namespace, operator: Operator) -> None:
-    count = MAX_POD_ACTIONS + 40
-    ns.create_job("large", maxNodes=count)
-    wait_until(lambda: bool(ns.pods()), "a pod", SECONDS)
-    ns.create_job("small", maxNodes=1)
-    wait_until(lambda: "small-0" in ns.pods(), "the small job", SECONDS)
-    wait_until(lambda: len(ns.pods()) == count + 1, "all pods", 4 * SECONDS)
-    ns.patch_job({"spec": {"nodes": 1}}, "large")
-    wait_until(lambda: ns.pods() == ["large-0", "small-0"], "one pod", 4 * SECONDS)
-    assert operator.page("/healthz")[0] == 200

@@ -19,10 +19,10 @@ from elasticjob_operator.model import (
     WarmStart,
     parse_manifest,
 )
-from elasticjob_operator.model.types import ConditionStatus
+from elasticjob_operator.model.types import MAX_NODES, MAX_SECONDS, ConditionStatus
 from tests.unit.operator.builders import manifest
 
-seconds = st.integers(0, 2**31 - 1)
+seconds = st.integers(0, MAX_SECONDS)
 labels = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -66,7 +66,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "minNodes": low,
         "maxNodes": low + draw(st.integers(0, 1000)),
-        "nodes": draw(st.none() | seconds),
+        "nodes": draw(st.none() | st.integers(0, MAX_NODES)),
         "nodeIncrement": draw(st.integers(1, 2000)) if backend is Backend.ETCD else 1,
         "nprocPerNode": draw(st.sampled_from(["auto", "gpu", "cpu"]) | st.integers(1, 1024)),
         "trainer": draw(st.sampled_from([container["name"] for container in pods])),
