@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticjob_agent.worker_runtime import Started, Stopped
+from elasticjob_launcher.probe import MAX_PROBERS, QUESTION_SECONDS
 from tests.integration.launcher_rig import (
     JOB_KEY,
     PATIENCE_SECONDS,
@@ -76,6 +78,51 @@ def test_answer_is_signed_and_describes_worker_state(start_launcher: StartLaunch
         await until(events, Stopped)
         stopped = await probe(hello.probe_port)
         assert (stopped["session"], stopped["round"], stopped["workers"]) == ("s2", None, 0)
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_probe_is_answered_beside_silent_connections_of_a_stranger(
+    start_launcher: StartLauncher,
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher()
+        runtime, _events, hello = await attached(launcher)
+        flood = [
+            socket.create_connection(("127.0.0.1", hello.probe_port), source_address=(source, 0))
+            for source in ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")
+            for _ in range(MAX_PROBERS)
+        ]
+        began = time.monotonic()
+        assert (await probe(hello.probe_port))["member"] == "pod-0"
+        assert time.monotonic() - began < QUESTION_SECONDS, "without waiting for their timeout"
+        for sock in flood:
+            sock.close()
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_burst_of_probes_from_many_addresses_is_answered_whole(
+    start_launcher: StartLauncher,
+) -> None:
+    """All members of a large job probe their lost coordinator at once."""
+
+    async def ask(port: int, number: int) -> bytes:
+        source = (f"127.1.{number // 250}.{number % 250 + 1}", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=source)
+        writer.write(json.dumps({"nonce": NONCE}).encode() + b"\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def scenario() -> None:
+        launcher = start_launcher()
+        runtime, _events, hello = await attached(launcher)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            asked = (ask(hello.probe_port, number) for number in range(3 * MAX_PROBERS))
+            assert all(b"pod-0" in answer for answer in await asyncio.gather(*asked))
         await runtime.aclose()
 
     asyncio.run(scenario())
