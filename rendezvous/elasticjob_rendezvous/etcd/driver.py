@@ -143,7 +143,7 @@ class Driver:
         return 0 < self._engine.coordinator.awaited <= self._gathered
 
     def use_key(self, job_key: bytes) -> None:
-        """Use this key for links and probes that begin from now on."""
+        """Use this key for handshakes from now on."""
         self._job_key = self._server.job_key = job_key
 
     async def run(self) -> None:
@@ -340,7 +340,7 @@ class Driver:
                 link,
                 identity.id,
                 session,
-                self._job_key,
+                lambda: self._job_key,
                 self.post,
                 lambda: self._leaving,
                 delay,

@@ -69,7 +69,7 @@ async def hold_link(
     link: Link,
     member: str,
     session: str,
-    job_key: bytes,
+    job_key: Callable[[], bytes],
     post: Callable[[Event], None],
     leaving: Callable[[], wire.Leaving],
     delay_seconds: float,
@@ -89,7 +89,7 @@ async def hold_link(
         try:
             async with _connection(link.address, link.port) as (reader, writer):
                 linked_at = asyncio.get_running_loop().time()
-                channel = await _greet(link, Peer(member, session), job_key, reader, writer)
+                channel = await _greet(link, Peer(member, session), job_key(), reader, writer)
                 post(LinkUp(link.member, link.session))
                 pause, logged = FIRST_REDIAL_SECONDS, None
                 await _listen(link, channel, reader, writer, post, leaving, linked_at)

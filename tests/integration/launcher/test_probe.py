@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticjob_agent.worker_runtime import Started, Stopped
+from elasticjob_launcher.probe import MAX_PROBERS, QUESTION_SECONDS
 from elasticjob_launcher.proof import (
     PROBE_LAUNCHER,
     Answer,
@@ -69,10 +70,15 @@ async def raw_probe(port: int, line: bytes) -> list[Message]:
 
 
 async def said(
-    port: int, target: Peer = MEMBER, newest: int = 0, key: bytes = JOB_KEY, **changes: Any
+    port: int,
+    target: Peer = MEMBER,
+    newest: int = 0,
+    key: bytes = JOB_KEY,
+    source: str = "127.0.0.1",
+    **changes: Any,
 ) -> tuple[Exchange, Message, Message]:
     """Send a probe by hand; return the exchange, the question and the launcher's line."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
     try:
         nonce = read_challenge(await wire.read(reader, PATIENCE_SECONDS))
         exchange = Exchange(PROBER, wire.nonce(), target, nonce)
@@ -83,9 +89,11 @@ async def said(
         writer.close()
 
 
-async def probe(port: int, newest: int = 0, target: Peer = MEMBER) -> Answer:
+async def probe(
+    port: int, newest: int = 0, target: Peer = MEMBER, source: str = "127.0.0.1"
+) -> Answer:
     """Probe with the number of the newest round."""
-    exchange, question, answer = await said(port, target, newest)
+    exchange, question, answer = await said(port, target, newest, source=source)
     return read_probe_answer(JOB_KEY, exchange, answer, question["mac"])[1]
 
 
@@ -110,6 +118,47 @@ def test_answer_describes_worker_state(start_launcher: StartLauncher) -> None:
         await until(events, Stopped)
         stopped = await probe(hello.probe_port)
         assert (stopped.answerer.session, stopped.round, stopped.workers) == ("s2", None, 0)
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_probe_is_answered_beside_silent_connections_of_a_stranger(
+    start_launcher: StartLauncher,
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher()
+        runtime, _events, hello = await attached(launcher)
+        flood = [
+            socket.create_connection(("127.0.0.1", hello.probe_port), source_address=(source, 0))
+            for source in ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5", "127.0.0.6")
+            for _ in range(MAX_PROBERS)
+        ]
+        began = time.monotonic()
+        assert (await probe(hello.probe_port)).answerer.member == "pod-0"
+        assert time.monotonic() - began < QUESTION_SECONDS, "without waiting for their timeout"
+        for sock in flood:
+            sock.close()
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_burst_of_probes_from_many_addresses_is_answered_whole(
+    start_launcher: StartLauncher,
+) -> None:
+    """All members of a large job probe their lost coordinator at once."""
+
+    async def ask(port: int, number: int) -> str:
+        source = f"127.1.{number // 250}.{number % 250 + 1}"
+        return (await probe(port, source=source)).answerer.member
+
+    async def scenario() -> None:
+        launcher = start_launcher()
+        runtime, _events, hello = await attached(launcher)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            asked = (ask(hello.probe_port, number) for number in range(3 * MAX_PROBERS))
+            assert set(await asyncio.gather(*asked)) == {"pod-0"}
         await runtime.aclose()
 
     asyncio.run(scenario())
@@ -376,7 +425,7 @@ def test_link_question_relayed_to_a_launcher_gets_no_answer(
         async with relay(hello.probe_port) as port:
             link = Link("pod-0", "s1", "127.0.0.1", port)
             task = asyncio.create_task(
-                dial.hold_link(link, *PROBER, JOB_KEY, there.append, tuple, 0.0)
+                dial.hold_link(link, *PROBER, lambda: JOB_KEY, there.append, tuple, 0.0)
             )
             await soon(lambda: len(there) >= 2)
             task.cancel()
@@ -439,7 +488,7 @@ def test_relayed_link_cannot_be_written_to() -> None:
             there: list[Event] = []
             link = Link("pod-2", "", "127.0.0.1", server.sockets[0].getsockname()[1])
             task = asyncio.create_task(
-                dial.hold_link(link, *PROBER, JOB_KEY, there.append, tuple, 0.0)
+                dial.hold_link(link, *PROBER, lambda: JOB_KEY, there.append, tuple, 0.0)
             )
             await soon(lambda: len(there) >= 3)
             task.cancel()

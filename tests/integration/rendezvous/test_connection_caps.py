@@ -106,7 +106,7 @@ def test_member_links_while_a_stranger_holds_silent_connections(
             heard: list[Event] = []
             link = Link("id-a", "s1", "127.0.0.1", port)
             task = asyncio.create_task(
-                dial.hold_link(link, "id-b", "s2", KEY, heard.append, lambda: (), 0.0)
+                dial.hold_link(link, "id-b", "s2", lambda: KEY, heard.append, lambda: (), 0.0)
             )
             await until(lambda: any(isinstance(event, PeerUp) for event in events) and heard)
             assert heard[0] == LinkUp("id-a", "s1"), "at the first attempt"

@@ -118,7 +118,7 @@ async def link_to(
     """Hold member b's link to the agent at this port."""
     link = Link(member, "s1", HOST, port)
     task = asyncio.create_task(
-        dial.hold_link(link, "id-b", "s2", job_key, heard.post, leaving, 0.0)
+        dial.hold_link(link, "id-b", "s2", lambda: job_key, heard.post, leaving, 0.0)
     )
     try:
         yield task
@@ -534,7 +534,7 @@ def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, por
         heard = Heard()
         link = Link("id-a", "s1", address, port)
         task = asyncio.create_task(
-            dial.hold_link(link, "id-b", "s2", KEY, heard.post, lambda: (), 0.0)
+            dial.hold_link(link, "id-b", "s2", lambda: KEY, heard.post, lambda: (), 0.0)
         )
         await heard.until(LinkDown("id-a", "s1", refused=False))
         await heard.until(LinkDown("id-a", "s1", refused=False))
