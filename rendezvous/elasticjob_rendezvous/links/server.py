@@ -46,7 +46,7 @@ class PeerServer:
         vouched_until: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._member = member
-        self.job_key = job_key
+        self._job_key = job_key
         self._post = post
         self._bind_address = bind_address
         self._workers = workers
@@ -59,6 +59,10 @@ class PeerServer:
         self._leaving: wire.Message = {}
         self._heart: asyncio.TimerHandle | None = None
         self.session = ""
+
+    def use_key(self, job_key: bytes) -> None:
+        """Use this key for the peers that connect from now on."""
+        self._job_key = job_key
 
     async def start(self) -> int:
         """Bind and listen; return the port."""
@@ -179,7 +183,7 @@ class PeerServer:
         live_until = self._live_until()
         if live_until is not None:
             body["live_seconds"] = wire.seconds(live_until - asked_at)
-        body["hmac"] = wire.sign(self.job_key, question, body)
+        body["hmac"] = wire.sign(self._job_key, question, body)
         writer.write(wire.line(body))
         link = hello.get("link")
         if link is None:
@@ -187,7 +191,7 @@ class PeerServer:
             return
         proof = await wire.read(reader, wire.HANDSHAKE_SECONDS)
         if not isinstance(link, dict) or not wire.verified(
-            self.job_key, mine, {**link, "hmac": proof.get("hmac")}
+            self._job_key, mine, {**link, "hmac": proof.get("hmac")}
         ):
             raise wire.BadPeer("the peer does not hold this job's key")
         count = wire.Count(asked_at)
