@@ -39,7 +39,7 @@ from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
 from elasticjob_rendezvous.etcd.errors import EtcdError, InvalidConfiguration, Retryable
-from elasticjob_rendezvous.etcd.reach import address_of, address_towards
+from elasticjob_rendezvous.etcd.reach import UNIX, address_of, address_towards
 from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, shared_key
 from elasticjob_rendezvous.links.wire import run_key
 from elasticjob_rendezvous.protocol.kv import Range
@@ -87,6 +87,7 @@ def _current_folder() -> Path:
 
 
 NAMESPACE = "default"
+LOOPBACK = "127.0.0.1"
 CONNECT_SECONDS = 30.0
 """Default time to wait for etcd v3 at the start."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -326,6 +327,8 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
     Without `--local-addr` it is the local address of a connection to etcd.
     """
     host, port = local_addr, 0
+    if not host and etcd.endpoints[0].startswith(UNIX):
+        return LOOPBACK  # its socket is on this machine
     if not host:
         target = etcd.endpoints[0].rpartition("://")[2]
         host, _, number = target.rpartition(":")

@@ -140,7 +140,9 @@ class EtcdServer:
             ) from error
         if not serves:
             said = last_line(self._log)
-            raise CommandError(f"etcd ({program}) exited; its output is in {self._log}{said}")
+            raise CommandError(
+                f"etcd ({program}) did not come up; its output is in {self._log}{said}"
+            )
         self.endpoint = f"{UNIX}{socket_path}"
 
     async def again(self) -> None:

@@ -144,7 +144,8 @@ class Driver:
 
     def use_key(self, job_key: bytes) -> None:
         """Use this key for handshakes from now on."""
-        self._job_key = self._server.job_key = job_key
+        self._job_key = job_key
+        self._server.use_key(job_key)
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()

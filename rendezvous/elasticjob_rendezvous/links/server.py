@@ -74,7 +74,7 @@ class PeerServer:
         session: Callable[[], str] = lambda: "",
     ) -> None:
         self._member = member
-        self.job_key = job_key
+        self._job_key = job_key
         self._post = post
         self._bind_address = bind_address
         self._workers = workers
@@ -86,6 +86,10 @@ class PeerServer:
         self._round = 0
         self._leaving: Message = {}
         self._heart: asyncio.TimerHandle | None = None
+
+    def use_key(self, job_key: bytes) -> None:
+        """Use this key for the peers that connect from now on."""
+        self._job_key = job_key
 
     async def start(self) -> int:
         """Bind and listen; return the port."""
@@ -144,11 +148,11 @@ class PeerServer:
         nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
         writer.write(wire.line(challenge(nonce)))
         message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        question = read_question(self.job_key, message, nonce, (LINK, PROBE_AGENT))
+        question = read_question(self._job_key, message, nonce, (LINK, PROBE_AGENT))
         exchange = answering(question, Peer(self._member, self._session()), nonce)
         if question.ask != LINK:
             facts = self._facts(writer)
-            writer.write(wire.line(probe_answer(self.job_key, exchange, facts, question.mac)))
+            writer.write(wire.line(probe_answer(self._job_key, exchange, facts, question.mac)))
             await writer.drain()
             return
         if question.target.member != self._member:
@@ -156,9 +160,9 @@ class PeerServer:
             raise BadPeer(Refusal.OTHER_MEMBER, text)
         if not keep():
             raise BadPeer(Refusal.TOO_MANY, f"there are {CAPS.kept} links already")
-        answer = link_answer(self.job_key, exchange, question.mac)
+        answer = link_answer(self._job_key, exchange, question.mac)
         writer.write(wire.line(answer))
-        channel = Channel(self.job_key, exchange, answer["mac"], coordinates=True)
+        channel = Channel(self._job_key, exchange, answer["mac"], coordinates=True)
         await self._keep(question, reader, _Link(writer, channel, wire.Count(asked_at)))
 
     def _facts(self, writer: asyncio.StreamWriter) -> Message:

@@ -35,7 +35,7 @@ def frozen(rig: LocalRig, number: int, pid: int, store: str, *verbs: str) -> str
         )
         for verb in verbs:
             done = rig.call(verb, "job")
-            assert f"{store} at 127.0.0.1:" in done.stdout + done.stderr, done
+            assert f"{store} at unix:///" in done.stdout + done.stderr, done
             assert "cannot be reached: " in done.stdout + done.stderr, done
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -46,7 +46,7 @@ def frozen(rig: LocalRig, number: int, pid: int, store: str, *verbs: str) -> str
     rig.finish()
     output, _ = runner.communicate(timeout=30)
     assert runner.returncode == 0, output
-    began = [line for line in output.splitlines() if f"{store} at 127.0.0.1:" in line]
+    began = [line for line in output.splitlines() if f"{store} at unix:///" in line]
     assert len(began) == 1, output
     assert f"{store} can be used again after " in output
     return output

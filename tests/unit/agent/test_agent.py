@@ -20,6 +20,7 @@ from elasticjob_agent.agent import Agent
 from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.core.polling import LocalChanged as ToldLocal
 from elasticjob_agent.core.polling import Phase, Polled, PollingState, PollingTerms, poll_step
+from elasticjob_agent.main import LogFormatter
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.worker_runtime import (
@@ -422,3 +423,20 @@ async def asked(
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return int(head.split()[1]), json.loads(body)
+
+
+def test_log_message_of_a_peer_looks_like_no_other_message() -> None:
+    record = logging.makeLogRecord({"msg": "left: a\x1b[2J\u202e\n2026-01-31 ERROR forged"})
+    written = LogFormatter("%(levelname)s %(message)s").format(record)
+    assert written == "INFO left: a\\x1b[2J\\u202e\n  2026-01-31 ERROR forged".replace(
+        "INFO", record.levelname
+    )
+
+
+def test_agent_report_is_printable() -> None:
+    said = {"backend": "c10d\x1b", "member": "m\n", "state": "\u202e", "records": []}
+    store = {"store": "etcd", "state": "unreachable", "endpoint": "e\x9b", "text": "t\x1b[2J"}
+    told = agent_reports.read(json.dumps({**said, "store": {**store, "sinceMs": 1}}).encode())
+    assert (told.backend, told.member, told.state) == (r"c10d\x1b", r"m\n", r"\u202e")
+    assert told.store is not None
+    assert (told.store.endpoint, told.store.text) == (r"e\x9b", r"t\x1b[2J")

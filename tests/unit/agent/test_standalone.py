@@ -317,3 +317,15 @@ def test_workers_of_hung_agent_end_with_its_lease_at_the_latest(
     """The launcher also has a deadline on etcd v3, derived from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert standalone_agent(options).hung_agent_seconds == seconds
+
+
+@pytest.mark.parametrize("path", ["/run/etcd.sock", "/run/a b/etcd:0"])
+def test_socket_of_etcd_implies_the_loopback_address(path: str) -> None:
+    settings = standalone_agent(replace(OPTIONS, rdzv_endpoint=f"unix://{path}")).settings
+    assert (settings.etcd.endpoints, settings.address) == ((f"unix://{path}",), "127.0.0.1")
+
+
+def test_socket_of_etcd_with_tls_is_refused() -> None:
+    options = replace(OPTIONS, rdzv_endpoint="unix:///etcd.sock", rdzv_conf="protocol=https")
+    with pytest.raises(SettingsError, match="a unix socket has no TLS"):
+        standalone_agent(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import urllib.error
 import urllib.request
 from http import HTTPStatus
@@ -267,3 +268,45 @@ def test_json_log_line_starts_with_the_job(message: str, job: str | None, text: 
     )
     assert job is None or line.startswith('{"job"')
     assert TextFormatter().format(record).endswith(f"WARNING reconcile.resync {text}")
+
+
+def test_log_message_is_one_line_of_printable_text() -> None:
+    log = logging.getLogger("elasticjob_operator.reconcile")
+    try:
+        raise ValueError("x\x1b[2J\n2026-01-31T12:00:00.000Z WARNING forged")
+    except ValueError:
+        told = sys.exc_info()
+    said = "member a\x1b[2J\x85\u202e\n2026-01-31T12:00:00.000Z WARNING forged"
+    record = log.makeRecord(log.name, 30, "", 0, said, (), told)
+    first, *rest = TextFormatter().format(record).split("\n")
+    assert first.endswith("member a\\x1b[2J\\x85\\u202e\\n2026-01-31T12:00:00.000Z WARNING forged")
+    assert rest[0] == "Traceback (most recent call last):"
+    assert all(line.startswith("  ") for line in rest[1:])
+    found = json.loads(JsonFormatter().format(record))
+    for text in (first, *rest, found["message"], found["exception"]):
+        assert not {"\x1b", "\x85", "\u202e"} & set(text)
+
+
+def test_event_note_is_printable() -> None:
+    subject = Subject("ns", "job", "uid", "1")
+    said = Event(EventType.WARNING, "WorkerFailed", "a\x1b[2J\u202e")
+    posted: list[Any] = []
+
+    class Posting:
+        async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
+            posted.append(body)
+            return body
+
+        async def patch(self, kind: Kind, namespace: str | None, name: str, body: Json) -> Json:
+            raise AssertionError("there is no series yet")
+
+    async def main() -> None:
+        events = EventRecorder(Posting(), "here", lambda: 0.0, lambda: NOW)
+        events.record(subject, (said,))
+        posting = asyncio.create_task(events.run())
+        async with asyncio.timeout(10):
+            await events.finish()
+        posting.cancel()
+
+    asyncio.run(main())
+    assert [body["note"] for body in posted] == [r"a\x1b[2J\u202e"]

@@ -502,3 +502,10 @@ def test_errors_during_stop_without_failure_do_not_count(during: StopCause) -> N
 def test_during_peer_failure_only_own_error_counts(exit_: WorkerExited, blamed: bool) -> None:
     found = first_failure_of(group(WorkerEnded(exit_, StopCause.PEER_FAILURE)), FACTS)
     assert (found is not None) is blamed
+
+
+def test_error_file_is_printable() -> None:
+    hostile = "bad\x1b]52;c;aGk=\x07\x9b\u202e\x1b[31m red"
+    told = from_error_file(json.dumps({"message": {"message": hostile}}).encode())
+    assert told is not None
+    assert told.message == r"bad\x1b]52;c;aGk=\x07\x9b\u202e red"

@@ -359,6 +359,12 @@ def test_trainer_without_message_is_explained_by_the_agent() -> None:
     assert read(failed(pod)).end_message == "container trainer: exit code 0"
 
 
+def test_message_of_a_pod_is_printable() -> None:
+    pod = RawPod().ready().has("trainer", terminated(1, message="bad\x1b]0;t\x07\u202e\nline"))
+    expected = "container trainer: exit code 1: bad\\x1b]0;t\\x07\\u202e\nline"
+    assert read(failed(pod)).end_message == expected
+
+
 def test_out_of_memory_without_limit_is_named() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137, "OOMKilled")))
     pod.raw["spec"]["containers"] = [{"name": "trainer"}]
