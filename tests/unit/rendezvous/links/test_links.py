@@ -524,6 +524,25 @@ def test_without_file_descriptors_the_server_pauses_accepting(
     run(scenario())
 
 
+def test_link_is_dialled_again_with_the_key_that_was_read_meanwhile() -> None:
+    """Agents of a run without a password read their key from etcd after they have started."""
+
+    async def scenario() -> None:
+        here, there, keys = Heard(), Heard(), [b"x" * 32]
+        async with coordinator(here) as (_, port):
+            link = Link("id-a", "s1", HOST, port)
+            task = asyncio.create_task(
+                dial.hold_link(link, "id-b", "s2", lambda: keys[-1], there.post, tuple, 0.0)
+            )
+            await there.until(LinkDown("id-a", "s1", refused=False))
+            keys.append(KEY)
+            await there.until(LinkUp("id-a", "s1"))
+            task.cancel()
+            await asyncio.wait([task])
+
+    run(scenario())
+
+
 # Impossible addresses of agents, which a record may nevertheless contain.
 NOWHERE = [("node..x", 1), ("n" * 64, 1), ("a\0b", 1), (HOST, 70_000), (HOST, -1)]
 
