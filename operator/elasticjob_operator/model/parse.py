@@ -155,6 +155,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
     "bool_type": _expected("true or false"),
     "bool_parsing": _expected("true or false"),
     "string_type": _string,
+    "string_unicode": lambda _context, _value: "must not contain an unpaired surrogate",
     "list_type": _expected("a list"),
     "dict_type": _expected("a mapping"),
     "model_type": _expected("a mapping"),

@@ -70,7 +70,6 @@ def test_launcher_runs_on_python_of_the_command(tmp_path: Path) -> None:
     [
         ({"env": [{"name": "A=B", "value": "x"}]}, "env: a name must not be empty or contain '='"),
         ({"env": [{"name": "A", "value": "a\0b"}]}, "env A must not contain NUL"),
-        ({"env": [{"name": "A", "value": "\ud800"}]}, "env A must not contain NUL or an unpaired"),
         ({"command": ["sh", "a\0b"]}, "command must not contain NUL"),
     ],
 )

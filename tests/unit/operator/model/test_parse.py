@@ -61,6 +61,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.maxNodes", 10**40, "spec.maxNodes", "must be at most 16384"),
     ("spec.minNodes", 16385, "spec.minNodes", "must be at most 16384; got 16385"),
     ("spec.nodes", 16385, "spec.nodes", "must be at most 16384; got 16385"),
+    ("spec.setup", ["\ud800"], "spec.setup[0]", "must not contain an unpaired surrogate"),
     ("spec.nodeIncrement", 16385, "spec.nodeIncrement", "must be at most 16384; got 16385"),
     ("spec.setup", ["x" * 131_073], "spec.setup[0]", "must be at most 131072 characters long"),
     (
