@@ -186,6 +186,8 @@ CONTEXT: dict[str, Json] = {
 }
 # Values other than the default that the default's type does not suggest.
 OTHER: dict[str, Any] = {
+    "admissionPolicy.maxNodes": 100,
+    "admissionPolicy.maxNprocPerNode": 8,
     "etcd.members": 3,
     "etcd.antiAffinity": "required",
     "etcd.autoCompactionRetention": "1h",
