@@ -28,10 +28,20 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """Yield a private etcd: the shared one belongs to the cluster of the shared API server."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
 def operator(
-    tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, newest_etcd: EtcdServer
+    tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, etcd: EtcdServer
 ) -> Iterator[Operator]:
-    replica = Operator(tmp_path_factory.mktemp("operator"), api_server, newest_etcd)
+    replica = Operator(tmp_path_factory.mktemp("operator"), api_server, etcd)
     with replica.running():
         yield replica
 
