@@ -9,6 +9,7 @@ restart.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -53,15 +54,23 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = _START
         time.sleep(0.02)
 
 
+FIRST_PORT, LAST_PORT = 12_000, 29_999
+"""Ports below those that the kernel gives to outgoing connections, which it does not share."""
+
+
 class Ports:
-    """Reserved ports on 127.0.0.1, held until `close`."""
+    """Reserved ports on all addresses, held until `close`; a server may bind to them meanwhile."""
 
     def __init__(self, count: int) -> None:
-        self._sockets = []
-        for _ in range(count):
+        self._sockets: list[socket.socket] = []
+        while len(self._sockets) < count:
             held = socket.socket()
+            try:
+                held.bind(("", random.randint(FIRST_PORT, LAST_PORT)))
+            except OSError:  # another process has it, or has reserved it
+                held.close()
+                continue
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
             self._sockets.append(held)
         self.numbers: list[int] = [held.getsockname()[1] for held in self._sockets]
 

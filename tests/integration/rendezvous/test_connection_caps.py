@@ -30,6 +30,7 @@ from elasticjob_rendezvous.protocol.events import Event, LinkUp, PeerUp
 from elasticjob_rendezvous.tcpstore import StoreGone, TCPStore
 from elasticjob_rendezvous.tcpstore.server import MAX_STORE_BYTES, MAX_TRANSIT_BYTES
 from elasticjob_rendezvous.tcpstore.wire import Query, block, hello, query, stored
+from tests.integration.etcd_server import Ports
 
 KEY = b"k" * 32
 SECONDS = 20.0
@@ -162,20 +163,16 @@ async def page(port: int, path: str) -> bytes:
     return answer
 
 
-def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
 def test_status_and_health_answer_beside_silent_connections() -> None:
     async def scenario() -> None:
-        ports = free_port(), free_port(), free_port()
+        held = Ports(3)
+        ports = held.numbers
         health = Health(ready=True)
         async with (
             serve_status(cast(Any, None), "127.0.0.1", ports[0], None),
             serve_health(health, lambda: b"", ports[1], ports[2]),
         ):
+            held.close()
             for port, path in zip(ports, ("/live", "/readyz", "/metrics"), strict=True):
                 async with silent(port, 600) as flood:
                     assert b"200 OK" in await page(port, path), path
