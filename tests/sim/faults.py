@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.events import Close
+from elasticjob_rendezvous.protocol.liveness.failure_detector import TRUST_SECONDS
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from tests.sim.plan import Action
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 RESUME_GRACE_SECONDS = 1.5
+FENCED_SECONDS = TRUST_SECONDS + 0.5
+"""Time in which the members of a gang that is no longer whole stop their workers."""
 WRITING_SECONDS = 5.0
 """Minimum duration of an attack that also writes into links."""
 
@@ -279,6 +282,7 @@ class Faults:
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
         ids = [pod.id for pod in pods]
+        self._excuse_whole_gangs(FENCED_SECONDS)
         self.world.network.isolate(ids)
         self.world.gangs.network_changed()
         self.world.isolation.changed()
@@ -287,20 +291,20 @@ class Faults:
     def _heal_peers(self, ids: list[str]) -> None:
         self.world.truth.trouble()
         self.world.note("fault", "peers within reach", ids)
-        self._excuse_whole_gangs()
+        self._excuse_whole_gangs(RESUME_GRACE_SECONDS)
         self.world.network.rejoin(ids)
         self.world.gangs.network_changed()
         self.world.isolation.changed()
 
-    def _excuse_whole_gangs(self) -> None:
+    def _excuse_whole_gangs(self, seconds: float) -> None:
         """Excuse whole gangs that were cut off from etcd and from all other pods: nobody could
-        probe them, and they learn only now of rounds begun meanwhile.
+        probe them, and they learn only now of rounds begun meanwhile, or that they are divided.
         """
         alive = self.world.alive()
         for pod in alive:
             apart = any(not self.world.network.joined(pod.id, other.id) for other in alive)
             if apart and self.world.running.outlives_etcd(pod):
-                pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
+                pod.excused_until = max(pod.excused_until, self.world.now + seconds)
                 self.world.running.look_again(pod.excused_until)
 
     # -- etcd -----------------------------------------------------------------------
@@ -438,7 +442,7 @@ class Faults:
         """End all faults, for the rest of the run."""
         world = self.world
         world.note("fault", "all faults end", "")
-        self._excuse_whole_gangs()
+        self._excuse_whole_gangs(RESUME_GRACE_SECONDS)
         world.calm = True
         if not world.etcd_up:
             self._etcd_back()

@@ -248,8 +248,9 @@ def test_unwritable_logs_do_not_stop_training(rig: LocalRig) -> None:
 
 
 def test_run_without_startable_pod_ends(rig: LocalRig) -> None:
-    """The kernel limits a variable to 128 KiB."""
-    failed = rig.call("run", rig.manifest(command=["python3", "work.py", "x" * 200_000]), "--plain")
+    """The kernel limits an argument to 128 KiB, the manifest to as many characters."""
+    command = ["python3", "work.py", "é" * 100_000]
+    failed = rig.call("run", rig.manifest(command=command), "--plain")
     assert failed.returncode == 1
     assert "no pod could be started" in failed.stderr
     assert "Argument list too long" in failed.stderr

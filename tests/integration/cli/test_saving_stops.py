@@ -167,7 +167,7 @@ def test_deleted_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None:
     trained(rig, 40)
     deleted = rig.call("delete", "job")
     assert (deleted.returncode, runner.wait(20)) == (0, 130)
-    assert [checkpoint(rig)] * 2 == steps(rig)
+    assert checkpoint(rig) == min(steps(rig)), "the last step that both ranks made"
     rig.nothing_left()
 
 

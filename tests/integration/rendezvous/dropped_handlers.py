@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -19,6 +18,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.integration.etcd_server import Ports
 
 SECONDS = 10.0
 CHILD_SECONDS = 20
@@ -106,9 +107,9 @@ def case(name: str, make: Callable[[], Any], rounds: int) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    held = Ports(1)
+    held.close()
+    return held.numbers[0]
 
 
 def main(v2: str, v3: str) -> None:
