@@ -1,9 +1,9 @@
 """Wrapper of pytest that reruns failed tests on real servers once, alone.
 
 Tests of real processes have deadlines, and a shared machine sometimes stalls for longer than any of
-them. Such a failure is printed in full, counted and named again at the end. A run with more than
-`MOST` of them fails, and so does one in which any other test failed: with simulated time or without
-waits, a rerun shows nothing new.
+them. Such a failure is printed in full, counted and named again at the end. A run in which more than
+`MOST` test functions fail has failed, and so has one in which any other test did: with simulated
+time or without waits, a rerun shows nothing new.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def worth_a_second_look(failed: Sequence[str]) -> bool:
-    """Return True if these tests, given by pytest ids, may be rerun."""
-    return 0 < len(failed) <= MOST and all(one.startswith(REAL) for one in failed)
+    """Return True if these tests, given by pytest ids, may be rerun.
+
+    The cases of one function count once: they may share the fixture that failed.
+    """
+    functions = {one.partition("[")[0] for one in failed}
+    return 0 < len(functions) <= MOST and all(one.startswith(REAL) for one in failed)
 
 
 def _pytest(arguments: Sequence[str]) -> int:

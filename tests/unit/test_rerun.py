@@ -26,8 +26,9 @@ def test_here():
     [
         ([], False),
         (["tests/e2e/test_a.py::test_b"], True),
-        ([f"tests/integration/test_a.py::test_b[{one}]" for one in range(MOST)], True),
-        ([f"tests/integration/test_a.py::test_b[{one}]" for one in range(MOST + 1)], False),
+        ([f"tests/integration/test_a.py::test_{one}" for one in range(MOST)], True),
+        ([f"tests/integration/test_a.py::test_{one}" for one in range(MOST + 1)], False),
+        ([f"tests/integration/test_a.py::test_b[{one}]" for one in range(2 * MOST)], True),
         (["tests/integration/test_a.py::test_b", "tests/sim/test_a.py::test_b"], False),
         (["tests/unit/test_a.py::test_b"], False),
     ],
