@@ -1,9 +1,9 @@
 """Wrapper of pytest that reruns failed tests on real servers once, alone.
 
 Tests of real processes have deadlines, and a shared machine sometimes stalls for longer than any of
-them. Such a failure is printed in full, counted and named again at the end. A run in which more than
-`MOST` test functions fail has failed, and so has one in which any other test did: with simulated
-time or without waits, a rerun shows nothing new.
+them. Such a failure is printed in full, counted and named again at the end. If more than `MOST`
+test functions fail, or any other test, the run has failed: with simulated time or without waits, a
+rerun shows nothing new.
 """
 
 from __future__ import annotations
