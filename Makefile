@@ -12,6 +12,11 @@ PY := .venv/bin/python
 # Tests of real processes wait for most of their time.
 JOBS ?= $(shell expr $$(nproc) + 1)
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
+# The tests start thousands of interpreters, which would compile the checkout's modules each time.
+unexport PYTHONDONTWRITEBYTECODE
+# Both compare contents, so a new checkout checks only the files that differ.
+export MYPY_CACHE_DIR ?= $(CACHE)/mypy
+export RUFF_CACHE_DIR ?= $(CACHE)/ruff
 
 .PHONY: help
 help: ## list the targets
@@ -19,11 +24,15 @@ help: ## list the targets
 
 .PHONY: install
 install: ## install the Python environments: dependencies in the cache, this checkout in .venv
-	@python=$$(scripts/python) && "$$python" scripts/environment.py "$(CACHE)"
+	@python=$$(scripts/python) && "$$python" -m scripts.environment "$(CACHE)"
 
 .PHONY: demo
 demo: install ## run an elastic training job here, scale it and inject faults: build/demo/timeline.png
 	$(PY) scripts/demo.py
+
+.PHONY: pictures
+pictures: install etcd ## redraw the pictures of the README from a run and the measured times
+	$(PY) -m scripts.pictures
 
 .PHONY: etcd
 etcd: install ## install the etcd servers of the tests and benchmarks into the cache
@@ -38,6 +47,7 @@ corpus-suite: install ## install the ten corpus packages and the frameworks of `
 	@$(PY) -m tests.corpus.environments small
 	@$(PY) -m tests.corpus.environments frameworks
 	@$(PY) -m tests.corpus.environments deepspeed
+	@$(PY) -m tests.corpus.environments peers
 corpus: install etcd ## run 90 packages, each in a cold and a warm job; resumable: docs/warm-start-corpus.md
 	$(PY) -m tests.corpus
 
@@ -46,14 +56,18 @@ lint: install ## run ruff
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 types: install ## run mypy, strict
-	$(PY) -m mypy
+	@mkdir -p $(MYPY_CACHE_DIR)
+	flock $(MYPY_CACHE_DIR).lock $(PY) -m mypy
 imports: install ## check the allowed imports between packages (import-linter)
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 .PHONY: generate
-generate: install ## regenerate files: the CRD from the models, the chart's copies
+generate: install ## regenerate files: the CRD and its reference from the models, the chart's copies, versions
 	$(PY) -m elasticjob_operator.model.crdgen
 	$(PY) -m scripts.chart
+	$(PY) -m scripts.completion
+	$(PY) -m scripts.reference
+	$(PY) -m scripts.licences
 .PHONY: template-schema
 template-schema: etcd kubernetes ## rewrite the schema of pod templates from the API server's, then the CRD
 	$(PY) -m scripts.template_schema
@@ -62,6 +76,29 @@ template-schema: etcd kubernetes ## rewrite the schema of pod templates from the
 generated: install ## fail if a generated file is out of date
 	$(PY) -m elasticjob_operator.model.crdgen --check
 	$(PY) -m scripts.chart --check
+	$(PY) -m scripts.completion --check
+	$(PY) -m scripts.reference --check
+	$(PY) -m scripts.lock --check
+	$(PY) -m scripts.licences --check
+
+.PHONY: lock sbom audit release-check
+UPGRADE ?=
+lock: install ## lock the packages of pyproject.toml with hashes: UPGRADE="name name" or UPGRADE=all renews
+	$(PY) -m scripts.lock $(if $(filter all,$(UPGRADE)),--upgrade,$(addprefix --upgrade-package=,$(UPGRADE)))
+sbom: images ## write the bills of materials of the images, CycloneDX: build/sbom
+	$(PY) -m scripts.sbom build/sbom
+audit: install ## search the known vulnerabilities of the locked packages; needs the index
+	$(PY) -m scripts.audit
+release-check: audit generated sbom ## check what a release needs; BASE_IMAGE= must name the base image by digest
+	$(PY) -m scripts.sbom build/sbom --release
+
+.PHONY: docs
+docs: install ## build the site of the documentation, fail on warnings: build/site
+	@$(PY) -m scripts.site $(CACHE)
+
+.PHONY: dist
+dist: install ## build the wheel, the sdist and the chart of a release, reproducibly: dist
+	@$(PY) -m scripts.dist
 
 .PHONY: format
 format: install ## fix lint errors and format the code
@@ -73,7 +110,7 @@ check: lint types imports generated ## run lint, types, unit tests, 1,000 simula
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports generated etcd kubernetes corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
+test: lint types imports generated docs etcd kubernetes corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
 	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 
@@ -101,7 +138,7 @@ SEED ?= 1
 partitions: etcd ## run RUNS real network partitions from SEED on, as root; logs in build/partitions
 	$(PY) -m tests.partitions --runs $(RUNS) --seed $(SEED)
 
-.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods soak soak-cluster
+.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods bench-goodput soak soak-cluster
 bench: bench-rendezvous bench-recovery bench-frameworks bench-crowd bench-overhead bench-interop ## run every benchmark
 bench-rendezvous: etcd ## time of N processes to get ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
@@ -115,6 +152,8 @@ bench-overhead: etcd ## step time with and without the sidecar: build/bench/over
 	$(PY) -m bench.overhead
 bench-interop: etcd ## gangs of torchrun and our nodes through twenty changes each: build/bench/interop.json
 	$(PY) -m bench.interop
+bench-goodput: etcd ## steps completed under faults, ours and four other systems: build/bench/goodput.json; five hours
+	$(PY) -m bench.goodput
 bench-pods: install ## recovery of a gang of pods on the cluster of `make cluster`: build/bench/pods.json
 	$(PY) -m bench.pods
 soak: install ## run one training job through 200 random faults: build/bench/soak.json

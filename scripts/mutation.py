@@ -13,11 +13,21 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from pathlib import Path
 
-from scripts.environment import ROOT, dependencies, is_complete, key, locked, site_packages
+from scripts.environment import (
+    IDLE_SECONDS,
+    LOCKS,
+    ROOT,
+    dependencies,
+    forget_idle,
+    install_locked,
+    is_complete,
+    key,
+    locked,
+    site_packages,
+)
 from scripts.mutation_simulation import ALIVE, PACKAGE, simulated, statuses
 
 MUTMUT = "mutmut==3.8.1"
@@ -69,16 +79,16 @@ also_copy=
 
 def environment(cache: Path) -> Path:
     """Return an environment with mutmut and the project's dependencies."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    deps = dependencies(cache, project)
-    wanted = key(MUTMUT, deps)
+    deps = dependencies(cache)
+    wanted = key((LOCKS / "mutation.txt").read_text(), deps)
     found = cache / f"mutation-{wanted}"
-    with locked(cache / f"mutation-{wanted}.lock"):
+    lock = cache / f"mutation-{wanted}.lock"
+    with locked(lock):
         if not is_complete(found, wanted):
+            forget_idle(lock, IDLE_SECONDS)
             shutil.rmtree(found, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", found], check=True)
-            pip = [str(found / "bin" / "pip"), "--disable-pip-version-check", "--no-input"]
-            subprocess.run([*pip, "install", "--quiet", MUTMUT], check=True)
+            install_locked([found / "bin" / "pip"], LOCKS / "mutation.txt")
             (site_packages(found) / "dependencies.pth").write_text(f"{site_packages(deps)}\n")
             (found / STAMP).write_text(wanted)
     return found

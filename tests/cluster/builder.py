@@ -24,6 +24,7 @@ BASE = "docker.io/library/python:3.11-slim-bookworm"
 _WORK = STATE / "builder"  # its layers and its output
 _LOCK = CACHE / "cluster-builder.lock"
 _BUILD_SECONDS = 1200
+_NAMED = "{{.Name}}:{{.Tag}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ def _prepare() -> dict[Path, str]:
         settings = _WORK / f"pip-{key(text)}.conf"
         settings.write_text(text)
         return {settings: pipsettings.IN_IMAGE, **mounts}
+
+
+def forget_old(recipe: Recipe) -> None:
+    """Remove images that have this name with another tag, and the layers of no named image."""
+    repository, _, tag = recipe.name.rpartition(":")
+    named = [name.rpartition(":") for name in _buildah("images", "--format", _NAMED).split()]
+    old = [f"{at}:{tagged}" for at, _, tagged in named if tagged != tag and _is(at, repository)]
+    if old:
+        _buildah("rmi", *old)
+    _buildah("rmi", "--prune")
+
+
+def _is(name: str, repository: str) -> bool:
+    """Compare names; buildah adds a registry to those without one."""
+    return name.removeprefix("localhost/") == repository
 
 
 def save(recipe: Recipe, image: str, into: Path) -> None:

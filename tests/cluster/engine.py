@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -207,7 +208,8 @@ def stop() -> None:
     """Stop the private engine and all that it started; leave nothing of it on the machine."""
     if _NETWORK in _networks():
         for process in output("ip", "netns", "pids", _NETWORK).split():
-            os.kill(int(process), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended with another of them
+                os.kill(int(process), signal.SIGKILL)
         wait_until(lambda: output("ip", "netns", "pids", _NETWORK) == "", 30, "the engine's end")
         output("ip", "netns", "delete", _NETWORK)
     if Path("/sys/class/net", _OUTER).exists():  # removed with the namespace too, but later

@@ -6,6 +6,7 @@ received, so that only changed ones are loaded again.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.engine import Engine
 from tests.cluster.places import ARCHIVES, CACHE, NODE_ARCHIVES, ROOT
 
+BASE = "BASE_IMAGE"
+"""Environment variable that replaces the Dockerfiles' base image, for instance by its digest."""
 EXAMPLE = "elasticjob/digits:dev"
 """Image name used by examples/digits/elasticjob.yaml."""
 _NOTES = "/kind/loaded"  # in a node: the mark loaded last, by image
@@ -50,15 +53,22 @@ def build(engine: Engine | None) -> None:
     """Bring the archives of all images up to date: with this engine, or without a registry."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     recipes = _recipes()
-    with locked(CACHE / "cluster-images.lock"), ThreadPoolExecutor(len(recipes)) as lanes:
-        list(lanes.map(lambda name: _build(engine, name, recipes[name]), recipes))
+    with locked(CACHE / "cluster-images.lock"):
+        with ThreadPoolExecutor(len(recipes)) as lanes:
+            built = list(lanes.map(lambda name: _build(engine, name, recipes[name]), recipes))
+        if engine is None and any(built):
+            builder.forget_old(recipes["trainer"])
 
 
-def _build(engine: Engine | None, name: str, recipe: Recipe) -> None:
+def _build(engine: Engine | None, name: str, recipe: Recipe) -> bool:
+    """Bring an archive up to date; return False if it was."""
     archive, note = ARCHIVES / f"{name}.tar", ARCHIVES / f"{name}.source"
-    source = sources.key_of(recipe) + ("" if engine is None else str(engine.docker))
+    base = os.environ.get(BASE, "")
+    source = sources.key_of(recipe) + ("" if engine is None else f"{engine.docker}{base}")
     if archive.exists() and note.exists() and note.read_text() == source:
-        return
+        return False
+    if engine is None and base:
+        raise ValueError(f"{BASE}={base} needs a Docker engine that reaches a registry")
     if engine is not None:
         made = _build_with_docker(engine, recipe)
         if made != _id(name):
@@ -73,6 +83,7 @@ def _build(engine: Engine | None, name: str, recipe: Recipe) -> None:
             builder.save(recipe, made, archive)
     (ARCHIVES / f"{name}.id").write_text(made)
     note.write_text(source)
+    return True
 
 
 def _id(name: str) -> str:
@@ -83,8 +94,10 @@ def _id(name: str) -> str:
 
 def _build_with_docker(engine: Engine, recipe: Recipe) -> str:
     contexts = [f"{name}={builder.folder(path)}" for name, path in recipe.contexts.items()]
+    base = os.environ.get(BASE, "")
     return engine.run(
         *("build", "--quiet", "--tag", recipe.name, "--file", recipe.dockerfile),
+        *([f"--build-arg=BASE={base}"] if base else []),
         *(f"--build-context={context}" for context in contexts),
         ROOT,
         timeout=1200,

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.environment import key, locked
+from scripts.environment import forget_idle, key, locked
 from tests.cluster.places import CACHE
 
-_KEPT_SECONDS = 14 * 24 * 3600
+_IDLE_SECONDS = 3600.0
+"""Time after its last use in which a part may still be in use."""
 
 
 def say(message: str) -> None:
@@ -23,8 +24,17 @@ def say(message: str) -> None:
     print(message, flush=True)
 
 
-def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None]) -> Path:
-    """Return the folder of the part with exactly these ingredients; `make` fills it if absent."""
+def part(
+    name: str,
+    ingredients: tuple[object, ...],
+    make: Callable[[Path], None],
+    gigabytes: int = 1,
+) -> Path:
+    """Return the folder of the part with exactly these ingredients; `make` fills it if absent.
+
+    `gigabytes` is the free disk space that `make` needs. Raises RuntimeError if there is less after
+    the removal of older parts of this name.
+    """
     home = CACHE / f"cluster-{name}-{key(*ingredients)}"
     lock = home.with_suffix(".lock")
     if home.is_dir():
@@ -34,23 +44,24 @@ def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None
         if not home.is_dir():
             say(f"making {home}")
             begin = time.monotonic()
+            forget_idle(lock, _IDLE_SECONDS)
+            _check_space(home, gigabytes)
             fresh = home.with_suffix(".new")
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             make(fresh)
             fresh.rename(home)
-            _forget_unused(name)
             say(f"made {home.name} in {time.monotonic() - begin:.0f} s")
     return home
 
 
-def _forget_unused(name: str) -> None:
-    """Remove the parts of this name that have not been used for `_KEPT_SECONDS`."""
-    oldest = time.time() - _KEPT_SECONDS
-    for lock in CACHE.glob(f"cluster-{name}-????????????????.lock"):
-        if lock.stat().st_mtime < oldest:
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink()
+def _check_space(home: Path, gigabytes: int) -> None:
+    free = shutil.disk_usage(home.parent).free / 1e9
+    if free < gigabytes:
+        raise RuntimeError(
+            f"{home.name} needs {gigabytes} GB of disk space and {home.parent} has {free:.1f} GB: "
+            "free some, for instance by removing folders there that are not in use"
+        )
 
 
 def content(*paths: Path) -> str:

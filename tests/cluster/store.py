@@ -38,6 +38,8 @@ address = "{state}/socket.ttrpc"
 """
 
 
+# A store has 6 GB; each image is unpacked in a temporary folder first.
+_GIGABYTES = 12
 # Unpacked layers are not kept packed as well.
 _IMPORT = ("images", "import", "--local", "--discard-unpacked-layers")
 
@@ -86,7 +88,7 @@ def store() -> Path:
     names = ("kubernetes", "containerd", "coredns", "kind", "pause", "storage")
     made_of = [tree, systemimages.etcd(), trained.parent, *(programs(name) for name in names)]
     recipe = content(Path(__file__), Path(systemimages.__file__))
-    return part("store", (*(folder.name for folder in made_of), recipe), make)
+    return part("store", (*(folder.name for folder in made_of), recipe), make, _GIGABYTES)
 
 
 def give_to_nodes() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.environment import key
+from scripts.environment import LOCKS, key
 from tests.cluster import builder, debian
 from tests.cluster.builder import Recipe
 from tests.cluster.parts import content, part
 from tests.cluster.places import ROOT, WHEELS
 
 _DOCKERFILE = Path(__file__).parent / "Dockerfile.trainer"
-_SOURCES = (_DOCKERFILE, ROOT / "constraints.txt", ROOT / "examples" / "digits" / "train.py")
+_LOCKS = tuple(LOCKS / f"{name}.txt" for name in ("trainer", "cuda"))
+_LINKS = ROOT / "scripts" / "links.py"
+_GIGABYTES = 16  # its layers and its archive
+_SOURCES = (_DOCKERFILE, _LINKS, *_LOCKS, ROOT / "examples" / "digits" / "train.py")
 
 
 def _wheels() -> list[str]:
@@ -33,4 +36,4 @@ def image() -> Path:
     def make(into: Path) -> None:
         builder.save(recipe(), builder.build(recipe()), into / "image.tar")
 
-    return part("trainer", (_key(), debian.python_tree().name), make) / "image.tar"
+    return part("trainer", (_key(), debian.python_tree().name), make, _GIGABYTES) / "image.tar"

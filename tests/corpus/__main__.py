@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from scripts.environment import ROOT
+from scripts.environment import LOCKS, ROOT
 from tests.corpus.compare import differences
 from tests.corpus.environments import cache, environment
 from tests.corpus.job import run_job
@@ -41,7 +41,7 @@ def measured() -> dict[str, Result]:
 
 def version(package: Package) -> str:
     """Return the version to which the package's environment pins it."""
-    return pins(ROOT / "constraints.txt", LISTS / f"{package.environment}.txt")[package.pip]
+    return pins(LOCKS / "dev.txt", LISTS / f"{package.environment}.txt")[package.pip]
 
 
 class Corpus:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elasticjob_launcher.zygote.process import BOOT_LINE
 from tests.corpus.manifest import Package
 from tests.integration.etcd_server import EtcdServer
 
@@ -30,7 +31,7 @@ NODES, SLOTS, ROUNDS = 2, 2, 2
 WORLD = NODES * SLOTS
 PATIENCE_SECONDS = 150.0
 LEARNED_SECONDS = 3.6
-"""Seconds after its fork until the standby has begun to load the modules its workers imported."""
+"""Seconds after a start until a fork of the standby loads the modules that workers imported."""
 LEFT_SECONDS = 3.0
 MARK = "CORPUS_MARK"
 CONF = "last_call_timeout=5,settle=0.1,keep_alive_seconds=10,confirm=5,stop_grace=5"
@@ -98,6 +99,7 @@ def run_job(package: Package, interpreter: Path, etcd: EtcdServer, warm: bool) -
                 files[f"round {number}"] = _files(job)
                 if warm and number < ROUNDS:
                     time.sleep(max(0.0, last + LEARNED_SECONDS - time.time()))
+                    _await_learned(job)
                 (job.part("records") / f"go-{number}").touch()
             for agent in job.agents:
                 agent.wait(PATIENCE_SECONDS)
@@ -185,6 +187,15 @@ def _ended(agent: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         agent.kill()
         return agent.wait()
+
+
+def _await_learned(job: _Job) -> None:
+    """Wait until each node has one standby again: its fork replaced it, or had to end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len([line for line in _marked(job.mark).values() if BOOT_LINE in line]) > NODES:
+        if time.monotonic() > deadline:
+            raise TimeoutError("a standby still loads the modules of its workers")
+        time.sleep(0.05)
 
 
 def _left(job: _Job) -> list[str]:

@@ -73,5 +73,5 @@ def pins(*files: Path) -> dict[str, str]:
         for line in file.read_text().splitlines():
             name, equals, version = line.partition("==")
             if equals and not name.startswith("#"):
-                found[name.lower()] = version
+                found[name.lower()] = version.split()[0]
     return found

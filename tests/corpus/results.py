@@ -26,7 +26,7 @@ environment (also as C code sees it), random numbers with and without a seed, va
 keep (identifiers, generators), signal handlers, `sys.path`, import hooks, warning filters, logging,
 functions called at exit, and output. What varies between two cold runs counts as no difference.
 
-The properties in [warm-start.md](warm-start.md#what-is-different-in-a-forked-worker) hold for all
+The properties in [warm-start.md](warm-start.md#differences-in-a-forked-worker) hold for all
 packages and are not listed here. "Left to the worker" are the modules that the guard does not
 preload: each worker imports them itself.
 """
