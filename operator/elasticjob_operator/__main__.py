@@ -1,4 +1,5 @@
-"""Entry point: `python -m elasticjob_operator` serves jobs, `… certs` issues etcd's certificates.
+"""Entry point: `python -m elasticjob_operator` serves jobs, `… certs` issues etcd's certificates,
+`… bind` gives the operator access to the namespaces it serves.
 
 Heavy imports happen after the SIGTERM handler is installed: PID 1 of a container ignores SIGTERM
 until a handler exists, and would hold the Lease its successor needs for the whole grace period.
@@ -11,6 +12,7 @@ import signal
 import sys
 
 CERTS = "certs"
+BIND = "bind"
 
 
 def main() -> int:
@@ -26,7 +28,12 @@ def main() -> int:
             from elasticjob_operator.etcd_tls.certs import main as certs
 
             return certs(arguments)
-    print(f"usage: python -m elasticjob_operator [{CERTS} …]", file=sys.stderr)  # noqa: T201
+        case [verb, *arguments] if verb == BIND:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            from elasticjob_operator.role_bindings import main as bind
+
+            return bind(arguments)
+    print(f"usage: python -m elasticjob_operator [{CERTS} … | {BIND} …]", file=sys.stderr)  # noqa: T201
     return 2
 
 

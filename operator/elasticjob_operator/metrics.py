@@ -79,6 +79,11 @@ class Metrics:
         self.queue_depth = Gauge(
             "elasticjob_queue_depth", "Jobs waiting to be reconciled.", registry=self.registry
         )
+        self.unknown_access = Gauge(
+            "elasticjob_etcd_unknown_access",
+            "Users, roles and grants in etcd at the last check that belong to no job.",
+            registry=self.registry,
+        )
         self.leader = Gauge("elasticjob_leader", "1 on the active replica.", registry=self.registry)
         self.registry.register(_JobsByPhase(lambda: self._phases()))
 

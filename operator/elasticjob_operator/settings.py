@@ -10,12 +10,16 @@
 | `ELASTICJOB_SIDECAR_LIMITS_IN` | where it has limits: GuaranteedPods or AllPods | the first |
 | `ELASTICJOB_ETCD_ENDPOINTS` | etcd as URLs, comma separated; pods use the same | required |
 | `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
+| `ELASTICJOB_AGENTS_CERT_FILE`, `…_KEY_FILE` | client certificate of all agents | none |
 | `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
 | `ELASTICJOB_MANAGE_ETCD_USERS` | create an etcd user for each job; needs root | false |
+| `ELASTICJOB_ETCD_EXCLUSIVE` | only the operator administers etcd's users | false |
+| `ELASTICJOB_ETCD_KNOWN_USERS` | users and roles of etcd's administrator | none |
 | `ELASTICJOB_ALLOWED_ENDPOINTS` | permitted values of spec.rendezvous.endpoints | none |
 | `ELASTICJOB_NETWORK_POLICIES` | create a NetworkPolicy for each job | false |
 | `ELASTICJOB_OPERATOR_LABELS` | its pods' labels there, key=value, comma separated | none |
 | `ELASTICJOB_NAMESPACES` | namespaces whose jobs are served | all |
+| `ELASTICJOB_NAMESPACE_SELECTOR` | labels of served namespaces, for messages | none |
 | `ELASTICJOB_LEASE_NAMESPACE` | namespace of the active replica's Lease | the pod's own |
 | `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
 | `ELASTICJOB_POD_NAME` | name of this replica | the host's name |
@@ -66,7 +70,13 @@ class SidecarSettings:
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """Operator's own etcd, and the endpoints that jobs may name (`allowed`)."""
+    """Operator's own etcd, and the endpoints that jobs may name (`allowed`).
+
+    Args:
+        agents: files of the client certificate and key that agents get; None for none.
+        exclusive: only the operator administers etcd's users, so it removes unknown ones.
+        known_users: users and roles of etcd's administrator.
+    """
 
     endpoints: tuple[str, ...]
     tls: Tls | None = None
@@ -74,6 +84,9 @@ class EtcdSettings:
     password: str | None = None
     manage_users: bool = False
     allowed: frozenset[str] = frozenset()
+    agents: tuple[Path, Path] | None = None
+    exclusive: bool = False
+    known_users: frozenset[str] = frozenset()
 
     @property
     def ca(self) -> bytes | None:
@@ -94,6 +107,7 @@ class Settings:
     lease: LeaseSettings
     policy_peer: PolicyPeer | None = None
     namespaces: tuple[str, ...] = ()
+    namespace_selector: str = ""
     metrics_port: int = 8080
     health_port: int = 8081
     log_format: Literal["text", "json"] = "text"
@@ -132,6 +146,7 @@ def _read(environ: Mapping[str, str]) -> Settings:
         ),
         policy_peer=_policy_peer(environ, namespace),
         namespaces=_list(environ, "ELASTICJOB_NAMESPACES"),
+        namespace_selector=environ.get("ELASTICJOB_NAMESPACE_SELECTOR", ""),
         metrics_port=_port(environ, "ELASTICJOB_METRICS_PORT", 8080),
         health_port=_port(environ, "ELASTICJOB_HEALTH_PORT", 8081),
         log_format="json" if log_format == "json" else "text",
@@ -163,14 +178,17 @@ def _etcd(environ: Mapping[str, str]) -> EtcdSettings:
             "ELASTICJOB_ETCD_ENDPOINTS must name at least one etcd, such as http://etcd:2379"
         )
     names = {key: f"ELASTICJOB_ETCD_{key}_FILE" for key in ("CA", "CERT", "KEY")}
+    names |= {f"AGENTS_{key}": f"ELASTICJOB_AGENTS_{key}_FILE" for key in ("CERT", "KEY")}
     files = {key: environ.get(name) or None for key, name in names.items()}
     for key, path in files.items():
         if path is not None and not Path(path).is_file():
             raise SettingsError(f"{names[key]} must be a file, got {echoed(path)}")
-    if (files["CERT"] is None) != (files["KEY"] is None):
-        raise SettingsError(f"{names['CERT']} and {names['KEY']} must be set together")
+    for cert, key in (("CERT", "KEY"), ("AGENTS_CERT", "AGENTS_KEY")):
+        if (files[cert] is None) != (files[key] is None):
+            raise SettingsError(f"{names[cert]} and {names[key]} must be set together")
+    agents = (files["AGENTS_CERT"], files["AGENTS_KEY"])
     server_name = environ.get("ELASTICJOB_ETCD_SERVER_NAME") or None
-    tls = any(files.values()) or server_name is not None
+    tls = any(files[key] for key in ("CA", "CERT", "KEY")) or server_name is not None
     user = _content(environ, "ELASTICJOB_ETCD_USER_FILE")
     password = _content(environ, "ELASTICJOB_ETCD_PASSWORD_FILE")
     if (user is None) != (password is None):
@@ -189,6 +207,9 @@ def _etcd(environ: Mapping[str, str]) -> EtcdSettings:
         password=password,
         manage_users=manage,
         allowed=frozenset(_endpoints(environ, "ELASTICJOB_ALLOWED_ENDPOINTS")),
+        agents=(Path(agents[0]), Path(agents[1])) if agents[0] and agents[1] else None,
+        exclusive=_flag(environ, "ELASTICJOB_ETCD_EXCLUSIVE"),
+        known_users=frozenset(_list(environ, "ELASTICJOB_ETCD_KNOWN_USERS")),
     )
 
 

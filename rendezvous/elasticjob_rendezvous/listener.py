@@ -1,10 +1,7 @@
 """TCP listener with caps on its connections, and the log of refused peers.
 
-A connection is unproven until its handler calls `keep`. Caps on unproven connections, in all and
-per address, limit the memory that peers without credentials take. At a cap the oldest unproven
-connection of the address with the most of them is closed. If no address has more than a few, as
-when all members of a large job connect to a new coordinator, accepting pauses instead, and the
-kernel queues them.
+A connection is unproven until its handler calls `keep`. `elasticjob_launcher.admission` decides
+which connections have a place.
 """
 
 from __future__ import annotations
@@ -16,9 +13,10 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+
+from elasticjob_launcher.admission import Admission, Caps
+from elasticjob_rendezvous.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -27,87 +25,8 @@ CLOSE_SECONDS = 5.0
 """Maximum time in which a peer takes the rest of its answer."""
 MAX_ACCEPTS = 64
 """Maximum accepted connections before other work: a burst must not delay heartbeats."""
-FEW = 4
-"""Maximum unproven connections of one address that are never closed in favour of others."""
 BURST_LINES = 10
 LINE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """Maximum numbers of connections.
-
-    Args:
-        unproven: unproven connections in all.
-        per_address: unproven connections of one address.
-        kept: kept connections in all.
-        kept_per_address: kept connections of one address; None for no such cap.
-    """
-
-    unproven: int
-    per_address: int
-    kept: int = 0
-    kept_per_address: int | None = None
-
-
-class Admission:
-    """Bookkeeping of one listener's connections. No I/O."""
-
-    def __init__(self, caps: Caps) -> None:
-        self._caps = caps
-        self._unproven: dict[Hashable, str] = {}
-        self._by_address: dict[str, dict[Hashable, None]] = {}
-        self._kept: dict[Hashable, str] = {}
-        self._kept_by_address: Counter[str] = Counter()
-
-    @property
-    def paused(self) -> bool:
-        """True if a new connection has no place, and none is to be closed for it."""
-        if len(self._unproven) < self._caps.unproven:
-            return False
-        return max(map(len, self._by_address.values())) <= FEW
-
-    def arrive(self, connection: Hashable, address: str) -> Hashable | None:
-        """Add a connection; return the one to close for it, which is no longer counted."""
-        own = self._by_address.setdefault(address, {})
-        self._unproven[connection] = address
-        own[connection] = None
-        if len(own) > self._caps.per_address:
-            crowd = own
-        elif len(self._unproven) > self._caps.unproven:
-            crowd = max(self._by_address.values(), key=len)
-        else:
-            return None
-        oldest = next(iter(crowd))
-        self.leave(oldest)
-        return oldest
-
-    def keep(self, connection: Hashable) -> bool:
-        """Count a connection as kept; return False if it must be closed instead."""
-        address = self._unproven.get(connection)
-        if address is None or len(self._kept) >= self._caps.kept:
-            return False
-        most = self._caps.kept_per_address
-        if most is not None and self._kept_by_address[address] >= most:
-            return False
-        self.leave(connection)
-        self._kept[connection] = address
-        self._kept_by_address[address] += 1
-        return True
-
-    def leave(self, connection: Hashable) -> None:
-        """Remove a connection; do nothing if it is not counted."""
-        address = self._unproven.pop(connection, None)
-        if address is not None:
-            own = self._by_address[address]
-            del own[connection]
-            if not own:
-                del self._by_address[address]
-        address = self._kept.pop(connection, None)
-        if address is not None:
-            self._kept_by_address[address] -= 1
-            if not self._kept_by_address[address]:
-                del self._kept_by_address[address]
 
 
 class RefusalLog:
@@ -116,24 +35,22 @@ class RefusalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._tokens = float(BURST_LINES)
-        self._filled_at = clock()
+        self._bucket = TokenBucket(BURST_LINES, LINE_SECONDS)
         self._dropped = 0
 
     def refused(self, logger: logging.Logger, peer: object, reason: object) -> None:
         """Log a refused peer, or count it until there is a token."""
+        self.warn(logger, f"refused a connection from {peer}", reason)
+
+    def warn(self, logger: logging.Logger, fact: str, cause: object) -> None:
+        """Log a fact about a peer and its cause, or count it until there is a token."""
         with self._lock:
-            now = self._clock()
-            earned = (now - self._filled_at) / LINE_SECONDS
-            self._tokens = min(self._tokens + earned, float(BURST_LINES))
-            self._filled_at = now
-            if self._tokens < 1.0:
+            if not self._bucket.take(self._clock()):
                 self._dropped += 1
                 return
-            self._tokens -= 1.0
             dropped, self._dropped = self._dropped, 0
         more = f" (and {dropped} other refusals that were not logged)" if dropped else ""
-        logger.warning("refused a connection from %s: %s%s", peer, reason, more)
+        logger.warning("%s: %s%s", fact, cause, more)
 
 
 refusals = RefusalLog()
@@ -172,7 +89,7 @@ class Listener:
         self._socket: socket.socket | None = sock
         self._handle = handle
         self._limit_bytes = limit_bytes
-        self._admission = Admission(caps)
+        self._admission: Admission[asyncio.Task[None]] = Admission(caps)
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._loop = asyncio.get_running_loop()
@@ -213,7 +130,7 @@ class Listener:
             except ConnectionAbortedError:
                 continue  # the peer has disconnected
             except OSError as error:  # for example too many open files
-                log.warning("could not accept a peer's connection: %s", error)
+                refusals.warn(log, "could not accept a peer's connection", error)
                 # A pending connection would otherwise cause a busy loop.
                 self._pause()
                 self._loop.call_later(ACCEPT_AGAIN_SECONDS, self._resume)
@@ -226,7 +143,7 @@ class Listener:
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._ended, connection))
         crowded = self._admission.arrive(task, address)
-        if isinstance(crowded, asyncio.Task):
+        if crowded is not None:
             crowded.cancel()
             refusals.refused(log, address, "too many connections that prove nothing")
 
@@ -239,6 +156,7 @@ class Listener:
 
     async def _serve(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
+        assert task is not None
         reader, writer = await asyncio.open_connection(sock=connection, limit=self._limit_bytes)
         try:
             await self._handle(reader, writer, functools.partial(self._admission.keep, task))

@@ -2,9 +2,15 @@
 Checks that the schema cannot express, of several values or of installed objects.
 */}}
 {{- define "elasticjob.checks" -}}
+{{- if and .Values.watchNamespaces .Values.watchNamespaceSelector }}
+{{- fail "watchNamespaces and watchNamespaceSelector must not both be given: the first names the namespaces, the second selects them by label" }}
+{{- end }}
 {{- if .Values.etcd.enabled }}
 {{- if and (eq (int .Values.etcd.members) 3) (not .Values.etcd.persistence.enabled) }}
 {{- fail "etcd.persistence.enabled must be true with etcd.members 3: a member that comes back empty under its old name breaks the others" }}
+{{- end }}
+{{- if and (eq .Values.etcd.tls.clientCertificates "Required") (not .Values.etcd.tls.enabled) }}
+{{- fail "etcd.tls.enabled must be true with etcd.tls.clientCertificates Required" }}
 {{- end }}
 {{- $found := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "elasticjob.etcd.name" .) }}
 {{- if and $found (ne (int $found.spec.replicas) (int .Values.etcd.members)) }}
@@ -20,6 +26,9 @@ Checks that the schema cannot express, of several values or of installed objects
 {{- end }}
 {{- if and .Values.externalEtcd.secretName (ne (has "tls.crt" $keys) (has "tls.key" $keys)) }}
 {{- fail "externalEtcd.secretKeys must have both tls.crt and tls.key, or neither" }}
+{{- end }}
+{{- if and .Values.externalEtcd.secretName (ne (has "agents.crt" $keys) (has "agents.key" $keys)) }}
+{{- fail "externalEtcd.secretKeys must have both agents.crt and agents.key, or neither" }}
 {{- end }}
 {{- end }}
 {{- if and (not .Values.operator.serviceAccount.create) (not .Values.operator.serviceAccount.name) }}

@@ -59,6 +59,7 @@ true
 {{- if .Values.externalEtcd.secretName }}{{ $keys = .Values.externalEtcd.secretKeys }}{{ end }}
 {{- else }}
 {{- if .Values.etcd.tls.enabled }}{{ $keys = append $keys "ca.crt" }}{{ end }}
+{{- if include "elasticjob.etcd.clientCertificates" . }}{{ $keys = concat $keys (list "operator.crt" "operator.key" "agents.crt" "agents.key") }}{{ end }}
 {{- if .Values.etcd.auth.enabled }}{{ $keys = concat $keys (list "user" "password") }}{{ end }}
 {{- end }}
 {{- join "," $keys }}
@@ -71,7 +72,31 @@ true
 {{- end }}
 {{- end }}
 
-{{/* Variable that names a key's file: ELASTICJOB_ETCD_CA_FILE for ca.crt. */}}
+{{/* "true" if the bundled etcd's clients get certificates of its authority, else empty. */}}
+{{- define "elasticjob.etcd.clientCertificates" -}}
+{{- if and .Values.etcd.enabled .Values.etcd.tls.enabled (or (not .Values.etcd.certificates.existingSecret) (eq .Values.etcd.tls.clientCertificates "Required")) -}}
+true
+{{- end }}
+{{- end }}
+
+{{/*
+"true" if etcd refuses clients without a certificate, else empty. An etcd that is installed without
+this stays so until the value is Required: agents of an earlier release have no certificate.
+*/}}
+{{- define "elasticjob.etcd.requiresCertificates" -}}
+{{- if include "elasticjob.etcd.clientCertificates" . }}
+{{- if eq .Values.etcd.tls.clientCertificates "Required" -}}
+true
+{{- else if eq .Values.etcd.tls.clientCertificates "Auto" }}
+{{- $found := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "elasticjob.etcd.name" .) }}
+{{- if or (not $found) (has "--client-cert-auth" (index $found.spec.template.spec.containers 0).command) -}}
+true
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Part of the variable that names a key's file: ETCD_CA for ca.crt. */}}
 {{- define "elasticjob.etcd.variable" -}}
-{{- get (dict "ca.crt" "CA" "tls.crt" "CERT" "tls.key" "KEY" "user" "USER" "password" "PASSWORD") . }}
+{{- get (dict "ca.crt" "ETCD_CA" "tls.crt" "ETCD_CERT" "tls.key" "ETCD_KEY" "operator.crt" "ETCD_CERT" "operator.key" "ETCD_KEY" "agents.crt" "AGENTS_CERT" "agents.key" "AGENTS_KEY" "user" "ETCD_USER" "password" "ETCD_PASSWORD") . }}
 {{- end }}

@@ -21,6 +21,31 @@
 {{- define "elasticjob.etcd.headless" -}}{{ include "elasticjob.etcd.name" . }}-members{{- end }}
 {{- define "elasticjob.certificates.name" -}}{{ include "elasticjob.fullname" . }}-certificates{{- end }}
 
+{{- define "elasticjob.binder.name" -}}{{ include "elasticjob.fullname" . }}-binder{{- end }}
+
+{{/* ClusterRole of the operator in the namespaces of jobs, and name of the bindings to it. */}}
+{{- define "elasticjob.jobsRole" -}}{{ .Release.Namespace }}-{{ include "elasticjob.operator.name" . }}-jobs{{- end }}
+
+{{/* Namespaces, as a JSON list, that no ElasticJob may use unless watchNamespaces names them. */}}
+{{- define "elasticjob.closedNamespaces" -}}
+{{- $closed := list }}
+{{- range $namespace := list "kube-system" .Release.Namespace | uniq }}
+{{- if not (has $namespace $.Values.watchNamespaces) }}
+{{- $closed = append $closed $namespace }}
+{{- end }}
+{{- end }}
+{{- toJson $closed }}
+{{- end }}
+
+{{/* Label selector of the served namespaces: key=value,…; empty: all. */}}
+{{- define "elasticjob.namespaceSelector" -}}
+{{- $labels := list }}
+{{- range $key, $value := .Values.watchNamespaceSelector }}
+{{- $labels = append $labels (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- join "," $labels }}
+{{- end }}
+
 {{- define "elasticjob.serviceAccountName" -}}
 {{- .Values.operator.serviceAccount.name | default (include "elasticjob.operator.name" .) }}
 {{- end }}

@@ -1,7 +1,7 @@
-"""Certificates and keys of etcd: issued and signed in PEM, and kept in one Secret.
+"""Certificates and keys of etcd: issued and signed in PEM, and kept in Secrets.
 
 `rotation` decides what is due. Formats follow RFC 5280; keys are on P-256, which every etcd
-and gRPC accepts. The names of the Secret's keys are spelled in this module alone.
+and gRPC accepts. The names of the Secrets' keys are spelled in this module alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from elasticjob_rendezvous.etcd.users import ROOT
 
 _USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 """Extended key usages: etcd members act as both server and client."""
+
+_AGENTS = x509.NameAttribute(NameOID.ORGANIZATION_NAME, "elasticjob agents")
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
@@ -72,18 +74,40 @@ def new_authority(now: datetime) -> Pair:
 
 
 def sign_certificate(authority: Pair, names: Iterable[str], now: datetime) -> Pair:
-    """Return a certificate for these DNS names and IP addresses; it never outlives its issuer."""
+    """Return a certificate of etcd's members for these DNS names and IP addresses; it never
+    outlives its issuer."""
+    alternatives = x509.SubjectAlternativeName([_alternative(name) for name in sorted(names)])
+    return _sign(authority, _name("elasticjob etcd"), _USAGES, now, alternatives)
+
+
+def sign_client_certificate(authority: Pair, user: str, now: datetime) -> Pair:
+    """Return a certificate of a client of etcd, which is this user there.
+
+    etcd takes the common name for the user of a request without a token. Without a user the name is
+    empty, which no user of etcd can have: the certificate opens the port and permits nothing.
+    """
+    name = _name(user) if user else x509.Name([_AGENTS])
+    return _sign(authority, name, (ExtendedKeyUsageOID.CLIENT_AUTH,), now, None)
+
+
+def _sign(
+    authority: Pair,
+    subject: x509.Name,
+    usages: Sequence[x509.ObjectIdentifier],
+    now: datetime,
+    alternatives: x509.SubjectAlternativeName | None,
+) -> Pair:
     issuer = x509.load_pem_x509_certificate(authority.cert)
     issuer_key = _load_key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + LEAF_LIFE, issuer.not_valid_after_utc)
-    alternatives = x509.SubjectAlternativeName([_alternative(name) for name in sorted(names)])
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    builder = _builder(subject, issuer.subject, key, now, ends)
+    if alternatives is not None:
+        builder = builder.add_extension(alternatives, critical=False)
     certificate = (
-        _builder(_name("elasticjob etcd"), issuer.subject, key, now, ends)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(alternatives, critical=False)
-        .add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
+        builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(signer, critical=False)
         .sign(issuer_key, hashes.SHA256())
     )
@@ -181,6 +205,13 @@ FOLLOWING_KEY = "ca-next.key"
 """Key of the next authority's private key; present only while that authority is trusted but does
 not sign yet."""
 CERT, KEY = "tls.crt", "tls.key"
+OPERATOR_CERT, OPERATOR_KEY = "operator.crt", "operator.key"
+"""Keys of the operator's certificate, which etcd takes for root."""
+AGENTS_CERT, AGENTS_KEY = "agents.crt", "agents.key"
+"""Keys of the certificate of all agents, which is nobody in etcd. The operator copies it into the
+jobs' Secrets."""
+_CLIENTS = ((OPERATOR_CERT, OPERATOR_KEY, ROOT), (AGENTS_CERT, AGENTS_KEY, ""))
+"""Keys of each client's certificate, and its user."""
 USER, PASSWORD = "user", "password"
 """Keys of the credentials of etcd's root user, which the operator reads."""
 
@@ -190,18 +221,24 @@ Data = dict[str, bytes]
 
 
 def parse_data(data: Mapping[str, bytes]) -> CertificateState:
-    """Parse a Secret's data."""
-    leaf = read_certificate(data.get(CERT, b""))
-    if leaf is not None and leaf.key != public_key_id(data.get(KEY, b"")):
-        leaf = None
+    """Parse the data of both Secrets."""
     read = (read_certificate(block) for block in pem_blocks(data.get(BUNDLE, b"")))
     return CertificateState(
         bundle=tuple(one for one in read if one is not None),
         signing=public_key_id(data.get(SIGNING_KEY, b"")),
         following=public_key_id(data.get(FOLLOWING_KEY, b"")),
-        leaf=leaf,
+        leaf=_leaf(data, CERT, KEY),
+        clients=tuple(_leaf(data, cert, key) for cert, key, _ in _CLIENTS),
         password=data.get(USER) == ROOT.encode() and bool(data.get(PASSWORD)),
     )
+
+
+def _leaf(data: Mapping[str, bytes], cert: str, key: str) -> Certificate | None:
+    """Return a certificate; None if it is unreadable or does not match its key."""
+    found = read_certificate(data.get(cert, b""))
+    if found is not None and found.key != public_key_id(data.get(key, b"")):
+        return None
+    return found
 
 
 def apply_changes(
@@ -231,8 +268,12 @@ def _apply_change(data: Data, work: Work, wanted: Wanted, now: datetime) -> None
         case Work.DROP_AUTHORITY:
             data[BUNDLE] = b"".join(block for block in bundle if not _is_expired(block, now))
         case Work.SIGN:
-            pair = sign_certificate(_signing_pair(data), wanted.names, now)
+            authority = _signing_pair(data)
+            pair = sign_certificate(authority, wanted.names, now)
             data[CERT], data[KEY] = pair.cert, pair.key
+            for cert, key, user in _CLIENTS:
+                pair = sign_client_certificate(authority, user, now)
+                data[cert], data[key] = pair.cert, pair.key
         case Work.MAKE_PASSWORD:
             data[USER] = ROOT.encode()
             data[PASSWORD] = secrets.token_urlsafe(PASSWORD_BYTES).encode()

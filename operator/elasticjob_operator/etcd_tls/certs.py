@@ -1,8 +1,10 @@
 """Command `python -m elasticjob_operator certs`: issues and renews a bundled etcd's certificates.
 
-Owns one Secret: etcd's certificates, the authority that signs them, and the password of etcd's
-root. Safe to run at any time and concurrently: it writes only what is due, and only if the Secret
-is unchanged since it was read.
+Owns two Secrets: one with etcd's certificates and the password of etcd's root, which etcd and the
+operator mount, and one with the keys of the authority, which nothing mounts. The second also has
+the bundle of trusted authorities, and is written first: the bundle in the first one is a copy. Safe
+to run at any time and concurrently: it writes only what is due, and only if the Secrets are
+unchanged since they were read.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 
-from elasticjob_operator.etcd_tls.certificates import BUNDLE, Data, apply_changes, parse_data
+from elasticjob_operator.etcd_tls.certificates import (
+    BUNDLE,
+    FOLLOWING_KEY,
+    SIGNING_KEY,
+    Data,
+    apply_changes,
+    parse_data,
+)
 from elasticjob_operator.etcd_tls.rotation import (
     CertificateState,
     Change,
@@ -41,7 +50,20 @@ STATEFULSETS = Kind("apps", "v1", "statefulsets")
 MANAGED_BY = {"app.kubernetes.io/managed-by": "elasticjob"}
 BUNDLE_ANNOTATION = f"{GROUP}/ca-bundle"
 """Annotation on etcd's pods: fingerprint of the bundle at their start. etcd does not reload the
-bundle for peer connections."""
+bundle by which it trusts peers and clients."""
+
+SECRET_KEYS = frozenset((SIGNING_KEY, FOLLOWING_KEY))
+"""Keys of data that only the authority's Secret has."""
+AUTHORITY_KEYS = SECRET_KEYS | {BUNDLE}
+AUTHORITY_WORK = frozenset(
+    (
+        Work.MAKE_AUTHORITY,
+        Work.ANNOUNCE_AUTHORITY,
+        Work.PROMOTE_AUTHORITY,
+        Work.DROP_AUTHORITY,
+    )
+)
+"""Changes of the authority's Secret."""
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 ATTEMPTS = 5
@@ -76,44 +98,64 @@ class Request:
     names: tuple[str, ...]
     members: str | None = None
 
+    @property
+    def authority(self) -> str:
+        """Name of the Secret with the authority's keys."""
+        return f"{self.secret}-authority"
+
 
 async def renew(kube: Kube, request: Request, clock: Clock) -> list[str]:
     """Apply the due changes; return one line with the reason for each.
 
     Raises:
-        NotOurs: a Secret of this name exists that this command did not create.
+        ForeignSecret: a Secret of this name exists that this command did not create.
         KubeError: the API server refused, or every attempt met a concurrent write.
     """
+    lines: list[str] = []
     for _ in range(ATTEMPTS - 1):
         try:
-            return await _attempt(kube, request, clock())
+            return await _attempt(kube, request, clock(), lines)
         except (AlreadyExists, Conflict):
             await asyncio.sleep(PAUSE_SECONDS)  # decide again from the current state
-    return await _attempt(kube, request, clock())
+    return await _attempt(kube, request, clock(), lines)
 
 
-async def _attempt(kube: Kube, request: Request, now: datetime) -> list[str]:
-    secret = await _find(kube, SECRETS, request.namespace, request.secret)
-    if secret is not None and not _is_ours(secret):
-        raise ForeignSecret(
-            f"secret {request.namespace}/{request.secret} exists and was not made by this command; "
-            "delete it, or name another"
-        )
-    data = _data(secret)
-    before = parse_data(data)
+async def _attempt(kube: Kube, request: Request, now: datetime, lines: list[str]) -> list[str]:
+    """Apply the due changes; append a line for each to `lines`, which keeps those of a conflict."""
+    secret = await _find_own(kube, request.namespace, request.secret)
+    authority = await _find_own(kube, request.namespace, request.authority)
+    data, kept = _data(secret), _data(authority)
+    if authority is None:  # the first run, or the release before kept all in one Secret
+        kept = {key: value for key, value in data.items() if key in AUTHORITY_KEYS}
+    held = {key: value for key, value in data.items() if key not in AUTHORITY_KEYS} | kept
+    before = parse_data(held)
     members = None
     if request.members:
         members = await _find(kube, STATEFULSETS, request.namespace, request.members)
-    wanted = Wanted(frozenset(request.names + LOCAL_NAMES), learnt=_trust(members, data))
+    copied = data.get(BUNDLE) == kept.get(BUNDLE)
+    wanted = Wanted(frozenset(request.names + LOCAL_NAMES), learnt=copied and _trust(members, data))
     due = due_changes(before, wanted, now)
-    after = apply_changes(data, due, wanted, now)
-    if due:
-        await _write(kube, request, secret, after)
-    lines = [f"{change.work}: {change.reason}" for change in due]
+    after = apply_changes(held, due, wanted, now)
+    keys = {key: value for key, value in after.items() if key in AUTHORITY_KEYS}
+    if authority is None or keys != kept:
+        await _write(kube, request.namespace, request.authority, authority, keys)
+    lines += [_line(change) for change in due if change.work in AUTHORITY_WORK]
+    public = {key: value for key, value in after.items() if key not in SECRET_KEYS}
+    if public != data:
+        await _write(kube, request.namespace, request.secret, secret, public)
+    lines += [_line(change) for change in due if change.work not in AUTHORITY_WORK]
+    if data.keys() & SECRET_KEYS:
+        lines.append(f"moved the authority's key to secret {request.authority}")
+    elif secret is not None and not copied:
+        lines.append(f"copied the trusted authorities from secret {request.authority}")
     if members is not None and _needs_trust(before, due) and not _trust(members, after):
         await _restart(kube, members, after)
         lines.append("restarted etcd's members one by one: they must trust the new authority")
     return lines or [_unchanged(before)]
+
+
+def _line(change: Change) -> str:
+    return f"{change.work}: {change.reason}"
 
 
 def _needs_trust(before: CertificateState, due: Sequence[Change]) -> bool:
@@ -126,7 +168,7 @@ def _needs_trust(before: CertificateState, due: Sequence[Change]) -> bool:
 
 def _trust(members: Json | None, data: Data) -> bool:
     """Return True if all of etcd's members run with every authority of the bundle."""
-    if members is None or members["spec"].get("replicas", 1) < 2:
+    if members is None:
         return True  # a member that joins later starts with the current bundle
     annotations = members["spec"]["template"]["metadata"].get("annotations") or {}
     status = members.get("status") or {}
@@ -150,6 +192,17 @@ def _unchanged(before: CertificateState) -> str:
     return f"nothing is due: the first to expire does so on {min(ends).date().isoformat()}"
 
 
+async def _find_own(kube: Kube, namespace: str, name: str) -> Json | None:
+    """Return the Secret, None if there is none. Raises `ForeignSecret`."""
+    secret = await _find(kube, SECRETS, namespace, name)
+    if secret is not None and not _is_ours(secret):
+        raise ForeignSecret(
+            f"secret {namespace}/{name} exists and was not made by this command; "
+            "delete it, or name another"
+        )
+    return secret
+
+
 async def _find(kube: Kube, kind: Kind, namespace: str, name: str) -> Json | None:
     try:
         return await kube.get(kind, namespace, name)
@@ -167,17 +220,17 @@ def _data(secret: Json | None) -> Data:
     return {key: base64.b64decode(value) for key, value in held.items()}
 
 
-async def _write(kube: Kube, request: Request, secret: Json | None, after: Data) -> None:
+async def _write(kube: Kube, namespace: str, name: str, secret: Json | None, after: Data) -> None:
     encoded = {key: base64.b64encode(value).decode() for key, value in after.items()}
     if secret is None:
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": request.secret, "labels": MANAGED_BY},
+            "metadata": {"name": name, "labels": MANAGED_BY},
             "type": "Opaque",
             "data": encoded,
         }
-        await kube.create(SECRETS, request.namespace, body)
+        await kube.create(SECRETS, namespace, body)
         return
     found = secret["metadata"]
     removed = {key: None for key in secret.get("data") or {} if key not in after}
@@ -185,7 +238,7 @@ async def _write(kube: Kube, request: Request, secret: Json | None, after: Data)
         "metadata": {"uid": found["uid"], "resourceVersion": found["resourceVersion"]},
         "data": encoded | removed,
     }
-    await kube.patch(SECRETS, request.namespace, request.secret, patch)
+    await kube.patch(SECRETS, namespace, name, patch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,7 +269,8 @@ def _failed(problem: str, status: Exit) -> int:
 def _parsed(arguments: Sequence[str] | None) -> Request:
     parser = argparse.ArgumentParser(
         prog="python -m elasticjob_operator certs",
-        description="Issue etcd's certificates into a Secret, or renew those that are due.",
+        description="Issue etcd's certificates into a Secret, or renew those that are due. "
+        "The authority's keys are in a second Secret, NAME-authority.",
         epilog="Exit codes: 0 success, 1 temporary failure (retry), 2 wrong usage, 3 refused.",
     )
     parser.add_argument("--namespace", required=True, help="namespace of etcd and of the Secret")

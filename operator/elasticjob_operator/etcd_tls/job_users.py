@@ -5,6 +5,7 @@ The job's Secret is authoritative for the password: etcd is updated to match it.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,12 +16,14 @@ from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous
 from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.etcd.wire import interval
 from elasticjob_rendezvous.protocol.kv import Delete, Txn
 from elasticjob_rendezvous.protocol.records.keys import job_folder
 
 SECRET_BYTES = 32
 _USER_PREFIX = "job-"
 _ATTEMPTS = 5
+_OWN_FOLDER = re.compile(job_folder("(?P<namespace>[^/]+)", "(?P<uid>[^/]+)"))
 
 
 def user_name(uid: str) -> str:
@@ -34,7 +37,12 @@ def uid_of_user(name: str) -> str | None:
 
 
 async def access_for(
-    users: Users | None, namespace: str, uid: str, existing: Access | None, ca: bytes | None
+    users: Users | None,
+    namespace: str,
+    uid: str,
+    existing: Access | None,
+    ca: bytes | None,
+    certificate: tuple[bytes, bytes] | None = None,
 ) -> Access:
     """Create the job's user and role in etcd; return the content for its Secret.
 
@@ -45,12 +53,14 @@ async def access_for(
     Args:
         users: users of an etcd with one user per job; None if users are not managed.
         ca: the current authorities of etcd's certificate.
+        certificate: the current client certificate of all agents, and its key; None for none.
 
     Raises:
         EtcdError: etcd may not match the result; call again.
     """
     access = existing or Access(_random().encode(), None, None, None)
-    access = replace(access, ca=ca)
+    cert, key = certificate or (None, None)
+    access = replace(access, ca=ca, cert=cert, key=key)
     if users is None:
         return access
     name = user_name(uid)
@@ -97,6 +107,20 @@ async def forget_user(users: Users, uid: str) -> None:
     """Remove a deleted job's user and role."""
     await users.delete_user(user_name(uid))
     await users.delete_role(user_name(uid))
+
+
+async def namespace_of_user(users: Users, uid: str) -> str:
+    """Return the namespace of the job that owns this role; empty if no role says it."""
+    for key, end in await users.ranges_of(user_name(uid)):
+        if owner_of_range(key, end) == uid:
+            return key.decode().split("/")[-3]
+    return ""
+
+
+def owner_of_range(key: bytes, end: bytes) -> str:
+    """Return the uid of the job whose keys are exactly this range; empty if no job's are."""
+    found = _OWN_FOLDER.fullmatch(key.decode(errors="replace"))
+    return found["uid"] if found and interval(found[0], True) == (key, end) else ""
 
 
 async def uids_with_users(users: Users) -> frozenset[str]:

@@ -1,9 +1,10 @@
 """Rotation of etcd's certificates: the changes that are due, with their reasons.
 
 A certificate authority of the operator's signs one certificate, which etcd's members present to
-clients and to each other. An ageing authority is replaced in two steps: first the next authority is
-added to the trust bundle, a day later it starts to sign. Clients and members thus always know the
-authority behind a certificate. An authority stays in the bundle until it expires.
+clients and to each other, and those of etcd's clients: the operator and the agents. An ageing
+authority is replaced in two steps: first the next authority is added to the trust bundle, a day
+later it starts to sign. Clients and members thus always know the authority behind a certificate. An
+authority stays in the bundle until it expires.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Work(StrEnum):
     ANNOUNCE_AUTHORITY = "made the next certificate authority, to be trusted beside the present one"
     PROMOTE_AUTHORITY = "let the next certificate authority sign from now on"
     DROP_AUTHORITY = "took an authority out of the bundle"
-    SIGN = "made etcd's certificate"
+    SIGN = "made the certificates of etcd and its clients"
     MAKE_PASSWORD = "made the root password"
 
 
@@ -58,6 +59,7 @@ class CertificateState:
         following: key that will sign next; its authority is in the bundle.
         leaf: etcd's certificate.
         password: True if the user root and its password exist.
+        clients: certificates of etcd's clients.
     """
 
     bundle: tuple[Certificate, ...] = ()
@@ -65,6 +67,7 @@ class CertificateState:
     following: str | None = None
     leaf: Certificate | None = None
     password: bool = False
+    clients: tuple[Certificate | None, ...] = ()
 
     def authority(self, key: str | None, now: datetime) -> Certificate | None:
         """Return the authority with this key, unless it is absent or expired."""
@@ -105,9 +108,10 @@ def _changes(held: CertificateState, wanted: Wanted, now: datetime) -> Iterator[
         issuer = held.following
     elif authority and authority.work is Work.MAKE_AUTHORITY:
         issuer = None
-    fault = _fault(held.leaf, issuer, wanted.names, now)
-    if fault:
-        yield Change(Work.SIGN, fault)
+    faults = [_fault(held.leaf, issuer, wanted.names, now)]
+    faults += [_fault(one, issuer, frozenset(), now) for one in held.clients]
+    if found := next(filter(None, faults), ""):
+        yield Change(Work.SIGN, found)
     if not held.password:
         yield Change(Work.MAKE_PASSWORD, "there was none")
 
@@ -133,7 +137,7 @@ def _authority_change(held: CertificateState, wanted: Wanted, now: datetime) -> 
 def _fault(
     leaf: Certificate | None, issuer: str | None, names: frozenset[str], now: datetime
 ) -> str:
-    """Return the reason to replace etcd's certificate; empty if it is good."""
+    """Return the reason to replace a certificate; empty if it is good."""
     if leaf is None:
         return "there was none, or it and its key could not be read"
     if leaf.issuer_key != issuer:

@@ -148,6 +148,7 @@ class Kube:
         namespace: str | None = None,
         selector: str = "",
         metadata_only: bool = False,
+        field: str = "",
         page_size: int = PAGE_SIZE,
         keep: Callable[[Json], Json] | None = None,
         most: int = MAX_OBJECTS,
@@ -158,6 +159,7 @@ class Kube:
 
         Args:
             metadata_only: fetch only their metadata.
+            field: field selector.
             page_size: number of objects per request, fewer if they are large.
             keep: returns the part of an object to keep. The whole of one page at most is then in
                 memory.
@@ -169,6 +171,8 @@ class Kube:
         query = {"limit": str(page_size)}
         if selector:
             query["labelSelector"] = selector
+        if field:
+            query["fieldSelector"] = field
         accept = _METADATA_ONLY if metadata_only else "application/json"
         request = Request("list", kind, namespace, query=query, accept=accept)
         for _ in range(RESTARTS):

@@ -30,6 +30,7 @@ from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.job import API_VERSION, KIND
 from elasticjob_rendezvous.protocol.text import printable
+from elasticjob_rendezvous.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,6 @@ class _Series:
     name: str
     count: int
     last: float
-
-
-@dataclass(slots=True)
-class _Allowance:
-    left: float
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +133,7 @@ class EventRecorder:
         self._now = now
         self._queue: asyncio.Queue[_QueuedEvent] = asyncio.Queue(MAX_QUEUED)
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
-        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def record(self, subject: Subject, found: Iterable[Event]) -> None:
         """Queue events for posting; drop those over the rate limit."""
@@ -206,17 +201,11 @@ class EventRecorder:
         }
 
     def _allowed(self, uid: str) -> bool:
-        now = self._clock()
-        allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
-        self._allowances.move_to_end(uid)
-        if len(self._allowances) > MAX_SERIES:
-            self._allowances.popitem(last=False)
-        refilled = allowance.left + (now - allowance.at) / REFILL_SECONDS
-        allowance.left, allowance.at = min(refilled, BURST), now
-        if allowance.left < 1:
-            return False
-        allowance.left -= 1
-        return True
+        bucket = self._buckets.setdefault(uid, TokenBucket(BURST, REFILL_SECONDS))
+        self._buckets.move_to_end(uid)
+        if len(self._buckets) > MAX_SERIES:
+            self._buckets.popitem(last=False)
+        return bucket.take(self._clock())
 
 
 def _micro_time(moment: datetime) -> str:

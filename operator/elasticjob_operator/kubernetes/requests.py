@@ -230,6 +230,21 @@ class Calls:
             )
 
 
+class _Response(aiohttp.ClientResponse):
+    """Response whose connection ends at once if it is closed before its end.
+
+    A TLS connection otherwise waits for the server's end of the session: for 30 s if the server is
+    silent, and beyond the end of the event loop.
+    """
+
+    def close(self) -> None:
+        """Abort the connection."""
+        connection = self.connection
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
+        super().close()
+
+
 async def _read(request: Request, response: aiohttp.ClientResponse) -> bytes:
     """Read the body. Raises `TooLarge`."""
     parts, size = [], 0
@@ -255,7 +270,8 @@ def _object(request: Request, status: int, body: bytes) -> Json:
 
 async def load_configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
     # With trust_env each request would read proxy settings and ~/.netrc again, in a thread.
-    configuration = Configuration(client_session_kwargs={"trust_env": False})
+    session = {"trust_env": False, "response_class": _Response}
+    configuration = Configuration(client_session_kwargs=session)
     try:
         if kubeconfig is None and context is None:
             with suppress(ConfigException):  # not in a pod

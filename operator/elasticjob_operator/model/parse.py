@@ -100,7 +100,7 @@ def _message(error: ErrorDetails, location: Location) -> str:
             (text for name, text in _NAMED_PATTERNS.items() if name in location),
             f"must match {context['pattern']}",
         )
-    message = error["msg"]
+    message = error["msg"].removeprefix("Value error, ")
     return message if message.startswith("must") else f"must be valid: {message}"
 
 

@@ -1,14 +1,12 @@
-"""Types of the API's fields: base models, constrained types and enumerations.
+"""Types of the API's fields: base models, constrained types, and the enumerations of `enums`.
 
-Base models use camelCase names in documents. The values of the enumerations appear in
-manifests and in kubectl's output.
+Base models use camelCase names in documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
@@ -21,6 +19,40 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+
+from elasticjob_operator.enums import (
+    Backend as Backend,
+)
+from elasticjob_operator.enums import (
+    CleanPodPolicy as CleanPodPolicy,
+)
+from elasticjob_operator.enums import (
+    ConditionStatus as ConditionStatus,
+)
+from elasticjob_operator.enums import (
+    ConditionType as ConditionType,
+)
+from elasticjob_operator.enums import (
+    Launch as Launch,
+)
+from elasticjob_operator.enums import (
+    LaunchReason as LaunchReason,
+)
+from elasticjob_operator.enums import (
+    Phase as Phase,
+)
+from elasticjob_operator.enums import (
+    RendezvousState as RendezvousState,
+)
+from elasticjob_operator.enums import (
+    RestartPolicy as RestartPolicy,
+)
+from elasticjob_operator.enums import (
+    ScaleUp as ScaleUp,
+)
+from elasticjob_operator.enums import (
+    WarmStart as WarmStart,
+)
 
 INT32_MAX = 2**31 - 1
 """Maximum of integer fields: Kubernetes' own fields of this kind (replicas, seconds) are int32."""
@@ -117,120 +149,3 @@ LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 """Pattern of a DNS label, such as a container's name."""
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 """Pattern of a DNS subdomain, such as the name of most objects."""
-
-
-class Backend(StrEnum):
-    """Store of the rendezvous."""
-
-    ETCD = "Etcd"
-    ETCD_V2 = "EtcdV2"
-    C10D = "C10d"
-
-    @property
-    def agent_name(self) -> str:
-        """Name of the backend in the agent's settings and in `elasticjob agent --rdzv-backend`."""
-        return _AGENT_NAMES[self]
-
-
-_AGENT_NAMES = {Backend.ETCD: "etcd", Backend.ETCD_V2: "etcd-v2", Backend.C10D: "c10d"}
-
-
-class ScaleUp(StrEnum):
-    """Time at which new nodes may interrupt a running round."""
-
-    IMMEDIATE = "Immediate"
-    AFTER_CHECKPOINT = "AfterCheckpoint"
-
-
-class WarmStart(StrEnum):
-    """Start of workers: forked from a preloaded interpreter if possible, or never."""
-
-    AUTO = "Auto"
-    NEVER = "Never"
-
-
-class Launch(StrEnum):
-    """Runs of the trainer's command: once for each worker, or once for each pod, with torchrun in
-    it; Auto decides by the command."""
-
-    AUTO = "Auto"
-    PER_WORKER = "PerWorker"
-    PER_NODE = "PerNode"
-
-
-class LaunchReason(StrEnum):
-    """Reason for the way in which a command is launched."""
-
-    REQUESTED = "Requested"
-    PLAIN_COMMAND = "PlainCommand"
-    LAUNCHER_REMOVED = "LauncherRemoved"
-    PREPARATION_SPLIT = "PreparationSplit"
-    SINGLE_WORKER = "SingleWorker"
-    LAUNCHER_FOUND = "LauncherFound"
-    LAUNCHER_OPTIONS = "LauncherOptions"
-    SCRIPT_FILE = "ScriptFile"
-    COMPUTED_PROGRAM = "ComputedProgram"
-
-
-class CleanPodPolicy(StrEnum):
-    """Pods to delete when the job has finished."""
-
-    NONE = "None"
-    RUNNING = "Running"
-    ALL = "All"
-
-
-class RestartPolicy(StrEnum):
-    """Values a pod template may have: the job restarts workers, the kubelet must not."""
-
-    NEVER = "Never"
-
-
-class Phase(StrEnum):
-    """State of the job in one word."""
-
-    PENDING = "Pending"
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    SUSPENDING = "Suspending"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    INTERRUPTED = "Interrupted"
-    """Only for local jobs: the process that ran the job ended before the job did."""
-
-
-class RendezvousState(StrEnum):
-    """State of the rendezvous, in the terms of torch's etcd rendezvous; Unknown if unreadable."""
-
-    SETUP = "setup"
-    JOINABLE = "joinable"
-    FROZEN = "frozen"
-    FINAL = "final"
-    CLOSED = "closed"
-    UNKNOWN = "Unknown"
-
-
-class ConditionType(StrEnum):
-    READY = "Ready"
-    RECONCILING = "Reconciling"
-    STALLED = "Stalled"
-    CREATED = "Created"
-    PODS_READY = "PodsReady"
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    SUSPENDED = "Suspended"
-    RESIZING = "Resizing"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    FINISHED = "Finished"
-    NAME_CONFLICT = "NameConflict"
-    TEMPLATE_INVALID = "TemplateInvalid"
-    TEMPLATE_WARNINGS = "TemplateWarnings"
-    RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
-
-
-class ConditionStatus(StrEnum):
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"

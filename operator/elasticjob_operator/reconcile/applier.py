@@ -45,7 +45,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
-from elasticjob_operator.reconcile.owned_objects import NameTaken
+from elasticjob_operator.reconcile.owned_objects import NameTaken, NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.informer_cache import Contended
 from elasticjob_operator.rendezvous.sources import RendezvousSource
@@ -60,6 +60,8 @@ def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
     match error:
         case NameTaken():
             return Obstacle.NAME_CONFLICT
+        case NotServed():
+            return Obstacle.NOT_SERVED
         case QuotaExceeded():
             return Obstacle.QUOTA
         case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
@@ -274,6 +276,9 @@ class Applier:
                 await self._prepare(context, planned, needed=False)
         except NameTaken as error:
             applied.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
+            applied.error = error
+        except NotServed as error:
+            applied.refuse(Obstacle.NOT_SERVED, str(error), self._now())
             applied.error = error
         except EXPECTED as error:
             applied.error = error

@@ -1,4 +1,4 @@
-"""Guard round the reconcile of each job, so that no object can stop the service of the others.
+"""Guard around the reconcile of each job, so that no object can stop the service of the others.
 
 A reconcile is bounded in time. A job whose reconciles end with an unexpected error, or exceed a
 bound, several times in a row is set aside: a condition and an event say so, and nothing more
@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 
 NOW_SECONDS = 0.0
 RECONCILE_SECONDS = 240.0
-"""Maximum duration of a reconcile; it is then retried. Below the duration after which the process
-counts as stuck."""
+"""Default maximum duration of a reconcile; it is then retried. Below the duration after which the
+process counts as stuck."""
 MAX_FAULTS = 5
 """Number of unexpected errors in a row after which a job is set aside."""
 MAX_EXCESSES = 2
 """Number of reconciles in a row that needed too much memory after which a job is set aside."""
 
 
-class StatusApi(Protocol):
+class JobApi(Protocol):
     """Part of the Kubernetes client for jobs and their status."""
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
@@ -61,7 +61,7 @@ class StatusApi(Protocol):
         """Apply a merge patch; return the object. Raises `KubeError`."""
 
 
-class EventRecorder(Protocol):
+class EventSink(Protocol):
     """Recorder of Kubernetes events."""
 
     def record(self, subject: Subject, found: Iterable[Event]) -> None:
@@ -69,21 +69,23 @@ class EventRecorder(Protocol):
 
 
 class FaultGuard:
-    """Guard of all jobs. `now` is UTC."""
+    """Guard of all jobs. `now` is UTC; `reconcile_seconds` limits the duration of a reconcile."""
 
     def __init__(
         self,
-        kube: StatusApi,
+        kube: JobApi,
         jobs: Jobs,
-        events: EventRecorder,
+        events: EventSink,
         now: Callable[[], datetime],
         processor_time: ProcessorTime,
+        reconcile_seconds: float = RECONCILE_SECONDS,
     ) -> None:
         self._kube = kube
         self._jobs = jobs
         self._events = events
         self._now = now
         self._processor_time = processor_time
+        self._reconcile_seconds = reconcile_seconds
 
     async def run(self, key: JobKey, work: Coroutine[Any, Any, float | None]) -> float | None:
         """Run a reconcile within bounds; return its result.
@@ -92,7 +94,7 @@ class FaultGuard:
             Retry: the reconcile took too long.
             Exception: an error of the reconcile, unless the job is set aside for it.
         """
-        limit = asyncio.timeout(RECONCILE_SECONDS)
+        limit = asyncio.timeout(self._reconcile_seconds)
         try:
             async with limit:
                 seconds = await self._processor_time.limit(work)
@@ -100,7 +102,8 @@ class FaultGuard:
             raise
         except Exception as error:  # a job's top-level task: its fault must not affect other jobs
             if limit.expired():
-                raise Retry(f"the reconcile took longer than {RECONCILE_SECONDS:g} s") from error
+                message = f"the reconcile took longer than {self._reconcile_seconds:g} s"
+                raise Retry(message) from error
             return await self._after(key, error)
         memory = self._jobs.find(key)
         if memory is not None and memory.faults.aside is None:
@@ -125,18 +128,15 @@ class FaultGuard:
         """Set a job aside; return the seconds until the next reconcile. Raises `KubeError`."""
         memory.faults = Faults(_generation(raw), aside=aside)
         self._events.record(Subject.of(raw), (set_aside_event(aside),))
-        return await self._write(memory.key, raw, aside)
-
-    async def keep_aside(self, memory: JobMemory, raw: Json, aside: SetAside) -> float | None:
-        """Write the status of a job that is set aside again, if it differs; as `set_aside`."""
-        return await self._write(memory.key, raw, aside)
+        return await self.keep_aside(memory.key, raw, aside)
 
     def aside(self, memory: JobMemory, raw: Json) -> SetAside | None:
         """Return the decision for a job that is set aside at its present generation, or None."""
         faults = memory.faults
         return faults.aside if faults.generation == _generation(raw) else None
 
-    async def _write(self, key: JobKey, raw: Json, aside: SetAside) -> float | None:
+    async def keep_aside(self, key: JobKey, raw: Json, aside: SetAside) -> float | None:
+        """Write the status of a job that is set aside, unless it is there; as `set_aside`."""
         before = raw.get("status") or {}
         patch = merge_patch(before, set_aside_status(raw, aside, self._now()))
         if not patch:

@@ -62,6 +62,7 @@ class RendezvousMemory:
         bounds: bounds written last, which the informer cache may lack.
         attendance: participants, if the rendezvous is read through its agents.
         joined: uids of existing pods that are or have been members.
+        crowded: True once records of members beyond maxNodes were ignored, which was logged.
     """
 
     incarnation: int | None = None
@@ -69,6 +70,7 @@ class RendezvousMemory:
     bounds: RendezvousParams | None = None
     attendance: Attendance = field(default_factory=Attendance)
     joined: frozenset[str] = frozenset()
+    crowded: bool = False
 
     def with_members(self, found: Records | None, pods: Iterable[Pod]) -> RendezvousMemory:
         """Return the memory with the members in these records. Records of a member go with it;
@@ -86,12 +88,14 @@ class OwnedMemory:
         checked_at: monotonic time of the last read of Service and Secret.
         min_available: minimum in the budget; None for no budget.
         budget_checked_at: monotonic time at which the budget was last read or written.
+        revoked: True if the finished job's user in etcd was removed.
     """
 
     access: Access | None = None
     checked_at: float = 0.0
     min_available: int | None = None
     budget_checked_at: float = -math.inf
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,12 @@ from elasticjob_operator.kubernetes.client import (
     SECRETS,
     SERVICES,
     AlreadyExists,
+    Forbidden,
     Json,
     Kind,
     Kube,
     NotFound,
+    QuotaExceeded,
 )
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobMemory
@@ -57,20 +59,45 @@ class NameTaken(Exception):
         )
 
 
+class NotServed(Forbidden):
+    """The operator has no access to the job's namespace."""
+
+    def __init__(self, namespace: str, selector: str) -> None:
+        remedy = (
+            f"label it {selector}; kube-system and the operator's own namespace are never served"
+            if selector
+            else "run the job in another namespace, or list this one in the chart's watchNamespaces"
+        )
+        super().__init__(
+            f"namespace {namespace} is not served", f"the operator has no access to it; {remedy}"
+        )
+
+
 def forget_access(memory: JobMemory) -> None:
     """Have a job's Secret, and its user in etcd, ensured again before its next pod."""
     memory.owned = replace(memory.owned, access=None)
 
 
+def note_revoked(memory: JobMemory) -> None:
+    """Record that the finished job's user in etcd was removed."""
+    memory.owned = replace(memory.owned, revoked=True)
+
+
 class OwnedObjects:
     """Manager of the owned objects of all jobs. `clock` is monotonic.
 
-    `operator` may request the status of agents; None: jobs get no NetworkPolicy.
+    `operator` may request the status of agents; None: jobs get no NetworkPolicy. `selector` has the
+    labels of served namespaces; empty: none are needed.
     """
 
     def __init__(
-        self, kube: Kube, clock: Callable[[], float], operator: PolicyPeer | None = None
+        self,
+        kube: Kube,
+        clock: Callable[[], float],
+        operator: PolicyPeer | None = None,
+        selector: str = "",
     ) -> None:
+        self._selector = selector
         self._kube = kube
         self._clock = clock
         self._operator = operator
@@ -90,7 +117,33 @@ class OwnedObjects:
 
         Raises:
             NameTaken: an object that is not the job's has the name.
+            NotServed: the operator has no access to the namespace.
         """
+        try:
+            await self._ensure(job, memory, source, needed, renew)
+        except QuotaExceeded:
+            raise
+        except Forbidden as error:
+            if await self._is_served(job):
+                raise
+            raise NotServed(job.metadata.namespace, self._selector) from error
+
+    async def _is_served(self, job: ElasticJob) -> bool:
+        """Return False if the operator may not even read a Service: no policy refuses reads."""
+        try:
+            await self._get(SERVICES, job.metadata.namespace, service_name(job))
+        except Forbidden:
+            return False
+        return True
+
+    async def _ensure(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        needed: bool,
+        renew: bool,
+    ) -> None:
         access, age = memory.owned.access, self._clock() - memory.owned.checked_at
         if access is None:
             due = needed or source.needs_access

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -11,10 +11,9 @@ from typing import Protocol
 from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.observed.state import Observation, Observed, Refusal
 from elasticjob_operator.domain.plan.actions import WriteNodes
-from elasticjob_operator.domain.plan.lifecycle import FINISHED, deadline
+from elasticjob_operator.domain.plan.lifecycle import FINISHED, access_ends_at, deadline
 from elasticjob_operator.domain.plan.planner import Plan, plan
 from elasticjob_operator.domain.status.events import (
-    Event,
     deletions_refused,
     job_events,
     labels_lost,
@@ -29,7 +28,6 @@ from elasticjob_operator.kubernetes.client import (
     ELASTICJOBS,
     Conflict,
     Json,
-    Kind,
     KubeError,
     NotFound,
     Unreachable,
@@ -45,10 +43,16 @@ from elasticjob_operator.model import (
     parse_manifest,
 )
 from elasticjob_operator.reconcile.applier import EXPECTED
-from elasticjob_operator.reconcile.fault_guard import NOW_SECONDS, FaultGuard
+from elasticjob_operator.reconcile.fault_guard import (
+    NOW_SECONDS,
+    RECONCILE_SECONDS,
+    EventSink,
+    FaultGuard,
+    JobApi,
+)
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
-from elasticjob_operator.reconcile.owned_objects import forget_access
+from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -62,18 +66,6 @@ UNPOSTED_EVENTS_TIME = timedelta(minutes=2)
 """Age up to which events may be missing after a crash; exceeds the time of a failover."""
 UNLISTED_SECONDS = 10.0
 """Reconcile interval of a job with a pod that lost the label it is watched by."""
-
-
-class JobApi(Protocol):
-    """Part of the Kubernetes client for jobs and their status."""
-
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
-        """Read one object. Raises `NotFound`."""
-
-    async def patch(
-        self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
-    ) -> Json:
-        """Apply a merge patch; return the object. Raises `KubeError`."""
 
 
 class Sources(Protocol):
@@ -116,13 +108,6 @@ class BudgetKeeper(Protocol):
         """Delete the job's budget, if any."""
 
 
-class EventRecorder(Protocol):
-    """Recorder of Kubernetes events."""
-
-    def record(self, subject: Subject, found: Iterable[Event]) -> None:
-        """Post these events, asynchronously."""
-
-
 @dataclass(frozen=True, slots=True)
 class Dependencies:
     """Dependencies of the reconciler.
@@ -132,6 +117,7 @@ class Dependencies:
             raises `CLEANUP_ERRORS`.
         clock: monotonic time in seconds.
         now: UTC time.
+        reconcile_seconds: maximum duration of a reconcile.
     """
 
     kube: JobApi
@@ -141,11 +127,12 @@ class Dependencies:
     observer: JobObserver
     applier: PlanApplier
     owned_objects: BudgetKeeper
-    events: EventRecorder
+    events: EventSink
     metrics: Metrics
     processor_time: ProcessorTime
     clock: Callable[[], float]
     now: Callable[[], datetime]
+    reconcile_seconds: float = RECONCILE_SECONDS
 
 
 class Reconciler:
@@ -159,6 +146,7 @@ class Reconciler:
             dependencies.events,
             dependencies.now,
             dependencies.processor_time,
+            dependencies.reconcile_seconds,
         )
 
     async def reconcile(self, key: JobKey) -> float | None:
@@ -183,7 +171,7 @@ class Reconciler:
             return None
         memory = self._dependencies.jobs.recall(key, raw["metadata"]["uid"])
         if (aside := self._guard.aside(memory, raw)) is not None:
-            return await self._guard.keep_aside(memory, raw, aside)
+            return await self._guard.keep_aside(key, raw, aside)
         try:
             job = parse_manifest(raw)
         except InvalidManifest as error:  # only another release accepts it
@@ -218,7 +206,8 @@ class Reconciler:
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
         seconds = await self._next(job, memory, observation.observed, applied, planned)
-        return _soonest(seconds, self._due_by(job, status))
+        revoke = await self._revoke(job, memory, source, observed)
+        return _soonest(seconds, self._due_by(job, status), revoke)
 
     async def _next(
         self,
@@ -237,6 +226,17 @@ class Reconciler:
             await self._dependencies.owned_objects.drop_budget(job, memory)
         again = UNLISTED_SECONDS if memory.pods.unlisted else None
         return _soonest(due_seconds(planned.wake_at, self._dependencies.now()), again)
+
+    async def _revoke(
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed
+    ) -> float | None:
+        """Remove the user of a finished job; return the seconds until that is due."""
+        due = None if memory.owned.revoked else access_ends_at(job, observed)
+        if due is None or due > self._dependencies.now():
+            return due_seconds(due, self._dependencies.now())
+        await source.revoke_access()
+        note_revoked(memory)
+        return None
 
     def _due_by(self, job: ElasticJob, status: Status) -> float | None:
         """Return the seconds until a deadline that only the new status defines.

@@ -18,10 +18,16 @@ from datetime import datetime
 from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import UID_LABEL
+from elasticjob_operator.domain.manifests.owned_objects import controlling_job
 from elasticjob_operator.domain.observed.etcd_records import outcome_record, rendezvous_view
 from elasticjob_operator.domain.observed.state import UNREADABLE, StopReason
 from elasticjob_operator.domain.plan.saving import closing_step
-from elasticjob_operator.etcd_tls.job_users import forget_job, forget_user, uids_with_users
+from elasticjob_operator.etcd_tls.job_users import (
+    forget_job,
+    forget_user,
+    namespace_of_user,
+    uids_with_users,
+)
 from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Json, Kind, Kube
 from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs
@@ -167,6 +173,7 @@ class Resync:
         for etcd in self._etcds.all():
             await self._check_cache(etcd)
         await self._etcds.guard()
+        await self._etcds.audit()
 
     def _wake(
         self, listed: list[Json], pods: list[Json], changed: set[str], changed_pods: set[str]
@@ -181,7 +188,11 @@ class Resync:
                 self._queue.wake(key)
         for raw in pods:
             owner = self._jobs.find_uid(raw["metadata"]["labels"][UID_LABEL])
-            if owner is not None and raw["metadata"]["uid"] in changed_pods:
+            if (
+                owner is not None
+                and owner.key.namespace == raw["metadata"]["namespace"]
+                and raw["metadata"]["uid"] in changed_pods
+            ):
                 self._queue.wake(owner.key)
         there = {raw["metadata"]["uid"] for raw in pods}
         for memory in self._jobs:
@@ -197,7 +208,7 @@ class Resync:
         Deletes only the keys of jobs that two consecutive resyncs found gone.
         """
         uids = {raw["metadata"]["uid"] for raw in listed}
-        with_pods = {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
+        with_pods = _jobs_with_pods(pods)
         served = set(self._namespaces)
         gone = {
             (namespace, uid)
@@ -207,7 +218,7 @@ class Resync:
         for namespace, uid in gone:
             try:
                 whole = await close_deleted_job(self._etcds, namespace, uid, self._now())
-                if whole and (namespace, uid) in self._gone and uid not in with_pods:
+                if whole and (namespace, uid) in self._gone - with_pods:
                     log.info("deleting etcd data of a deleted job of %s: %s", namespace, uid)
                     await delete_job_data(self._etcds, namespace, uid)
                     self._jobs.deleted.discard((namespace, uid))
@@ -234,9 +245,11 @@ class Resync:
         """Delete the users of jobs whose deletion was missed and that never had a record."""
         users = self._etcds.own.users
         there = {raw["metadata"]["uid"] for raw in listed}
-        there |= {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
+        with_pods = _jobs_with_pods(pods)
         for uid in sorted(uids - there):
             assert users is not None
+            if (await namespace_of_user(users, uid), uid) in with_pods:
+                continue
             log.info("deleting the etcd user of a deleted job: %s", uid)
             await forget_user(users, uid)
 
@@ -258,6 +271,18 @@ class Resync:
         for namespace in self._namespaces:
             found += await self._kube.list(kind, namespace, selector, metadata_only=True)
         return found
+
+
+def _jobs_with_pods(pods: Iterable[Json]) -> frozenset[tuple[str, str]]:
+    """Return namespace and uid of the jobs that control one of these pods.
+
+    A label alone proves nothing: its author may be anybody who may create pods somewhere.
+    """
+    return frozenset(
+        (raw["metadata"]["namespace"], raw["metadata"]["labels"][UID_LABEL])
+        for raw in pods
+        if controlling_job(raw) == raw["metadata"]["labels"][UID_LABEL]
+    )
 
 
 def listed_namespaces(namespaces: Iterable[str]) -> tuple[str | None, ...]:

@@ -190,7 +190,7 @@ def _starts(pod: Json) -> bool:
 def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:
     """Return kopf's registry with a handler for each watched kind."""
     found = kopf.OperatorRegistry()
-    kopf.on.login(registry=found)(_login)
+    kopf.on.login(registry=found)(login)
     for kind, handler in ((ELASTICJOBS, handlers.job), (PODS, handlers.pod)):
         kopf.on.event(kind.group, kind.version, kind.plural, registry=found)(handler)
     if watch_nodes:
@@ -219,7 +219,7 @@ def settings() -> kopf.OperatorSettings:
     return found
 
 
-def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
+def login(**arguments: Any) -> kopf.ConnectionInfo | None:
     """Log in with the pod's service account, else the kubeconfig, as `Kube.connect` does."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 

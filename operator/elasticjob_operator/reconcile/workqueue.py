@@ -2,8 +2,8 @@
 
 A wake-up carries no data, so several for one job merge. One worker at a time reconciles a job; a
 wake-up meanwhile schedules another reconcile. After an error the job is retried with exponential
-back-off; a new wake-up does not wait for it. Each job has a budget of reconciles, so that one whose
-records or pods change all the time does not delay the others.
+back-off; a new wake-up does not wait for it. The rate of each job's reconciles is limited: a job
+whose records or pods change all the time does not delay the others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import count
 
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.reconcile.jobs import JobKey
+from elasticjob_rendezvous.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,6 @@ BURST = 20
 """Reconciles of one job that may follow each other at once."""
 RENEWAL_SECONDS = 0.5
 """Interval at which a job that has used them up may be reconciled."""
-MOST_SPENT = 10_000
-"""Number of jobs from which on those that may use a whole burst again are dropped."""
 
 Work = Callable[[JobKey], Awaitable[float | None]]
 """Reconcile of one job; returns the seconds until the next one, None for no further one."""
@@ -50,8 +50,8 @@ class DelayingQueue:
     """Schedule of due keys and keys in progress. No I/O; times are the caller's clock."""
 
     def __init__(self) -> None:
-        self._spent_until: dict[JobKey, float] = {}
-        """Time at which all reconciles of a job's burst are available again."""
+        self._buckets: OrderedDict[JobKey, TokenBucket] = OrderedDict()
+        """Rate limits of the jobs, in the order of their last reconciles."""
         self._due: dict[JobKey, float] = {}
         self._heap: list[tuple[float, int, JobKey]] = []
         self._order = count()
@@ -72,12 +72,11 @@ class DelayingQueue:
             at, _, key = heapq.heappop(self._heap)
             if key in self._began or self._due.get(key) != at:
                 continue
-            allowed = self._allowed_at(key, now)
-            if allowed > now:
-                self._due[key] = allowed
-                heapq.heappush(self._heap, (allowed, next(self._order), key))
+            bucket = self._bucket(key, now)
+            if not bucket.take(now):
+                self._due[key] = bucket.available_at
+                heapq.heappush(self._heap, (bucket.available_at, next(self._order), key))
                 continue
-            self._spend(key, now)
             del self._due[key]
             self._began[key] = now
             return key
@@ -118,14 +117,13 @@ class DelayingQueue:
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], next(self._order), key))
 
-    def _allowed_at(self, key: JobKey, now: float) -> float:
-        """Return the time from which the rate limit lets a job be reconciled."""
-        return self._spent_until.get(key, now) - (BURST - 1) * RENEWAL_SECONDS
-
-    def _spend(self, key: JobKey, now: float) -> None:
-        self._spent_until[key] = max(self._spent_until.get(key, now), now) + RENEWAL_SECONDS
-        if len(self._spent_until) > MOST_SPENT:
-            self._spent_until = {one: at for one, at in self._spent_until.items() if at > now}
+    def _bucket(self, key: JobKey, now: float) -> TokenBucket:
+        """Return a job's rate limit; drop those of jobs that were not reconciled lately."""
+        bucket = self._buckets.setdefault(key, TokenBucket(BURST, RENEWAL_SECONDS))
+        self._buckets.move_to_end(key)
+        while len(self._buckets) > 1 and next(iter(self._buckets.values())).is_full(now):
+            self._buckets.popitem(last=False)
+        return bucket
 
 
 class WorkQueue:

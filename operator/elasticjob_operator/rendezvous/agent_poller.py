@@ -2,6 +2,11 @@
 
 Polls about once a second, and at once when a job is reconciled, but only while it has pods that can
 answer. A report expires when its agent stops answering.
+
+An agent that does not answer holds a request for its whole time. Pods are made by tenants, so each
+job has a budget of requests, and within it a smaller one for agents that did not answer their last
+request or were never asked; these are asked again after growing delays. Each namespace has a budget
+too, so that many jobs of one tenant do not take those of others.
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports, rendezvous_view
@@ -39,8 +45,25 @@ REPORT_LIFETIME_SECONDS = 5.0
 """Lifetime of an agent's report in seconds."""
 SAMPLE = 4
 """Number of agents polled together for a job whose records are in etcd."""
-MAX_CONCURRENT_REQUESTS = 64
-MAX_REPORT_BYTES = 4 * 1024 * 1024
+JOB_REQUESTS = 24
+"""Maximum concurrent requests of a job to agents that answered their last one."""
+JOB_UNPROVEN_REQUESTS = 8
+"""Maximum concurrent requests of a job to other agents."""
+NAMESPACE_REQUESTS = 64
+MAX_CONCURRENT_REQUESTS = 512
+POLL_SECONDS = 1.0
+"""Time after which a poll of a job begins no further request; the next poll goes on."""
+LEAST_BACKOFF_SECONDS = 0.1
+MOST_BACKOFF_SECONDS = 2.0
+"""Maximum delay after a request that failed at once, as while a container starts."""
+SLOW_SECONDS = 0.5
+MOST_SILENT_BACKOFF_SECONDS = 16.0
+"""Maximum delay after a request that took longer than `SLOW_SECONDS`."""
+MAX_REPORT_BYTES = 8 * 1024 * 1024
+REPORT_BYTES = 256 * 1024
+"""Maximum size of an answer without the assignments of its rosters."""
+REPORT_BYTES_PER_NODE = 512
+"""Bytes of one node in the rosters of an answer."""
 POLL_ERRORS = (
     OSError,
     TimeoutError,
@@ -76,8 +99,9 @@ class PollTarget:
     sampled: bool = False
 
 
-Ask = Callable[[Agent, int, bytes], Awaitable[bytes]]
-"""Function that polls an agent at a port, with the job's key: `fetch_report`."""
+Ask = Callable[[Agent, int, bytes, int], Awaitable[bytes]]
+"""Function that polls an agent at a port, with the job's key and the maximum size of the answer:
+`fetch_report`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +122,36 @@ class Polling:
 
 
 @dataclass(slots=True)
+class _AgentMemory:
+    """Requests to one agent.
+
+    Attributes:
+        failures: number of failed requests in a row.
+        asked_at: time of the last request.
+        due: time before which it is not asked again.
+    """
+
+    failures: int = 0
+    asked_at: float = float("-inf")
+    due: float = float("-inf")
+
+    @property
+    def proven(self) -> bool:
+        """True if it answered its last request."""
+        return self.asked_at > float("-inf") and not self.failures
+
+    def succeed(self, now: float) -> None:
+        self.failures, self.asked_at = 0, now
+
+    def fail(self, began: float, now: float) -> None:
+        slow = now - began > SLOW_SECONDS
+        most = MOST_SILENT_BACKOFF_SECONDS if slow else MOST_BACKOFF_SECONDS
+        base = max(now - began, LEAST_BACKOFF_SECONDS)
+        self.due = now + min(base * 2.0 ** min(self.failures, 16), most)
+        self.failures, self.asked_at = self.failures + 1, now
+
+
+@dataclass(slots=True)
 class _PolledJob:
     namespace: str
     uid: str
@@ -107,6 +161,7 @@ class _PolledJob:
     began: float = float("-inf")
     busy: bool = False
     polled_all: bool = False
+    agents: dict[Agent, _AgentMemory] = field(default_factory=dict)
     reports: dict[str, tuple[float, AgentReport]] = field(default_factory=dict)
     reported: object = None
     logged: str = ""
@@ -130,6 +185,7 @@ class AgentPoller:
         self._jobs: dict[str, _PolledJob] = {}
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+        self._namespaces: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def follow(self, namespace: str, uid: str, target: PollTarget) -> None:
         """Poll these agents from now on, starting soon; an empty set of agents pauses polling."""
@@ -200,9 +256,19 @@ class AgentPoller:
     async def _poll_all(self, job: _PolledJob) -> None:
         target = job.target
         try:
-            some = _sample(job)
-            await asyncio.gather(*(self._poll(job, agent, target.job_key) for agent in some))
-            job.polled_all = True
+            job.agents = {one: job.agents.get(one) or _AgentMemory() for one in target.agents}
+            if target.sampled:  # its reports say nothing of members whose pods are gone
+                present = {one.member for one in target.agents}
+                job.reports = {name: said for name, said in job.reports.items() if name in present}
+            now = self._clock()
+            due = [one for one in _sample(job) if job.agents[one].due <= now]
+            due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].asked_at))
+            await self._poll_some(job, due, target.job_key)
+            job.polled_all = target.sampled or all(
+                known.asked_at > float("-inf") for known in job.agents.values()
+            )
+            if not job.polled_all:  # agents that were never asked
+                job.due = min(job.due, job.began + POLL_SECONDS)
             if self._jobs.get(job.uid) is job:
                 self._notify(job)
         except Exception as error:  # a job's top-level task: its failure must not end the others
@@ -211,14 +277,37 @@ class AgentPoller:
             job.busy = False
             self._news.set()
 
+    async def _poll_some(self, job: _PolledJob, due: Iterable[Agent], job_key: bytes) -> None:
+        """Poll these agents, in this order, as far as the budget of the job lasts."""
+        due = list(due)
+        proven = iter([one for one in due if job.agents[one].proven])
+        others = iter([one for one in due if not job.agents[one].proven])
+        until = time.monotonic() + POLL_SECONDS
+        namespace = self._namespaces.setdefault(
+            job.namespace, asyncio.Semaphore(NAMESPACE_REQUESTS)
+        )
+
+        async def work(queue: Iterator[Agent]) -> None:
+            for agent in queue:
+                async with namespace, self._slots:
+                    await self._poll(job, agent, job_key)
+                if time.monotonic() >= until:
+                    return
+
+        workers = [work(proven) for _ in range(min(JOB_REQUESTS, len(due)))]
+        workers += [work(others) for _ in range(min(JOB_UNPROVEN_REQUESTS, len(due)))]
+        await asyncio.gather(*workers)
+
     async def _poll(self, job: _PolledJob, agent: Agent, job_key: bytes) -> None:
-        async with self._slots:
-            try:
-                body = await self._ask_agent(agent, self._polling.port, job_key)
-                said = read(body)
-            except POLL_ERRORS as error:
-                log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
-                return
+        known, began = job.agents[agent], self._clock()
+        try:
+            body = await self._ask_agent(agent, self._polling.port, job_key, _most_bytes(job))
+            said = read(body)
+        except POLL_ERRORS as error:
+            log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
+            known.fail(began, self._clock())
+            return
+        known.succeed(self._clock())
         if said.member == agent.member:  # else another pod has the address by now
             job.reports[agent.member] = self._clock(), said
 
@@ -246,9 +335,9 @@ class AgentPoller:
 
     def _valid_reports(self, job: _PolledJob) -> list[AgentReport]:
         """Return the unexpired reports; the last report of a closed rendezvous never expires."""
-        now, lifetime = self._clock(), REPORT_LIFETIME_SECONDS
-        if job.target.sampled:
-            lifetime += self._period_seconds(job)
+        now, lifetime = self._clock(), REPORT_LIFETIME_SECONDS + self._period_seconds(job)
+        if not job.target.sampled:
+            lifetime -= self._polling.period_seconds
         return [
             said
             for at, said in job.reports.values()
@@ -302,6 +391,12 @@ async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
             raise MalformedRecord(PATH, f"its answer is longer than {most_bytes} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _most_bytes(job: _PolledJob) -> int:
+    """Return the maximum size of an agent's answer: the operator keeps one of each agent."""
+    size = REPORT_BYTES + REPORT_BYTES_PER_NODE * len(job.target.agents)
+    return min(size, MAX_REPORT_BYTES)
 
 
 def _sample(job: _PolledJob) -> tuple[Agent, ...]:

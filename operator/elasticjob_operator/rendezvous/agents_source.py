@@ -68,7 +68,7 @@ class AgentsSource(Unsteered):
         if own and (job_key := await self._job_key(job, memory)):
             prefix = job_prefix(self.namespace, self.uid, newest)
             self.status.follow(
-                self.namespace, self.uid, PollTarget(prefix, job_key, agents_of(own, newest))
+                self.namespace, self.uid, PollTarget(prefix, job_key, agents_of(job, own, newest))
             )
         return Observation(self.observe_again(job, memory, Observed(seen, incarnation=newest)))
 

@@ -20,8 +20,14 @@ from pathlib import Path
 
 from elasticjob_operator.domain.observed.etcd_records import job_of
 from elasticjob_operator.domain.observed.state import Obstacle
-from elasticjob_operator.domain.status.readiness import is_stalled_by
+from elasticjob_operator.domain.status.readiness import stalled
 from elasticjob_operator.etcd_tls.job_users import forget_job
+from elasticjob_operator.etcd_tls.user_audit import (
+    UnknownAccess,
+    is_removable,
+    remove,
+    unknown_access,
+)
 from elasticjob_operator.kubernetes.client import (
     NAMESPACES,
     SECRETS,
@@ -35,12 +41,12 @@ from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
-from elasticjob_operator.rendezvous.record_store import budget_of
+from elasticjob_operator.rendezvous.record_store import quota_of
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
-from elasticjob_rendezvous.etcd.errors import Ambiguous
+from elasticjob_rendezvous.etcd.errors import Ambiguous, Unauthenticated
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.users import Users
 from elasticjob_rendezvous.protocol.kv import Compare, Put, Range, Target, Txn
@@ -131,6 +137,8 @@ class EtcdRegistry:
         self._running: list[asyncio.Task[None]] = []
         self._named: dict[tuple[str, ...], Etcd] = {}
         self._seen: set[tuple[str, ...]] = set()
+        self.unknown_access: tuple[UnknownAccess, ...] = ()
+        """Access found by the last audit, before it was removed."""
         self.agents = AgentPoller(changed)
         self._running.append(tasks.create_task(self.agents.run()))
         self.own: Etcd = self._own()
@@ -179,7 +187,12 @@ class EtcdRegistry:
 
         Raises `EtcdError` or `KubeError`.
         """
-        other_owner = await self._ownership.other_owner(self.own.client)
+        try:
+            other_owner = await self._ownership.other_owner(self.own.client)
+        except Unauthenticated:
+            if not await self.own.restore_root():
+                raise
+            other_owner = await self._ownership.other_owner(self.own.client)
         if other_owner and not self.own.other_owner:
             log.error(
                 "etcd belongs to another cluster, %s: this cluster cannot use it", other_owner
@@ -187,6 +200,21 @@ class EtcdRegistry:
         self.own.other_owner = other_owner
         if not other_owner:
             await self.own.guard()
+
+    async def audit(self) -> None:
+        """Find users, roles and grants in the operator's etcd that are no job's; remove them where
+        only the operator administers users. Raises `EtcdError`."""
+        users = self.own.users
+        if users is None or self.own.other_owner:
+            return
+        before, exclusive = self.unknown_access, self._settings.exclusive
+        self.unknown_access = await unknown_access(users, self._settings.known_users)
+        for found in self.unknown_access:
+            if is_removable(found, exclusive):
+                log.error("etcd has unknown access, which is removed: %s", found)
+                await remove(users, found)
+            elif found not in before:
+                log.error("etcd has unknown access, which its administrator must check: %s", found)
 
     def _check_owner(self) -> None:
         if self.own.other_owner:
@@ -235,7 +263,15 @@ class EtcdRegistry:
         )
         users = Users(client) if settings.manage_users else None
         ca_file = settings.tls.ca_file if settings.tls else None
-        return self._start(Etcd(client, InformerCache(client), users, ca_file))
+        certified = None
+        if users is not None and settings.tls is not None and settings.tls.cert_file:
+            bare = Client(
+                settings.endpoints, tls=settings.tls, request_timeout_seconds=REQUEST_SECONDS
+            )
+            self._stack.push_async_callback(bare.aclose)
+            certified = Users(bare)
+        cache = InformerCache(client)
+        return self._start(Etcd(client, cache, users, ca_file, settings.agents, certified))
 
     def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
         """Replace the etcd followed for this place. The old client stays open until `aclose`: a
@@ -268,7 +304,7 @@ class EtcdRegistry:
 
     def _start(self, etcd: Etcd) -> Etcd:
         self._stack.push_async_callback(etcd.client.aclose)
-        etcd.agents = self.agents
+        etcd.poller = self.agents
         etcd.monitor = StoreMonitor(
             STORE,
             endpoints_text(tuple(etcd.client.endpoints)),
@@ -296,24 +332,24 @@ class EtcdRegistry:
 
 
 async def _check_records(job: ElasticJob, etcd: Etcd) -> None:
-    """Revoke the etcd user of a job whose records exceed its budget, and delete its records.
+    """Revoke the etcd user of a job whose records exceed its quota, and delete its records.
 
     The job stays refused until its spec changes.
 
     Raises:
         EtcdError: the user or the records could not be deleted.
-        EtcdRefused: the job has exceeded its budget.
+        EtcdRefused: the job has exceeded its quota.
     """
     namespace, uid = job.metadata.namespace, job.metadata.uid
     etcd.cache.allow(namespace, uid, job.spec.max_nodes)
-    exceeded = etcd.cache.exceeded(namespace, uid)
-    if exceeded is not None:
+    before = stalled(job)
+    if etcd.cache.exceeded(namespace, uid) is not None:
         await forget_job(etcd.client, etcd.users, namespace, uid)
         etcd.cache.forget(namespace, uid)
-    elif not is_stalled_by(job, Obstacle.RECORDS):
+    elif before is None or before.reason != Obstacle.RECORDS:
         return
     raise EtcdRefused(
         Obstacle.RECORDS,
-        f"the job's records in etcd exceeded {budget_of(job.spec.max_nodes)}: they were deleted "
+        f"the job's records in etcd exceeded {quota_of(job.spec.max_nodes)}: they were deleted "
         "and the job's etcd user was revoked, until spec changes",
     )

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64encode
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
-from elasticjob_operator.domain.observed.etcd_records import Records, rendezvous_view
+from elasticjob_operator.domain.observed.etcd_records import (
+    Records,
+    bounded_members,
+    rendezvous_view,
+)
 from elasticjob_operator.domain.observed.pod_state import index_of, without_members
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
-from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
+from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author, forget_user
 from elasticjob_operator.kubernetes.client import Json
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
@@ -25,11 +32,13 @@ from elasticjob_operator.rendezvous.sources import (
     newest_label,
 )
 from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import MemberState, Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.store_monitor import StoreMonitor
+
+log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 5.0
 """Time in seconds for which an unreadable etcd changes no status."""
@@ -39,14 +48,18 @@ SETTLING_SECONDS = 5.0
 class Etcd:
     """One etcd.
 
-    `users` is set if each job gets its own user there. `held` is the content of the Secret that a
-    job named for it. `tasks` run its informer cache and its monitor.
+    `users` is set if each job gets its own user there. `agents` are the files of the client
+    certificate that agents get. `certified` administers users by our certificate alone.
+    `held` is the content of the Secret that a job named for it. `tasks` run its informer cache and
+    its monitor.
     """
 
     client: Client
     cache: InformerCache
     users: Users | None = None
     ca_file: Path | str | None = None
+    agents: tuple[Path, Path] | None = None
+    certified: Users | None = None
     own: bool = True
     lost_at: float | None = None
     cache_dead_since: float | None = None
@@ -54,7 +67,7 @@ class Etcd:
     other_owner: str = ""
     """Identity of the other cluster that owns it; empty if none does."""
     held: dict[str, bytes] = field(default_factory=dict)
-    agents: AgentPoller | None = None
+    poller: AgentPoller | None = None
     monitor: StoreMonitor | None = None
     tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -62,12 +75,12 @@ class Etcd:
         """Return the trouble with this etcd, seen by the operator or by agents of that job."""
         if self.monitor is not None and self.monitor.trouble is not None:
             return SeenTrouble(self.monitor.trouble)
-        return None if self.agents is None else self.agents.trouble(uid)
+        return None if self.poller is None else self.poller.trouble(uid)
 
     def follow(self, namespace: str, uid: str, target: PollTarget) -> None:
         """Poll a sample of these agents for the health of their connection to it."""
-        if self.agents is not None:
-            self.agents.follow(namespace, uid, replace(target, sampled=True))
+        if self.poller is not None:
+            self.poller.follow(namespace, uid, replace(target, sampled=True))
 
     def is_settling(self, now: float) -> bool:
         """Return True if it has been unreadable for too short a time to report."""
@@ -85,10 +98,27 @@ class Etcd:
         if self.users is not None:
             await self.users.enable_auth()
 
+    async def restore_root(self) -> bool:
+        """Set root's password to ours, if our certificate alone makes us root; return True if so.
+
+        The Secret has a new password, or a client took root while authentication was off. Raises
+        `EtcdError`.
+        """
+        if self.certified is None:
+            return False
+        await self.certified.put_user(ROOT, self.client.transport.token.password)
+        log.warning("replaced etcd's root password with that of the Secret")
+        return True
+
     @property
     def ca(self) -> bytes | None:
         """Authorities that pods are to trust, as currently in the file."""
         return Path(self.ca_file).read_bytes() if self.ca_file else None
+
+    @property
+    def certificate(self) -> tuple[bytes, bytes] | None:
+        """Client certificate of the agents and its key, as currently in the files."""
+        return None if self.agents is None else _pair(*self.agents)
 
     def newest(self, namespace: str, uid: str) -> int | None:
         """Return the newest incarnation of a job that has records here."""
@@ -132,13 +162,16 @@ class EtcdSource:
         known = self.etcd.cache.known or has_pods(own, newest) or memory.rendezvous.goes_on
         if known:
             memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
+        found = self._bounded(job, memory, found, {raw["metadata"]["uid"] for raw in own})
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
             own += await pods.unlisted(job, memory, own, _without_pods(job, found, own))
         seen = await pods.convert(job, memory, own)
         if memory.owned.access is not None:
             target = PollTarget(
-                self._prefix(newest), memory.owned.access.job_key, agents_of(own, newest)
+                self._prefix(newest),
+                memory.owned.access.job_key,
+                agents_of(job, own, newest),
             )
             self.etcd.follow(self.namespace, self.uid, target)
         made = self._combined(memory, Observed(seen, incarnation=newest), found)
@@ -149,7 +182,9 @@ class EtcdSource:
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
         incarnation = memory.rendezvous.incarnation or seen.incarnation
-        found = self._records(incarnation)
+        found = self._bounded(
+            job, memory, self._records(incarnation), {pod.uid for pod in seen.pods}
+        )
         return self._combined(memory, replace(seen, incarnation=incarnation), found)
 
     def _combined(self, memory: JobMemory, seen: Observed, found: Records | None) -> Observed:
@@ -164,22 +199,45 @@ class EtcdSource:
             store=self.etcd.trouble_of(self.uid),
         )
 
+    def _bounded(
+        self, job: ElasticJob, memory: JobMemory, found: Records | None, pods: Set[str]
+    ) -> Records | None:
+        """Return the records without those of more members than the job can have; log that once."""
+        if found is None:
+            return None
+        known, ignored = bounded_members(found, pods, job.spec.max_nodes)
+        if ignored and not memory.rendezvous.crowded:
+            log.warning(
+                "ignores the records of %d members beyond maxNodes (%d), which have no pod",
+                ignored, job.spec.max_nodes, extra=of_job(f"{self.namespace}/{job.metadata.name}"),
+            )  # fmt: skip
+        if ignored:
+            memory.rendezvous = replace(memory.rendezvous, crowded=True)
+        return known
+
     def has_lost(self, seen: Observed) -> bool:
         return bool(seen.pods) and seen.rendezvous.readable and seen.bounds is None
 
     async def access(self, job: ElasticJob, known: Access | None) -> Access:
         etcd = self.etcd
-        made = await access_for(etcd.users, self.namespace, self.uid, known, etcd.ca)
+        made = await access_for(
+            etcd.users, self.namespace, self.uid, known, etcd.ca, etcd.certificate
+        )
         return made if etcd.own else await access_of_author(self.kube.get, job, made)
 
     def is_stale(self, access: Access) -> bool:
         if self.etcd.own:
-            return access.ca != self.etcd.ca
+            held = None if access.cert is None or access.key is None else (access.cert, access.key)
+            return access.ca != self.etcd.ca or held != self.etcd.certificate
         if not self.etcd.held:
             return False
         # The author's own Secret as read for the operator's client.
         data = {name: b64encode(value).decode() for name, value in self.etcd.held.items()}
         return author_access({"data": data}, access.job_key) != access
+
+    async def revoke_access(self) -> None:
+        if self.etcd.users is not None:
+            await forget_user(self.etcd.users, self.uid)
 
     async def write_params(
         self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
@@ -202,6 +260,15 @@ class EtcdSource:
 
     def _prefix(self, incarnation: int) -> str:
         return job_prefix(self.namespace, self.uid, incarnation)
+
+
+def _pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
+    """Return both files' contents of one version: a mounted Secret changes while it is read."""
+    while True:
+        before = cert.read_bytes()
+        read = key.read_bytes()
+        if cert.read_bytes() == before:
+            return before, read
 
 
 def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:

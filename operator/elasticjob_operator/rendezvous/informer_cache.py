@@ -2,7 +2,7 @@
 
 Range, then watch. On any doubt (broken watch, compacted history, another cluster, an older
 revision) the cache is discarded and read again. While etcd is unreadable, `records` returns None,
-never stale records. A job whose records exceed its budget is dropped, so that no job can exhaust
+never stale records. A job whose records exceed its quota is dropped, so that no job can exhaust
 the operator's memory; the range is read in pages for the same reason.
 """
 
@@ -24,7 +24,7 @@ from elasticjob_operator.domain.observed.etcd_records import (
     is_progress_only,
     prefix_of,
 )
-from elasticjob_operator.rendezvous.record_store import Budget, RecordStore
+from elasticjob_operator.rendezvous.record_store import Quota, RecordStore
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
 from elasticjob_rendezvous.protocol.kv import (
@@ -131,12 +131,12 @@ class InformerCache:
         return decode_records(prefix, self._store.jobs.get(prefix, {}).values())
 
     def allow(self, namespace: str, uid: str, nodes: int) -> None:
-        """Raise a job's budget to that of this number of nodes."""
+        """Raise a job's quota to that of this number of nodes."""
         if self._store.allow(job_folder(namespace, uid), nodes):
             self._reread.set()
 
-    def exceeded(self, namespace: str, uid: str) -> Budget | None:
-        """Return the budget that a job's records exceed; None if they do not."""
+    def exceeded(self, namespace: str, uid: str) -> Quota | None:
+        """Return the quota that a job's records exceed; None if they do not."""
         return self._store.exceeded(job_folder(namespace, uid))
 
     def forget(self, namespace: str, uid: str) -> None:
@@ -209,7 +209,7 @@ class InformerCache:
                 await self._tell_advance()
 
     async def _read(self) -> None:
-        """Read all records at one revision, page by page; of a job that exceeds its budget no
+        """Read all records at one revision, page by page; of a job that exceeds its quota no
         more than that. The former records are kept until then."""
         target = replace(self._target, limit=PAGE_KEYS)
         page = await self._client.page(target, target.key, 0)

@@ -1,4 +1,4 @@
-"""Records of all jobs of one etcd, each job within a budget of keys and bytes. No I/O.
+"""Records of all jobs of one etcd, each job within a quota of keys and bytes. No I/O.
 
 Any pod of a job may hold the job's etcd user, which may write any key below the job's folder. The
 operator keeps these records in memory, so their number and size are bounded.
@@ -23,7 +23,7 @@ UNKNOWN_NODES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Quota:
     """Maximum number of keys of a job, and of bytes in their names and values."""
 
     keys: int
@@ -33,9 +33,9 @@ class Budget:
         return f"{self.keys:,} keys and {self.bytes / (1 << 20):.1f} MiB"
 
 
-def budget_of(nodes: int) -> Budget:
-    """Return the budget of a job with up to this number of nodes."""
-    return Budget(KEYS + KEYS_PER_NODE * nodes, BYTES + BYTES_PER_NODE * nodes)
+def quota_of(nodes: int) -> Quota:
+    """Return the quota of a job with up to this number of nodes."""
+    return Quota(KEYS + KEYS_PER_NODE * nodes, BYTES + BYTES_PER_NODE * nodes)
 
 
 @dataclass(slots=True)
@@ -43,13 +43,13 @@ class Usage:
     """Number and size of one job's records.
 
     Attributes:
-        budget: its present budget.
-        keys, total: number of its keys, and their bytes, while it is within its budget.
-        exceeded: True once it exceeded its budget; its records are dropped and not counted then.
-        unread: True until records that were dropped under a smaller budget are read again.
+        quota: its present quota.
+        keys, total: number of its keys, and their bytes, while it is within its quota.
+        exceeded: True once it exceeded its quota; its records are dropped and not counted then.
+        unread: True until records that were dropped under a smaller quota are read again.
     """
 
-    budget: Budget = field(default_factory=lambda: budget_of(UNKNOWN_NODES))
+    quota: Quota = field(default_factory=lambda: quota_of(UNKNOWN_NODES))
     keys: int = 0
     total: int = 0
     exceeded: bool = False
@@ -62,10 +62,10 @@ class Usage:
 
     def put(self, size: int, before: int | None) -> bool:
         """Count a record, `before` the size of the former one of its key; return False if the
-        budget is exceeded with it."""
+        quota is exceeded with it."""
         self.keys += before is None
         self.total += size - (before or 0)
-        self.exceeded = self.keys > self.budget.keys or self.total > self.budget.bytes
+        self.exceeded = self.keys > self.quota.keys or self.total > self.quota.bytes
         return not self.exceeded
 
     def delete(self, size: int) -> None:
@@ -74,14 +74,14 @@ class Usage:
         self.total -= size
 
     def allow(self, nodes: int) -> bool:
-        """Raise the budget to that of `nodes`; return True if its records must be read again.
+        """Raise the quota to that of `nodes`; return True if its records must be read again.
 
         It is never lowered: the records of a larger size remain for a while.
         """
-        wanted = budget_of(nodes)
-        if wanted.keys <= self.budget.keys:
+        wanted = quota_of(nodes)
+        if wanted.keys <= self.quota.keys:
             return False
-        self.budget = wanted
+        self.quota = wanted
         if not self.exceeded:
             return False
         self.exceeded, self.unread = False, True
@@ -91,14 +91,14 @@ class Usage:
 class RecordStore:
     """Records by job and key. `jobs` has those of each prefix: one incarnation of one job."""
 
-    def __init__(self, budgets: Iterable[tuple[str, Budget]] = ()) -> None:
+    def __init__(self, quotas: Iterable[tuple[str, Quota]] = ()) -> None:
         self.jobs: dict[str, dict[str, KeyValue]] = {}
         self._incarnations: dict[tuple[str, str], set[int]] = {}
-        self._usages = {folder: Usage(budget) for folder, budget in budgets}
+        self._usages = {folder: Usage(quota) for folder, quota in quotas}
 
     def emptied(self) -> RecordStore:
-        """Return a store without records, with the budgets of this one."""
-        return RecordStore((folder, usage.budget) for folder, usage in self._usages.items())
+        """Return a store without records, with the quotas of this one."""
+        return RecordStore((folder, usage.quota) for folder, usage in self._usages.items())
 
     def uids(self) -> tuple[tuple[str, str], ...]:
         """Return namespace and uid of every job that has a record."""
@@ -113,13 +113,13 @@ class RecordStore:
         usage = self._usages.get(folder_of(prefix))
         return usage is None or usage.known
 
-    def exceeded(self, folder: str) -> Budget | None:
-        """Return the budget that a job's records exceed; None if they do not."""
+    def exceeded(self, folder: str) -> Quota | None:
+        """Return the quota that a job's records exceed; None if they do not."""
         usage = self._usages.get(folder)
-        return usage.budget if usage is not None and usage.exceeded else None
+        return usage.quota if usage is not None and usage.exceeded else None
 
     def allow(self, folder: str, nodes: int) -> bool:
-        """Raise a job's budget to that of `nodes`; return True if all must be read again."""
+        """Raise a job's quota to that of `nodes`; return True if all must be read again."""
         return self._usage(folder).allow(nodes)
 
     def forget(self, folder: str) -> None:
@@ -127,7 +127,7 @@ class RecordStore:
         self._usages.pop(folder, None)
 
     def put(self, prefix: str, kv: KeyValue) -> bool:
-        """Keep a record; return False if its job's records exceed their budget: all are dropped."""
+        """Keep a record; return False if its job's records exceed their quota: all are dropped."""
         folder = folder_of(prefix)
         usage, job = self._usage(folder), self._job(prefix)
         before = job.get(kv.key)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NoReturn, Protocol
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
-from elasticjob_operator.domain.observed.pod_state import incarnation_of
+from elasticjob_operator.domain.observed.pod_state import has_agent, incarnation_of, index_of
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind
 from elasticjob_operator.model import ElasticJob
@@ -84,6 +84,9 @@ class RendezvousSource(Protocol):
     def is_stale(self, access: Access) -> bool:
         """Return True if this content of the Secret is out of date."""
 
+    async def revoke_access(self) -> None:
+        """Remove the finished job's user and role; its records stay. Raises `EtcdError`."""
+
     async def write_params(
         self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
     ) -> None:
@@ -102,6 +105,9 @@ class Unsteered:
 
     def has_lost(self, seen: Observed) -> bool:
         return False
+
+    async def revoke_access(self) -> None:
+        """Do nothing: no user was created for the job."""
 
     async def write_params(
         self, memory: JobMemory, incarnation: int, bounds: RendezvousParams, revision: int
@@ -166,12 +172,31 @@ def has_pods(own: list[Json], incarnation: int) -> bool:
     return any(incarnation_of(raw) == incarnation for raw in there)
 
 
-def agents_of(own: Iterable[Json], incarnation: int) -> tuple[Agent, ...]:
-    """Return the agents of this incarnation's running pods with an address."""
-    return tuple(
-        Agent(raw["metadata"]["uid"], status["podIP"])
+SPARE_AGENTS = 8
+"""Agents beyond maxNodes that are polled: those of pods that end, and of their successors."""
+
+
+def agents_of(job: ElasticJob, own: Iterable[Json], incarnation: int) -> tuple[Agent, ...]:
+    """Return the agents of this incarnation's running pods with an address.
+
+    Whoever may create pods in the namespace may give the job any number of them: only pods with
+    the agent's container count, those that the operator may have created first, and at most
+    maxNodes and `SPARE_AGENTS` of them.
+    """
+    found = [
+        raw
         for raw in own
         if incarnation_of(raw) == incarnation
         and (status := raw.get("status") or {}).get("podIP")
         and status.get("phase") == "Running"
+        and has_agent(raw)
+    ]
+    found.sort(key=lambda raw: _foreign_last(index_of(job, raw["metadata"]["name"])))
+    return tuple(
+        Agent(raw["metadata"]["uid"], raw["status"]["podIP"])
+        for raw in found[: job.spec.max_nodes + SPARE_AGENTS]
     )
+
+
+def _foreign_last(index: int | None) -> tuple[bool, int]:
+    return index is None, index or 0

@@ -72,18 +72,24 @@ class ActiveReplica:
         async with asyncio.TaskGroup() as tasks:
             etcds = EtcdRegistry(self._settings.etcd, self._kube, tasks, self._etcd_changed)
             async with aclosing(etcds):
-                if await etcds.own.cache.reached(0, FIRST_READ_SECONDS):
-                    await self._guard(etcds)
-                else:
+                guarded = await self._guard(etcds)
+                if not await etcds.own.cache.reached(0, FIRST_READ_SECONDS):
                     log.warning("cannot read etcd; running jobs continue, none can be changed")
+                elif not guarded:  # it has started meanwhile
+                    await self._guard(etcds)
                 await self._serve(etcds, namespaces, tasks)
 
-    async def _guard(self, etcds: EtcdRegistry) -> None:
-        """Claim etcd and enable authentication; on failure no job gets a user until it succeeds."""
+    async def _guard(self, etcds: EtcdRegistry) -> bool:
+        """Claim etcd and enable authentication; return True if both are done.
+
+        On failure no job gets a user until the resync succeeds.
+        """
         try:
             await etcds.guard()
         except (EtcdError, KubeError) as error:
             log.error("cannot enable etcd authentication; not starting jobs: %s", error)
+            return False
+        return True
 
     async def _serve(
         self, etcds: EtcdRegistry, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup
@@ -96,6 +102,7 @@ class ActiveReplica:
             self._queue, time.monotonic, self._kube.now,
         )  # fmt: skip
         self._metrics.queue_depth.set_function(lambda: self._queue.depth)
+        self._metrics.unknown_access.set_function(lambda: len(etcds.unknown_access))
         self._metrics.count_jobs(lambda: (str(memory.report.phase or "") for memory in self._jobs))
         self._health.checks += [resync.failure_text, self._stuck]
         parts = [
@@ -137,7 +144,12 @@ class ActiveReplica:
             always_limited=sidecar.always_limited,
             server_name=self._settings.etcd.tls.server_name if self._settings.etcd.tls else None,
         )
-        owned_objects = OwnedObjects(self._kube, time.monotonic, self._settings.policy_peer)
+        owned_objects = OwnedObjects(
+            self._kube,
+            time.monotonic,
+            self._settings.policy_peer,
+            self._settings.namespace_selector,
+        )
         return Dependencies(
             kube=self._kube,
             jobs=self._jobs,

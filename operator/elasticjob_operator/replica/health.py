@@ -15,7 +15,8 @@ from http import HTTPStatus
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket
+from elasticjob_launcher.admission import Caps
+from elasticjob_rendezvous.listener import Keep, Listener, listening_socket
 
 REQUEST_SECONDS = 5.0
 _MAX_HEAD_BYTES = 8192
@@ -51,16 +52,23 @@ class Health:
 
 @asynccontextmanager
 async def serve_health(
-    health: Health, metrics: Callable[[], bytes], health_port: int, metrics_port: int
+    health: Health,
+    health_port: int,
+    metrics: Callable[[], bytes] | None = None,
+    metrics_port: int = 0,
 ) -> AsyncIterator[None]:
-    """Serve on both ports. Raises OSError."""
+    """Serve the probes, and metrics if given. Raises OSError."""
     probes = {
         "/healthz": lambda: _text(*health.answer_health()),
         "/readyz": lambda: _text(*health.answer_ready()),
     }
-    scrapes = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, metrics())}
+    served = [(health_port, probes)]
+    if metrics is not None:
+        said = metrics
+        scrape = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, said())}
+        served.append((metrics_port, scrape))
     async with contextlib.AsyncExitStack() as stack:
-        for port, pages in ((health_port, probes), (metrics_port, scrapes)):
+        for port, pages in served:
             sock = listening_socket("", port, BACKLOG)
             listener = Listener(sock, CAPS, _Answers(pages).serve, _MAX_HEAD_BYTES)
             stack.push_async_callback(listener.close)

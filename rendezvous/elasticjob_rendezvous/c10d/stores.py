@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 READ_TIMEOUT_SECONDS = 60
 EMPTY_SECONDS = 10
+"""Default timeout of the connection that empties a store."""
 _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
@@ -96,7 +97,7 @@ def sharing(params: RendezvousParameters, store: Any) -> Sharing:
     return Sharing(partial(emptied, params.run_id), lasting)
 
 
-def emptied(run_id: str, host: str, port: int) -> None:
+def emptied(run_id: str, host: str, port: int, timeout_seconds: int = EMPTY_SECONDS) -> None:
     """Delete all keys of a TCPStore but those of this run's rendezvous.
 
     Raises:
@@ -104,7 +105,7 @@ def emptied(run_id: str, host: str, port: int) -> None:
             is missing.
     """
     try:
-        empty(_connected(host, port, False, EMPTY_SECONDS), run_id, f"{host}:{port}")
+        empty(_connected(host, port, False, timeout_seconds), run_id, f"{host}:{port}")
     except RendezvousConnectionError:
         raise
     except (RendezvousError, *_FAILURES) as error:

@@ -138,14 +138,7 @@ class Client:
 
     async def range(self, target: Range) -> RangeResult:
         """Read one key or all keys of a prefix, linearizably."""
-        request = wire.range_request(target)
-        reply: Any = await self._transport.call(
-            f"range {target.key!r}",
-            lambda link, metadata, timeout: link.kv.Range(
-                request, metadata=metadata, timeout=timeout
-            ),
-        )
-        return wire.range_result(reply)
+        return await self._range(target.key, wire.range_request(target))
 
     async def page(self, target: Range, start: str, revision: int) -> RangeResult:
         """Read at most `target.limit` keys of a prefix, in order from `start` on, linearizably.
@@ -156,9 +149,11 @@ class Client:
         Raises:
             EtcdError: also if the revision was compacted.
         """
-        request = wire.page_request(target, start, revision)
+        return await self._range(target.key, wire.page_request(target, start, revision))
+
+    async def _range(self, key: str, request: Any) -> RangeResult:
         reply: Any = await self._transport.call(
-            f"range {target.key!r}",
+            f"range {key!r}",
             lambda link, metadata, timeout: link.kv.Range(
                 request, metadata=metadata, timeout=timeout
             ),

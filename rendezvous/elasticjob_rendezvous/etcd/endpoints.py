@@ -261,6 +261,14 @@ class Token:
             raise
         return (*_HAS_LEADER, ("token", reply.token))
 
+    def is_absent(self, metadata: Metadata) -> bool:
+        """Return True if a request of this user carried no token, as authentication was off.
+
+        Once it is enabled, etcd refuses such a request as forbidden if the client has a
+        certificate.
+        """
+        return self.user is not None and metadata == _HAS_LEADER
+
     def forget(self, metadata: Metadata) -> bool:
         """Drop a refused or unanswered token; return False if the client uses no tokens."""
         if self.user is None:

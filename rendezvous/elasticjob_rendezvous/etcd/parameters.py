@@ -7,6 +7,7 @@ agents of one run join the same rendezvous, so they must derive the same keys, b
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import secrets
@@ -195,11 +196,20 @@ def _address(parameters: RendezvousParameters, endpoints: tuple[str, ...]) -> st
         ) from error
 
 
+log = logging.getLogger(__name__)
+
+
 def _password(parameters: RendezvousParameters) -> str | None:
     path = parameters.get("password_file")
     if not path:
         given = parameters.get("password")
-        return None if given is None else str(given)
+        if given is None:
+            return None
+        log.warning(
+            "the rendezvous setting 'password' is visible to every user of this machine if it is "
+            "on the command line: put the password into a file and give 'password_file'"
+        )
+        return str(given)
     try:
         return Path(path).read_text().strip()
     except OSError as error:

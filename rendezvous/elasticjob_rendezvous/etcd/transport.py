@@ -21,6 +21,7 @@ from elasticjob_rendezvous.etcd.errors import (
     Ambiguous,
     EtcdError,
     NotEtcd,
+    PermissionDenied,
     Unauthenticated,
     Unavailable,
     Verdict,
@@ -157,7 +158,8 @@ class Transport:
         self, call: _Call, link: Link, failure: Failure, cause: BaseException
     ) -> float:
         """Return the delay before the next attempt in seconds; raise if there must be none."""
-        if failure.verdict is Verdict.STALE_TOKEN and not call.refreshed:
+        unproven = failure.verdict is PermissionDenied and self.token.is_absent(call.metadata)
+        if (unproven or failure.verdict is Verdict.STALE_TOKEN) and not call.refreshed:
             call.refreshed = True
             if self.token.forget(call.metadata):
                 return 0.0

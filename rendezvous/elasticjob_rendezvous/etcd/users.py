@@ -156,6 +156,34 @@ class Users:
         request = rpc_pb2.AuthRoleListRequest()
         return tuple((await self._read("list of roles", "RoleList", request)).roles)
 
+    async def roles_of(self, user: str) -> tuple[str, ...]:
+        """Return the roles granted to a user; empty if there is no such user."""
+        return await self._roles_of(user) or ()
+
+    async def ranges_of(self, role: str) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the key ranges, each with its end, that a role permits; empty without it."""
+        return tuple(held[1:] for held in await self._permissions_of(role) or ())
+
+    async def revoke(self, user: str, role: str) -> None:
+        """Revoke the role from the user. A user without it is not an error."""
+
+        async def attempt() -> None:
+            if role in await self.roles_of(user):
+                request = rpc_pb2.AuthUserRevokeRoleRequest(name=user, role=role)
+                await self._write(
+                    f"revocation of {role!r} from {user!r}", "UserRevokeRole", request
+                )
+
+        await self._settle(attempt)
+
+    async def revoke_range(self, role: str, key: bytes, end: bytes) -> None:
+        """Remove a key range from a role. A role without it is not an error."""
+        request = rpc_pb2.AuthRoleRevokePermissionRequest(role=role, key=key, range_end=end)
+        with suppress(Absent):
+            await self._settle(
+                lambda: self._write(f"narrowing of role {role!r}", "RoleRevokePermission", request)
+            )
+
     async def _roles_of(self, user: str) -> tuple[str, ...] | None:
         request = rpc_pb2.AuthUserGetRequest(name=user)
         with suppress(Absent):

@@ -120,7 +120,7 @@ class Steps:
         """
         conflicts = 0
         while True:
-            seen = self._present()
+            seen = self._present_in(expected_version, Status.JOINABLE)
             state = parsed(seen.text)
             if state.status is not Status.JOINABLE:
                 raise EtcdRendezvousRetryableFailure(f"too late to join: {state.text}")
@@ -156,7 +156,7 @@ class Steps:
         if place is None or (place.version, place.rank) != (expected_version, this_rank):
             place = self._take_place(expected_version, this_rank, self._feed.seen.reading)
         while True:
-            seen = self._present()
+            seen = self._present_in(expected_version, Status.FROZEN)
             state = parsed(seen.text)
             if not state.has(Status.FROZEN, expected_version) or (
                 this_rank not in state.participants
@@ -186,7 +186,7 @@ class Steps:
         """
         conflicts = 0
         while True:
-            seen = self._present()
+            seen = self._present_in(expected_version, Status.FINAL)
             state = parsed(seen.text)
             if not state.has(Status.FINAL, expected_version):
                 raise EtcdRendezvousRetryImmediately
@@ -284,6 +284,22 @@ class Steps:
             raise EtcdRendezvousRetryImmediately
         return seen
 
+    def _present_in(self, version: str, status: Status) -> Seen:
+        """Return the present state. Raises like `_present`."""
+        self._look_for(version, status)
+        return self._present()
+
+    def _look_for(self, version: str, *statuses: Status) -> Seen:
+        """Return the state, read from etcd unless the watch shows one of these statuses.
+
+        The watch can be behind a change that the caller knows of.
+        """
+        seen = self._waiting.look()
+        if seen.text is not None and any(parsed(seen.text).has(each, version) for each in statuses):
+            return seen
+        self._active.state()
+        return self._waiting.look()
+
     def _unfinished(self, seen: Seen, version: str) -> State:
         """Return the state, joinable or frozen; raise if the version has ended.
 
@@ -330,7 +346,7 @@ class Steps:
         raise EtcdRendezvousRetryImmediately
 
     def _wait_for(self, wanted: Status, until: Status, version: str) -> Any:
-        seen = self._waiting.look()
+        seen = self._look_for(version, wanted, until)
         while seen.text is None or not parsed(seen.text).has(wanted, version):
             if self._unfinished(seen, version).status is not until:
                 raise EtcdRendezvousRetryableFailure(f"version {version} is over: {seen.text}")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elasticjob_launcher.admission import Caps
 from elasticjob_launcher.proof import (
     LINK,
     PROBE_AGENT,
@@ -24,7 +25,7 @@ from elasticjob_launcher.proof import (
 )
 from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.links.channel import Channel
-from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket, refusals
+from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
 from elasticjob_rendezvous.protocol.events import (
     Event,
     LeavesTold,
@@ -199,7 +200,7 @@ class PeerServer:
                     told = beat.leaving
                     self._post(LeavesTold(told))
         except BadPeer as error:
-            log.warning("closed the link of member %r: %s", member, error)
+            refusals.warn(log, f"closed the link of member {member!r}", error)
         finally:
             if self._links.get(question.asker) is link:
                 del self._links[question.asker]

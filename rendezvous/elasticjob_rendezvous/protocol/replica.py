@@ -22,7 +22,7 @@ from elasticjob_rendezvous.protocol.kv import (
 )
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
 from elasticjob_rendezvous.protocol.records.failures import Failure
-from elasticjob_rendezvous.protocol.records.keys import Keys
+from elasticjob_rendezvous.protocol.records.keys import Keys, is_number
 from elasticjob_rendezvous.protocol.records.members import (
     Done,
     LeaveNotice,
@@ -259,14 +259,14 @@ class View:
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
-            case ("roster", number) if number.isdigit():
+            case ("roster", number) if is_number(number):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
-            case ("history", number) if number.isdigit():
+            case ("history", number) if is_number(number):
                 self.histories[int(number)] = versioned(History)
-            case ("failures", number, id) if number.isdigit():
+            case ("failures", number, id) if is_number(number):
                 failure = decode(Failure, kv.key, kv.value)
                 self.failures.setdefault(int(number), {})[id] = failure
-            case ("done", number, id) if number.isdigit():
+            case ("done", number, id) if is_number(number):
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
     def _heed(self, member: Member, news: bool = False) -> None:
@@ -307,11 +307,11 @@ class View:
                     if last is not None:
                         self.departed[id] = last.record
                 self._choose_session(id)
-            case ("roster", number) if number.isdigit():
+            case ("roster", number) if is_number(number):
                 self.rosters.pop(int(number), None)
-            case ("history", number) if number.isdigit():
+            case ("history", number) if is_number(number):
                 self.histories.pop(int(number), None)
-            case ("failures", number, id) if number.isdigit():
+            case ("failures", number, id) if is_number(number):
                 self.failures.get(int(number), {}).pop(id, None)
-            case ("done", number, id) if number.isdigit():
+            case ("done", number, id) if is_number(number):
                 self.dones.get(int(number), {}).pop(id, None)

@@ -79,6 +79,23 @@ def shortened(text: str, most: int) -> str:
     return f"{text[:head]}…{text[head - most :]} ({len(text)} characters)"
 
 
+def clipped(text: str, most: int, keeps_end: bool = False) -> str:
+    """Return the text cut to `most` bytes of UTF-8, of which an ellipsis takes three.
+
+    Args:
+        text: the text.
+        most: maximum number of bytes, at least 3.
+        keeps_end: True to keep the end of the text instead of its beginning.
+    """
+    if len(text) <= most and (text.isascii() or len(text.encode(errors="replace")) <= most):
+        return text
+    room = most - len("…".encode())
+    if keeps_end:
+        kept = text[-most:].encode(errors="replace")
+        return "…" + kept[max(len(kept) - room, 0) :].decode(errors="ignore")
+    return text[:most].encode(errors="replace")[:room].decode(errors="ignore") + "…"
+
+
 def first_line(said: str, most: int) -> str:
     """Return the first line, with the next one if it only announces that; shortened if too long."""
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]

@@ -15,7 +15,8 @@ import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 
-from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket, refusals
+from elasticjob_launcher.admission import Caps
+from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
 from elasticjob_rendezvous.tcpstore.budget import Budget, Hold
 from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory
 from elasticjob_rendezvous.tcpstore.wire import (

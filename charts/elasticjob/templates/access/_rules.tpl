@@ -3,8 +3,11 @@ Permissions of the operator, each rule with its reason. tests/unit/chart/golden/
 them, so that no permission is added or removed unnoticed.
 */}}
 
-{{/* In the namespaces of jobs. */}}
-{{- define "elasticjob.rules.jobs" -}}
+{{/*
+In all namespaces, unless watchNamespaces is set: ElasticJobs, whose status names the reason if their
+namespace is not served, events about them, and the pods to watch.
+*/}}
+{{- define "elasticjob.rules.watched" -}}
 # The jobs; deleted at the end of their time to live. `patch` writes spec.nodes where a user leaves it open.
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs]
@@ -14,7 +17,17 @@ them, so that no permission is added or removed unnoticed.
   verbs: [patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [list, watch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
+
+{{/* In the namespaces that are served. */}}
+{{- define "elasticjob.rules.jobs" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, create, delete]
 - apiGroups: [""]
   resources: [services]
   verbs: [get, create]
@@ -30,9 +43,28 @@ them, so that no permission is added or removed unnoticed.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
+{{- end }}
+
+{{/*
+Of the binder, cluster-wide: it gives the operator access to namespaces, and to nothing else. `bind`
+lets it bind this ClusterRole alone; create cannot be limited by name.
+*/}}
+{{- define "elasticjob.rules.binder" -}}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [list, watch]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  resourceNames: [{{ include "elasticjob.jobsRole" . }}]
+  verbs: [get, bind]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [create]
+# list with a field selector for this name.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  resourceNames: [{{ include "elasticjob.jobsRole" . }}]
+  verbs: [get, list, delete]
 {{- end }}
 
 {{/* Cluster-wide: the nodes' readiness, cordons and taints, and the cluster's identity. */}}
@@ -58,14 +90,14 @@ them, so that no permission is added or removed unnoticed.
   verbs: [get, patch]
 {{- end }}
 
-{{/* In the release's namespace: the Secret with etcd's certificates. create cannot be limited by name. */}}
+{{/* In the release's namespace: the Secrets with etcd's certificates and with the authority's key. create cannot be limited by name. */}}
 {{- define "elasticjob.rules.certificates" -}}
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
 - apiGroups: [""]
   resources: [secrets]
-  resourceNames: [{{ include "elasticjob.etcd.secretName" . }}]
+  resourceNames: [{{ include "elasticjob.etcd.secretName" . }}, {{ include "elasticjob.etcd.secretName" . }}-authority]
   verbs: [get, patch]
 {{- if include "elasticjob.certificates.restarts" . }}
 # To restart members one by one, so that they trust a new authority.

@@ -5,11 +5,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
 {{/*
-"true" if members are restarted to trust a new authority, else empty. A single member has no peer
-whose certificate it could refuse.
+"true" if members are restarted to trust a new authority, else empty. A single member that requires
+no certificates of clients has nobody whose certificate it could refuse.
 */}}
 {{- define "elasticjob.certificates.restarts" -}}
-{{- if and .Values.etcd.tls.enabled (gt (int .Values.etcd.members) 1) }}true{{ end }}
+{{- if and .Values.etcd.tls.enabled (or (gt (int .Values.etcd.members) 1) (include "elasticjob.etcd.requiresCertificates" .)) }}true{{ end }}
 {{- end }}
 
 {{/* Retry policy of a Job: exit codes 2 and 3 mean that a retry does not help. */}}

@@ -94,6 +94,9 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
     Obstacle.RECORDS: Entry(
         "", "Find the program that writes below the job's prefix, then suspend and resume the job"
     ),
+    Obstacle.NOT_SERVED: Entry(
+        "", "Label the namespace as the operator requires, or run the job in another one"
+    ),
 }
 
 

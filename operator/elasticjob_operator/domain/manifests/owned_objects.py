@@ -18,7 +18,7 @@ from elasticjob_operator.domain.manifests.names import (
     secret_name,
     service_name,
 )
-from elasticjob_operator.model.job import API_VERSION, KIND, ElasticJob
+from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
 
 JOB_KEY = "job-key"
 CA = "ca.crt"
@@ -205,6 +205,19 @@ def is_owned(job: ElasticJob, object: Json) -> bool:
     return any(
         owner.get("controller") is True and owner.get("uid") == job.metadata.uid for owner in owners
     )
+
+
+def controlling_job(object: Json) -> str:
+    """Return the uid of the ElasticJob that controls the object; empty if none does."""
+    owners = (object.get("metadata") or {}).get("ownerReferences") or ()
+    uids = (
+        str(owner.get("uid") or "")
+        for owner in owners
+        if owner.get("controller") is True
+        and owner.get("kind") == KIND
+        and str(owner.get("apiVersion")).partition("/")[0] == GROUP
+    )
+    return next(uids, "")
 
 
 def is_of_predecessor(job: ElasticJob, object: Json) -> bool:

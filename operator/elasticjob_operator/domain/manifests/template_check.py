@@ -1,7 +1,7 @@
 """Check of a job's template: every reason for which its pods could not be made or created.
 
-It builds the pods with the operator's builder, and applies the rules of the API server to the
-template.
+It builds the pods with the operator's builder, and applies the rules of the API server and the
+kubelet to the template.
 """
 
 from __future__ import annotations

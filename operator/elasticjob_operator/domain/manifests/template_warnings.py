@@ -20,6 +20,7 @@ from elasticjob_operator.domain.manifests.template_rules import POD_SPEC, is_sam
 from elasticjob_operator.domain.plan.lifecycle import MARGIN_SECONDS, grace_seconds
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.problems import Location, Problem
+from elasticjob_rendezvous.protocol.text import echoed
 
 
 class WarningKind(StrEnum):
@@ -38,6 +39,7 @@ class WarningKind(StrEnum):
     READINESS_GATES = "ReadinessGates"
     READINESS_PROBE = "ReadinessProbe"
     SCHEDULER_WITHOUT_QUEUE = "SchedulerWithoutQueue"
+    UNKNOWN_CAPABILITY = "UnknownCapability"
     VARIABLE_REPLACED = "VariableReplaced"
 
 
@@ -72,6 +74,16 @@ class _Template:
         return self.job.spec.max_nodes > 1
 
 
+_CAPABILITIES = frozenset(
+    {"ALL", "AUDIT_CONTROL", "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "BPF"}
+    | {"CHECKPOINT_RESTORE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID"}
+    | {"IPC_LOCK", "IPC_OWNER", "KILL", "LEASE", "LINUX_IMMUTABLE", "MAC_ADMIN", "MAC_OVERRIDE"}
+    | {"MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_RAW", "PERFMON", "SETFCAP"}
+    | {"SETGID", "SETPCAP", "SETUID", "SYS_ADMIN", "SYS_BOOT", "SYS_CHROOT", "SYS_MODULE"}
+    | {"SYS_NICE", "SYS_PACCT", "SYS_PTRACE", "SYS_RAWIO", "SYS_RESOURCE", "SYS_TIME"}
+    | {"SYS_TTY_CONFIG", "SYSLOG", "WAKE_ALARM"}
+)
+"""Capabilities of Linux 6, without CAP_."""
 _Found = tuple[WarningKind, Location, str]
 
 
@@ -326,6 +338,24 @@ def _floats(image: object) -> bool:
     return tag in ("", "latest")
 
 
+def _capabilities(template: _Template) -> Iterator[_Found]:
+    """Names are those of Linux without CAP_; the runtime ignores others or fails."""
+    for at, container in _containers(template.spec):
+        given = _mapping(_mapping(container.get("securityContext")).get("capabilities"))
+        for kind in ("add", "drop"):
+            names = given.get(kind)
+            for index, name in enumerate(names if isinstance(names, list) else ()):
+                if isinstance(name, str) and name.upper() not in _CAPABILITIES:
+                    known = name.upper().removeprefix("CAP_") in _CAPABILITIES
+                    remedy = "write it without CAP_" if known else "see capabilities(7)"
+                    yield (
+                        WarningKind.UNKNOWN_CAPABILITY,
+                        (*at, "securityContext", "capabilities", kind, index),
+                        f"{echoed(name)} is no capability of Kubernetes: container runtimes ignore "
+                        f"it or do not start the container; {remedy}",
+                    )
+
+
 def _host_ports(template: _Template) -> Iterator[_Found]:
     if not template.several or _is_spread(template.spec):
         return
@@ -387,6 +417,7 @@ _RULES: tuple[Callable[[_Template], Iterable[_Found]], ...] = (
     _accelerators,
     _variables,
     _images,
+    _capabilities,
     _host_ports,
     _volumes,
 )

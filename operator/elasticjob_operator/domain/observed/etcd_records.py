@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -38,6 +38,8 @@ _MACHINE_CLASSES = frozenset(
 )
 """Failure classes that a machine may have caused. A script's errors do not depend on the
 machine."""
+MEMBER_BYTES = 8 * 1024
+"""Size that no record of a member exceeds; a larger value is not decoded at each change."""
 _MOST_DIGITS = 9
 """Maximum number of digits of an incarnation."""
 
@@ -98,10 +100,12 @@ def job_of(prefix: str) -> tuple[str, str, int] | None:
     parts = prefix.removeprefix(ROOT).split("/")
     if not prefix.startswith(ROOT) or len(parts) != 4:
         return None
-    number = parts[2]
-    # A job's etcd user may write any key there, even a number too long for `int`.
-    known = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
-    return (parts[0], parts[1], int(number)) if known else None
+    return (parts[0], parts[1], int(parts[2])) if is_incarnation(parts[2]) else None
+
+
+def is_incarnation(text: str) -> bool:
+    """Return True if this is the number of an incarnation; a stranger may write any text."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def decode_records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
@@ -125,6 +129,20 @@ def decode_records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
         dones=tuple(reading.dones),
         malformed=tuple(reading.malformed),
     )
+
+
+def bounded_members(found: Records, pods: Set[str], most: int) -> tuple[Records, int]:
+    """Return the records with the members that the job can have, and the number of the others.
+
+    Kept are the members with a pod of the job, whatever their number, and of the others, whose pods
+    are gone or never were, the oldest `most`.
+    """
+    without = [member.id for member in found.members if member.id not in pods]
+    ignored = frozenset(without[most:])
+    if not ignored:
+        return found, 0
+    members = tuple(member for member in found.members if member.id not in ignored)
+    return replace(found, members=members), len(ignored)
 
 
 def merge_reports(
@@ -157,7 +175,10 @@ class _Decoder:
             case ("members", member, _):
                 # The session created last wins; records come in order of creation.
                 self.members.pop(member, None)
-                self.members[member] = decode(Member, kv.key, kv.value)
+                found = decode(Member, kv.key, kv.value)
+                if found.id != member:  # one member under many keys would count as many
+                    raise MalformedRecord(kv.key, "it is the record of another member")
+                self.members[member] = found
             case ("roster", _):
                 roster = decode(Roster, kv.key, kv.value)
                 self.rosters[roster.number] = roster
@@ -285,6 +306,7 @@ def is_progress_only(before: KeyValue | None, after: KeyValue) -> bool:
     """Return True if only the training progress of a member changed, which is not urgent."""
     if (
         before is None
+        or max(len(before.value), len(after.value)) > MEMBER_BYTES
         or b'"step":' not in after.value
         or before.create_revision != (after.create_revision)
     ):

@@ -42,7 +42,7 @@ from elasticjob_operator.domain.observed.container_state import (
     statuses,
     waiting_trouble,
 )
-from elasticjob_operator.domain.observed.etcd_records import job_of
+from elasticjob_operator.domain.observed.etcd_records import is_incarnation, job_of
 from elasticjob_operator.domain.observed.node_state import Node, state_for_pod
 from elasticjob_operator.domain.observed.state import (
     DISRUPTIONS,
@@ -80,7 +80,12 @@ def incarnation_of(raw: Json) -> int:
                     found = job_of(variable.get("value") or "")
                     return found[2] if found else 0
     text = (raw["metadata"].get("labels") or {}).get(INCARNATION_LABEL, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if is_incarnation(text) else 0
+
+
+def has_agent(raw: Json) -> bool:
+    """Return True if the pod has the container of the job's agents."""
+    return any(one["name"] == AGENT_CONTAINER for one in raw["spec"].get("initContainers") or ())
 
 
 def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:

@@ -169,6 +169,7 @@ class Obstacle(StrEnum):
     BACKEND = "BackendUnavailable"
     ANOTHERS_ETCD = "EtcdOfAnotherCluster"
     RECORDS = "TooManyRecords"
+    NOT_SERVED = "NamespaceNotServed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.observed.state import (
     NodeState,
+    Observed,
     Pod,
     RendezvousView,
     StopReason,
@@ -167,6 +168,20 @@ def cleanup_at(job: ElasticJob) -> datetime | None:
     if ended is None:
         return None
     return ended + shutdown_time(job)
+
+
+def access_ends_at(job: ElasticJob, observed: Observed) -> datetime | None:
+    """Return the time from which the agents of a finished job need no access to its records.
+
+    That is once its pods have ended, and at the latest when their time to end is over, since a pod
+    that hangs must not keep access for ever. None while the job, or its rendezvous, goes on.
+    """
+    view, ended = observed.rendezvous, job.status.completion_time
+    if job.status.phase not in FINISHED or ended is None or not view.readable:
+        return None
+    if not view.ended and observed.bounds is not None:
+        return None
+    return cleanup_at(job) if any(pod.active for pod in observed.pods) else ended
 
 
 def expires_at(job: ElasticJob) -> datetime | None:

@@ -234,6 +234,7 @@ _OF_CREATION = (
     Obstacle.ENDPOINT,
     Obstacle.BACKEND,
     Obstacle.ANOTHERS_ETCD,
+    Obstacle.NOT_SERVED,
 )
 """Obstacles to creating pods; the others are of pods that exist."""
 

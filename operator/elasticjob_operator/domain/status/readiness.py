@@ -60,15 +60,16 @@ _STALLING = (
 webhook and the scheduler may yield without a change of either."""
 
 
-def is_stalled_by(job: ElasticJob, obstacle: Obstacle) -> bool:
-    """Return True if this obstacle stalled the job at its present generation."""
-    found = (one for one in job.status.conditions if one.type is ConditionType.STALLED)
-    return any(
-        one.status is ConditionStatus.TRUE
-        and one.reason == obstacle.value
-        and one.observed_generation == job.metadata.generation
-        for one in found
-    )
+def stalled(job: ElasticJob) -> Condition | None:
+    """Return condition Stalled if it is true at the job's present generation, else None."""
+    for found in job.status.conditions:
+        if (
+            found.type is ConditionType.STALLED
+            and found.status is ConditionStatus.TRUE
+            and found.observed_generation == job.metadata.generation
+        ):
+            return found
+    return None
 
 
 _READY = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.status.readiness import stalled
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import MAX_SENTENCES, Condition
 from elasticjob_operator.model.types import ConditionStatus, ConditionType
@@ -53,15 +54,8 @@ def set_aside_sentence(message: str) -> str:
 
 def set_aside_message(job: ElasticJob) -> str:
     """Return the message of a job that is set aside; empty for another one."""
-    for found in job.status.conditions:
-        if (
-            found.type is ConditionType.STALLED
-            and found.status is ConditionStatus.TRUE
-            and found.reason in set(SetAsideReason)
-            and found.observed_generation == job.metadata.generation
-        ):
-            return found.message
-    return ""
+    found = stalled(job)
+    return found.message if found is not None and found.reason in set(SetAsideReason) else ""
 
 
 def is_set_aside(raw: Json) -> bool:

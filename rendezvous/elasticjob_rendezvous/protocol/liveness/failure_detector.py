@@ -405,10 +405,10 @@ class FailureDetector:
         Members link when their round is final; one that is killed before closes no link. Until a
         round is final, only members with workers are probed: the others need not have linked.
         """
-        found = view.round.record if view.round is not None else None
-        final = found is not None and found.state is RoundState.FINAL
-        if found is not None and final and found.number > self.called_round:
-            self.called_round = found.number
+        number = newest_number(view)
+        final = view.round is not None and view.round.record.state is RoundState.FINAL
+        if final and number > self.called_round:
+            self.called_round = number
             self.roll_call_at = now + ROLL_CALL_SECONDS
         if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
             return []
@@ -424,7 +424,7 @@ class FailureDetector:
         ]
         for member in missing:
             self.suspect(member, now + PROBE_INTERVAL_SECONDS)
-        return [probe(member, newest_number(view)) for member in missing]
+        return [probe(member, number) for member in missing]
 
     def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         effects: list[Effect] = []

@@ -28,7 +28,12 @@ from dataclasses import dataclass, replace
 
 from elasticjob_launcher.proof import Exchange, Peer, Role, digest
 from elasticjob_rendezvous.protocol.kv import KeyValue
-from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.protocol.records.codec import (
+    MalformedRecord,
+    bounded_text,
+    decode,
+    encode,
+)
 from elasticjob_rendezvous.protocol.records.keys import Keys
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -40,7 +45,6 @@ from elasticjob_rendezvous.protocol.records.members import (
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.records.timings import History, longest, slowest
 from elasticjob_rendezvous.protocol.store_trouble import StoreTrouble, read_trouble
-from elasticjob_rendezvous.protocol.text import one_line
 
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
@@ -165,11 +169,11 @@ def read(body: bytes) -> AgentReport:
     try:
         document = json.loads(body)
         records = {
-            one_line(str(item["key"])): json.dumps(item["value"]).encode()
+            bounded_text(str(item["key"])): json.dumps(item["value"]).encode()
             for item in document["records"]
         }
-        backend, member = one_line(str(document["backend"])), one_line(str(document["member"]))
-        state, store = one_line(str(document.get("state", ""))), read_trouble(document.get("store"))
+        backend, member = bounded_text(document["backend"]), bounded_text(document["member"])
+        state, store = bounded_text(document.get("state", "")), read_trouble(document.get("store"))
         return AgentReport(backend, member, records, state, store)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MalformedRecord(PATH, f"{type(error).__name__}: {error}") from error

@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROOT = "/elasticjob/"
+MOST_DIGITS = 18
+"""Maximum number of digits of a number in a name; `int` refuses thousands of them."""
+
+
+def is_number(part: str) -> bool:
+    """Return True if a part of a key is a number; a stranger may write any text there."""
+    return part.isascii() and part.isdigit() and len(part) <= MOST_DIGITS
 
 
 def job_folder(namespace: str, uid: str) -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from elasticjob_rendezvous.protocol.records.codec import prepare
+from elasticjob_rendezvous.protocol.records.keys import MOST_DIGITS
 from elasticjob_rendezvous.protocol.records.members import Member
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
@@ -75,7 +76,7 @@ def legal_size(bounds: RendezvousParams, available: int) -> int:
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key in which `pod-2` comes before `pod-10`."""
     return tuple(
-        (0, int(part), part) if part.isdecimal() else (1, 0, part)
+        (0, int(part), part) if part.isdecimal() and len(part) <= MOST_DIGITS else (1, 0, part)
         for part in _DIGITS.split(name)
         if part
     )

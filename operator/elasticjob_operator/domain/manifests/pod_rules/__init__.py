@@ -1,8 +1,8 @@
-"""Rules of the API server for the pods of a template, beyond the types of its fields.
+"""Rules of the API server and the kubelet for a template's pods, beyond the types of its fields.
 
-They follow `pkg/apis/core/validation` of Kubernetes; a test compares the verdicts. The template
-has passed its schema. Faults that depend on the cluster, such as an absent priority class or a
-quota, are not known here.
+Those of the API server follow `pkg/apis/core/validation` of Kubernetes; a test compares the
+verdicts. The template has passed its schema. Faults that depend on the cluster, such as an absent
+priority class or a quota, are not known here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.pod_rules.containers import container_faults
 from elasticjob_operator.domain.manifests.pod_rules.fields import Field
+from elasticjob_operator.domain.manifests.pod_rules.kubelet import kubelet_faults
 from elasticjob_operator.domain.manifests.pod_rules.placement import placement_faults
 from elasticjob_operator.domain.manifests.pod_rules.pod_spec import pod_faults
 from elasticjob_operator.domain.manifests.pod_rules.volumes import volume_faults
@@ -21,7 +22,8 @@ __all__ = ["pod_problems"]
 
 
 def pod_problems(template: Json, grace_seconds: int) -> Iterator[Problem]:
-    """Yield the reasons for which the API server would refuse the template's pods.
+    """Yield the reasons for which the API server would refuse the template's pods, or the kubelet
+    would not start them.
 
     Args:
         grace_seconds: termination grace period of the pods.
@@ -32,6 +34,7 @@ def pod_problems(template: Json, grace_seconds: int) -> Iterator[Problem]:
         volume_faults(pod.child("spec")),
         container_faults(pod.child("spec"), grace_seconds),
         placement_faults(pod.child("spec")),
+        kubelet_faults(pod.child("spec")),
     ):
         for location, message in faults:
             yield Problem.at(location, message)
