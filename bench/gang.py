@@ -8,14 +8,31 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from bench import etcd_proc, processes
 from bench.events import FirstAllReduce, last_step, latest, read_events, recovered_at
-from bench.peers.commands import Peer
 from bench.settings import child_environment, etcd_binary, fresh_id
+
+
+class Agents(Protocol):
+    """System whose agents a gang starts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def etcd_version(self) -> str | None: ...
+    @property
+    def etcd_v2(self) -> bool: ...
+    @property
+    def ours(self) -> bool: ...
+    def command(self, endpoint: str, run_id: str, member: int) -> list[str]: ...
+
 
 _MARK = "BENCH_GANG"
 POLL_SECONDS = 0.02
@@ -32,7 +49,7 @@ class NotRecovered(Exception):
 class Gang:
     """Gang of agents by member number. Numbers only grow: a newcomer is a new member."""
 
-    peer: Peer
+    peer: Agents
     endpoint: str
     run_id: str
     events_folder: Path
@@ -137,7 +154,7 @@ class Gang:
 
 
 @contextlib.contextmanager
-def gang(peer: Peer, logs: Path, turn: str) -> Iterator[Gang]:
+def gang(peer: Agents, logs: Path, turn: str) -> Iterator[Gang]:
     """Yield an empty gang with its own rendezvous server and run id; clean up at the end."""
     with contextlib.ExitStack() as stack:
         if peer.etcd_version is None:

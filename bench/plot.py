@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,38 @@ def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None
     )
     for gang, axes in zip(gangs, all_axes[:, 0], strict=True):
         _plot_gang([row for row in rows if row["gang"] == gang], gang, limit_seconds, axes)
+    _keep(figure, path)
+    pyplot.close(figure)
+
+
+def plot_goodput(runs: Sequence[Row], path: Path) -> None:
+    """Plot the distinct steps over time: a subplot for each model and interval of faults."""
+    pyplot = _pyplot()
+    panels = list(dict.fromkeys((run["model"], run["interval"]) for run in runs if run["interval"]))
+    figure, all_axes = pyplot.subplots(
+        max(1, len(panels)),
+        1,
+        figsize=(11, 5 * max(1, len(panels))),
+        layout="constrained",
+        squeeze=False,
+    )
+    for (model, interval), axes in zip(panels, all_axes[:, 0], strict=False):
+        mine = [run for run in runs if run["model"] == model and run["curve"]]
+        calm = [run for run in mine if run["interval"] is None]
+        disturbed = [run for run in mine if run["interval"] == interval]
+        for run, colour in zip(disturbed, itertools.cycle((*_COLOURS, "#444444")), strict=False):
+            for at, _ in run["faults"]:
+                axes.axvline(at, color="#dddddd", linewidth=1, zorder=0)
+            ours = run["system"].startswith(_OURS)
+            style = {"color": colour, "label": run["system"], "linewidth": 2.5 if ours else 1.5}
+            axes.step(*zip(*run["curve"], strict=True), where="post", **style)
+        for run in calm:
+            line = {"color": "black", "linestyle": ":", "label": run["system"]}
+            axes.step(*zip(*run["curve"], strict=True), where="post", **line)
+        title = f"{model} of state, a fault each {interval:g} s (grey)"
+        axes.set(xlabel="seconds", ylabel="distinct steps", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
     _keep(figure, path)
     pyplot.close(figure)
 

@@ -17,7 +17,7 @@ _TORCHRUN = ("-m", "torch.distributed.run")
 _OURS = ("-m", "elasticjob_cli", "agent")
 # Otherwise the restarted gang finds the process-group keys of the previous world in the store that
 # the rendezvous shares with the workers, and often never recovers (pytorch#135712).
-_OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 _TUNED = MappingProxyType({"last_call_timeout": "1"})
 
@@ -85,7 +85,7 @@ def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
             _TORCHRUN,
             "c10d",
             None,
-            environment=_OWN_STORE,
+            environment=OWN_STORE,
             conf_of_member=lambda member: {"is_host": str(member == 0).lower()},
         ),
     ]

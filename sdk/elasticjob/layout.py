@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PROGRESS_FILE = "ELASTICJOB_PROGRESS_FILE"
 REQUEST_FILE = "ELASTICJOB_REQUEST_FILE"
 SAVED_FILE = "ELASTICJOB_SAVED_FILE"
+SNAPSHOT_FOLDER = "ELASTICJOB_SNAPSHOT_FOLDER"
+"""Variable with the node's folder in memory for snapshots, which its launcher owns."""
 
 # -- progress -----------------------------------------------------------------------
 

@@ -278,6 +278,11 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
             raise SettingsError(f"--rdzv-conf names a file that does not exist: {echoed(path)}")
     if bool(conf.cert) != bool(conf.key):
         raise SettingsError("--rdzv-conf must give cert and key together")
+    if conf.password:
+        log.warning(
+            "--rdzv-conf password= is visible to every user of this machine in the list of "
+            "processes: put the password into a file and give password_file="
+        )
     password = _password(conf.password_file) if conf.password_file else conf.password
     if bool(conf.user) != bool(password):
         raise SettingsError("--rdzv-conf must give user and password (or password_file) together")

@@ -28,7 +28,8 @@ from elasticjob_agent.core.job_records import ObservedJob, observe_step, records
 from elasticjob_agent.core.model import State
 from elasticjob_agent.core.polling import PollingState
 from elasticjob_agent.core.reports import local_state
-from elasticjob_rendezvous.listener import Caps, Keep, Listener, listening_socket
+from elasticjob_launcher.admission import Caps
+from elasticjob_rendezvous.listener import Keep, Listener, listening_socket
 from elasticjob_rendezvous.protocol.config import Identity
 from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused
 from elasticjob_rendezvous.protocol.records.agent_reports import PATH as RENDEZVOUS

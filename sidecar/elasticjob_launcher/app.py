@@ -31,6 +31,7 @@ from elasticjob_launcher.settings import (
     torchrun_socket,
     worker_environment,
 )
+from elasticjob_launcher.snapshot_folder import SnapshotFolder
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.watchdog import SILENT_SECONDS, AgentLiveness, Deadline
 from elasticjob_launcher.wire import (
@@ -78,7 +79,11 @@ class Launcher:
         self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
-        self._env = worker_environment(environ, settings.library)
+        self._snapshots = SnapshotFolder()
+        self._env = {
+            **worker_environment(environ, settings.library),
+            **self._snapshots.environment,
+        }
         # A custom `start` has no command to preload for.
         self._zygote = None if start is not None else self._new_zygote()
         self._stores = self._new_stores(self._zygote)
@@ -409,6 +414,7 @@ class Launcher:
         if running is not None:
             self._workers.stop(running, 0)
         kill_descendants(SWEEP_SECONDS)
+        self._snapshots.close()
         self._workers.drain()
         for server in (self._server, self._node):
             if server is not None:

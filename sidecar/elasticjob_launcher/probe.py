@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from elasticjob_launcher.admission import Admission, Caps
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.proof import (
     PROBE_LAUNCHER,
@@ -38,9 +39,7 @@ from elasticjob_launcher.sockets import Connection, Listener
 MAX_QUESTION_BYTES = 2048
 QUESTION_SECONDS = 2.0
 MAX_PROBERS = 128
-MAX_PROBERS_OF_ADDRESS = 32
-FEW = 2
-"""Maximum connections of one address that are never closed in favour of others."""
+CAPS = Caps(unproven=MAX_PROBERS, per_address=32, few=2)
 BACKLOG = 1024
 """Connections that the kernel queues: all members may probe their lost coordinator at once."""
 
@@ -51,9 +50,6 @@ class ProbeServer:
     `identity` returns this member and the job's key, which is empty before an agent has attached.
     `facts` receives a verified question and returns the fields of the answer. `permitted` receives
     round and seconds of a verified permission, and the time from which they count.
-
-    At a cap the oldest connection of the address with the most of them is closed. If no address
-    has more than a few, accepting pauses instead.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class ProbeServer:
         self._identity = identity
         self._facts = facts
         self._permitted = permitted
-        self._open: dict[str, list[Connection]] = {}
+        self._admission: Admission[Connection] = Admission(CAPS)
         listening = _listening_socket(address, port)
         self.port: int = listening.getsockname()[1]
         self._listener = Listener(loop, listening, self._accepted, say)
@@ -86,8 +82,7 @@ class ProbeServer:
             return
         at = reached_address(sock.getsockname())
         connection = Connection(self._loop, sock, MAX_QUESTION_BYTES)
-        own = self._open.setdefault(address, [])
-        own.append(connection)
+        crowded = self._admission.arrive(connection, address)
         too_late = self._loop.call_later(QUESTION_SECONDS, connection.close)
         nonce = secrets.token_hex(16)
 
@@ -99,26 +94,16 @@ class ProbeServer:
 
         def on_closed() -> None:
             too_late.cancel()
-            own.remove(connection)
-            if not own:
-                del self._open[address]
+            self._admission.leave(connection)
             self._listener.resume()
 
         connection.on_message = on_message
         connection.on_closed = on_closed
-        self._make_room(own)
-        connection.send(challenge(nonce))
-
-    def _make_room(self, own: list[Connection]) -> None:
-        """Close a connection, or stop accepting, if a cap is reached."""
-        busiest = max(self._open.values(), key=len)
-        count = sum(map(len, self._open.values()))
-        if len(own) > MAX_PROBERS_OF_ADDRESS:
-            own[0].close()
-        elif count > MAX_PROBERS and len(busiest) > FEW:
-            busiest[0].close()
-        elif count >= MAX_PROBERS and len(busiest) <= FEW:
+        if crowded is not None:
+            crowded.close()
+        if self._admission.paused:
             self._listener.pause()
+        connection.send(challenge(nonce))
 
     def _answer(self, connection: Connection, message: Message, nonce: str, at: str) -> None:
         """Answer a question; wait for a permission if the prober announced one."""

@@ -29,10 +29,31 @@ from elasticjob import layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["accumulation", "checkpointed", "on_leave", "progress", "should_checkpoint"]
+    from elasticjob.train.snapshots import Restored, SnapshotError, Snapshots
 
+__all__ = [
+    "Restored",
+    "SnapshotError",
+    "Snapshots",
+    "accumulation",
+    "checkpointed",
+    "on_leave",
+    "progress",
+    "should_checkpoint",
+]
+
+_SNAPSHOTS = ("Restored", "SnapshotError", "Snapshots")
 _HOLD_SECONDS = 0.002
 _MODE = 0o644
+
+
+def __getattr__(name: str) -> object:
+    """Import the snapshots when they are first named."""
+    if name not in _SNAPSHOTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from elasticjob.train import snapshots
+
+    return getattr(snapshots, name)
 
 
 def progress(step: int, **metrics: float) -> None:
@@ -104,7 +125,7 @@ class Link:
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
         # Validate without an agent too: an invalid script should fail before it runs in a pod.
-        step = _whole(step)
+        step = whole_step(step)
         if metrics:
             self._measure(metrics)
         if self._told is None:
@@ -122,7 +143,7 @@ class Link:
             self._wait_for_the_stop()
 
     def checkpointed(self, step: int) -> None:
-        self._checkpoint_step = _whole(step)
+        self._checkpoint_step = whole_step(step)
         self._checkpoints += 1
         self._say()
         request = self._request()
@@ -223,7 +244,7 @@ def _ends_at_sigterm() -> bool:
     return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def _whole(step: int) -> int:
+def whole_step(step: int) -> int:
     """Convert a step to an int, truncating a fraction."""
     try:
         whole = int(step)

@@ -48,6 +48,7 @@ class ReconnectingHandler(RendezvousHandler):
         connect_seconds: maximum wait for the creation; None: `join_seconds`.
         read_seconds: maximum wait for a key of a new round; None: `STORE_SECONDS`.
         probe: checks if the store is usable; called once the store was reached.
+        retry_seconds: pause between two attempts to create the handler.
     """
 
     persists = True
@@ -65,6 +66,7 @@ class ReconnectingHandler(RendezvousHandler):
         connect_seconds: float | None = None,
         read_seconds: float | None = None,
         probe: StoreProbe | None = None,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self.host_stays = host_stays
         self._connect_seconds = join_seconds if connect_seconds is None else connect_seconds
@@ -76,6 +78,7 @@ class ReconnectingHandler(RendezvousHandler):
         self._closed = closed
         self._going = threading.Event()
         self._store_probe = probe
+        self._retry_seconds = retry_seconds
         self._handler: RendezvousHandler | None = None
         self.join_seconds = join_seconds
 
@@ -182,7 +185,7 @@ class ReconnectingHandler(RendezvousHandler):
                 if not told:
                     log.warning("no rendezvous yet, trying again: %s", error)
                 told = True
-                self._going.wait(RETRY_SECONDS)
+                self._going.wait(self._retry_seconds)
                 continue
             self._handler = made
             if self._going.is_set():  # `leave` was called before there was a handler

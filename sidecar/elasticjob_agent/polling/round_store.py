@@ -193,6 +193,7 @@ class ExitBarrierClient:
         interval_seconds: polling interval.
         away_seconds: maximum etcd outage.
         meeting: returns False once this node no longer waits in the barrier.
+        retry_seconds: pause between two attempts to reach the store.
     """
 
     def __init__(
@@ -203,6 +204,7 @@ class ExitBarrierClient:
         interval_seconds: float,
         away_seconds: float,
         meeting: Callable[[], bool],
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._handler = handler
         self._store = store
@@ -210,6 +212,7 @@ class ExitBarrierClient:
         self._interval_seconds = interval_seconds
         self._away_seconds = away_seconds
         self._meeting = meeting
+        self._retry_seconds = retry_seconds
 
     async def arrived(self) -> str:
         """Enter the barrier; return the key that exists once all nodes have arrived.
@@ -283,7 +286,7 @@ class ExitBarrierClient:
                         error,
                     )
                 said = True
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
 
 
 def unknown_outcome(error: Exception, seconds: float) -> str:

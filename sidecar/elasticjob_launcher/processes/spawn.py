@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from elasticjob_launcher.processes.process_info import kill_descendants, reap_children
+from elasticjob_launcher.snapshot_folder import remove_abandoned
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -231,6 +232,7 @@ class _Init:
         if self._status is None:
             self._end_child()
         kill_descendants(SWEEP_SECONDS)
+        remove_abandoned()
         return self._status if self._status is not None else signal.SIGKILL
 
     def _wait(self, seconds: float) -> None:

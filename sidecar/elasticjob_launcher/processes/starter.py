@@ -40,7 +40,6 @@ class StoreProcesses:
         self.spare_port = 0
         self._used_pid = 0
         self._then: Callable[[], None] = lambda: None
-        zygote.on_able = self.refill
 
     def refill(self, then: Callable[[], None] = lambda: None) -> None:
         """Start a spare store if possible; call back once it is ready or will not come."""

@@ -2,7 +2,8 @@
 
 Runs in the workers' interpreter, started with the options of their command. Requests and
 answers are JSON, one per packet, on a socket to the launcher. The process never starts a
-thread. On request it also forks a process that serves torch's TCPStore.
+thread. On request it also forks a process that serves torch's TCPStore, or a successor of itself
+that imports more modules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -107,7 +107,7 @@ class Zygote:
             if kind == "preload":
                 self._preload(message)
             elif kind == "learn":
-                self._learn(message["workers"])
+                self._learn(message, fds)
             elif kind == "serve":
                 self._serve(fds)
             elif kind == "fork":
@@ -199,19 +199,45 @@ class Zygote:
             return [Source(os.path.join(target.name, "__main__.py"))]  # noqa: PTH118
         return [Source(target.name)]
 
-    def _learn(self, workers: int) -> None:
-        """Import the modules that workers have imported since; stop on a request of the launcher.
+    def _learn(self, asked: dict[str, Any], fds: list[int]) -> None:
+        """Fork a successor that imports the modules that workers have imported since.
 
-        Only the last `workers` workers can still write.
+        It answers on the descriptor, which is closed if there is nothing to import. This process
+        serves on meanwhile. Only the last `asked["workers"]` workers can still write.
         """
+        assert self._guard is not None
         for page in self._pages:
             self._heard.update(dict.fromkeys(page.names()))
-        self._pages = self._pages[-workers:]
+        self._pages = self._pages[-asked["workers"] :]
+        self._excluded = frozenset(asked["excluded"])
         fresh = [name for name in self._heard if name not in self._tried][:MOST_NAMES]
-        assert self._guard is not None
         # Sent before the import: if one of them is refused, the next zygote preloads the others.
         self._send({"is": "recorded", "names": fresh})
-        self._import(self._known(fresh, self._guard), while_idle=True)
+        wanted = self._known(fresh, self._guard)
+        self._tried.update(set(fresh) - {each.module for each in wanted})
+        (fd,) = fds
+        try:
+            between = os.fork() if wanted else None
+        except OSError:  # too many processes
+            between = None
+        if between == 0:
+            self._forked_again()
+            self._succeed(fd, wanted)
+            return
+        if between is not None:
+            os.waitpid(between, 0)
+        os.close(fd)
+
+    def _succeed(self, fd: int, wanted: Sequence[WantedImport]) -> None:
+        """Answer on `fd` from now on, as the successor, and import these modules."""
+        assert self._guard is not None
+        os.setsid()
+        await_adoption(self._launcher)
+        self._sock.close()
+        self._sock = _open_socket(fd)
+        self._send({"is": "forked", "pid": os.getpid()})
+        self._guard.exclude(self._excluded)
+        self._import(wanted)
         self._answer("learned")
 
     def _known(self, names: Sequence[str], guard: ImportGuard) -> list[WantedImport]:
@@ -223,16 +249,12 @@ class Zygote:
                 if not is_excluded(name, self._excluded) and guard.lets_in(name)
             ]
 
-    def _import(
-        self, wanted: Sequence[WantedImport | EnvironmentChange], while_idle: bool = False
-    ) -> None:
+    def _import(self, wanted: Sequence[WantedImport | EnvironmentChange]) -> None:
         """Import modules and apply changes; report and end if the process can no longer fork."""
         guard = self._guard
         assert guard is not None
         with searching(self._first, self._last), guard.watching():
             for each in wanted:
-                if while_idle and select.select([self._sock], [], [], 0)[0]:
-                    break
                 if isinstance(each, EnvironmentChange):
                     self._change(each)
                     continue
@@ -388,6 +410,10 @@ def run_zygote(fd: int, own: Collection[str]) -> Callable[[], Callable[[], objec
     os.environ.pop(RESERVED_SPACE, None)
     given = dict(os.environ)
     os.environ.update(WHILE_PRELOADING)
+    return Zygote(_open_socket(fd), own, given).serve()
+
+
+def _open_socket(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return Zygote(sock, own, given).serve()
+    return sock

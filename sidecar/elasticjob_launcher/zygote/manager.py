@@ -2,6 +2,8 @@
 
 The zygote is started on the agent's request and restarted if it is lost or if it finds a
 module that must not be preloaded. If restarts do not help, it is given up with a reason.
+Modules that the workers import later are preloaded in a fork of the zygote, its successor, which
+replaces it once they are loaded: until then the zygote can fork workers.
 Waiting does not block the event loop; only a fork does, for milliseconds. Each worker is
 requested separately and reports its own pid.
 """
@@ -22,7 +24,7 @@ from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
 from elasticjob_launcher.zygote.preload_cache import LearnSchedule, PreloadCache
-from elasticjob_launcher.zygote.process import ImportLimits, ZygoteProcess
+from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess
 from elasticjob_launcher.zygote.worker_environment import shared_variables
 
 if TYPE_CHECKING:
@@ -151,7 +153,6 @@ class ZygoteState:
     OFF = "off"
     LOADING = "loading"
     READY = "ready"
-    LEARNING = "learning"
     OVER = "over"
 
 
@@ -176,12 +177,14 @@ class ZygoteManager:
         self._program: Program | None = None
         self._preload_cache = PreloadCache(None)
         self._process: ZygoteProcess | None = None
+        self._successor: ZygoteProcess | None = None
         self._import_limits = ImportLimits(loop, limits)
         self._second_try_seconds = limits.seconds
         self._second_try: Timer | None = None
         self._was_slow = False
         self._rest_seconds = REST_SECONDS
         self._learn_schedule = LearnSchedule(loop, self._learn)
+        self._learn_attempts_left = MOST_REFUSALS
         self._starts = 0
         self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
         self._began = 0.0
@@ -190,8 +193,6 @@ class ZygoteManager:
         self._state = ZygoteState.OFF
         self._reason = "warm start was not asked for"
         self._waiting: Callable[[], None] | None = None
-        self.on_able: Callable[[], object] = lambda: None
-        """Callback for when the zygote can fork again after learning."""
 
     @property
     def asked_for(self) -> bool:
@@ -200,7 +201,7 @@ class ZygoteManager:
     @property
     def settled(self) -> bool:
         """True if waiting longer would not change the state."""
-        return self._state not in (ZygoteState.LOADING, ZygoteState.LEARNING)
+        return self._state != ZygoteState.LOADING
 
     @property
     def reason(self) -> str:
@@ -217,6 +218,7 @@ class ZygoteManager:
         self._end()
         self._asked, self._was_slow, self._rest_seconds = asked, False, REST_SECONDS
         self._starts, self._most_starts = 0, MOST_STARTS
+        self._learn_attempts_left = MOST_REFUSALS
         self._preload_cache = PreloadCache(Path(asked.memory) if asked.memory else None)
         env = {**self._base_env, **asked.env}
         try:
@@ -234,12 +236,8 @@ class ZygoteManager:
         if self.settled:
             then()
             return
-        if self._state == ZygoteState.LEARNING and self._process is not None:
-            self._process.send({"do": "pause"})
         self._waiting = then
-        loading = self._state == ZygoteState.LOADING
-        elapsed = time.monotonic() - self._began if loading else 0.0
-        seconds = wait_seconds(self._load_seconds, elapsed)
+        seconds = wait_seconds(self._load_seconds, time.monotonic() - self._began)
         self._loop.call_later(seconds, lambda: self._waited(then))
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -255,6 +253,7 @@ class ZygoteManager:
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedWorker | str]:
         """Return a forked worker, or the reason for its absence, for each request."""
         assert self._program is not None
+        self._drop_successor()  # its imports would delay the workers
         results = request_forks(self._pass_on, self._program, requests)
         lost = [result for result in results if isinstance(result, str)]
         if lost:
@@ -284,8 +283,9 @@ class ZygoteManager:
 
     def reaped(self, pid: int, status: int) -> None:
         """Handle the end of a launcher child that is not a worker."""
-        if self._process is not None:
-            self._process.reaped(pid, status)
+        for process in (self._process, self._successor):
+            if process is not None:
+                process.reaped(pid, status)
 
     def _pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         if self._process is None:
@@ -303,10 +303,9 @@ class ZygoteManager:
         self._began = time.monotonic()
         env = shared_variables({**self._base_env, **asked.env, **wanted.env})
         try:
-            process = self._process = ZygoteProcess(
-                self._loop, self._output, wanted, env, self._keep_fds,
-                self._said_by_it, self._lost,
-            )  # fmt: skip
+            process = self._process = ZygoteProcess.start(
+                self._loop, self._output, wanted, env, self._keep_fds, self._events()
+            )
         except LaunchError as error:
             self._give_up(error.message)
             return
@@ -326,6 +325,9 @@ class ZygoteManager:
             }
         )
 
+    def _events(self) -> ZygoteEvents:
+        return ZygoteEvents(self._said_by_it, self._lost)
+
     def _said_by_it(self, message: dict[str, Any]) -> None:
         kind = message["is"]
         if kind == "unfit":
@@ -337,49 +339,99 @@ class ZygoteManager:
         if kind == "recorded":
             self._preload_cache.learn(message["names"])
             return
-        if kind == "ready":
-            self._load_seconds = time.monotonic() - self._began
+        self._load_seconds = time.monotonic() - self._began
         self._import_limits.end()
         if excess := self._import_limits.too_large():
             self._give_up(excess)
             return
-        first = self._state == ZygoteState.LOADING
         self._state, self._reason = ZygoteState.READY, ""
         self._go_on()
-        if first:
-            self._on_settled(True, "")
-        else:
-            self.on_able()
-
-    def _learn(self) -> None:
-        if self._state == ZygoteState.READY:
-            self._state, self._reason = ZygoteState.LEARNING, "the standby is loading more"
-            assert self._process is not None
-            self._import_limits.begin(self._process.pid, "loading more", self._exceeded)
-            self._process.send({"do": "learn", "workers": self._workers})
+        self._on_settled(True, "")
 
     def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
         """Restart without the modules that must not be preloaded."""
-        for line in refusal_lines(refused):
-            self._output.say(f"not preloaded: {line}")
-        if self._state == ZygoteState.LOADING:
-            self._load_seconds = max(self._load_seconds, time.monotonic() - self._began)
-        if not self._preload_cache.excluded.issuperset(refused):
+        self._load_seconds = max(self._load_seconds, time.monotonic() - self._began)
+        if self._exclude(refused):
             self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
-        self._preload_cache.exclude(refused)
         self._end()
         if refused:
             self._again(next(iter(refused.values())))
         else:
             self._give_up(f"the standby cannot be forked: {reason}")
 
-    def _lost(self, reason: str) -> None:
+    def _exclude(self, refused: Mapping[str, str]) -> bool:
+        """Log and record the refused modules; return True if one of them is new."""
+        for line in refusal_lines(refused):
+            self._output.say(f"not preloaded: {line}")
+        new = not self._preload_cache.excluded.issuperset(refused)
+        self._preload_cache.exclude(refused)
+        return new
+
+    def _exclude_importing(self, reason: str) -> bool:
+        """Exclude the module being imported if it is a learned one; return True if it is new."""
         module = self._import_limits.module
-        if not self.settled and module in self._preload_cache.learned:
-            self._output.say(f"not preloaded: {module}: {reason}")
-            self._preload_cache.exclude([module])
+        return module in self._preload_cache.learned and self._exclude({module: reason})
+
+    def _lost(self, reason: str) -> None:
+        if not self.settled:
+            self._exclude_importing(reason)
         self._end()
         self._again(reason)
+
+    # --- learning
+
+    def _learn(self) -> None:
+        """Request a successor that imports what the workers have imported since."""
+        if self._state != ZygoteState.READY or self._successor is not None:
+            return
+        assert self._process is not None
+        excluded = sorted(self._preload_cache.excluded)
+        message = {"do": "learn", "workers": self._workers, "excluded": excluded}
+        events = ZygoteEvents(self._said_by_successor, self._successor_lost)
+        try:
+            self._successor = self._process.request_successor(message, events)
+        except OSError as error:
+            self._output.say(f"the standby cannot load more: {error}")
+
+    def _said_by_successor(self, message: dict[str, Any]) -> None:
+        kind, successor = message["is"], self._successor
+        assert successor is not None
+        if kind == "forked":
+            self._import_limits.begin(successor.pid, "loading more", self._successor_exceeded)
+        elif kind == "importing":
+            self._import_limits.imports(message["module"])
+        elif kind == "unfit":
+            if not message["refused"]:
+                self._output.say(f"the standby cannot load more: {message['reason']}")
+            self._learn_without(message["refused"])
+        elif excess := self._import_limits.too_large():
+            self._successor_exceeded(excess, False)
+        else:
+            self._import_limits.end()
+            assert self._process is not None
+            successor.replace(self._process, self._events())
+            self._process, self._successor = successor, None
+
+    def _successor_lost(self, reason: str) -> None:
+        module = self._import_limits.module
+        self._learn_without({module: reason} if reason and module else {})
+
+    def _successor_exceeded(self, reason: str, slow: bool) -> None:
+        self._exclude_importing(reason)
+        self._drop_successor()
+
+    def _learn_without(self, refused: Mapping[str, str]) -> None:
+        """End the successor; request another one if modules must not be preloaded."""
+        self._drop_successor()
+        if refused and self._exclude(refused) and self._learn_attempts_left:
+            self._learn_attempts_left -= 1
+            self._learn()
+
+    def _drop_successor(self) -> None:
+        if self._successor is not None:
+            self._import_limits.end()
+            successor, self._successor = self._successor, None
+            successor.end()
 
     def _again(self, reason: str) -> None:
         if time.monotonic() - self._began > SETTLED_SECONDS:
@@ -419,6 +471,7 @@ class ZygoteManager:
             self._second_try.cancel()
             self._second_try = None
         self._learn_schedule.end()
+        self._drop_successor()
         if self._process is not None:
             process, self._process = self._process, None
             process.end()

@@ -59,6 +59,10 @@ class ImportGuard:
         self._item = ""
         self._spoilt = False
 
+    def exclude(self, names: Collection[str]) -> None:
+        """Replace the modules that must not be loaded."""
+        self._excluded = frozenset(names)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Guard the imports within the `with` block."""

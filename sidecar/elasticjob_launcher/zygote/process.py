@@ -16,7 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
@@ -149,34 +149,49 @@ PREFIX = b"[standby] "
 HELPER_SECONDS = 1.0
 
 
-class ZygoteProcess:
-    """Zygote process, started on construction, which may raise LaunchError.
+class ZygoteEvents(NamedTuple):
+    """Callbacks for a zygote process.
 
-    `env` is the workers' environment. `on_message` receives its messages; `on_lost` is called once
-    with the reason if it ends without `end`.
+    `message` receives its messages; `lost` is called once with the reason if it ends without `end`.
     """
 
-    def __init__(
-        self,
+    message: Callable[[dict[str, Any]], object]
+    lost: Callable[[str], object]
+
+
+class ZygoteProcess:
+    """Zygote process with its socket; `pid` is 0 for a successor that is not forked yet."""
+
+    def __init__(self, loop: Loop, output: Output, sock: socket.socket, on: ZygoteEvents) -> None:
+        self.pid = 0
+        self._loop = loop
+        self._output = output
+        self._on = on
+        self._over = False
+        self._ended = False
+        self._temporary: list[str] = []
+        self._stream: WorkerStream | None = None
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        self._sock: socket.socket | None = sock
+        loop.watch(sock.fileno(), self._hear)
+
+    @classmethod
+    def start(
+        cls,
         loop: Loop,
         output: Output,
         wanted: Program,
         env: Mapping[str, str],
         keep_fds: Sequence[int],
-        on_message: Callable[[dict[str, Any]], object],
-        on_lost: Callable[[str], object],
-    ) -> None:
-        self._loop = loop
-        self._output = output
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._over = False
-        self._temporary: list[str] = []
+        on: ZygoteEvents,
+    ) -> ZygoteProcess:
+        """Start a zygote with `env`, the workers' environment; raise LaunchError on failure."""
         ours, theirs, read_fd, write_fd = _channels()
         argv = boot_command(wanted, theirs.fileno())
         fds = (theirs.fileno(), *keep_fds)
         try:
-            self._process = spawn(
+            process = spawn(
                 argv, {**env, RESERVED_SPACE: RESERVED_SPACE_VALUE}, write_fd, write_fd, fds
             )
         except BaseException:
@@ -186,12 +201,34 @@ class ZygoteProcess:
         finally:
             theirs.close()
             os.close(write_fd)
-        self.pid: int = self._process.pid
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        self._sock: socket.socket | None = ours
-        self._stream = WorkerStream(loop, output, read_fd, 2, PREFIX, None, 0)
-        loop.watch(ours.fileno(), self._hear)
+        process.returncode = 0  # reaped together with all other children
+        started = cls(loop, output, ours, on)
+        started.pid = process.pid
+        started._stream = WorkerStream(loop, output, read_fd, 2, PREFIX, None, 0)
+        return started
+
+    def request_successor(self, message: dict[str, Any], on: ZygoteEvents) -> ZygoteProcess:
+        """Request a fork that imports more modules; raise OSError if the request cannot be sent.
+
+        The successor is lost, with an empty reason, if there is nothing to import.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.pass_on(message, [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ZygoteProcess(self._loop, self._output, ours, on)
+
+    def replace(self, predecessor: ZygoteProcess, on: ZygoteEvents) -> None:
+        """Take the place of the process that forked this one, which ends after its last request."""
+        self._on = on
+        self._stream, predecessor._stream = predecessor._stream, None
+        self._temporary = [*predecessor._temporary, *self._temporary]
+        predecessor._over = True
+        predecessor._hang_up()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; log a failure. SIGCHLD reports the end of the process."""
@@ -212,27 +249,32 @@ class ZygoteProcess:
 
     def reaped(self, pid: int, status: int) -> None:
         """Handle the end of a launcher child that is not a worker."""
-        if self._over or pid != self.pid:
+        if self._over:
+            return
+        if not self.pid:
+            self._hear()  # the message with the pid may be pending
+        if pid != self.pid:
             return
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        self._process.returncode = -signum if signum else os.WEXITSTATUS(status)
+        self._ended = True
         self._hear()  # a last message may be pending
         if not self._over:
             how = f"signal {signum}" if signum else f"exit code {os.WEXITSTATUS(status)}"
-            tail = self._stream.tail.strip().rpartition("\n")[2]
-            self._on_lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
+            text = self._stream.tail if self._stream is not None else ""
+            tail = text.strip().rpartition("\n")[2]
+            self._on.lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
 
     def end(self) -> None:
         """Kill the process, its helpers and temporary files; the launcher reaps the process."""
         self._hear()  # reads the paths of its temporary files
         self._over = True
-        helpers = descendants(self.pid)
+        helpers = descendants(self.pid) if self.pid else {}
         self._hang_up()
-        if self._process.returncode is None:
+        if self.pid and not self._ended:
             os.kill(self.pid, signal.SIGKILL)
-            self._process.returncode = -signal.SIGKILL  # reaped together with all other children
-        self._stream.drain()
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.drain()
+            self._stream.close()
         self._remove_temporary()
         if helpers:
             self._loop.call_later(HELPER_SECONDS, lambda: self._end_helpers(helpers))
@@ -256,12 +298,17 @@ class ZygoteProcess:
                 data = b""
             if not data:
                 self._hang_up()
+                if not (self.pid or self._over):
+                    self._on.lost("")
                 return  # SIGCHLD reports the end
             message = json.loads(data)
             if message["is"] == "made":
                 self._temporary.append(message["path"])
-            elif not self._over:
-                self._on_message(message)
+                continue
+            if message["is"] == "forked":
+                self.pid = message["pid"]
+            if not self._over:
+                self._on.message(message)
 
     def _hang_up(self) -> None:
         if self._sock is not None:

@@ -1,0 +1,1 @@
+"""Share of the undisturbed training that systems complete under a sequence of faults."""

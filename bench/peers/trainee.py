@@ -1,0 +1,224 @@
+"""Training script of `bench.goodput`, for every system: data parallel, one worker on each node.
+
+Each worker appends a record of each completed step to `<pid>.steps` in the folder of events: time
+on the machine's monotonic clock, step, rank, world size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.peers.worker import record
+from elasticjob import train
+from elasticjob.train.data import ElasticSampler
+
+RECORD = struct.Struct("<dqii")
+SAMPLES, FEATURES, CLASSES, BATCH = 4096, 64, 10, 64
+STARTED = "started"
+"""File in the shared folder from which on the first interval counts."""
+WIDTHS = {"8MB": (800, 1), "800MB": (5700, 2)}
+"""Width and depth by the size of parameters and Adam's state: 12 bytes for each parameter."""
+
+
+class Steps:
+    """Records of this worker's steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: Any = None
+
+    def done(self, step: int, rank: int, world: int) -> None:
+        if self._file is None:
+            record(self._folder, rank, world)
+            self._file = (self._folder / f"{os.getpid()}.steps").open("ab", buffering=0)
+        self._file.write(RECORD.pack(time.monotonic(), step, rank, world))
+
+
+class Storage:
+    """A checkpoint in a shared folder at an interval, written in the background from a copy.
+
+    The interval continues after a restart: faults do not postpone the next checkpoint.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path = path
+        self._seconds = seconds
+        last = path if path.exists() else path.with_name(STARTED)
+        age = time.time() - last.stat().st_mtime
+        self._due = time.monotonic() + max(0.0, seconds - age)
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> Any:
+        return torch.load(self._path, weights_only=True) if self._path.exists() else None
+
+    def save(self, state: Callable[[], Any], at_once: bool) -> None:
+        if not at_once and time.monotonic() < self._due:
+            return
+        if self._thread is not None:
+            self._thread.join()
+        self._due = time.monotonic() + self._seconds
+        copied = _copied(state())
+        self._thread = threading.Thread(target=self._write, args=(copied,))
+        self._thread.start()
+        if at_once:
+            self._thread.join()
+
+    def _write(self, state: Any) -> None:
+        draft = self._path.with_name(f".{os.getpid()}")
+        torch.save(state, draft)
+        draft.replace(self._path)
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
+def network(size: str) -> nn.Module:
+    torch.manual_seed(1)
+    width, depth = WIDTHS[size]
+    layers: list[nn.Module] = [nn.Linear(FEATURES, width), nn.ReLU()]
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return (
+        torch.randn(SAMPLES, FEATURES, generator=generator),
+        torch.randint(CLASSES, (SAMPLES,), generator=generator),
+    )
+
+
+@contextlib.contextmanager
+def paced(seconds: float) -> Iterator[None]:
+    """Let the block last at least that long."""
+    end = time.monotonic() + seconds
+    yield
+    time.sleep(max(0.0, end - time.monotonic()))
+
+
+def train_data_parallel(
+    options: argparse.Namespace, steps: Steps, runs: Callable[[], bool]
+) -> None:
+    """Train with DDP, and with snapshots or checkpoints in storage."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = network(options.model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    sampler = ElasticSampler(SAMPLES, batch_per_rank=BATCH)
+    pixels, labels = samples()
+    snapshots = storage = None
+    step, found = 0, None
+    if options.saves == "snapshots":
+        snapshots = train.Snapshots(optimizers=optimizer)
+        if (restored := snapshots.restore()) is not None:
+            found = {**restored.state, "step": restored.step}
+    else:
+        storage = Storage(options.folder / "checkpoint.pt", options.store_seconds)
+        found = storage.load()
+    if found is not None:
+        step = found["step"]
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        sampler.load_state_dict(found["data"])
+    parallel = DistributedDataParallel(model)
+
+    def state() -> dict[str, Any]:
+        whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        return {**whole, "data": sampler.state_dict(), "step": step}
+
+    while True:
+        for mine in sampler:
+            with paced(options.step_seconds):
+                loss = cross_entropy(parallel(pixels[mine]), labels[mine])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step += 1
+                steps.done(step, rank, world)
+                train.progress(step)
+                stops = train.should_checkpoint()
+                if snapshots is not None:
+                    snapshots.save(step, state)
+                elif storage is not None and rank == 0:
+                    storage.save(state, stops)
+                if stops and rank == 0:
+                    train.checkpointed(step)
+            if not runs():
+                return
+
+
+def train_with_torchft(options: argparse.Namespace, steps: Steps, runs: Callable[[], bool]) -> None:
+    """Train with torchft: each node is a replica group, which loads its state from another."""
+    import torchft
+
+    model = network(options.model)
+    inner = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        min_replica_size=1,
+        load_state_dict=load_state_dict,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
+        replica_id=f"node_{os.environ['BENCH_MEMBER']}",
+        timeout=timedelta(seconds=30),
+        hostname="127.0.0.1",
+    )
+    parallel = torchft.DistributedDataParallel(manager, model)
+    optimizer = torchft.Optimizer(manager, inner)
+    pixels, labels = samples()
+    generator = torch.Generator().manual_seed(int(os.environ["BENCH_MEMBER"]))
+    done = -1
+    while runs():
+        with paced(options.step_seconds):
+            mine = torch.randint(SAMPLES, (BATCH,), generator=generator)
+            optimizer.zero_grad()
+            cross_entropy(parallel(pixels[mine]), labels[mine]).backward()
+            optimizer.step()
+            rank, step = manager.participating_rank(), manager.current_step()
+            if step > done and rank is not None:
+                steps.done(step, rank, manager.num_participants())
+                done = step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--saves", choices=["snapshots", "storage", "torchft"], required=True)
+    parser.add_argument("--model", choices=list(WIDTHS), required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="shared by all nodes")
+    parser.add_argument("--step-seconds", type=float, default=0.05)
+    parser.add_argument("--store-seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    steps = Steps(Path(os.environ["BENCH_EVENTS"]))
+    benchmark = Path("/proc") / os.environ["BENCH_PID"]
+    follow = train_with_torchft if options.saves == "torchft" else train_data_parallel
+    follow(options, steps, benchmark.exists)  # not even orphans may outlive the benchmark
+
+
+if __name__ == "__main__":
+    main()

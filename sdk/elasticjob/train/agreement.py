@@ -1,0 +1,203 @@
+"""Decisions about snapshots: when to take one, where to write it, which one to load. No I/O.
+
+A snapshot consists of parts: the shared state, of which one copy is enough for the gang, and
+optionally one part for each rank. The parts of one version were written in the same step by the
+same gang.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SHARED = -1
+"""Rank of the shared part."""
+MEMORY = "memory"
+STORAGE = "storage"
+PLACES = (MEMORY, STORAGE)
+
+
+class Version(NamedTuple):
+    """Identity of a snapshot. Versions are ordered by their steps.
+
+    Args:
+        step: number of completed steps.
+        gang: number from `next_gang` that the ranks of one round share. Two rounds may both
+            complete a step; their parts are never combined.
+    """
+
+    step: int
+    gang: int
+
+
+class Part(NamedTuple):
+    """Part of a snapshot.
+
+    Args:
+        rank: rank that the part belongs to, or `SHARED`.
+        ranks: number of ranks with a part of their own in this version; 0 if there are none.
+        before: step of the gang's snapshot before this one, or the step at which the gang began.
+    """
+
+    version: Version
+    rank: int
+    ranks: int
+    before: int
+
+
+class Offer(NamedTuple):
+    """Committed parts that one rank can read."""
+
+    memory: tuple[Part, ...] = ()
+    storage: tuple[Part, ...] = ()
+
+    def at(self, place: str) -> tuple[Part, ...]:
+        return self.memory if place == MEMORY else self.storage
+
+
+class Source(NamedTuple):
+    """Ranks that read a part from `place`; the first of them sends it to those that cannot."""
+
+    place: str
+    part: Part
+    readers: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """Snapshot to load, with the source of each part.
+
+    `own` is by rank; it is empty if the ranks load no parts of their own.
+    """
+
+    shared: Source
+    own: tuple[Source, ...] = ()
+
+    @property
+    def version(self) -> Version:
+        return self.shared.part.version
+
+
+def next_gang(offers: Sequence[Offer], random_bits: int) -> int:
+    """Return the number of a new gang: higher than those in the offers, and unique.
+
+    Of two versions of one step the later is the newest: its gang has the version before it too.
+    """
+    latest = max((part.version.gang >> 32 for part in _all(offers)), default=0)
+    return (latest + 1) << 32 | random_bits & 0xFFFFFFFF
+
+
+def decide(offers: Sequence[Offer]) -> Plan | None:
+    """Return the snapshot that all ranks load, from the offer of each rank; None without any.
+
+    The newest version wins. A writer that ended between two parts leaves a version that lacks the
+    parts of some ranks; the version before it is then preferred if that one is complete. No version
+    further back is: losing the ranks' parts costs less than more steps.
+    """
+    shared = {part for part in _all(offers) if part.rank == SHARED}
+    if not shared:
+        return None
+    newest = max(shared)
+    for part in _not_older(newest, shared):
+        source, own = _source(part, offers), _own_sources(part, offers)
+        if source is not None and own is not None:
+            return Plan(source, own)
+    source = _source(newest, offers)
+    return None if source is None else Plan(source)
+
+
+def _all(offers: Sequence[Offer]) -> Iterable[Part]:
+    return (part for offer in offers for place in PLACES for part in offer.at(place))
+
+
+def _not_older(newest: Part, shared: Iterable[Part]) -> list[Part]:
+    """Return `newest` and the snapshot before it, newest first.
+
+    A part of a later gang is not before it: that gang began without `newest`.
+    """
+    found = (
+        part
+        for part in shared
+        if part.version.step >= newest.before and part.version.gang <= newest.version.gang
+    )
+    return sorted(found, reverse=True)
+
+
+def _own_sources(shared: Part, offers: Sequence[Offer]) -> tuple[Source, ...] | None:
+    """Return the source of each rank's part; None if some are missing or the size differs."""
+    if not shared.ranks:
+        return ()
+    if shared.ranks != len(offers):
+        return None
+    found = []
+    for rank in range(shared.ranks):
+        source = _source(shared._replace(rank=rank), offers, rank)
+        if source is None:
+            return None
+        found.append(source)
+    return tuple(found)
+
+
+def _source(part: Part, offers: Sequence[Offer], preferred: int = SHARED) -> Source | None:
+    """Return the ranks that hold the part, memory first; a part of one rank has one reader."""
+    for place in PLACES:
+        readers = [rank for rank, offer in enumerate(offers) if part in offer.at(place)]
+        if readers and part.rank != SHARED:
+            readers = [preferred] if preferred in readers else readers[:1]
+        elif place == STORAGE:
+            readers = readers[:1]  # a shared file system is read once
+        if readers:
+            return Source(place, part, tuple(readers))
+    return None
+
+
+def buffer_to_overwrite(held: Sequence[Part | None], keep: Part | None) -> int:
+    """Return the index of the buffer for the next part: an empty one, else one without `keep`.
+
+    `keep` is the part that was committed or restored last. It stays until the next is committed.
+    """
+    for index, part in enumerate(held):
+        if part is None:
+            return index
+    for index, part in enumerate(held):
+        if part != keep:
+            return index
+    return 0  # all buffers hold copies of `keep`
+
+
+def steps_between(every_seconds: float, steps: int, seconds: float) -> int:
+    """Return the number of steps until the next snapshot, after `steps` steps took `seconds`."""
+    if seconds <= 0 or steps <= 0:
+        return 1
+    return max(1, math.ceil(every_seconds * steps / seconds))
+
+
+def steps_within(overhead: float, cost_seconds: float, step_seconds: float) -> int:
+    """Return the smallest interval in steps at which a snapshot of that cost keeps the overhead.
+
+    Args:
+        overhead: largest share of the steps' time, such as 0.01.
+    """
+    if step_seconds <= 0:
+        return 1
+    return max(1, math.ceil(cost_seconds / (overhead * step_seconds)))
+
+
+def expired(parts: Iterable[Part], keep: int) -> tuple[Version, ...]:
+    """Return the versions in storage that are older than the newest `keep` complete ones."""
+    held: dict[Version, set[Part]] = {}
+    for part in parts:
+        held.setdefault(part.version, set()).add(part)
+    complete = sorted(version for version, found in held.items() if _is_complete(found))
+    if len(complete) < keep:
+        return ()
+    return tuple(sorted(version for version in held if version < complete[-keep]))
+
+
+def _is_complete(parts: set[Part]) -> bool:
+    shared = [part for part in parts if part.rank == SHARED]
+    return any(
+        all(part._replace(rank=rank) in parts for rank in range(part.ranks)) for part in shared
+    )

@@ -1,0 +1,261 @@
+"""Files of snapshots: buffers in memory that are overwritten in place, and files in storage.
+
+A file is a record of 64 bytes and a body. The record names the part and has the sizes and
+checksums; it is written last, in one call, so a file with a valid record is complete. Before a
+buffer is overwritten its record is erased.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrite, expired
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RECORD_BYTES = 64
+MAGIC = b"EJSNAP01"
+BUFFERS = 2
+_RECORD = struct.Struct("<8sQQiIQQQI")
+_CHECK = struct.Struct("<I")
+_MAX_VIEWS = 256
+"""Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
+_MODE = 0o600
+_VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
+
+
+class CorruptSnapshot(Exception):
+    """Snapshot that is incomplete or damaged."""
+
+
+class Body(NamedTuple):
+    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views."""
+
+    head_bytes: int
+    views: Sequence[memoryview]
+
+    @property
+    def size(self) -> int:
+        return sum(view.nbytes for view in self.views)
+
+
+def pack_record(part: Part, body: Body) -> bytes:
+    """Encode the record of a part."""
+    checksum = 0
+    for view in body.views:
+        checksum = zlib.crc32(view, checksum)
+    (step, gang), rank, ranks, before = part
+    record = _RECORD.pack(
+        MAGIC, step, gang, rank, ranks, before, body.head_bytes, body.size, checksum
+    )
+    return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
+
+
+def _unpack_record(record: bytes) -> tuple[Part, int, int, int] | None:
+    """Return part, size of the description, size of the body and checksum; None if invalid."""
+    if len(record) < RECORD_BYTES:
+        return None
+    if _CHECK.unpack_from(record, _RECORD.size)[0] != zlib.crc32(record[: _RECORD.size]):
+        return None
+    magic, step, gang, rank, ranks, before, head, size, checksum = _RECORD.unpack_from(record)
+    if magic != MAGIC or head > size:
+        return None
+    return Part(Version(step, gang), rank, ranks, before), head, size, checksum
+
+
+def held(path: Path) -> Part | None:
+    """Return the part that is committed in a file; None if there is none."""
+    try:
+        with _opened(path, os.O_RDONLY) as fd:
+            found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
+            complete = found is not None and os.fstat(fd).st_size == RECORD_BYTES + found[2]
+    except OSError:
+        return None
+    return found[0] if complete and found is not None else None
+
+
+def read(path: Path, part: Part) -> Body:
+    """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that."""
+    try:
+        with _opened(path, os.O_RDONLY) as fd:
+            found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
+            if found is None or found[0] != part:
+                raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part[0].step}")
+            _, head, size, checksum = found
+            if os.fstat(fd).st_size != RECORD_BYTES + size:
+                raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
+            content = bytearray(size)
+            view = memoryview(content)
+            done = 0
+            while done < size:
+                count = os.preadv(fd, [view[done:]], RECORD_BYTES + done)
+                if not count:
+                    raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
+                done += count
+    except OSError as error:
+        raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
+    if zlib.crc32(content) != checksum:
+        raise CorruptSnapshot(f"{path}: checksum mismatch")
+    return Body(head, [view])
+
+
+def overwrite(path: Path, part: Part, body: Body) -> None:
+    """Replace the content of a buffer. If it fails, the buffer holds nothing.
+
+    The size is allocated before the content is written: the error for a full file system names
+    the cause, whereas a store into mapped memory would end the process.
+    """
+    with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        if os.fstat(fd).st_size >= RECORD_BYTES:
+            os.pwrite(fd, bytes(RECORD_BYTES), 0)
+        try:
+            _fill(fd, part, body)
+        except OSError:
+            os.ftruncate(fd, 0)
+            raise
+
+
+def _fill(fd: int, part: Part, body: Body) -> None:
+    total = RECORD_BYTES + body.size
+    if os.fstat(fd).st_size != total:
+        os.ftruncate(fd, total)
+        os.posix_fallocate(fd, 0, total)
+    offset = RECORD_BYTES
+    for first in range(0, len(body.views), _MAX_VIEWS):
+        offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
+    os.pwrite(fd, pack_record(part, body), 0)
+
+
+def _written(fd: int, views: list[memoryview], offset: int) -> int:
+    """Write all views from `offset` on; return the offset behind them."""
+    while views:
+        count = os.pwritev(fd, views, offset)
+        offset += count
+        while views and count >= views[0].nbytes:
+            count -= views.pop(0).nbytes
+        if views and count:
+            views[0] = views[0][count:]
+    return offset
+
+
+class MemoryBuffers:
+    """Buffers of a node in a folder in memory.
+
+    The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
+    buffers `rank-LOCAL.N` for its own part.
+    """
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self.folder = folder
+        self._local_rank = local_rank
+        self._last: dict[str, Part] = {}
+        self._held: dict[str, list[Part | None]] = {}
+
+    def parts(self) -> dict[Part, Path]:
+        """Return all committed parts on this node."""
+        with contextlib.suppress(OSError):
+            paths = sorted(self.folder.iterdir())
+            return {part: path for path in paths if (part := held(path)) is not None}
+        return {}
+
+    def commit(self, part: Part, body: Body) -> None:
+        """Write a part beside the last one, then let it take that one's place. Raises OSError."""
+        name = self._name(part)
+        holds = self._buffers(name)
+        index = buffer_to_overwrite(holds, self._last.get(name))
+        holds[index] = None
+        overwrite(self._path(name, index), part, body)
+        self._last[name] = holds[index] = part
+
+    def restored(self, part: Part) -> bool:
+        """Keep a part until the next one is committed; return False if no buffer here holds it."""
+        name = self._name(part)
+        if part not in self._buffers(name):
+            return False
+        self._last[name] = part
+        return True
+
+    def damaged(self, part: Part) -> None:
+        """Overwrite this part next, which failed its check."""
+        holds = self._buffers(self._name(part))
+        if part in holds:
+            holds[holds.index(part)] = None
+
+    def _name(self, part: Part) -> str:
+        return "shared" if part.rank == SHARED else f"rank-{self._local_rank}"
+
+    def _path(self, name: str, index: int) -> Path:
+        return self.folder / f"{name}.{index}"
+
+    def _buffers(self, name: str) -> list[Part | None]:
+        """Return the parts in the buffers of a name, which no other process writes."""
+        if name not in self._held:
+            self._held[name] = [held(self._path(name, index)) for index in range(BUFFERS)]
+        return self._held[name]
+
+
+class StorageFolder:
+    """Snapshots in a folder that all nodes share: one folder for each version, one file a part."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parts(self) -> dict[Part, Path]:
+        """Return all committed parts. Raises OSError if the folder exists and cannot be read."""
+        found = {}
+        for version, folder in self._versions():
+            for path in sorted(folder.glob("[!.]*")):
+                part = held(path)
+                if part is not None and part.version == version:
+                    found[part] = path
+        return found
+
+    def store(self, part: Part, body: Body) -> None:
+        """Write a part to a new file and rename it, once its content is on disk."""
+        folder = self._folder(part.version)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
+        draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+        try:
+            with _opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                _fill(fd, part, body)
+                os.fsync(fd)
+            os.replace(draft, path)  # noqa: PTH105
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)  # noqa: PTH108
+            raise
+        with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            os.fsync(fd)
+
+    def remove_expired(self, keep: int) -> None:
+        """Remove the versions older than the newest `keep` complete ones."""
+        for version in expired(self.parts(), keep):
+            shutil.rmtree(self._folder(version), ignore_errors=True)
+
+    def _folder(self, version: Version) -> Path:
+        return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
+
+    def _versions(self) -> Iterator[tuple[Version, Path]]:
+        if self.folder.exists():
+            for path in sorted(self.folder.iterdir()):
+                match = _VERSION.fullmatch(path.name)
+                if match is not None:
+                    yield Version(int(match[1]), int(match[2], 16)), path
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

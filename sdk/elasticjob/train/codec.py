@@ -1,0 +1,163 @@
+"""Encoding of training state: a description in JSON, then the tensors' bytes. No pickle.
+
+Only the types of `state_dict`s are encoded, so that loading a snapshot runs no code from it.
+Tensors in CPU memory are not copied: the body refers to their memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import ctypes
+import json
+from typing import TYPE_CHECKING, Any
+
+from elasticjob.train.buffers import Body, CorruptSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+_ALIGNMENT = 64
+_PLAIN = (type(None), bool, int, float, str)
+_SEQUENCES: dict[type[Any], str] = {list: "list", tuple: "tuple", set: "set"}
+_MAPPINGS: dict[type[Any], str] = {
+    dict: "dict",
+    collections.OrderedDict: "OrderedDict",
+    collections.Counter: "Counter",
+}
+
+
+def encode(state: object, stage: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Body:
+    """Encode nested dicts, sequences, tensors, numbers, strings, bytes and None.
+
+    `stage` returns the dense tensor in CPU memory that the body refers to: `dense` by default. The
+    tensors must not change before the body is written. Raises TypeError for another type; the
+    message has its path in the state.
+    """
+    encoder = _Encoder(stage or dense)
+    described = encoder.described(state, "state")
+    head = json.dumps(described, separators=(",", ":")).encode()
+    head = head.ljust(_aligned(len(head)))
+    return Body(len(head), [memoryview(head), *encoder.views])
+
+
+def decode(body: Body) -> Any:
+    """Decode a body that `read` returned; the tensors share its memory, in CPU memory."""
+    content = body.views[0]
+    try:
+        described = json.loads(bytes(content[: body.head_bytes]))
+        return _decoded(described, content[body.head_bytes :])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptSnapshot(f"the description of the snapshot is invalid: {error!r}") from error
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor in CPU memory: the same one, if it is that already."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+class _Encoder:
+    def __init__(self, stage: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._stage = stage
+        self.views: list[memoryview] = []
+        self._size = 0
+
+    def described(self, value: Any, path: str) -> Any:
+        """Return the description of a value: itself if JSON has its type, else [type, content]."""
+        import torch
+
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        if kind is torch.Size:
+            return ["Size", list(value)]
+        if kind in _SEQUENCES:
+            items = [self.described(item, f"{path}[{at}]") for at, item in enumerate(value)]
+            return [_SEQUENCES[kind], items]
+        if kind in _MAPPINGS:
+            return [
+                _MAPPINGS[kind],
+                [
+                    [self.described(key, f"{path} key"), self.described(item, f"{path}[{key!r}]")]
+                    for key, item in value.items()
+                ],
+            ]
+        if kind is bytes:
+            return ["bytes", base64.b64encode(value).decode()]
+        if isinstance(value, float):  # such as numpy.float64 in a learning rate
+            return float(value)
+        raise TypeError(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which a snapshot cannot hold: "
+            "convert it to tensors, numbers, strings, lists and dicts"
+        )
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        import torch
+
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+            raise TypeError(
+                f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}, which a "
+                "snapshot cannot hold: convert it to a whole, dense tensor"
+            )
+        if tensor.is_quantized or tensor.is_meta:
+            raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")
+        staged = self._stage(tensor)
+        offset, size = self._size, staged.numel() * staged.element_size()
+        if size:
+            self.views.append(_memory(staged, size))
+            padding = _aligned(size) - size
+            if padding:
+                self.views.append(memoryview(bytes(padding)))
+            self._size += size + padding
+        return ["tensor", [str(staged.dtype).partition(".")[2], list(staged.shape), offset, size]]
+
+
+def _memory(tensor: torch.Tensor, size: int) -> memoryview:
+    """Return the memory of a dense tensor; the view keeps the tensor alive."""
+    array = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    array.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
+
+
+def _decoded(described: Any, data: memoryview) -> Any:
+    import torch
+
+    if not isinstance(described, list):
+        return described
+    kind, content = described
+    if kind == "tensor":
+        return _tensor_of(content, data)
+    if kind == "bytes":
+        return base64.b64decode(content)
+    if kind == "Size":
+        return torch.Size(content)
+    for sequence, name in _SEQUENCES.items():
+        if kind == name:
+            return sequence(_decoded(item, data) for item in content)
+    for mapping, name in _MAPPINGS.items():
+        if kind == name:
+            return mapping({_decoded(key, data): _decoded(item, data) for key, item in content})
+    raise ValueError(f"unknown type {kind!r}")
+
+
+def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
+    import torch
+
+    name, shape, offset, size = content
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")
+    empty = torch.empty(shape, dtype=dtype, device="meta")
+    if empty.numel() * empty.element_size() != size or not 0 <= offset <= len(data) - size:
+        raise ValueError(f"a tensor of {size} bytes at {offset} does not fit its shape or the data")
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data[offset : offset + size], dtype=dtype).reshape(shape)

@@ -1,0 +1,164 @@
+"""Copy of the training state during the next step, until an optimizer changes what is copied.
+
+Forward and backward of the next step read parameters and the optimizers' state, and change neither.
+So a thread copies them meanwhile, and `optimizer.step` waits for the rest of the copy. All other
+tensors, such as the statistics of batch normalization, are copied before `save` returns. From a GPU
+the copy goes over a stream of its own into pinned memory; there `optimizer.step` waits on the
+device, not on the host.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from elasticjob.train.codec import dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+
+_SMALL_BYTES = 1 << 16
+"""Tensors up to this size are copied at once: the wait would cost as much."""
+
+
+class Overlap:
+    """Background copies of state that only the steps of the optimizers change."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+        self._pinned: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._used: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._sources: frozenset[int] = frozenset()
+        self._is_live = False
+        self._waited_seconds = self._copied_seconds = 0.0
+        for optimizer in self._optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def begin(self) -> None:
+        """Wait for the last copy; then `stage` collects the tensors of the next one."""
+        self.wait()
+        self._events, self._is_live = [], False
+        self._pinned, self._used = self._used, {}
+        self._sources = frozenset(
+            tensor.untyped_storage().data_ptr() for tensor in _changed_by(self._optimizers)
+        )
+
+    def stage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a dense tensor in CPU memory that holds the value once `start`'s work runs."""
+        is_source = tensor.untyped_storage().data_ptr() in self._sources
+        if tensor.device.type == "cuda":
+            return self._from_device(tensor, is_source)
+        made = dense(tensor)
+        if made.data_ptr() != tensor.data_ptr():
+            return made
+        if not is_source or made.numel() * made.element_size() <= _SMALL_BYTES:
+            return made.clone()
+        self._is_live = True
+        return made
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run `work`, which reads the staged tensors, in the background."""
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="elasticjob-snapshot-copy"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last copy is complete; raise its error."""
+        if self._thread is not None:
+            began = time.perf_counter()
+            self._thread.join()
+            self._waited_seconds += time.perf_counter() - began
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def cost_seconds(self) -> float:
+        """Return the cost since the last call: time of waiting and processor time of the copy."""
+        cost = self._waited_seconds + self._copied_seconds
+        self._waited_seconds = self._copied_seconds = 0.0
+        return cost
+
+    def _run(self, work: Callable[[], None]) -> None:
+        began = time.thread_time()
+        try:
+            for _, event in self._events:
+                event.synchronize()
+            work()
+        except BaseException as error:  # raised by `wait` in the training's thread
+            self._error = error
+        self._copied_seconds += time.thread_time() - began
+
+    def _before_step(self, *_: object) -> None:
+        for device, event in self._events:
+            _cuda().current_stream(device).wait_event(event)
+        if self._is_live:
+            self.wait()
+
+    def _from_device(self, tensor: torch.Tensor, is_source: bool) -> torch.Tensor:
+        """Copy over the stream of the device, behind the work that computes the value."""
+        cuda, device = _cuda(), tensor.device
+        if device not in self._streams:
+            self._streams[device] = cuda.Stream(device)
+        stream, current = self._streams[device], cuda.current_stream(device)
+        source = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        key = (tensor.data_ptr(), tuple(source.shape), source.dtype)
+        if key in self._used:
+            return self._used[key]
+        made = self._pinned.get(key)
+        if made is None:
+            made = _pinned_like(source)
+        self._used[key] = made
+        stream.wait_stream(current)
+        with cuda.stream(stream):
+            _copy(source, made, stream)
+        event = cuda.Event()
+        event.record(stream)
+        self._events.append((device, event))
+        if not is_source:  # the next forward may change it
+            current.wait_event(event)
+        return made
+
+
+def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
+    """Return the parameters and the state of the optimizers."""
+    import torch
+
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from map(_local, group["params"])
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                yield from (_local(v) for v in state.values() if isinstance(v, torch.Tensor))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in this process's memory: the shard of a distributed tensor."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found.detach()
+
+
+def _pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return memory of the host that a device can write without the host's processor."""
+    import torch
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    target.copy_(source, non_blocking=True)
+    source.record_stream(stream)  # its memory is not reused before the copy
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda

@@ -1,0 +1,70 @@
+"""Folder in memory for snapshots of the training state: `elasticjob.train.Snapshots` writes it.
+
+It outlives the workers and the agent, and ends with the launcher. The launcher holds a lock on it,
+which the kernel releases when the launcher is killed: then the next launcher of this user on the
+machine, the launcher's init process or the supervisor of a local job removes the folder. In a pod
+it is in the pod's own `/dev/shm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+VARIABLE = "ELASTICJOB_SNAPSHOT_FOLDER"
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "elasticjob-snapshots-"
+
+
+class SnapshotFolder:
+    """Folder of this launcher; `path` is None if there is no place for one."""
+
+    def __init__(self, parent: Path = SHARED_MEMORY) -> None:
+        remove_abandoned(parent)
+        self.path: Path | None = None
+        self._held = -1
+        path = parent / f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+        with contextlib.suppress(OSError):
+            # Locked under another name first: another launcher removes folders without a lock.
+            draft = parent / f".{path.name}"
+            draft.mkdir(mode=0o700)
+            try:
+                self._held = _opened(draft)
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.path = draft.rename(path)
+            except OSError:
+                draft.rmdir()
+                raise
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variable for the workers. It is empty without a folder, and hides an inherited one."""
+        return {VARIABLE: "" if self.path is None else str(self.path)}
+
+    def close(self) -> None:
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._held >= 0:
+            os.close(self._held)
+        self.path, self._held = None, -1
+
+
+def remove_abandoned(parent: Path = SHARED_MEMORY) -> None:
+    """Remove the folders of this user whose launchers were killed."""
+    with contextlib.suppress(OSError):
+        for path in parent.glob(f"{PREFIX}*"):
+            with contextlib.suppress(OSError):
+                held = _opened(path)
+                try:
+                    if os.fstat(held).st_uid == os.geteuid():
+                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(held)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
