@@ -30,6 +30,17 @@ def kubectl() -> None:
         interrupted()
 
 
+def kubectl_complete() -> None:
+    """Run the console script `kubectl_complete-elasticjob`, kubectl's completion of the plug-in."""
+    try:
+        heed_ctrl_c()
+        from elasticjob_cli.main import kubectl_complete as run
+
+        run()
+    except KeyboardInterrupt:
+        interrupted()
+
+
 def heed_ctrl_c() -> None:
     """Make Ctrl-C exit at once: some libraries swallow KeyboardInterrupt during their import."""
     import signal

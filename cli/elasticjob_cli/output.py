@@ -10,8 +10,9 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def show(*lines: str, err: bool = False) -> None:
 
     for line in lines:
         echo(one_line(line), err=err)
+
+
+def show_candidates(lines: Iterable[str]) -> None:
+    """Print the candidates of a completion, without loading more than the standard library."""
+    print("\n".join(map(one_line, lines)))
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, which tables and texts fit; None without a terminal."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def show_text(text: str, err: bool = False) -> None:

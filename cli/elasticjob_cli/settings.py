@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli.errors import CommandError
+from elasticjob_rendezvous.protocol.text import echoed
 
 LONGEST_RUN_DIR = 60
 """Maximum length of the run's folder: a unix socket's path below it has at most 107 bytes."""
@@ -50,6 +51,14 @@ def run_dir() -> TempDir:
             "this user can write to"
         ) from error
     return TempDir("run", base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp")
+
+
+def is_cluster_default() -> bool:
+    """Return True if ELASTICJOB_PLACE makes the cluster the default place of all verbs."""
+    said = os.environ.get("ELASTICJOB_PLACE", "local")
+    if said not in ("local", "cluster"):
+        raise CommandError(f"ELASTICJOB_PLACE must be local or cluster, not {echoed(said)}")
+    return said == "cluster"
 
 
 def base_environment() -> dict[str, str]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
+from uuid import uuid4
 
 import typer
 
@@ -25,7 +26,9 @@ from elasticjob_agent.standalone import (
 )
 from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.etcd import free_ports
 from elasticjob_cli.output import final_summary, show_text
+from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -38,6 +41,13 @@ def agent(
         list[str] | None,
         typer.Argument(metavar="SCRIPT [ARG]...", help="The training script and its arguments."),
     ] = None,
+    standalone: Annotated[
+        bool,
+        typer.Option(
+            "--standalone",
+            help="Run a job of this one node, with a c10d store and an ID of its own.",
+        ),
+    ] = False,
     nnodes: Annotated[
         str, typer.Option("--nnodes", metavar="MIN:MAX", help="Number of nodes of the job.")
     ] = "1:1",
@@ -123,11 +133,25 @@ def agent(
 ) -> None:  # fmt: skip
     """Run this node's workers of an elastic job, as torchrun does, until the job ends.
 
+    `elasticjob agent --standalone train.py` is the job of one node, as `torchrun --standalone`;
+    its store needs torch. `elasticjob run train.py` needs no torch, and can add nodes.
+
     Exit codes: 0 the job succeeded, or this node left on SIGTERM; 1 the job failed; 2 bad options;
     3 no rendezvous: etcd is unreachable, or the run is closed, refused or timed out; 4 the job was
     stopped from outside; 70 internal error of the agent.
     """
     log_to_standard_error()
+    if standalone:
+        given = {"--rdzv-endpoint": rdzv_endpoint, "--rdzv-id": rdzv_id}
+        for option, value in given.items():
+            if value:
+                raise BadInput(f"{option} must not be given with --standalone, which chooses it")
+        if nnodes not in ("1", "1:1"):
+            raise BadInput(f"--standalone runs one node, not --nnodes {echoed(nnodes)}")
+        if rdzv_backend not in ("etcd", "c10d"):  # etcd is the default
+            raise BadInput(f"--standalone has a c10d store, not {echoed(rdzv_backend)}")
+        rdzv_backend, rdzv_id = "c10d", uuid4().hex
+        rdzv_endpoint = f"localhost:{free_ports(1)[0]}"
     options = Options(
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,

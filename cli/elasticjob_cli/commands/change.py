@@ -1,4 +1,4 @@
-"""Commands `elasticjob scale`, `delete` and `fault`, which control a running local job."""
+"""Commands that change a job, here or on a cluster; `fault` is for local jobs alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
+from elasticjob_cli.commands import on_cluster
+from elasticjob_cli.commands.explain import Cluster
+from elasticjob_cli.commands.options import (
+    Name,
+    Names,
+    Namespace,
+    Place,
+    for_each,
+    placed,
+)
+from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import send_command
-from elasticjob_cli.local.job_store import JobFolder, find_job
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder, find_job, list_jobs
 from elasticjob_cli.output import show
+from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.model.manifest import shown
 from elasticjob_operator.model.types import MAX_NODES
 
 POLL_SECONDS = 0.05
@@ -20,17 +32,18 @@ END_SECONDS = 30.0
 """Time for a runner to exit, in addition to its pods' grace period."""
 
 
+@placed
 def scale(
-    name: Name,
+    place: Place,
+    names: Names,
     nodes: Annotated[
         int,
         typer.Option(
             "--nodes", "--replicas", min=0, max=MAX_NODES, help="Desired number of nodes."
         ),
     ],
-    namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Change the desired number of nodes of a running job.
+    """Change the desired number of nodes of running jobs.
 
     The number is clamped to the job's legal sizes (minNodes, maxNodes, nodeIncrement).
 
@@ -38,20 +51,166 @@ def scale(
     Examples:
       elasticjob scale digits --nodes 4
     """
-    answer = send_command(find_job(namespace, name), "scale", nodes=nodes)
-    wanted = answer["wanted"]
-    note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
-    show(f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}")
+
+    def scaled(name: str) -> str:
+        if place.kubectl is not None:
+            wanted = on_cluster.scaled(Cluster.of(place.kubectl), name, nodes)
+        else:
+            folder = find_job(place.namespace, name)
+            wanted = send_command(folder, "scale", nodes=nodes)["wanted"]
+        note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
+        return f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}"
+
+    for_each(names, scaled)
 
 
-def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
-    """Stop a job if it runs, and delete its status and logs.
+@placed
+def suspend(
+    place: Place,
+    names: Names,
+) -> None:
+    """Suspend jobs after a checkpoint: their pods end, the objects and the logs remain.
 
     \b
     Examples:
-      elasticjob delete digits
+      elasticjob suspend digits
+      kubectl elasticjob suspend digits -n team-a
     """
-    folder = find_job(namespace, name)
+
+    def suspended(name: str) -> str:
+        if place.kubectl is not None:
+            on_cluster.set_suspended(Cluster.of(place.kubectl), name, True)
+        else:
+            send_command(find_job(place.namespace, name), "suspend")
+        return f"elasticjob.elasticjob.dev/{name} suspended"
+
+    for_each(names, suspended)
+
+
+@placed
+def resume(
+    place: Place,
+    names: Names,
+) -> None:
+    """Resume suspended jobs of a cluster from their last checkpoints.
+
+    A local job runs in its terminal: `elasticjob run` resumes it there.
+
+    \b
+    Examples:
+      kubectl elasticjob resume digits -n team-a
+    """
+
+    def resumed(name: str) -> str:
+        if place.kubectl is None:
+            raise _no_resume(find_job(place.namespace, name))
+        on_cluster.set_suspended(Cluster.of(place.kubectl), name, False)
+        return f"elasticjob.elasticjob.dev/{name} resumed"
+
+    for_each(names, resumed)
+
+
+def _no_resume(folder: JobFolder) -> BadInput:
+    """Return the error for a local job, which a verb cannot resume."""
+    if folder.running():
+        return BadInput(f'job "{folder.name}" is running')
+    run = folder.run()
+    source = "" if run is None else f" (it ran {run.manifest})"
+    return BadInput(f"a local job is resumed with `elasticjob run` in a terminal{source}")
+
+
+@placed
+def apply(
+    place: Place,
+    file: Annotated[
+        str, typer.Option("--filename", "-f", metavar="FILE", help="Manifest with ElasticJobs.")
+    ],
+) -> None:
+    """Validate a manifest and apply it to a cluster. `elasticjob run` starts a local job.
+
+    \b
+    Examples:
+      elasticjob apply -f job.yaml --context prod
+      kubectl elasticjob apply -f job.yaml -n team-a
+    """
+    there = place.kubectl
+    if there is None:
+        raise BadInput(
+            "apply needs a cluster: add --cluster for the current context, or --context; "
+            f"`elasticjob run {shown(file)}` runs it on this machine"
+        )
+    show(*on_cluster.applied(Cluster.of(there), file))
+
+
+@placed
+def events(
+    place: Place,
+    name: Name,
+) -> None:
+    """List the events on a job of a cluster, oldest first, in UTC.
+
+    \b
+    Examples:
+      kubectl elasticjob events digits -n team-a
+    """
+    there = place.kubectl
+    if there is None:
+        raise BadInput(
+            "a local job has no events: `elasticjob rounds` lists its rounds; for a job of a "
+            "cluster add --cluster or --context"
+        )
+    on_cluster.show_events(Cluster.of(there), name)
+
+
+@placed
+def delete(
+    place: Place,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of the jobs.", metavar="NAME", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All jobs of the namespace.")] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Only jobs that succeeded or failed.")
+    ] = False,
+) -> None:
+    """Stop jobs if they run, and delete their status and logs.
+
+    \b
+    Examples:
+      elasticjob delete digits other
+      elasticjob delete --finished
+      kubectl elasticjob delete --all -n team-a
+    """
+    if names and everything:
+        raise BadInput("--all must come without names")
+    if not names and not everything and not finished:
+        raise BadInput("a name, --all or --finished must be given")
+    given = list(dict.fromkeys(names or ()))
+    if place.kubectl is not None:
+        chosen = on_cluster.chosen_names(place.kubectl, given, finished)
+        if chosen:
+            on_cluster.delete(place.kubectl, chosen)
+    else:
+        space = place.namespace
+        here = given or [folder.name for folder in list_jobs(space)]
+        chosen = [n for n in here if not finished or _is_finished(find_job(space, n))]
+        for_each(chosen, lambda name: _delete(find_job(space, name)))
+    if not chosen:
+        show("no job was deleted: none is finished" if finished else "no job was deleted: none")
+
+
+def _is_finished(folder: JobFolder) -> bool:
+    """Return True if a local job has ended; a status that cannot be read is no end."""
+    try:
+        phase = Cells(folder.object()).text("status", "phase")
+    except CommandError:
+        return False
+    return phase in FINISHED and not folder.running()
+
+
+def _delete(folder: JobFolder) -> str:
+    """Stop a local job if it runs, and delete its folder; return the line that says so."""
     if folder.running():
         seconds = END_SECONDS
         try:
@@ -61,7 +220,7 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
                 raise
         _wait_for_end(folder, seconds)
     folder.remove()
-    show(f'elasticjob.elasticjob.dev "{name}" deleted')
+    return f'elasticjob.elasticjob.dev "{folder.name}" deleted'
 
 
 def _wait_for_end(folder: JobFolder, seconds: float) -> None:
@@ -88,9 +247,13 @@ class Fault(StrEnum):
 
 
 def fault(
-    kind: Annotated[Fault, typer.Argument(help="Fault to inject.", show_default=False)],
+    kind: Annotated[
+        Fault, typer.Argument(help="Fault to inject.", metavar="FAULT", show_default=False)
+    ],
     name: Name,
-    pod: Annotated[str, typer.Argument(help="Name of the pod, as `describe` shows it.")],
+    pod: Annotated[
+        str, typer.Argument(help="Name of the pod, as `describe` shows it.", metavar="POD")
+    ],
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
     """Inject a fault into a local job to test its recovery.

@@ -1,32 +1,108 @@
-"""Shared command-line arguments and output formats."""
+"""Shared command-line arguments: a job's name, its place, and output formats."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
-from elasticjob_cli.errors import ExitCode
+from elasticjob_cli.cluster import Kubectl, selects_cluster
+from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
+from elasticjob_cli.output import show, show_error
 from elasticjob_rendezvous.protocol.text import printable
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME", show_default=False)]
+Names = Annotated[
+    list[str], typer.Argument(help="Names of the jobs.", metavar="NAME", show_default=False)
+]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
 
-__all__ = [
-    "DEFAULT_NAMESPACE",
-    "Name",
-    "Namespace",
-    "Output",
-    "as_json",
-    "as_yaml",
-    "until_interrupted",
-]
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place of a verb's jobs: a cluster, or a namespace of this machine."""
+
+    kubectl: Kubectl | None
+    """None for this machine."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Namespace on this machine."""
+
+
+def _place(
+    invocation: typer.Context,
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            "-n",
+            help="Namespace. Default: default, on a cluster the context's.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        bool | None,
+        typer.Option(
+            "--cluster/--local",
+            help="Place of the job. Default: this machine, unless a context or kubeconfig is "
+            "given.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default=False)
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="The kubeconfig file.", show_default=False)
+    ] = None,
+) -> Place:
+    """Return the place that the options select; its parameters declare them. Raises `BadInput`."""
+    if selects_cluster(bool(invocation.find_root().obj), cluster, context, kubeconfig):
+        return Place(Kubectl(namespace, context, kubeconfig))
+    return Place(None, namespace or DEFAULT_NAMESPACE)
+
+
+def placed(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb with the options of `_place` in the place of its first parameter, a `Place`."""
+    where = inspect.signature(_place, eval_str=True).parameters
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+
+    def command(**words: Any) -> None:
+        place = _place(**{name: words.pop(name) for name in where})
+        verb(place, **words)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [one.replace(kind=keyword) for one in (*own, *where.values())]
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def for_each(names: Sequence[str], act: Callable[[str], str]) -> None:
+    """Apply a verb to each name and print its results; report errors, and go on, as kubectl does.
+
+    The exit code is that of the first error. An error that is the same for two names is no name's.
+    """
+    errors: list[CommandError] = []
+    names = list(dict.fromkeys(names))
+    for name in names:
+        try:
+            show(act(name))
+        except CommandError as error:
+            if len(names) == 1 or (errors and str(error) == str(errors[-1])):
+                raise
+            show_error(f"elasticjob: {error}")
+            errors.append(error)
+    if errors:
+        raise typer.Exit(int(errors[0].exit_code))
 
 
 @contextmanager
@@ -47,13 +123,15 @@ class Output(StrEnum):
     NAME = "name"
 
 
-def as_json(document: dict[str, Any]) -> str:
+def as_json(document: object) -> str:
     # DEL is the only control character that JSON does not escape.
     return json.dumps(document, indent=2).replace("\x7f", "\\u007f")
 
 
-def as_yaml(document: dict[str, Any]) -> str:
+def as_yaml(document: object) -> str:
     """Return the document as YAML, in ASCII if it has text that is not printable."""
+    import yaml  # takes longer to load than a listing needs
+
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     if printable(text) != text:
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)

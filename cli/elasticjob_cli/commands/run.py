@@ -3,44 +3,122 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from elasticjob_cli import settings
-from elasticjob_cli.commands.tables import failure_lines, history_lines, restarts_text
+from elasticjob_cli.commands.describe import failure_lines, restarts_text
+from elasticjob_cli.commands.script_job import (
+    Nodes,
+    Target,
+    arranged,
+    command_of,
+    job_document,
+    job_name,
+    parse_nodes,
+    validated,
+)
+from elasticjob_cli.commands.tables import history_lines
 from elasticjob_cli.commands.validate import warnings
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local import display
 from elasticjob_cli.local.container import Trainer, interpreter, trainer
+from elasticjob_cli.local.differences import check_accelerators, ignored_parts
 from elasticjob_cli.local.display import LiveView, PlainView, View
-from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, RunOutcome
-from elasticjob_cli.output import final_summary, show, show_text
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
+from elasticjob_cli.local.logs import find_worker, last_line, worker_logs
+from elasticjob_cli.local.stored_job import RunOutcome
+from elasticjob_cli.output import final_summary, show, show_text, terminal_width
+from elasticjob_cli.usage import Command
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.status.failures import latest_failure
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
-from elasticjob_operator.model.types import MAX_NODES
-from elasticjob_rendezvous.protocol.text import echoed
+from elasticjob_rendezvous.protocol.text import bounded, echoed
+
+
+class RunCommand(Command):
+    """Command whose options may follow its target, up to the first word of the target's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [one for one in self.params if one.param_type_name == "option"]
+        takes_value = {
+            name: not getattr(one, "is_flag", False)
+            for one in options
+            for name in (*one.opts, *one.secondary_opts)
+        }
+        words, kind = arranged(args, {**takes_value, "-h": False, "--help": False})
+        ctx.meta[TARGET] = kind
+        return super().parse_args(ctx, words)
+
+
+TARGET = "elasticjob_cli.target"
+"""Key of the kind of target in the context of a command line."""
+COMMAND_CLASS = RunCommand
+
+
+def _nodes(text: str) -> Nodes:
+    try:
+        return parse_nodes(text, least_of_all=0)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _workers(text: str) -> int | str:
+    """Return a number of workers, or the word by which the launcher counts them."""
+    if text in ("auto", "gpu", "cpu"):
+        return text
+    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0 and len(text) < 9):
+        raise typer.BadParameter(f"must be a number, auto, gpu or cpu, not {echoed(text)}")
+    return int(text)
 
 
 def run(
-    file: Annotated[
-        str,
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Manifest with one ElasticJob; - is standard input.",
-            metavar="FILE",
+            help="Script and its arguments, manifest with one ElasticJob (- is standard input), or "
+            "after -- any command.",
+            metavar="SCRIPT|MANIFEST [ARG]",
             show_default=False,
         ),
-    ],
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--filename", "-f", metavar="FILE", help="Manifest of any name.", show_default=False
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
+    ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the job instead of the manifest's.")
+        str | None,
+        typer.Option("--name", help="Name of the job instead of the manifest's or the script's."),
     ] = None,
     nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=0, max=MAX_NODES, help="Initial number of nodes."),
+        Any,
+        typer.Option(
+            "--nodes", parser=_nodes, metavar="N|MIN:MAX", show_default=False,
+            help="Number of nodes, or of a script its minimum and maximum. A script has one by "
+            "default; a manifest's job starts with N.",
+        ),
+    ] = None,
+    nproc_per_node: Annotated[
+        Any,
+        typer.Option(
+            "--nproc-per-node", "--nproc_per_node", parser=_workers, metavar="N|auto|gpu|cpu",
+            help="Workers of each node. Default: the manifest's; of a script one for each "
+            "accelerator, or 1.", show_default=False,
+        ),
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live table.")
@@ -58,23 +136,49 @@ def run(
             show_default=False,
         ),
     ] = None,
-) -> None:
-    """Run a job on this machine, with processes as pods.
+) -> None:  # fmt: skip
+    """Run a script, a command or a manifest's job on this machine, with processes as pods.
+
+    Options stand before SCRIPT or directly after it; from the first word that is none of them, the
+    words belong to the script. A local run never touches a cluster.
 
     Ctrl-C stops the job after a checkpoint, if its script saves on request, and says what was not
     saved; a second Ctrl-C kills it. The exit code is 0 if the job
     succeeded, 1 if it failed, 2 for bad input, 130 if it was interrupted. The job's command runs
-    in the manifest's folder, or in the current one if the manifest comes from standard input or a
-    pipe.
+    in the manifest's folder, or in the current one without a manifest or if it comes from standard
+    input or a pipe.
 
     \b
     Examples:
+      elasticjob run train.py --nodes 2:4 --epochs 3
+      elasticjob run --nproc-per-node 2 -- python3 -m package.train
       elasticjob run job.yaml
       elasticjob run job.yaml --plain --logs
       elasticjob run job.yaml --name second --nodes 1
       kubectl get elasticjob digits -o yaml | elasticjob run -
     """
-    job, container = prepare(file, name, nodes, python)
+    kind = context.meta[TARGET]
+    if file is not None:
+        if words:
+            raise BadInput(f"-f {shown(file)} must come without {echoed(words[0])}")
+        kind, words = Target.MANIFEST, [file]
+    if not words:
+        raise BadInput(
+            "a script, a manifest or -- and a command must be given, such as "
+            "`elasticjob run train.py`, `elasticjob run -f job.yaml` or `elasticjob run -- ./train`"
+        )
+    chosen = Choice(name, nodes, nproc_per_node, python)
+    if kind is Target.MANIFEST:
+        if len(words) > 1:
+            raise BadInput(
+                f"{shown(words[0])} is taken for a manifest, which has no arguments: "
+                f"{echoed(words[1])}; to run a command, put -- before it"
+            )
+        file = words[0]
+        job, container = prepare(file, chosen)
+    else:
+        file = None
+        job, container = prepare_command(kind, words, chosen)
     console = display.console()
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
     try:
@@ -88,15 +192,24 @@ def run(
     raise typer.Exit(int(ended.exit_code))
 
 
-def prepare(
-    file: str, name: str | None, nodes: int | None, python: str | None
-) -> tuple[ElasticJob, Trainer]:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Options that replace fields of a job; None for an option that was not given."""
+
+    name: str | None = None
+    nodes: Nodes | None = None
+    workers: int | str | None = None
+    python: str | None = None
+
+
+def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
     """Return a manifest's job and its trainer container on this machine; raises `BadInput`."""
     found = read_file(file, warnings_of=warnings)
     if found.problems:
         error = InvalidFile(found.problems)
         was_read = all(problem.line for problem in error.problems)
-        raise BadInput(f"{shown(file)} is not valid:\n{error}" if was_read else str(error))
+        hint = _program_hint(file)
+        raise BadInput(f"{shown(file)} is not valid:\n{error}{hint}" if was_read else str(error))
     for warning in found.warnings:
         show_text(str(warning), err=True)
     jobs = found.jobs
@@ -106,20 +219,60 @@ def prepare(
     job = jobs[0]
     if job.spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
-    if name is not None:
-        job = renamed(job, name)
-    if nodes is not None:
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-    chosen = None if python is None else interpreter(python)
-    environment = settings.container_environment(chosen)
-    container = trainer(job, folder_of(file), environment, sys.executable, chosen)
+    if chosen.name is not None:
+        job = renamed(job, chosen.name)
+    changed: dict[str, Any] = {}
+    if chosen.nodes is not None:
+        if chosen.nodes.least != chosen.nodes.most:
+            raise BadInput(
+                "--nodes must be one number for a manifest: its minNodes and maxNodes are the range"
+            )
+        changed["nodes"] = chosen.nodes.most
+    if chosen.workers is not None:
+        changed["nproc_per_node"] = chosen.workers
+    if changed:
+        job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+    if parts := ignored_parts(job):
+        show(f"a local run ignores: {', '.join(parts)}", err=True)
+    return job, _trainer(job, folder_of(file), chosen, f"{shown(file)}: ")
+
+
+def _program_hint(file: str) -> str:
+    """Return a remedy if the file that is no manifest is a program."""
+    if file == STANDARD_INPUT or not os.access(file, os.X_OK):
+        return ""
+    program = bounded(file if "/" in file else f"./{file}")
+    return f"\n{shown(file)} is a program: `elasticjob run -- {program}` runs it"
+
+
+def prepare_command(
+    kind: Target, words: Sequence[str], chosen: Choice
+) -> tuple[ElasticJob, Trainer]:
+    """Return the job of a script or command and its trainer container; raises `BadInput`."""
+    nodes = chosen.nodes or Nodes(1, 1)
+    if not nodes.least:
+        raise BadInput("--nodes must be at least 1")
+    document = job_document(job_name(kind, words), command_of(kind, words), nodes, chosen.workers)
+    job = validated(document)
+    if chosen.name is not None:
+        job = renamed(job, chosen.name)
+    return job, _trainer(job, Path.cwd(), chosen)
+
+
+def _trainer(job: ElasticJob, base: Path, chosen: Choice, where: str = "") -> Trainer:
+    """Return the job's trainer container on this machine; raises `BadInput`."""
+    python = None if chosen.python is None else interpreter(chosen.python)
+    environment = settings.container_environment(python)
+    for remark in check_accelerators(job, environment, isinstance(chosen.workers, int)):
+        show(remark, err=True)
+    container = trainer(job, base, environment, sys.executable, python)
     if container.unresolved:
         listed = ", ".join(container.unresolved)
         raise BadInput(
-            f"{shown(file)}: valueFrom can only be resolved on a cluster: {listed}; "
+            f"{where}valueFrom can only be resolved on a cluster: {listed}; "
             "set them in the environment of `elasticjob run`"
         )
-    return job, container
+    return container
 
 
 def folder_of(file: str) -> Path:
@@ -141,20 +294,23 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
 
 
 async def execute(
-    job: ElasticJob, container: Trainer, view: View, file: str, console_logs: bool
+    job: ElasticJob, container: Trainer, view: View, file: str | None, console_logs: bool
 ) -> RunOutcome:
     """Run the job; raises `CommandError` if the local cluster fails."""
     # Imported here: it takes as long to load as everything else, and other commands do not need it.
     from elasticjob_cli.local.run import LocalRun
 
-    manifest = shown(file) if file == STANDARD_INPUT else str(Path(file).resolve())
+    if file is None:
+        manifest = shlex.join(container.argv)
+    else:
+        manifest = shown(file) if file == STANDARD_INPUT else str(Path(file).resolve())
     return await LocalRun(job, container, view, manifest, console_logs).run()
 
 
 def print_outcome(ended: RunOutcome) -> None:
     """Print the rounds with causes and times, and the latest failure of a failed job."""
     status = ended.job.status
-    for line in history_lines(ended.rounds):
+    for line in history_lines(ended.rounds, width=terminal_width()):
         show(line)
     if ended.exit_code is ExitCode.FAILED:
         reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
@@ -171,8 +327,21 @@ def print_outcome(ended: RunOutcome) -> None:
     if metadata.deletion_timestamp is not None:
         show(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
         return
+    if status.phase is Phase.SUCCEEDED:
+        show(*without_step(ended))
     there = "" if metadata.namespace == DEFAULT_NAMESPACE else f" -n {metadata.namespace}"
     show(
         f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "
         f"`elasticjob describe {name}{there}` and `elasticjob logs {name}{there}` show more"
     )
+
+
+def without_step(ended: RunOutcome) -> list[str]:
+    """Return the last output of rank 0 if no worker reported a step, such as of a finished job."""
+    metadata = ended.job.metadata
+    folder = JobFolder(metadata.namespace, metadata.name)
+    if not ended.rounds or display.read_progress(folder.logs):
+        return []
+    last = last_line(*worker_logs(folder.logs, find_worker(ended.rounds, 0, None)))
+    said = f"; the output of rank 0 ends{last}" if last else " and rank 0 printed nothing"
+    return [f"{metadata.name}: no worker reported a training step{said}"]

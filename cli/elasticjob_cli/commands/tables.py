@@ -1,4 +1,9 @@
-"""Tables of `get` and `describe`, with the same columns as kubectl."""
+"""Tables of jobs and rounds, made of their documents, and the widths of their columns.
+
+The columns are kubectl's. A document may be damaged: a cell of another type than its column's is
+shown as `<invalid>`. Nothing here needs the API's models, which take longer to load than a listing
+takes.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_operator.domain.status.failures import latest_failure
-from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import (
-    FailureStatus,
-    Interruptions,
-    MemberStatus,
-    PodCounts,
-    RoundStatus,
-)
 from elasticjob_rendezvous.protocol.text import one_cell
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
 WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS", "RECOVERY MS")
 NONE = "<none>"
+INVALID = "<invalid>"
+UNREADABLE = "<unreadable>"
+Json = dict[str, Any]
 
 
 def age(since: datetime | None, now: datetime) -> str:
@@ -38,53 +37,162 @@ def age(since: datetime | None, now: datetime) -> str:
     return f"{seconds // 86400}d"
 
 
-def created(job: ElasticJob) -> datetime | None:
-    """Return the creation time, which is in an undeclared field of the metadata."""
-    stamp = (job.metadata.model_extra or {}).get("creationTimestamp")
-    return datetime.fromisoformat(stamp) if isinstance(stamp, str) else job.status.start_time
+class Cells:
+    """Reader of the scalars of a document."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+
+    def get(self, kind: type, *path: str | int) -> Any:
+        """Return a value; None if it or a parent is absent, `INVALID` if one has another type."""
+        found = self._document
+        for step in path:
+            if found is None:
+                return None
+            if isinstance(step, str) and isinstance(found, dict):
+                found = found.get(step)
+            elif isinstance(step, int) and isinstance(found, list):
+                found = found[step] if found else None
+            else:
+                return INVALID
+        good = isinstance(found, kind) and not (kind is int and isinstance(found, bool))
+        return found if good or found is None else INVALID
+
+    def text(self, *path: str | int) -> str:
+        return self.get(str, *path) or NONE
+
+    def number(self, *path: str | int, absent: str = "0") -> str:
+        found = self.get(int, *path)
+        return absent if found is None else str(found)
+
+    def age(self, now: datetime) -> str:
+        """Return the time since the creation, or since the start if that is not known."""
+        created = ("metadata", "creationTimestamp")
+        stamp = self.get(str, *created) or self.get(str, "status", "startTime")
+        try:
+            since = None if stamp is None else datetime.fromisoformat(stamp)
+        except ValueError:
+            return INVALID
+        return age(since and (since if since.tzinfo else since.replace(tzinfo=UTC)), now)
+
+    def failure(self) -> str:
+        """Return the class of the latest failure, which earlier releases wrote as the first."""
+        latest = self.get(dict, "status", "lastFailure")
+        return self.text("status", "lastFailure" if latest else "firstFailure", "class")
 
 
-def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
+def row(document: Any, wide: bool, now: datetime, namespaced: bool = False) -> tuple[str, ...]:
     """Return the cells of one job."""
-    status, rendezvous = job.status, job.status.rendezvous
-    cells = [
-        job.metadata.name,
-        str(status.phase or NONE),
-        str(rendezvous.state if rendezvous else NONE),
-        str(rendezvous.round if rendezvous else NONE),
-        str(status.nodes),
-        str(status.wanted_nodes),
-        str(status.restarts),
-        age(created(job), now),
+    job = Cells(document)
+    cells = [job.text("metadata", "namespace")] if namespaced else []
+    cells += [
+        job.text("metadata", "name"),
+        job.text("status", "phase"),
+        job.text("status", "rendezvous", "state"),
+        job.number("status", "rendezvous", "round", absent=NONE),
+        job.number("status", "nodes"),
+        job.number("status", "wantedNodes"),
+        job.number("status", "restarts"),
+        job.age(now),
     ]
     if wide:
-        cause = rendezvous.cause.kind if rendezvous and rendezvous.cause else NONE
-        latest = latest_failure(status)
-        failure = latest.class_ if latest else NONE
-        master = rendezvous.master if rendezvous and rendezvous.master else NONE
-        cells += [str(job.spec.min_nodes), str(job.spec.max_nodes), master, cause, failure]
-        counts = status.interruptions
-        cells += [str(counts.losses), str(counts.preemptions)] if counts else [NONE, NONE]
-        spent = status.rounds[-1].recovery_ms if status.rounds else None
-        cells.append(NONE if spent is None else str(spent))
+        most = job.number("spec", "maxNodes", absent=NONE)
+        cells += [
+            job.number("spec", "minNodes", absent=most),
+            most,
+            job.text("status", "rendezvous", "master"),
+            job.text("status", "rendezvous", "cause", "kind"),
+            job.failure(),
+            job.number("status", "interruptions", "losses", absent=absent_count(document)),
+            job.number("status", "interruptions", "preemptions", absent=absent_count(document)),
+            job.number("status", "rounds", -1, "recoveryMs", absent=NONE),
+        ]
     return tuple(cells)
 
 
-def header(wide: bool) -> tuple[str, ...]:
-    return COLUMNS + (WIDE if wide else ())
+def absent_count(document: Any) -> str:
+    """Return the cell of an absent count: 0 only if others were counted."""
+    return NONE if Cells(document).get(dict, "status", "interruptions") is None else "0"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def unreadable_row(namespace: str, name: str, wide: bool, namespaced: bool) -> tuple[str, ...]:
+    """Return the cells of a job whose document cannot be read."""
+    cells = ((namespace,) if namespaced else ()) + (name, UNREADABLE)
+    return cells + (NONE,) * (len(header(wide, namespaced)) - len(cells))
+
+
+def header(wide: bool, namespaced: bool = False) -> tuple[str, ...]:
+    return (("NAMESPACE",) if namespaced else ()) + COLUMNS + (WIDE if wide else ())
+
+
+CLIPPED = frozenset({"NAMESPACE", "NAME", "POD", "MASTER", "CAUSE", "START", "REASON", "MESSAGE"})
+"""Columns of names and texts, which are clipped where a table is too wide; no number ever is."""
+GAPS = (3, 2, 1)
+NARROWEST = 8
+"""Minimum width of a clipped column."""
+
+
+def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Format rows as lines, each column as wide as its widest cell.
 
-    A cell has one line of printable characters, whatever a name in it contains.
+    A cell has one line of printable characters, whatever a name in it contains. Beyond `width`
+    the gaps are narrowed, then the widest columns of `CLIPPED` lose the middle of their cells:
+    a name's beginning and its index remain.
     """
     rows = [tuple(map(one_cell, cells)) for cells in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    gap = GAPS[0]
+    if width is not None:
+        inside = [width - gap * (len(widths) - 1) for gap in GAPS]
+        fits = [gap for gap, room in zip(GAPS, inside, strict=True) if sum(widths) <= room]
+        gap = fits[0] if fits else GAPS[1]
+        widths = _clipped_widths(rows[0], widths, width - gap * (len(widths) - 1))
+        if sum(widths) > width - gap * (len(widths) - 1):
+            gap = GAPS[-1]
     return [
-        "   ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        (" " * gap)
+        .join(_clip(cell, size).ljust(size) for cell, size in zip(cells, widths, strict=True))
+        .rstrip()
         for cells in rows
     ]
+
+
+def _clipped_widths(titles: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+    """Return the widths with the widest clipped columns narrowed until all fit, if they can."""
+    narrowed = list(widths)
+    while sum(narrowed) > room:
+        at = max(
+            (at for at, title in enumerate(titles) if title in CLIPPED),
+            key=lambda at: narrowed[at],
+            default=None,
+        )
+        if at is None or narrowed[at] <= max(NARROWEST, len(titles[at])):
+            break
+        narrowed[at] -= 1
+    return narrowed
+
+
+def _clip(cell: str, size: int) -> str:
+    if len(cell) <= size:
+        return cell
+    head = size // 2
+    return f"{cell[:head]}…{cell[head + 1 - size :]}"
+
+
+def wrapped(line: str, width: int | None, indent: int = 0) -> list[str]:
+    """Return a text as lines of at most `width` columns; those after the first are indented."""
+    if width is None or len(line) <= width:
+        return [line]
+    import textwrap  # only at a terminal
+
+    first = line[: len(line) - len(line.lstrip(" "))]
+    return textwrap.wrap(
+        line.lstrip(" "),
+        max(width, indent + NARROWEST),
+        initial_indent=first,
+        subsequent_indent=" " * max(indent, len(first)),
+        break_on_hyphens=False,
+    )
 
 
 def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -92,141 +200,47 @@ def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": list(items)}
 
 
-TIMES = {
+PHASES = {
     "detectMs": "DETECT ms",
     "stopMs": "STOP ms",
     "backoffMs": "BACKOFF ms",
     "joinMs": "JOIN ms",
     "confirmMs": "CONFIRM ms",
     "startMs": "START ms",
-    "firstStepMs": "FIRST STEP ms",
 }
-ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", *TIMES.values(), "COLD")
+"""Phases of a recovery, which are columns of the wide table."""
 
 
-def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
-    """Format the status' rounds with causes and milliseconds."""
-    rows: list[tuple[str, ...]] = [ROUND_COLUMNS]
-    for item in rounds:
-        times = item.model_dump(by_alias=True)
-        rows.append((str(item.round), _cause(times), str(item.nodes), *_times(times)))
-    return aligned(rows)
+def round_lines(rounds: Sequence[Json], wide: bool = False, width: int | None = None) -> list[str]:
+    """Format rounds with causes and milliseconds; fields that a release lacks are `-`."""
+    return _table(rounds, wide, width, after=False)
 
 
-def _cell(value: int | None) -> str:
-    return NONE if value is None else str(value)
-
-
-def _start(member: MemberStatus) -> str:
-    """Format a member's start as `warm` or `cold: the command changed`."""
-    return ": ".join(part for part in (member.start, member.cold_reason) if part) or NONE
-
-
-def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+def history_lines(
+    rounds: Sequence[Mapping[str, Any]], wide: bool = False, width: int | None = None
+) -> list[str]:
     """Format every round of a run with its cause and its time since the start."""
-    rows: list[tuple[str, ...]] = [("AFTER", *ROUND_COLUMNS)]
+    return _table(rounds, wide, width, after=True)
+
+
+def _table(
+    rounds: Sequence[Mapping[str, Any]], wide: bool, width: int | None, after: bool
+) -> list[str]:
+    phases = PHASES if wide else {}
+    titles = ["ROUND", "CAUSE", "NODES", *phases.values(), "RECOVERY ms", "FIRST STEP ms", "COLD"]
+    rows = [[*(["AFTER"] if after else []), *titles]]
+    keys = ("nodes", *phases, "recoveryMs", "firstStepMs", "coldNodes")
     for item in rounds:
-        after = f"{item['finalSeconds']:.1f} s"
-        rows.append((after, str(item["round"]), _cause(item), str(item["nodes"]), *_times(item)))
-    return aligned(rows)
+        job = Cells(dict(item))
+        cells = [job.number("round"), _cause(job), *(job.number(key, absent="-") for key in keys)]
+        seconds = item.get("finalSeconds")
+        known = isinstance(seconds, float | int)
+        rows.append([*([f"{seconds:.1f} s" if known else "-"] if after else []), *cells])
+    return aligned(rows, None if wide else width)
 
 
-def _cause(item: Mapping[str, Any]) -> str:
+def _cause(job: Cells) -> str:
     """Format a cause as `leave: digits-1`."""
-    return ": ".join([item["cause"], *([", ".join(item["members"])] if item["members"] else [])])
-
-
-def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the times and the number of cold nodes; files of older releases lack some."""
-    keys = (*TIMES, "coldNodes")
-    return tuple("-" if item.get(key) is None else str(item[key]) for key in keys)
-
-
-def failure_lines(failure: FailureStatus) -> list[str]:
-    """Format a failure: rank and pod, exit code or signal, message and traceback."""
-    how = f"exit code {failure.exit_code}, " if failure.exit_code is not None else ""
-    how = f"signal {failure.signal}, " if failure.signal else how
-    rank = "" if failure.rank is None else f"rank {failure.rank} on "
-    lines = [f"{rank}{failure.pod}, round {failure.round}: {how}{failure.class_}"]
-    lines += failure.message.splitlines()
-    return lines + failure.traceback.rstrip().splitlines()
-
-
-def interruption_line(counts: Interruptions) -> str:
-    """Format the interruptions not charged as restarts: `2 losses, 1 preemption`."""
-    named = [
-        (counts.losses, "loss", "losses"),
-        (counts.leaves, "leave", "leaves"),
-        (counts.preemptions, "preemption", "preemptions"),
-        (counts.joins, "join", "joins"),
-        (counts.others, "other", "others"),
-    ]
-    said = [f"{number} {one if number == 1 else many}" for number, one, many in named if number]
-    return ", ".join(said) or "none"
-
-
-def _pods_text(counts: PodCounts) -> str:
-    """Format the pods by state: `3 (2 ready, 1 pending), 1 terminating`."""
-    states = [("ready", counts.ready), ("pending", counts.pending)]
-    shown = ", ".join(f"{number} {state}" for state, number in states if number)
-    text = f"{counts.active} ({shown})" if shown else str(counts.active)
-    others = [("terminating", counts.terminating), ("failed", counts.failed)]
-    return ", ".join([text, *(f"{number} {state}" for state, number in others if number)])
-
-
-def restarts_text(job: ElasticJob) -> str:
-    """Format the charged failures of `status.restarts`: `1 of 3`."""
-    most, charged = job.spec.max_restarts, job.status.restarts
-    return f"{charged} of {most}" if charged <= most else f"{charged}, maxRestarts is {most}"
-
-
-def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence[str]) -> list[str]:
-    """Return the lines of `describe` for a job."""
-    spec, status = job.spec, job.status
-    now = datetime.now(UTC)
-    lines = [
-        f"Name:       {job.metadata.name}",
-        f"Namespace:  {job.metadata.namespace}",
-        f"Where:      this machine, {'running' if running else 'not running'}",
-        f"Age:        {age(created(job), now)}",
-        f"Phase:      {status.phase or NONE}",
-        f"Nodes:      {status.nodes}, wanted {status.wanted_nodes}, "
-        f"allowed {spec.min_nodes} to {spec.max_nodes}"
-        + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
-        f"Pods:       {_pods_text(status.pods or PodCounts())}",
-        f"Restarts:   {restarts_text(job)}",
-        *([f"Uncharged:  {interruption_line(counts)}"] if (counts := status.interruptions) else []),
-        f"Logs:       {logs}",
-    ]
-    if explanation:
-        lines += ["Explanation:", *(f"  {sentence}" for sentence in explanation)]
-    if rendezvous := status.rendezvous:
-        lines += [
-            "Rendezvous:",
-            f"  State:    {rendezvous.state}",
-            f"  Round:    {rendezvous.round}",
-            f"  Nodes:    {rendezvous.nodes}, {rendezvous.waiting} waiting"
-            + (f" ({rendezvous.waiting_reason})" if rendezvous.waiting_reason else ""),
-            f"  World:    {rendezvous.world_size}",
-            f"  Master:   {rendezvous.master or NONE}",
-        ]
-    if status.members:
-        rows = [("POD", "RANK", "STATE", "ROUND", "START", "STEP", "CHECKPOINT")]
-        rows += [
-            (item.pod, _cell(item.rank), item.state, str(item.round),
-             _start(item), _cell(item.step), _cell(item.checkpoint_step))
-            for item in status.members
-        ]  # fmt: skip
-        lines += ["Members:", *("  " + line for line in aligned(rows))]
-    if status.rounds:
-        title = "Rounds (times in milliseconds):"
-        lines += [title, *("  " + line for line in round_lines(status.rounds))]
-    if first := status.first_failure:
-        lines += ["First failure:", *("  " + line for line in failure_lines(first))]
-    if (latest := latest_failure(status)) and latest != first:
-        lines += ["Last failure:", *("  " + line for line in failure_lines(latest))]
-    if status.conditions:
-        rows4 = [("TYPE", "STATUS", "REASON", "MESSAGE")]
-        rows4 += [(str(c.type), str(c.status), c.reason, c.message) for c in status.conditions]
-        lines += ["Conditions:", *("  " + line for line in aligned(rows4))]
-    return lines
+    members = job.get(list, "members") or []
+    named = ", ".join(map(str, members)) if isinstance(members, list) else INVALID
+    return ": ".join(part for part in (job.text("cause"), named) if part)

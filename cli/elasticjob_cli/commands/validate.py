@@ -1,9 +1,7 @@
-"""Commands `elasticjob validate` and `version`."""
+"""Command `elasticjob validate`."""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from typing import Annotated
 
 import typer
@@ -68,11 +66,3 @@ def _launch_of(job: ElasticJob) -> str:
     """Return a line on the launch of a valid job's command."""
     command = command_for(job)
     return f"  {job.metadata.name}: launch {command.mode} ({command.reason}): {command.message}"
-
-
-def version() -> None:
-    """Print the version."""
-    try:
-        show(f"elasticjob {installed('elasticjob')}")
-    except PackageNotFoundError:
-        show("elasticjob (running from source, not installed)")

@@ -16,9 +16,10 @@ from typing import Any
 
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local import supervisor
-from elasticjob_cli.local.job_store import JobFolder, StoredJob
+from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_cli.local.kubelet import Kubelet, LocalPod
 from elasticjob_cli.local.processes import Processes
+from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, grace_seconds
 from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -82,7 +83,7 @@ def send_command(folder: JobFolder, verb: str, **arguments: object) -> Answer:
 
 
 class ControlCommands:
-    """Handler of `scale`, `delete` and `fault` for one running job."""
+    """Handler of `scale`, `suspend`, `delete` and `fault` for one running job."""
 
     def __init__(
         self,
@@ -101,6 +102,10 @@ class ControlCommands:
         match verb:
             case "scale":
                 return self.scale(arguments["nodes"])
+            case "suspend":
+                self._note("suspended: stopping the job after a checkpoint")
+                self._stored.stop()
+                return {}
             case "delete":
                 self._stored.delete()
                 self._note("deleted: stopping the job")

@@ -6,14 +6,12 @@ or a closed pipe does not end the run.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TextIO, cast
+from typing import IO, Protocol, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,54 +21,14 @@ from rich.text import Text
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.worker_files import read_progress as read_progress_file
 from elasticjob_cli.local.logs import WORKERS
-from elasticjob_cli.output import log_line, show_error
+from elasticjob_cli.local.screen import Screen
+from elasticjob_cli.output import log_line
 from elasticjob_operator.domain.observed.state import Observed, Pod
 from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
 from elasticjob_rendezvous.protocol.store_health import CONSEQUENCE
 from elasticjob_rendezvous.protocol.text import one_line
-
-
-class Screen:
-    """Wrapper of `file` that drops text the file refuses.
-
-    `gone` is True once its reader has closed it; `file` then writes to the null device.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self.gone = False
-
-    def write(self, text: str) -> int:
-        with self._guarded():
-            self._file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._guarded():
-            self._file.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            self._lose()
-        except OSError:
-            pass  # a full disk may accept the next line
-
-    def _lose(self) -> None:
-        """Redirect buffered and later output to the null device, so that no write fails."""
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        os.dup2(nowhere, self._file.fileno())
-        os.close(nowhere)
-        self.gone = True
-        with contextlib.suppress(OSError):
-            show_error("elasticjob: the output was closed: stopping the job")
 
 
 def console() -> Console:
@@ -80,7 +38,25 @@ def console() -> Console:
 
 def is_gone(shown_on: Console) -> bool:
     """Return True if the console's output was closed by its reader."""
-    return isinstance(shown_on.file, Screen) and shown_on.file.gone
+    screen = screen_of(shown_on)
+    return screen is not None and screen.gone
+
+
+def is_congested(shown_on: Console) -> bool:
+    """Return True while the console's output waits for its terminal."""
+    screen = screen_of(shown_on)
+    return screen is not None and screen.congested
+
+
+def screen_of(shown_on: Console) -> Screen | None:
+    """Return the console's screen; None if it writes elsewhere."""
+    return shown_on.file if isinstance(shown_on.file, Screen) else None
+
+
+def drain(shown_on: Console) -> None:
+    """Wait until the console's output is written."""
+    if screen := screen_of(shown_on):
+        screen.drain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +164,11 @@ class View(Protocol):
         """True if the output was closed by its reader."""
         ...
 
+    @property
+    def congested(self) -> bool:
+        """True while output waits for its terminal: logs can be read later."""
+        ...
+
 
 def cause_text(cause: CauseStatus | None) -> str:
     """Format a cause as `loss: digits-1`, with its detail in parentheses."""
@@ -269,11 +250,16 @@ class PlainView:
     def output(self, pod: str, line: str) -> None:
         self._console.print(output_text(pod, line), soft_wrap=True)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        drain(self._console)
 
     @property
     def gone(self) -> bool:
         return is_gone(self._console)
+
+    @property
+    def congested(self) -> bool:
+        return is_congested(self._console)
 
     def _line(self, text: str) -> None:
         self._console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
@@ -313,15 +299,23 @@ class LiveView:
 
     def close(self) -> None:
         """Leave the last state on the screen."""
+        drain(self._console)
         self._live.transient = False
         self._draw()
         self._live.stop()
+        drain(self._console)
 
     @property
     def gone(self) -> bool:
         return is_gone(self._console)
 
+    @property
+    def congested(self) -> bool:
+        return is_congested(self._console)
+
     def _draw(self) -> None:
+        if (screen := screen_of(self._console)) and screen.busy:
+            return  # a terminal that accepts no output gets the newest table later
         notes = Text("\n".join(self._notes), style="dim", no_wrap=True, overflow="ellipsis")
         if self._snapshot is None:
             self._live.update(notes, refresh=True)

@@ -23,35 +23,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
-from uuid import uuid4
 
-from pydantic import ValidationError
-
-from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.output import overwrite_in_place, replace_atomically
 from elasticjob_cli.settings import state_root
-from elasticjob_operator.domain.explain.phrases import stop_report
-from elasticjob_operator.model import ElasticJob, Status
-from elasticjob_operator.model.problems import field_path
-from elasticjob_operator.model.status import PodCounts
-from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, RendezvousState
+from elasticjob_operator.enums import ConditionType, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.text import echoed
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """Outcome: the last object, every round as in `rounds.json`, and the exit code."""
-
-    job: ElasticJob
-    rounds: list[dict[str, Any]]
-    exit_code: ExitCode
-    seconds: float
-
 
 DEFAULT_NAMESPACE = "default"
 PRIVATE_FOLDER = 0o700
@@ -59,6 +40,12 @@ ROOT_UID = 0
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Pattern of namespaces and names; both are folder names here, others are ignored."""
 
+
+RUNNER_GONE = (
+    "The process that ran the job ended before the job did, and nothing of it is running: "
+    "`elasticjob run` starts it again, and a script that keeps checkpoints resumes from the last."
+)
+"""Note on a job in phase Interrupted, or without a status."""
 
 _UNFINISHED_PHASES = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDING)
 _OF_A_RUN = (
@@ -81,13 +68,18 @@ class Run:
     began_unix: float
 
 
+def check_label(value: str, field: str) -> None:
+    """Raise `BadInput` for a namespace or name that is no DNS label."""
+    if not LABEL.fullmatch(value):
+        raise BadInput(f"the {field} of a job must be a DNS label, not {echoed(value)}")
+
+
 class JobFolder:
     """Folder of one local job."""
 
     def __init__(self, namespace: str, name: str) -> None:
-        for value, what in ((namespace, "namespace"), (name, "name")):
-            if not LABEL.fullmatch(value):
-                raise BadInput(f"the {what} of a job must be a DNS label, not {echoed(value)}")
+        check_label(namespace, "namespace")
+        check_label(name, "name")
         self.namespace = namespace
         self.name = name
         self.path = state_root() / namespace / name
@@ -174,27 +166,30 @@ class JobFolder:
         """Return the ElasticJob object as last written, in phase Interrupted if its runner ended
         before the job did.
 
-        Raises `CommandError` if it is missing or cannot be parsed.
+        The fields are unchecked: `read_job` parses them. Raises `CommandError` if the object is
+        missing or is no JSON object.
         """
         running = self.running()  # before the read, so that a runner's last write is not missed
         try:
-            document: dict[str, Any] = json.loads(self.status_file.read_bytes())
-            ElasticJob.model_validate(document)
+            document = json.loads(self.status_file.read_bytes())
         except FileNotFoundError:
             raise unknown_job(self.namespace, self.name) from None
         except OSError as error:
-            raise self._unreadable(error.strerror) from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = field_path(first["loc"])
-            raise self._unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from error
-        except ValueError as error:
-            raise self._unreadable(f"it is not JSON: {error}") from error
-        if not running and document.get("status", {}).get("phase") in _UNFINISHED_PHASES:
-            document["status"] = _interrupted(document["status"])
+            raise self.unreadable(error.strerror or type(error).__name__) from error
+        except json.JSONDecodeError as error:
+            place = f"line {error.lineno}, column {error.colno}"
+            raise self.unreadable(f"must be JSON; the fault is in {place}") from error
+        except (ValueError, RecursionError) as error:
+            raise self.unreadable("must be JSON, in UTF-8 and not nested too deeply") from error
+        if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
+            raise self.unreadable("must be an ElasticJob with metadata")
+        status = document.get("status")
+        if not running and isinstance(status, dict) and status.get("phase") in _UNFINISHED_PHASES:
+            document["status"] = _interrupted(status)
         return document
 
-    def _unreadable(self, why: str | None) -> CommandError:
+    def unreadable(self, why: str) -> CommandError:
+        """Return the error for a damaged status."""
         there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return CommandError(
             f'the status of local job "{self.name}" cannot be read: {self.status_file}: {why}. '
@@ -207,7 +202,7 @@ class JobFolder:
         try:
             document: list[dict[str, Any]] = json.loads(self.rounds_file.read_bytes())
             whole = all(item.keys() >= {"round", "worldSize", "seats"} for item in document)
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return []
         return document if whole else []
 
@@ -234,15 +229,19 @@ def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
     now = {"reason": f"Job{Phase.INTERRUPTED}", "message": ""}
     phase_reasons = {f"Job{phase}" for phase in _UNFINISHED_PHASES}
     conditions = []
-    for condition in status.get("conditions", ()):
-        if condition["type"] in _OF_A_RUN:
+    found = status.get("conditions")
+    for condition in found if isinstance(found, list) else ():
+        if not isinstance(condition, dict):
+            pass  # damaged: `read_job` reports it
+        elif condition.get("type") in _OF_A_RUN:
             condition = {**condition, **now, "status": "False"}
         elif condition.get("reason") in phase_reasons:
             condition = {**condition, **now}
         conditions.append(condition)
     nothing: dict[str, Any] = {"phase": Phase.INTERRUPTED.value, "conditions": conditions}
     nothing |= {"nodes": 0, "pods": {}, "readyNodes": 0, "members": [], "explanation": []}
-    if rendezvous := status.get("rendezvous"):
+    rendezvous = status.get("rendezvous")
+    if rendezvous and isinstance(rendezvous, dict):
         nothing["rendezvous"] = {**rendezvous, "state": RendezvousState.UNKNOWN.value}
     return {**status, **nothing}
 
@@ -265,6 +264,8 @@ def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> OSError |
 
 def list_jobs(namespace: str | None) -> list[JobFolder]:
     """Return every local job of one or all namespaces, sorted by name."""
+    if namespace is not None:
+        check_label(namespace, "namespace")
     found = []
     for status in state_root().glob("*/*/status.json"):
         owner, name = status.parts[-3:-1]
@@ -288,133 +289,3 @@ def unknown_job(namespace: str, name: str) -> CommandError:
         f'local job "{name}" not found in namespace "{namespace}"; '
         + (f"there is: {there}" if there else "there are none; start one with `elasticjob run`")
     )
-
-
-class StoredJob:
-    """Current object. Calls `changed` at each change; `save` writes the object if it differs.
-
-    `trouble` gets the errors of failed writes, which do not stop the run.
-    """
-
-    def __init__(
-        self,
-        job: ElasticJob,
-        folder: JobFolder,
-        changed: Callable[[], None],
-        trouble: Callable[[str], None],
-    ) -> None:
-        self.job = admit(job)
-        self._folder = folder
-        self._changed = changed
-        self._trouble = trouble
-        self._written: ElasticJob | None = None
-        self.stopped = False
-
-    @property
-    def deleted(self) -> bool:
-        return self.job.metadata.deletion_timestamp is not None
-
-    def change_spec(self, **fields: object) -> None:
-        """Replace fields of the spec, as a user's edit would."""
-        generation = self.job.metadata.generation + 1
-        self._replace(
-            spec=self.job.spec.model_copy(update=fields),
-            metadata=self.job.metadata.model_copy(update={"generation": generation}),
-        )
-
-    @property
-    def planned(self) -> ElasticJob:
-        """Object for the plan: that of a suspended job once its user has stopped it.
-
-        The stored spec stays as its author wrote it, so that it can be run again.
-        """
-        if not self.stopped:
-            return self.job
-        policy = self.job.spec.run_policy.model_copy(update={"suspend": True})
-        spec = self.job.spec.model_copy(update={"run_policy": policy})
-        return self.job.model_copy(update={"spec": spec})
-
-    def stop(self) -> None:
-        """Stop the job at its user's request, as a suspension does."""
-        self.stopped = True
-        self._changed()
-
-    def delete(self) -> None:
-        """Mark the job as deleted, as `kubectl delete` does."""
-        stamp = {"deletion_timestamp": datetime.now(UTC)}
-        self._replace(metadata=self.job.metadata.model_copy(update=stamp))
-
-    def set_status(self, status: Status) -> None:
-        """Write the status without calling `changed`."""
-        if self.stopped:
-            status = _stopped_by_user(status)
-        self.job = self.job.model_copy(update={"status": status})
-        self.save()
-
-    def pods_ended(self) -> None:
-        """Complete a suspension whose pods were killed before the loop could observe their end."""
-        status = self.job.status
-        if status.phase is not Phase.SUSPENDING:
-            return
-        conditions = [
-            one.model_copy(update={"reason": f"Job{Phase.SUSPENDED}"})
-            if one.reason == f"Job{Phase.SUSPENDING}"
-            else one.model_copy(update={"status": ConditionStatus.TRUE, "reason": Phase.SUSPENDED})
-            if one.type is ConditionType.SUSPENDED
-            else one
-            for one in status.conditions
-        ]
-        nothing = {"pods": PodCounts(), "members": [], "nodes": 0, "ready_nodes": 0}
-        update = {"phase": Phase.SUSPENDED, "conditions": conditions, **nothing}
-        self.set_status(status.model_copy(update=update))
-
-    def save(self) -> None:
-        if self.job != self._written:
-            self._written = self.job
-            self._write(self._folder.status_file, self.job.manifest())
-
-    def save_rounds(self, rounds: list[dict[str, Any]]) -> None:
-        self._write(self._folder.rounds_file, rounds)
-
-    def _replace(self, **parts: object) -> None:
-        self.job = self.job.model_copy(update=parts)
-        self._changed()
-
-    def _write(self, path: Path, document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
-        try:
-            full = write_json(path, document)
-        except OSError as error:
-            self._trouble(f"{path}: {error.strerror}")
-        else:
-            if full is not None:
-                self._trouble(f"{path.parent}: {full.strerror}")
-
-
-STOPPED_BY_USER = "StoppedByUser"
-"""Reason of condition Suspended of a local job that its user stopped."""
-
-
-def _stopped_by_user(status: Status) -> Status:
-    """Return the status with the reason why this job is suspended, which its spec does not give."""
-    report = stop_report(status.last_stop)
-    message = "its user stopped it" + ("" if report is None else f"; {report.text}")
-    changed = {"reason": STOPPED_BY_USER, "message": message}
-    conditions = [
-        one.model_copy(update=changed)
-        if one.type is ConditionType.SUSPENDED and one.status is ConditionStatus.TRUE
-        else one
-        for one in status.conditions
-    ]
-    return status.model_copy(update={"conditions": conditions})
-
-
-def admit(job: ElasticJob) -> ElasticJob:
-    """Return the object as an API server would store it at creation."""
-    document = job.manifest()
-    document["metadata"] |= {
-        "uid": str(uuid4()),
-        "generation": 1,
-        "creationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-    document.pop("status", None)
-    return ElasticJob.model_validate(document)

@@ -63,7 +63,7 @@ class Program:
     argv: tuple[str, ...]
     env: dict[str, str]
     cwd: Path
-    user_umask: bool = False
+    is_trainer: bool = False
     """True if its files get the user's umask, as those of a training script."""
 
 
@@ -233,7 +233,7 @@ class Kubelet:
 
     async def _start(self, name: str, program: Program, log: Path) -> None:
         await self._processes.start(
-            name, program.argv, program.env, program.cwd, log, program.user_umask
+            name, program.argv, program.env, program.cwd, log, program.is_trainer
         )
 
     async def _start_agent(self, pod: LocalPod) -> None:

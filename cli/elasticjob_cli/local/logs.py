@@ -1,6 +1,6 @@
 """Reader of the logs of a local job's pods and workers.
 
-`<logs>/<pod>/trainer.log` is a container's output, as `kubectl logs` would show it;
+`<logs>/<pod>/trainer.log` is a container's output, as `kubectl logs --timestamps` would show it;
 `<logs>/<pod>/workers/…/round_<n>/<local rank>/{stdout,stderr}.log` is each worker's output.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.log_lines import without_time
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 TRAINER = "trainer.log"
@@ -103,7 +104,8 @@ def last_line(*files: Path) -> str:
         lines = [line for line in (*tail.lines(), *tail.remainder()) if line.strip()]
         tail.close()
         if lines:
-            return f": {lines[-1].strip()[:LONGEST_LINE]}"
+            last = without_time(lines[-1]) if file.name == TRAINER else lines[-1]
+            return f": {last.strip()[:LONGEST_LINE]}"
     return ""
 
 

@@ -91,17 +91,18 @@ class Processes:
         env: Mapping[str, str],
         cwd: Path,
         log: Path,
-        user_umask: bool = False,
+        is_trainer: bool = False,
     ) -> int:
         """Start a process in its own session; return its pid. Raises `ProcessRefused`.
 
-        Files that it creates are private, unless `user_umask` gives it the umask of the user.
+        A trainer gets the umask of the user, and its log a time before each line; the files of
+        other processes are private.
         """
         loop = asyncio.get_running_loop()
         self._starts[name] = loop.create_future()
         self._exits[name] = loop.create_future()
         program = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
-        self._tell(op="start", id=name, user_umask=user_umask, **program)
+        self._tell(op="start", id=name, is_trainer=is_trainer, **program)
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await self._starts[name]

@@ -68,7 +68,7 @@ class PodPrograms:
         if trainer.launch is Launch.PER_WORKER and not trainer.workers.isdigit():
             env["ELASTICJOB_NPROC"] = trainer.workers
         argv = (trainer.interpreter, str(self.pyz), *trainer.options, "--", *trainer.argv)
-        return Program(argv, env, trainer.cwd, user_umask=True)
+        return Program(argv, env, trainer.cwd, is_trainer=True)
 
     def agent(self, files: PodFiles) -> Program:
         recovery, workers = self.job.spec.recovery, self.trainer.workers

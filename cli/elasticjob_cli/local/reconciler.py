@@ -15,11 +15,11 @@ from typing import assert_never
 
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.agent_poller import AgentPoller
-from elasticjob_cli.local.job_store import StoredJob
 from elasticjob_cli.local.kubelet import Kubelet, LocalPod
 from elasticjob_cli.local.logs import TRAINER, last_line
 from elasticjob_cli.local.processes import Processes, SupervisorGone
 from elasticjob_cli.local.round_log import RoundLog
+from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.observed.etcd_records import (
     Records,
     outcome_record,

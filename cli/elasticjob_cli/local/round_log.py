@@ -7,7 +7,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.status.rounds import SHARED
+from elasticjob_operator.domain.status.rounds import SHARED, round_status, utc_time
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.records.timings import History
 
@@ -60,6 +60,8 @@ class RoundLog:
             "members": list(cause.members),
             "detail": cause.detail,
             **{to_camel(name): getattr(history, name) for name in SHARED},
+            "recoveryMs": round_status(history, "").recovery_ms,
+            "finalTime": _stamp(history.final_ms),
             "worldSize": roster.world_size,
             "restarts": roster.restarts,
             "finalSeconds": round((history.final_ms - self._began_ms) / 1000, 3),
@@ -73,6 +75,12 @@ class RoundLog:
                 for assignment in roster.seats
             ],
         }
+
+
+def _stamp(utc_ms: int) -> str | None:
+    """Return a time as in container logs, with milliseconds."""
+    at = utc_time(utc_ms)
+    return None if at is None else f"{at:%Y-%m-%dT%H:%M:%S}.{utc_ms % 1000:03}Z"
 
 
 def _ranks_text(assignment: dict[str, Any]) -> str:

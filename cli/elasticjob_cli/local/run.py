@@ -27,14 +27,16 @@ from elasticjob_cli.local.agent_poller import AgentPoller
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.control import ControlCommands
 from elasticjob_cli.local.display import Snapshot, View, node_rows, read_progress
-from elasticjob_cli.local.job_store import JobFolder, Run, RunOutcome, StoredJob
+from elasticjob_cli.local.job_store import JobFolder, Run
 from elasticjob_cli.local.kubelet import Kubelet
 from elasticjob_cli.local.logs import TRAINER, Tail, pods_with_output
 from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
 from elasticjob_cli.local.reconciler import Applier, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
+from elasticjob_cli.local.stored_job import RunOutcome, StoredJob
 from elasticjob_cli.local.supervisor import PRIVATE_UMASK
+from elasticjob_cli.log_lines import without_time
 from elasticjob_operator.domain.observed.state import Observed, SeenTrouble
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.types import Backend
@@ -163,7 +165,7 @@ class LocalRun:
             self._announce(run_dir)
             try:
                 await loop.run()
-                self._show_output()  # the last lines
+                self._show_output(last=True)
             finally:
                 for tail in self._tails.values():
                     tail.close()
@@ -195,7 +197,7 @@ class LocalRun:
     def _exit_code(self) -> ExitCode:
         if self._stored.job.status.phase is Phase.SUCCEEDED:
             return ExitCode.SUCCEEDED
-        stopped = self._interrupted or self._stored.deleted
+        stopped = self._interrupted or self._stored.stopped or self._stored.deleted
         return ExitCode.INTERRUPTED if stopped else ExitCode.FAILED
 
     # -- events
@@ -253,11 +255,13 @@ class LocalRun:
             self._show_output()
             await asyncio.sleep(OUTPUT_SECONDS)
 
-    def _show_output(self) -> None:
+    def _show_output(self, last: bool = False) -> None:
         for pod in pods_with_output(self._folder.logs) if self._console_logs else ():
             tail = self._tails.setdefault(pod, Tail(self._folder.logs / pod / TRAINER))
+            if self._view.congested and not last:
+                return  # the files keep the lines
             for line in tail.lines():
-                self._view.output(pod, line)
+                self._view.output(pod, without_time(line))
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:

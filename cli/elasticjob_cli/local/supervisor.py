@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import selectors
@@ -36,6 +37,10 @@ LOG_BYTES = 16 << 20
 
 END_SECONDS = 20.0
 """Duration of the final kill loop; only a process stuck in the kernel can outlast it."""
+
+SHARED_MEMORY = Path("/dev/shm")
+SNAPSHOTS = "elasticjob-snapshots-*"
+"""Pattern of the folders in memory that launchers create for snapshots."""
 
 PRIVATE_UMASK = 0o077
 """No other user reads the files of a run; only the trainer has the user's own umask."""
@@ -102,9 +107,14 @@ def kill(pids: set[int]) -> None:
 
 
 class ContainerLog:
-    """Output of one container: a pipe to read, a bounded file to write."""
+    """Output of one container: a pipe to read, a bounded file to write.
 
-    def __init__(self, path: str, pipe: int) -> None:
+    If `timed`, each line in the file begins with the time at which it was read and a space.
+    """
+
+    def __init__(self, path: str, pipe: int, timed: bool = False) -> None:
+        self._timed = timed
+        self._inside = False  # of a line
         self.path = Path(path)
         self.pipe = pipe
         self.trouble = ""
@@ -125,7 +135,7 @@ class ContainerLog:
                 content = b""
             if not content:
                 return False
-            self._write(content)
+            self._write(self._with_times(content) if self._timed else content)
         return True
 
     def close(self) -> None:
@@ -133,6 +143,14 @@ class ContainerLog:
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)
+
+    def _with_times(self, content: bytes) -> bytes:
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        now = f"{moment}.{nanoseconds:09}Z ".encode()
+        timed = (b"" if self._inside else now) + content.replace(b"\n", b"\n" + now)
+        self._inside = not content.endswith(b"\n")
+        return timed if self._inside else timed[: -len(now)]
 
     def _write(self, content: bytes) -> None:
         """Write to the file; drop output the disk refuses, since training must not wait for it."""
@@ -227,7 +245,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                umask=self.user_umask if command["user_umask"] else PRIVATE_UMASK,
+                umask=self.user_umask if command["is_trainer"] else PRIVATE_UMASK,
                 preexec_fn=self.die_with_supervisor,  # safe: this program has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -235,7 +253,8 @@ class Supervisor:
             return
         self.pids[name] = process.pid
         assert process.stdout is not None
-        log = ContainerLog(command["log"], os.dup(process.stdout.fileno()))
+        pipe = os.dup(process.stdout.fileno())
+        log = ContainerLog(command["log"], pipe, timed=command["is_trainer"])
         process.stdout.close()
         os.set_blocking(log.pipe, False)
         self.children[process.pid] = (name, process, log)
@@ -284,6 +303,7 @@ class Supervisor:
     def end(self) -> None:
         """Kill every descendant until none is left, then remove the run's folder."""
         kill_all_descendants(END_SECONDS)
+        remove_snapshots(SHARED_MEMORY)
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
@@ -302,6 +322,22 @@ def kill_all_descendants(seconds: float) -> bool:
                 pass
         time.sleep(0.005)
     return True
+
+
+def remove_snapshots(parent: Path) -> None:
+    """Remove the folders of killed launchers in memory, which no process has locked.
+
+    See `elasticjob_launcher.snapshot_folder`, which this program cannot import.
+    """
+    for path in parent.glob(SNAPSHOTS):
+        with contextlib.suppress(OSError):
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(held).st_uid == os.geteuid():
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(held)
 
 
 def main() -> None:

@@ -1,0 +1,172 @@
+"""Jobs on a cluster: the choice of the place, and calls of the user's kubectl.
+
+kubectl has the user's contexts and credentials. Its messages are shown after the request that
+failed, without its prefixes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.settings import is_cluster_default
+from elasticjob_rendezvous.protocol.text import echoed
+
+RESOURCE = "elasticjobs.elasticjob.dev"
+REQUEST_SECONDS = 15
+CALL_SECONDS = 60.0
+Json = dict[str, Any]
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_REASON = re.compile(r"Error from server \((\w+)\): ")
+_PREFIX = re.compile(r"(error: |Error from server( \(\w+\))?: )+")
+"""Prefixes of kubectl's messages."""
+_REMEDIES = (
+    (
+        "localhost:8080",
+        "no cluster is configured: give --kubeconfig or --context",
+    ),
+    ("was refused", "check the cluster's address with `kubectl cluster-info`"),
+    ("no such host", "check the cluster's address with `kubectl cluster-info`"),
+    ("x509:", "check certificate-authority-data of the cluster in the kubeconfig"),
+    ("the server doesn't have a resource type", "install ElasticJob's Helm chart on the cluster"),
+    ("is forbidden", "ask the cluster's administrator for this permission"),
+    ("provide credentials", "sign in, or renew the user's credentials in the kubeconfig"),
+    ("Unauthorized", "sign in, or renew the user's credentials in the kubeconfig"),
+)
+"""Remedies for messages with a sign; the first match counts."""
+
+
+def selects_cluster(
+    is_plugin: bool, cluster: bool | None, context: str | None, kubeconfig: Path | None
+) -> bool:
+    """Return True if a verb acts on a cluster.
+
+    The plug-in always does; `elasticjob` only with --cluster, --context or --kubeconfig, or if
+    ELASTICJOB_PLACE says so. Raises `BadInput` for options that contradict each other.
+    """
+    if cluster is False:
+        if is_plugin:
+            raise BadInput("kubectl elasticjob acts on a cluster: use `elasticjob` for local jobs")
+        if context is not None or kubeconfig is not None:
+            raise BadInput("--local must come without --context and --kubeconfig")
+        return False
+    named = context is not None or kubeconfig is not None
+    return is_plugin or cluster is True or named or is_cluster_default()
+
+
+def checked_name(name: str) -> str:
+    """Return a job's name, which is no option of kubectl. Raises `BadInput`."""
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"the name of a job must be a DNS label, not {echoed(name)}")
+    return name
+
+
+class Refused(CommandError):
+    """Error of kubectl or refusal of the API server, with its reason, such as `Forbidden`."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Output of kubectl, and its errors, of which a successful call has none."""
+
+    output: str
+    errors: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.splitlines()
+
+    def check(self) -> None:
+        """Raise `CommandError` if the call failed: its errors, and a remedy where one is known."""
+        if not self.errors:
+            return
+        said = list(dict.fromkeys(_PREFIX.sub("", line) for line in self.errors))
+        remedy = next((text for sign, text in _REMEDIES if sign in said[-1]), "")
+        reason = next((found[1] for line in self.errors if (found := _REASON.match(line))), "")
+        raise Refused(
+            f"the cluster's answer: {'; '.join([*said, *([remedy] if remedy else [])])}", reason
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """Cluster and namespace of kubectl's calls; None means the kubeconfig's default."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: Path | None = None
+
+    def items(self, *arguments: str) -> list[Json]:
+        found = self.get(*arguments)
+        items: list[Json] = found.get("items", [found] if found else [])
+        return items
+
+    def jobs(self, name: str | None, everywhere: bool = False) -> list[Json]:
+        """Return the objects of one or all jobs, unparsed. Raises `CommandError`."""
+        words = [checked_name(name)] if name is not None else []
+        return self.items(RESOURCE, *words, *(["--all-namespaces"] if everywhere else []))
+
+    def get(self, *arguments: str) -> Json:
+        said = self.call("get", *arguments, "--output=json")
+        try:
+            document = json.loads(said) if said.strip() else {}
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise CommandError(
+                "kubectl did not answer with a JSON object: check the program `kubectl` on PATH"
+            )
+        return document
+
+    def call(self, verb: str, *arguments: str, given: str | None = None) -> str:
+        """Run kubectl to its end with `given` as input. Raises `CommandError`."""
+        done = self.attempt(verb, *arguments, given=given)
+        done.check()
+        return done.output
+
+    def attempt(self, verb: str, *arguments: str, given: str | None = None) -> Answer:
+        """Run kubectl to its end, successful or not. Raises `CommandError` if it cannot run."""
+        words = (verb, *arguments, f"--request-timeout={REQUEST_SECONDS}s", *self.where())
+        return _kubectl(*words, given=given)
+
+    def where(self) -> list[str]:
+        """Return kubectl's options for this cluster and namespace."""
+        where = [f"--namespace={self.namespace}"] if self.namespace else []
+        where += [f"--context={self.context}"] if self.context else []
+        return where + ([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else [])
+
+
+def _kubectl(*arguments: str, given: str | None = None) -> Answer:
+    try:
+        done = subprocess.run(
+            ["kubectl", *arguments],
+            input=given or "",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CALL_SECONDS,
+        )
+    except FileNotFoundError as error:
+        raise CommandError(
+            "kubectl was not found on PATH; it is required for jobs on a cluster"
+        ) from error
+    except OSError as error:
+        raise CommandError(f"kubectl cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"kubectl did not answer within {CALL_SECONDS:.0f} s") from error
+    if done.returncode == 0:
+        return Answer(done.stdout)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    # The lines before the last one are warnings and klog's, unless they are errors as well.
+    errors = tuple(line for line in lines[:-1] if _PREFIX.match(line)) + tuple(lines[-1:])
+    return Answer(done.stdout, errors or (f"exit code {done.returncode}",))

@@ -1,0 +1,132 @@
+"""Command `elasticjob init`: a commented manifest for a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.commands.script_job import (
+    Nodes,
+    Target,
+    command_of,
+    is_script,
+    job_document,
+    job_name,
+    parse_nodes,
+    validated,
+)
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.output import show, show_text
+from elasticjob_rendezvous.protocol.text import echoed
+
+CONTEXT = {"allow_interspersed_args": False}
+"""Click settings: every argument after the script belongs to the script."""
+
+TEMPLATE = """\
+# ElasticJob of {script}. Check it with `elasticjob validate FILE`, run it on this machine with
+# `elasticjob run FILE`, on a cluster with `kubectl apply -f FILE`.
+# All fields: `kubectl explain elasticjob.spec --recursive`.
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata:
+  name: {name}
+spec:
+  minNodes: {least}                      # trains while at least this many nodes are there
+  maxNodes: {most}                      # and on at most this many
+  # nodes: {most}                       # wanted number, which `scale` changes; default: maxNodes
+  # nprocPerNode: 1                # workers of a node; default: one for each accelerator, or 1
+  maxRestarts: 3                   # failures before the job fails; lost nodes do not count
+  # recovery:
+  #   hangTimeoutSeconds: 1800     # restart if no step is reported for so long
+  # runPolicy:
+  #   activeDeadlineSeconds: 86400 # stop after a day
+  #   ttlSecondsAfterFinished: 3600  # delete the finished job after an hour
+  template:
+    spec:
+      containers:
+        - name: trainer
+          image: {image}  # has the script; a local run ignores it
+          command: {command}
+          # workingDir: /workspace
+          # env:
+          #   - {{name: NCCL_DEBUG, value: WARN}}
+          # resources:
+          #   limits:
+          #     nvidia.com/gpu: 1
+          # volumeMounts:
+          #   - {{name: checkpoints, mountPath: /checkpoints}}
+      # volumes:                   # checkpoints must outlive a pod to survive on a cluster
+      #   - name: checkpoints
+      #     persistentVolumeClaim: {{claimName: checkpoints}}
+"""
+IMAGE = "registry.example.com/trainer:1"
+
+
+def _nodes(text: str) -> Nodes:
+    try:
+        return parse_nodes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def init(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="Training script and its arguments.", metavar="SCRIPT [ARG]", show_default=False
+        ),
+    ],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", show_default=False,
+            help="New file, or - for standard output. Default: the script's name with .yaml.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Name of the job instead of the script's.", show_default=False),
+    ] = None,
+    nodes: Annotated[
+        Nodes,
+        typer.Option("--nodes", parser=_nodes, metavar="N|MIN:MAX", help="Number of nodes."),
+    ] = "1:4",  # type: ignore[assignment]
+    image: Annotated[str, typer.Option("--image", help="Image with the script.")] = IMAGE,
+) -> None:  # fmt: skip
+    """Write a commented manifest for a script. An existing file is never replaced.
+
+    \b
+    Examples:
+      elasticjob init train.py
+      elasticjob init --nodes 2:8 --image registry.example.com/me/train:3 train.py --epochs 10
+    """
+    if not is_script(words[0]):
+        raise BadInput(f"must be a Python script or a folder with __main__.py: {echoed(words[0])}")
+    command = command_of(Target.SCRIPT, words)
+    document = job_document(name or job_name(Target.SCRIPT, words), command, nodes, None)
+    container = document["spec"]["template"]["spec"]["containers"][0]
+    container["image"] = image
+    job = validated(document)
+    text = TEMPLATE.format(
+        script=echoed(words[0]).strip("'\""),
+        name=job.metadata.name,
+        least=nodes.least,
+        most=nodes.most,
+        image=json.dumps(image),
+        command=json.dumps(container["command"]),
+    )
+    if output == "-":
+        show_text(text)
+        return
+    path = Path(output or f"{job.metadata.name}.yaml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise BadInput(f"{path} exists and was not changed: choose another with -o") from None
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+    show(f"{path} written: edit it, then `elasticjob run {path}` or `kubectl apply -f {path}`")

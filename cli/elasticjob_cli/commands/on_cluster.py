@@ -1,0 +1,82 @@
+"""Verbs on the jobs of a cluster, with the user's kubectl and the tables of local jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from elasticjob_cli.cluster import RESOURCE, Kubectl, checked_name
+from elasticjob_cli.commands.explain import Cluster
+from elasticjob_cli.commands.tables import Cells, wrapped
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.output import show, terminal_width
+from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.plan.sizes import wanted_size
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.manifest import InvalidFile, load_file, read_text, shown
+from elasticjob_rendezvous.protocol.text import one_line
+
+Json = dict[str, Any]
+
+
+def scaled(there: Cluster, name: str, nodes: int) -> int:
+    """Write a job's number of nodes through the scale subresource; return its legal size."""
+    there.call("scale", RESOURCE, checked_name(name), f"--replicas={nodes}")
+    return wanted_size(there.job(name)).nodes
+
+
+def set_suspended(there: Cluster, name: str, suspended: bool) -> None:
+    """Suspend or resume a job. Raises `CommandError` if it has ended."""
+    job = there.job(name)
+    if job.status.phase in FINISHED:
+        raise BadInput(f'job "{name}" has ended ({job.status.phase})')
+    patch = json.dumps({"spec": {"runPolicy": {"suspend": suspended}}})
+    there.call("patch", RESOURCE, name, "--type=merge", f"--patch={patch}")
+
+
+def chosen_names(there: Kubectl, names: Sequence[str], finished: bool) -> list[str]:
+    """Return the given jobs, or all jobs of the namespace, that a deletion is for."""
+    names = [checked_name(name) for name in names]
+    if names and not finished:
+        return names
+    jobs = map(Cells, there.jobs(None))
+    return [
+        name
+        for job in jobs
+        if (name := job.text("metadata", "name")) in names or not names
+        if not finished or job.text("status", "phase") in FINISHED
+    ]
+
+
+def delete(there: Kubectl, names: Sequence[str]) -> None:
+    """Delete jobs, whose pods end in the background, and print kubectl's line for each.
+
+    Raises `CommandError` with kubectl's messages on the others.
+    """
+    done = there.attempt("delete", RESOURCE, *names, "--wait=false")
+    show(*(line.replace(" from", ", from") for line in done.lines))
+    done.check()
+
+
+def applied(there: Cluster, file: str) -> list[str]:
+    """Apply a manifest whose jobs are valid; return kubectl's lines. Raises `CommandError`."""
+    if file == "-":
+        raise BadInput("apply must have a file: standard input can be read only once")
+    try:
+        load_file(file)
+        text = read_text(file)
+    except InvalidFile as error:
+        raise BadInput(f"{shown(file)} was not applied:\n{error}") from error
+    return there.call("apply", "--filename=-", given=text).splitlines()
+
+
+def show_events(there: Cluster, name: str) -> None:
+    """Print the events on a job, oldest first."""
+    job: ElasticJob = there.job(name)
+    lines = there.events(job)
+    if not lines:
+        raise CommandError(f'job "{name}" has no events: a cluster keeps them for an hour')
+    width = terminal_width()
+    for line in lines:
+        show(*wrapped(one_line(line), width, indent=9))
