@@ -2,13 +2,17 @@
 
 Property tests have no time limit, because other programs share the machine. Signals are reset so
 that they end programs even if the tests run in the background or under `nohup`.
+`--processor-times=N` prints the folders, files and tests with the most processor time.
 """
 
 from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.processor_times import ProcessorTimes
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
@@ -16,3 +20,13 @@ settings.load_profile("unhurried")
 # A background shell ignores these signals, and every program started by a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "print the N folders, files and tests with the most processor time"
+    parser.addoption("--processor-times", type=int, metavar="N", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (most := config.getoption("--processor-times")) is not None:
+        config.pluginmanager.register(ProcessorTimes(most))

@@ -111,5 +111,7 @@ def etcdctl(console: Console, *words: str) -> list[str]:
     secret = console.find("-n", SYSTEM, "secret", "elasticjob-etcd") or {"data": {"password": ""}}
     password = base64.b64decode(secret["data"]["password"]).decode()
     endpoint = f"--endpoints=https://elasticjob-etcd.{SYSTEM}.svc:2379"
-    login = [f"--user=root:{password}", "--cacert=/etc/etcd/tls/ca.crt", endpoint]
+    folder = "/etc/etcd/tls"
+    files = [f"--cacert={folder}/ca.crt", f"--cert={folder}/tls.crt", f"--key={folder}/tls.key"]
+    login = [f"--user=root:{password}", *files, endpoint]
     return ["etcdctl", *login, *words]

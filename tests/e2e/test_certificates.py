@@ -63,7 +63,9 @@ def test_new_authority_is_trusted_beside_the_old_one(
 
     # Without its key the authority cannot sign: the next one must take over at once.
     lost = json.dumps([{"op": "remove", "path": "/data/ca.key"}])
-    console.kubectl("-n", SYSTEM, "patch", "secret", SECRET, "--type=json", "-p", lost)
+    console.kubectl(
+        "-n", SYSTEM, "patch", "secret", f"{SECRET}-authority", "--type=json", "-p", lost
+    )
     assert "made a certificate authority" in renew(installation)
     bundle = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
     assert old.strip() in bundle, "what was signed by the old one is trusted until it expires"

@@ -60,7 +60,8 @@ def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
     left = console.items("-n", SYSTEM, "all,configmaps,leases,networkpolicies,secrets")
     names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
     own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
-    assert own <= {"Secret/elasticjob-etcd"}, "what opens the data that was kept, at most"
+    kept = {"Secret/elasticjob-etcd", "Secret/elasticjob-etcd-authority"}
+    assert own <= kept, "the Secrets of the data that was kept, at most"
 
 
 def test_reinstalled_operator_adopts_running_jobs(

@@ -37,7 +37,10 @@ NOBODY = "nobody"  # authenticated, without rights until a test binds it to a ro
 OPERATOR = "system:serviceaccount:elasticjob-system:elasticjob-operator"
 """Service account of a release with the usual names."""
 
-_GROUPS = {ADMIN: "system:masters", NOBODY: "", OPERATOR: ""}
+BINDER = "system:serviceaccount:elasticjob-system:elasticjob-binder"
+"""Service account of its binder."""
+
+_GROUPS = {ADMIN: "system:masters", NOBODY: "", OPERATOR: "", BINDER: ""}
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 _HTTP_SECONDS = 10.0
@@ -146,13 +149,14 @@ class ApiServer:
         body: Json | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        user: str = ADMIN,
     ) -> bytes:
-        """Send a raw request as administrator. Raise Refused."""
+        """Send a raw request, as administrator unless named. Raise Refused."""
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
             {
-                "Authorization": f"Bearer {ADMIN}-token",
+                "Authorization": f"Bearer {user}-token",
                 "Content-Type": content_type,
                 "Accept": accept,
             },

@@ -34,10 +34,21 @@ MATRIX: dict[str, Json] = {
     "no users": {"etcd": {"auth": {"enabled": False}}},
     "neither": {"etcd": {"tls": {"enabled": False}, "auth": {"enabled": False}}},
     "a Secret of one's own": {"etcd": {"certificates": {"existingSecret": "mine"}}},
+    "a Secret of one's own, also for clients": {
+        "etcd": {
+            "certificates": {"existingSecret": "mine"},
+            "tls": {"clientCertificates": "Required"},
+        }
+    },
     "external": EXTERNAL,
+    "labelled namespaces": {"watchNamespaceSelector": {"elasticjob.dev/serve": "true"}},
     "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
     "guarded namespaces": {"networkPolicy": {"jobNamespaces": ["team-a"]}},
-    "watched": {"metrics": {"serviceMonitor": {"enabled": True}, "dashboard": {"enabled": True}}},
+    "watched": {
+        "metrics": {
+            name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")
+        }
+    },
     "another name": {"fullnameOverride": "ej", "operator": {"replicas": 2}},
     "little": {
         "crds": {"install": False},

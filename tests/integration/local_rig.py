@@ -68,6 +68,17 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
     return value
 
 
+def read_all(terminal: int) -> bytes:
+    """Return what is written to a terminal until its last process has closed it."""
+    chunks = []
+    while True:
+        try:
+            chunks.append(os.read(terminal, 65536))
+        except OSError:
+            os.close(terminal)
+            return b"".join(chunks)
+
+
 class LocalRig:
     """Isolated use of `elasticjob` on this machine."""
 

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +119,38 @@ class Operator:
         if self.process is not None and self.process.poll() is None:
             self.kill()
         self.ports.close()
+
+
+@contextmanager
+def running_binder(
+    folder: Path, server: ApiServer, arguments: Sequence[str], user: str
+) -> Iterator[Path]:
+    """Run the binder with these arguments for the duration of the block; yield its log."""
+    ports, log = Ports(1), folder / "binder.log"
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "elasticjob_operator"]
+    health = f"--health-port={ports.numbers[0]}"  # the last one given counts
+    environment = os.environ | {"KUBECONFIG": str(server.kubeconfig(user))}
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [*command, "bind", *arguments, health], stdout=said, stderr=said, env=environment
+        )
+    try:
+        wait_until(lambda: _answers(ports.numbers[0], process, log), f"the binder; see {log}")
+        yield log
+    finally:
+        process.terminate()
+        process.wait(_STOP_SECONDS)
+        ports.close()
+
+
+def _answers(port: int, process: subprocess.Popen[bytes], log: Path) -> bool:
+    if process.poll() is not None:
+        raise AssertionError(f"the binder ended:\n{log.read_text()[-3000:]}")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def alone_in(namespace: str) -> dict[str, str]:

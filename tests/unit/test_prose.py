@@ -51,6 +51,7 @@ FOREIGN = {
     },
     "C++": {"terminate called without an active exception"},
     "Linux": {"model name", "permission denied"},
+    "pydantic": {"Value error, "},
     "kube-scheduler": {"nodes are available: "},
     "gRPC": {
         "failed to connect to all addresses",

@@ -119,6 +119,26 @@ def test_make_targets_named_in_documents_exist(document: str) -> None:
     assert named <= make_targets()
 
 
+def test_readme_has_at_most_800_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 800
+
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_index_of_the_documentation_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    names = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in names if f"]({name})" not in index} == set()
+
+
 def test_every_make_target_is_phony_and_has_a_recipe() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = {
@@ -129,24 +149,6 @@ def test_every_make_target_is_phony_and_has_a_recipe() -> None:
         recipe = re.search(rf"^{target}:([^#\n]*)(?:##.*)?\n(\t.*)?", text, re.MULTILINE)
         assert recipe is not None, target
         assert recipe[1].strip() or recipe[2], f"{target} does nothing"
-
-
-def test_constraints_pin_every_dependency_once() -> None:
-    pins = [
-        line.partition("==")
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    names = [name for name, _, _ in pins]
-    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for _, _, version in pins)
-    assert names == sorted(set(names))
-    extras = pyproject()["project"]["optional-dependencies"]  # type: ignore[index]
-    wanted = {
-        re.split(r"[\[<>=;~! ]", requirement)[0].lower().replace("_", "-").replace(".", "-")
-        for requirements in extras.values()
-        for requirement in requirements
-    }
-    assert wanted - {"elasticjob"} <= set(names)
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,9 @@ def kubectl(
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_server_accepts_every_object(server: ApiServer, name: str) -> None:
-    # Without kinds that the server does not define: the ServiceMonitor is Prometheus'.
-    objects = [o for o in render(MATRIX[name]).objects if o["kind"] != "ServiceMonitor"]
+    # Without kinds that the server does not define, which are the Prometheus Operator's.
+    theirs = ("PrometheusRule", "ServiceMonitor")
+    objects = [o for o in render(MATRIX[name]).objects if o["kind"] not in theirs]
     dry = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
     done = kubectl(server.kubeconfig(), *dry, objects=objects)
     assert done.returncode == 0, done.stderr
@@ -96,7 +97,7 @@ def test_restricted_namespace_admits_every_pod(server: ApiServer) -> None:
         return {"metadata": {"generateName": "p-", **pod["metadata"]}, "spec": pod["spec"]}
 
     pods = dict(render({"etcd": {"members": 3}}).pods())
-    assert len(pods) == 4
+    assert len(pods) == 5
     for pod in pods.values():
         server.request("POST", path, made(pod))
     bad = made(pods["Deployment/elasticjob-operator"])
@@ -130,7 +131,7 @@ def test_chart_is_installed_upgraded_and_uninstalled(server: ApiServer, kubeconf
     assert "kubectl apply -f examples/digits/elasticjob.yaml" in notes
     assert f"--namespace {NAMESPACE} rollout status deployment/elasticjob-operator" in notes
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
-    assert names(server, deployments) == {"elasticjob-operator"}
+    assert names(server, deployments) == {"elasticjob-operator", "elasticjob-binder"}
 
     # An upgrade installs the chart's definition over any other.
     server.patch(CRD, {"spec": {"names": {"shortNames": ["old"]}}})
@@ -153,6 +154,30 @@ def test_chart_is_installed_upgraded_and_uninstalled(server: ApiServer, kubeconf
     install(kubeconfig, {})  # over the remains of the first release
 
 
+def requires_certificates(server: ApiServer) -> bool:
+    """Return True if the installed etcd refuses clients without a certificate."""
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/statefulsets/elasticjob-etcd"
+    (container,) = server.request("GET", path)["spec"]["template"]["spec"]["containers"]
+    return "--client-cert-auth" in container["command"]
+
+
+def test_upgrade_requires_client_certificates_only_on_demand(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    """Running pods of a release without client certificates go on using etcd."""
+    optional = {"etcd": {"tls": {"clientCertificates": "Optional"}}}
+    install(kubeconfig, optional, TAKE)
+    assert not requires_certificates(server)
+    said = install(kubeconfig, {}, verb="upgrade")
+    assert not requires_certificates(server)
+    assert "clientCertificates=Required" in said
+    required = {"etcd": {"tls": {"clientCertificates": "Required"}}}
+    assert "clientCertificates" not in install(kubeconfig, required, verb="upgrade")
+    assert requires_certificates(server)
+    install(kubeconfig, {}, verb="upgrade")
+    assert requires_certificates(server)
+
+
 def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubeconfig: Path) -> None:
     install(kubeconfig, {}, TAKE)
     with pytest.raises(HelmRefused, match=r"etcd\.members must stay 1, with which this release"):
@@ -168,6 +193,11 @@ def test_upgrade_that_changes_member_count_is_refused(server: ApiServer, kubecon
         ({"etcd": {"auth": {"enabled": False}}}, "etcd requires no password"),
         ({"admissionPolicy": {"enabled": False}}, "No admission policy is installed"),
         ({"crds": {"install": False}}, "not part of this release"),
+        (
+            {"watchNamespaceSelector": {"team": "a", "elasticjob.dev/serve": "true"}},
+            "kubectl label namespace NAME elasticjob.dev/serve=true team=a",
+        ),
+        ({"watchNamespaces": [NAMESPACE]}, "can read the key of etcd's certificate authority"),
         (
             {"watchNamespaces": ["team-b", "team-a"]},
             "kubectl apply --namespace team-b -f examples/digits/elasticjob.yaml",
@@ -189,11 +219,13 @@ def notes(kubeconfig: Path, values: Json) -> str:
     return str(found["info"]["notes"])
 
 
-def allow(server: ApiServer, namespace: str, resource: str, group: str = "") -> None:
-    """Let NOBODY create these resources in the namespace."""
-    name = f"create-{resource}"
+def allow(
+    server: ApiServer, namespace: str, resource: str, group: str = "", verb: str = "create"
+) -> None:
+    """Give NOBODY this permission for the resources of the namespace."""
+    name = f"{verb}-{resource}"
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    rule = {"apiGroups": [group], "resources": [resource], "verbs": ["create"]}
+    rule = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
     server.request("POST", f"{path}/roles", {"metadata": {"name": name}, "rules": [rule]})
     binding = {
         "metadata": {"name": name},
@@ -203,11 +235,24 @@ def allow(server: ApiServer, namespace: str, resource: str, group: str = "") -> 
     server.request("POST", f"{path}/rolebindings", binding)
 
 
-def apply_as_nobody(server: ApiServer, namespace: str) -> str:
+def apply_as_nobody(server: ApiServer, namespace: str, job: Json = JOB) -> str:
     """Return the server's refusal of a job of NOBODY, empty if it accepts the job."""
-    words = ("create", "--dry-run=server", "--namespace", namespace)
-    done = kubectl(server.kubeconfig(NOBODY), *words, objects=[JOB])
-    return done.stderr if done.returncode else ""
+    path = f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs?dryRun=All"
+    try:
+        server.request("POST", path, job, user=NOBODY)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def await_answer(server: ApiServer, namespace: str, wanted: str, job: Json = JOB) -> None:
+    """Wait for a refusal with these words, or for acceptance: a policy takes a moment."""
+    deadline = time.monotonic() + SECONDS
+    said = apply_as_nobody(server, namespace, job)
+    while said != wanted and not (wanted and wanted in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+        said = apply_as_nobody(server, namespace, job)
 
 
 def test_user_without_pod_permission_cannot_create_jobs(
@@ -217,14 +262,56 @@ def test_user_without_pod_permission_cannot_create_jobs(
     install(kubeconfig, {}, TAKE)
     allow(server, namespace, "elasticjobs", "elasticjob.dev")
     wanted = f"you must be allowed to create pods in namespace {namespace}"
-    deadline = time.monotonic() + SECONDS
-    while wanted not in (said := apply_as_nobody(server, namespace)):  # a policy takes a moment
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
+    await_answer(server, namespace, wanted)
     allow(server, namespace, "pods")
-    while said := apply_as_nobody(server, namespace):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
+    allow(server, namespace, "services")
+    allow(server, namespace, "poddisruptionbudgets", "policy")
+    await_answer(server, namespace, "")
+
+
+def test_user_without_service_or_budget_permission_gets_none_by_a_job(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    namespace = server.namespace("few-rights")
+    install(kubeconfig, {}, TAKE)
+    for verb in ("create", "get", "patch"):
+        allow(server, namespace, "elasticjobs", "elasticjob.dev", verb)
+    allow(server, namespace, "pods")
+    without = {**JOB, "spec": {**JOB["spec"], "elasticity": {"disruptionBudget": False}}}
+
+    await_answer(
+        server, namespace, f"you must be allowed to create services in namespace {namespace}"
+    )
+    allow(server, namespace, "services")
+    await_answer(
+        server,
+        namespace,
+        f"you must be allowed to create poddisruptionbudgets in namespace {namespace}",
+    )
+    await_answer(server, namespace, "", without)
+    # A job without a budget gets none later either; its size may change.
+    path = f"/apis/elasticjob.dev/v1alpha1/namespaces/{namespace}/elasticjobs"
+    server.request("POST", path, without)
+    merge = "application/merge-patch+json"
+    for spec in ({"elasticity": {"disruptionBudget": True}}, {"elasticity": None}):
+        with pytest.raises(Refused, match="create poddisruptionbudgets"):
+            server.request("PATCH", f"{path}/kept", {"spec": spec}, user=NOBODY, content_type=merge)
+    server.request(
+        "PATCH", f"{path}/kept", {"spec": {"maxNodes": 1}}, user=NOBODY, content_type=merge
+    )
+    allow(server, namespace, "poddisruptionbudgets", "policy")
+    server.request("DELETE", f"{path}/kept")
+    await_answer(server, namespace, "")
+
+
+def test_switch_allows_jobs_of_users_without_service_permission(
+    server: ApiServer, kubeconfig: Path
+) -> None:
+    namespace = server.namespace("pods-only")
+    install(kubeconfig, {"admissionPolicy": {"ownedObjects": False}}, TAKE)
+    allow(server, namespace, "elasticjobs", "elasticjob.dev")
+    allow(server, namespace, "pods")
+    await_answer(server, namespace, "")
 
 
 LIMITS = {"admissionPolicy": {"maxNodes": 8, "maxNprocPerNode": 4}}
@@ -307,15 +394,39 @@ def refusal(server: ApiServer, *words: str, objects: list[Json]) -> str:
 
 
 @pytest.fixture
-def limited(server: ApiServer, kubeconfig: Path) -> None:
-    """Install the chart and wait until its policy on the operator's writes is in force."""
+def limited(server: ApiServer, kubeconfig: Path) -> Iterator[None]:
+    """Install the chart and wait until its policy on the operator's writes is in force.
+
+    The operator's role is bound in the namespaces of the test, as the binder does, and also in
+    those where the binder does not.
+    """
     install(kubeconfig, {}, TAKE)
+    group = "rbac.authorization.k8s.io"
+    role = {
+        "apiGroup": group,
+        "kind": "ClusterRole",
+        "name": f"{NAMESPACE}-elasticjob-operator-jobs",
+    }
+    binding = {
+        "metadata": {"name": "bound-by-a-test"},
+        "roleRef": role,
+        "subjects": [{"apiGroup": group, "kind": "User", "name": OPERATOR}],
+    }
+    paths = [
+        f"/apis/{group}/v1/namespaces/{namespace}/rolebindings"
+        for namespace in ("team-a", "kube-system", NAMESPACE)
+    ]
+    for path in paths:
+        server.request("POST", path, binding)
     deadline = time.monotonic() + SECONDS
     while "ElasticJob controls" not in refusal(
         server, "create", objects=[owned_object("Secret", "team-a", [])]
     ):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+    yield
+    for path in paths:
+        server.request("DELETE", f"{path}/bound-by-a-test")
 
 
 @pytest.mark.usefixtures("limited")

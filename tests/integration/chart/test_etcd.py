@@ -12,23 +12,39 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import NameOID
 
-from elasticjob_operator.etcd_tls.certificates import PASSWORD, Data, apply_changes, parse_data
+from elasticjob_operator.etcd_tls.certificates import (
+    AGENTS_CERT,
+    AGENTS_KEY,
+    BUNDLE,
+    CERT,
+    KEY,
+    OPERATOR_CERT,
+    OPERATOR_KEY,
+    PASSWORD,
+    Data,
+    apply_changes,
+    parse_data,
+)
 from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
 from elasticjob_rendezvous.etcd.client import Client, Tls
-from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unauthenticated
+from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unavailable
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.kv import Put, Range
-from tests.integration.etcd_server import Ports, binary, wait_until
+from tests.integration.certificates import Certificates, KeyPair
+from tests.integration.etcd_server import VERSIONS, EtcdServer, Ports, binary, wait_until
 from tests.integration.helm_chart import CHART, NAMESPACE, Json, Rendered, pod_template, render
 
 NAME = "elasticjob-etcd"
+MOUNTED = (BUNDLE, CERT, KEY, OPERATOR_CERT, OPERATOR_KEY, AGENTS_CERT, AGENTS_KEY)
 SECONDS = 30.0
 STOP_SECONDS = 20.0
 
@@ -138,7 +154,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[li
     values: Json = getattr(request, "param", {})
     rendered, data = render(values), secret()
     (tmp_path / "tls").mkdir()
-    for item in ("ca.crt", "tls.crt", "tls.key"):
+    for item in MOUNTED:
         (tmp_path / "tls" / item).write_bytes(data[item])
     members: list[Member] = []
     replicas = rendered.find("StatefulSet", NAME)["spec"]["replicas"]
@@ -155,11 +171,18 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[li
             member.ports.close()
 
 
-def client(members: list[Member], user: str | None = None, password: str | None = None) -> Client:
-    """Return a client like the operator's: it trusts the bundle, without a certificate."""
-    ca_file = members[0].folder / "tls" / "ca.crt"
+def client(
+    members: list[Member],
+    user: str | None = None,
+    password: str | None = None,
+    pair: tuple[str, str] | None = (AGENTS_CERT, AGENTS_KEY),
+) -> Client:
+    """Return a client that trusts the bundle, with an agent's certificate or another."""
+    folder = members[0].folder / "tls"
     endpoints = [member.endpoint for member in members]
-    return Client(endpoints, tls=Tls(ca_file), user=user, password=password)
+    cert, key = (folder / pair[0], folder / pair[1]) if pair else (None, None)
+    tls = Tls(folder / BUNDLE, cert, key)
+    return Client(endpoints, tls=tls, user=user, password=password, request_timeout_seconds=3.0)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +193,12 @@ def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
 ) -> None:
     members, data = cluster
     password = data[PASSWORD].decode()
+    operator = OPERATOR_CERT, OPERATOR_KEY
 
     async def main() -> None:
         async with (
-            client(members, ROOT, password) as root,
+            client(members, ROOT, password, operator) as root,
+            client(members, pair=operator) as certified,
             client(members, "job-1", "secret") as job,
             client(members) as nobody,
         ):
@@ -185,10 +210,105 @@ def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
             await job.put(Put("/elasticjob/ns/1/a", b"x"))
             with pytest.raises(PermissionDenied):
                 await job.range(Range("/elasticjob/ns/2/a"))
-            with pytest.raises(Unauthenticated):
+            with pytest.raises(PermissionDenied):
                 await nobody.range(Range("/elasticjob/ns/1/a"))
+            assert await Users(certified).roles_of("job-1") == ("job-1",), "its name is root"
 
     asyncio.run(main())
+
+
+async def is_served(connection: Client) -> bool:
+    try:
+        await connection.range(Range("/a"))
+        await Users(connection).users()
+    except Unavailable:  # etcd ends the connection: TLS 1.3 has no other answer
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [{}, {"etcd": {"members": 3}}, {"etcd": {"tls": {"clientCertificates": "Optional"}}}],
+    ids=["one", "three", "optional"],
+    indirect=True,
+)
+def test_new_etcd_serves_only_clients_with_certificates_of_its_authority(
+    cluster: tuple[list[Member], Data], request: pytest.FixtureRequest
+) -> None:
+    """Before the operator has enabled authentication, and after loss of the data."""
+    members, _ = cluster
+    stranger = signed({}, "localhost")
+    for name in (CERT, KEY):
+        (members[0].folder / "tls" / f"stranger-{name}").write_bytes(stranger[name])
+
+    async def main() -> None:
+        for pair in (None, (f"stranger-{CERT}", f"stranger-{KEY}")):
+            async with client(members, pair=pair) as outsider:
+                assert await is_served(outsider) is ("optional" in request.node.name)
+        async with client(members) as agent:
+            assert await is_served(agent)
+
+    asyncio.run(main())
+
+
+def test_client_certificates_open_no_peer_port(cluster: tuple[list[Member], Data]) -> None:
+    (member,), data = cluster
+    for cert, key in ((OPERATOR_CERT, OPERATOR_KEY), (AGENTS_CERT, AGENTS_KEY)):
+        assert not is_peer(member, data | {CERT: data[cert], KEY: data[key]})
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_agent_without_token_logs_in_and_root_is_known_by_certificate(
+    version: str, tmp_path: Path, start_etcd: Callable[..., EtcdServer]
+) -> None:
+    """An agent connects while etcd, which lost its data, has no users, and goes on afterwards."""
+    data = signed({}, "localhost", "127.0.0.1")
+    for name in MOUNTED:
+        (tmp_path / name).write_bytes(data[name])
+    server = start_etcd(
+        version,
+        certificates=Certificates(
+            tmp_path / BUNDLE,
+            KeyPair(tmp_path / CERT, tmp_path / KEY),
+            KeyPair(tmp_path / AGENTS_CERT, tmp_path / AGENTS_KEY),
+        ),
+        client_certificates=True,
+        arguments=("--bcrypt-cost=4",),
+    )
+
+    def tls(cert: str, key: str) -> Tls:
+        return Tls(tmp_path / BUNDLE, tmp_path / cert, tmp_path / key)
+
+    async def main() -> None:
+        agents, operator = tls(AGENTS_CERT, AGENTS_KEY), tls(OPERATOR_CERT, OPERATOR_KEY)
+        async with (
+            Client([server.url], tls=agents, user="job-1", password="secret") as job,
+            Client([server.url], tls=agents) as nobody,
+            Client([server.url], tls=operator) as certified,
+            Client([server.url], tls=operator, user=ROOT, password="secret") as root,
+        ):
+            await job.put(Put("/elasticjob/ns/1/a", b"before"))
+            users = Users(root)
+            await users.put_role("job-1", "/elasticjob/ns/1/")
+            await users.put_user("job-1", "secret")
+            await users.grant("job-1", "job-1")
+            await users.enable_auth()
+            await job.put(Put("/elasticjob/ns/1/a", b"after"))
+            with pytest.raises(PermissionDenied):
+                await job.range(Range("/elasticjob/ns/2/a"))
+            with pytest.raises(PermissionDenied):
+                await nobody.range(Range("/elasticjob/ns/1/a"))
+            assert await Users(certified).roles_of("job-1") == ("job-1",)
+
+    asyncio.run(main())
+
+
+def test_client_certificate_names_its_user_and_nobody_without_one() -> None:
+    data = secret()
+    for cert, user in ((OPERATOR_CERT, ROOT), (AGENTS_CERT, "")):
+        shown = x509.load_pem_x509_certificate(data[cert])
+        names = shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        assert [name.value for name in names] == [user] * bool(user)
 
 
 @pytest.mark.parametrize("cluster", [{"etcd": {"members": 3}}], ids=["three"], indirect=True)

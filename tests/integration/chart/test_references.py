@@ -29,7 +29,8 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
 
 def test_operator_settings_accept_rendered_environment(rendered: Rendered, tmp_path: Path) -> None:
     """The settings module itself reads the variables, with the mounted files in their places."""
-    deployment = next(o for o in rendered.objects if o["kind"] == "Deployment")
+    deployments = (o for o in rendered.objects if o["kind"] == "Deployment")
+    deployment = next(o for o in deployments if o["metadata"]["name"].endswith("-operator"))
     pod = pod_template(deployment)
     variables = environment(pod)
     mounts = {m["name"]: m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
@@ -134,7 +135,7 @@ def asked_for(rendered: Rendered) -> Request:
 def test_certificates_are_stored_in_mounted_secret() -> None:
     rendered = render()
     asked = asked_for(rendered)
-    assert (asked.namespace, asked.members) == (NAMESPACE, None)
+    assert asked.namespace == NAMESPACE
     mounted = {
         volume["secret"]["secretName"]
         for _, pod in rendered.pods()
@@ -144,8 +145,18 @@ def test_certificates_are_stored_in_mounted_secret() -> None:
     assert mounted == {asked.secret}
 
 
-def test_three_members_are_restarted_to_trust_new_authority() -> None:
-    assert asked_for(render(MATRIX["three members"])).members == "elasticjob-etcd"
+@pytest.mark.parametrize(
+    ("etcd", "restarted"),
+    [
+        ({}, True),
+        ({"tls": {"clientCertificates": "Optional"}}, False),
+        ({"tls": {"clientCertificates": "Optional"}, "members": 3}, True),
+    ],
+    ids=["client certificates", "neither clients nor peers", "peers"],
+)
+def test_etcd_is_restarted_to_trust_new_authority(etcd: Json, restarted: bool) -> None:
+    asked = asked_for(render({"etcd": etcd}))
+    assert asked.members == ("elasticjob-etcd" if restarted else None)
 
 
 def test_permanent_failure_is_not_retried() -> None:

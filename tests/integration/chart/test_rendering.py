@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.cluster.places import KUBERNETES_VERSION
 from tests.integration.helm_chart import (
     CHART,
+    EXTERNAL,
     MATRIX,
+    NAMESPACE,
     RELEASE,
     HelmRefused,
     Rendered,
@@ -70,12 +76,51 @@ def test_pods_satisfy_restricted_profile(rendered: Rendered) -> None:
         assert spec["enableServiceLinks"] is False, name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
         assert not any("hostPath" in volume for volume in spec.get("volumes", ())), name
-        for container in spec["containers"]:
+        for container in [*spec["containers"], *spec.get("initContainers", ())]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }, name
+
+
+NOTES = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data: {notes: {{ include "elasticjob/templates/NOTES.txt" . | toJson }}}
+"""
+
+
+@pytest.fixture(scope="module")
+def chart_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the chart that renders its notes into a ConfigMap, which helm prints."""
+    copy = tmp_path_factory.mktemp("notes") / "elasticjob"
+    shutil.copytree(CHART, copy)
+    (copy / "templates" / "notes.yaml").write_text(NOTES)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "warned"),
+    [
+        ("v1.29.0", True),
+        ("v1.29.14-gke.1", True),
+        ("v1.30.0-beta.0", False),
+        ("v1.30.0", False),
+        (KUBERNETES_VERSION, False),
+    ],
+)
+def test_notes_warn_of_kubernetes_without_admission_policies(
+    chart_with_notes: Path, kubernetes: str, warned: bool
+) -> None:
+    words = ("template", RELEASE, str(chart_with_notes), "--namespace", NAMESPACE)
+    values = {"crds": {"install": False}}
+    rendered = helm(*words, "--kube-version", kubernetes, values=values)
+    objects = [one for one in yaml.safe_load_all(rendered) if one]
+    (notes,) = [one["data"]["notes"] for one in objects if one["metadata"]["name"] == "notes"]
+    assert ("has no admission policies, which need 1.30" in notes) is warned
+    policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert bool(policies & {one["kind"] for one in objects}) is not warned
 
 
 def test_images_are_pinned_and_resources_are_limited(rendered: Rendered) -> None:
@@ -144,3 +189,25 @@ def test_long_release_name_gives_valid_object_names() -> None:
 
 def test_rendering_is_deterministic() -> None:
     assert template() == template()
+
+
+def rules(values: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    made = render(values).find("PrometheusRule", "elasticjob")
+    return {group["name"]: group["rules"] for group in made["spec"]["groups"]}
+
+
+def test_alerts_are_those_of_the_file_with_the_address_of_their_section() -> None:
+    source = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]
+    page = "https://docs.example/runbook.html"
+    rule = {"enabled": True, "runbookUrl": page}
+    made = rules({"metrics": {"prometheusRule": rule}})
+    for group in source:
+        for alert in group["rules"]:
+            alert["annotations"]["runbook_url"] = f"{page}#{alert['alert'].lower()}"
+    assert made == {group["name"]: group["rules"] for group in source}
+
+
+def test_alerts_of_etcd_are_for_the_bundled_one() -> None:
+    rule = {"metrics": {"prometheusRule": {"enabled": True}}}
+    assert "elasticjob-etcd" in rules(rule)
+    assert "elasticjob-etcd" not in rules({**EXTERNAL, **rule})

@@ -74,6 +74,10 @@ def merged(*layers: Json) -> Json:
         ("watchNamespaces", "team-a", "/watchNamespaces", "want array"),
         ("watchNamespaces", ["Team A"], "/watchNamespaces/0", "pattern"),
         ("watchNamespaces", ["a", "a"], "/watchNamespaces", "equal"),
+        ("watchNamespaceSelector", ["team=a"], "/watchNamespaceSelector", "want object"),
+        ("watchNamespaceSelector", {"team": True}, "/watchNamespaceSelector/team", "want string"),
+        ("watchNamespaceSelector", {"team": "a,b"}, "/watchNamespaceSelector/team", "pattern"),
+        ("watchNamespaceSelector", {"a team": "a"}, "/watchNamespaceSelector", "not allowed"),
         ("allowedEndpoints", ["etcd:2379"], "/allowedEndpoints/0", "pattern"),
         ("etcd.members", 2, "/etcd/members", "one of 1, 3"),
         ("etcd.enabled", "false", "/etcd/enabled", "want boolean"),
@@ -140,6 +144,10 @@ def test_invalid_value_is_refused_with_its_path(
             "externalEtcd.secretKeys must have both tls.crt and tls.key",
         ),
         (
+            {"watchNamespaces": ["a"], "watchNamespaceSelector": {"team": "a"}},
+            "watchNamespaces and watchNamespaceSelector must not both be given",
+        ),
+        (
             {"operator": {"serviceAccount": {"create": False}}},
             "operator.serviceAccount.name must be given",
         ),
@@ -168,6 +176,7 @@ def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 MONITORED: Json = {"metrics": {"serviceMonitor": {"enabled": True}}}
+ALERTING: Json = {"metrics": {"prometheusRule": {"enabled": True}}}
 SHOWN: Json = {"metrics": {"dashboard": {"enabled": True}}}
 # Other values that must be set for a value to matter.
 CONTEXT: dict[str, Json] = {
@@ -180,6 +189,8 @@ CONTEXT: dict[str, Json] = {
     "etcd.antiAffinity": {"etcd": {"members": 3}},
     "metrics.serviceMonitor.interval": MONITORED,
     "metrics.serviceMonitor.labels": MONITORED,
+    "metrics.prometheusRule.labels": ALERTING,
+    "metrics.prometheusRule.runbookUrl": ALERTING,
     "metrics.dashboard.labels": SHOWN,
     "metrics.dashboard.annotations": SHOWN,
     "operator.serviceAccount.create": {"operator": {"serviceAccount": {"name": "given"}}},
@@ -189,6 +200,8 @@ OTHER: dict[str, Any] = {
     "admissionPolicy.maxNodes": 100,
     "admissionPolicy.maxNprocPerNode": 8,
     "etcd.members": 3,
+    "etcd.tls.clientCertificates": "Optional",
+    "externalEtcd.knownUsers": ["admin"],
     "etcd.antiAffinity": "required",
     "etcd.autoCompactionRetention": "1h",
     "etcd.certificates.schedule": "0 0 * * 0",
@@ -203,6 +216,7 @@ OTHER: dict[str, Any] = {
     "sidecar.resources.limits.memory": "96Mi",
     "sidecar.resources.limitsIn": "AllPods",
     "metrics.serviceMonitor.interval": "99s",
+    "metrics.prometheusRule.runbookUrl": "https://docs.example/runbook.html",
     "allowedEndpoints": ["http://other:2379"],
     "externalEtcd.endpoints": ["http://other:2379"],
     "externalEtcd.secretKeys": ["ca.crt"],

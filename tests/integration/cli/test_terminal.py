@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.local_rig import LocalRig
+from tests.integration.local_rig import LocalRig, read_all
 
 HOSTILE = (
     "a\x1b[2J\x1b]52;c;aGk=\x07\x1b]8;;http://evil\x1b\\\x9b31m\x85\x00\x08\x0b\x0c\x0e\x7f\r"
@@ -45,14 +45,7 @@ def on_terminal(rig: LocalRig, *arguments: object) -> str:
         stderr=theirs,
     )
     os.close(theirs)
-    written = b""
-    while True:
-        try:
-            chunk = os.read(ours, 65536)
-        except OSError:  # the last process has closed it
-            break
-        written += chunk
-    os.close(ours)
+    written = read_all(ours)
     process.wait(60)
     return written.decode()
 
@@ -118,12 +111,12 @@ def test_status_written_by_others_is_shown_as_text(tmp_path: Path, command: str)
 @pytest.mark.parametrize("command", ["logs job", "logs job --rank 0"])
 def test_log_lines_keep_colours_and_nothing_else(tmp_path: Path, command: str) -> None:
     rig = LocalRig(tmp_path)
-    stored_job(rig, "\x1b[1;31mred\x1b[2J\x1b]0;title\x07\n 10%\r 20%\u202e\tFORGED\r\n\x1b[8mgone")
-    prefix = "" if "--rank" in command else "job-0 "
+    lines = ["\x1b[1;31mred\x1b[2J\x1b]0;title\x07", "10%\r[0] 20%\u202e\tFORGED\r", "\x1b[8mgone"]
+    stored_job(rig, "\n".join(f"[0] {line}" for line in lines))
     assert on_terminal(rig, *command.split()).split("\n") == [
-        f"{prefix}\x1b[1;31mred\\x1b[2J\\x1b]0;title\\x07\x1b[0m",
-        f"{prefix} 20%\\u202e\tFORGED",
-        f"{prefix}\x1b[8mgone\x1b[0m",
+        "job-0 [0] \x1b[1;31mred\\x1b[2J\\x1b]0;title\\x07\x1b[0m",
+        "job-0 [0] 20%\\u202e\tFORGED",
+        "job-0 [0] \x1b[8mgone\x1b[0m",
         "",
     ]
 

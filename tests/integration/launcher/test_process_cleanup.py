@@ -27,7 +27,7 @@ from tests.integration.launcher_rig import (
 )
 from tests.integration.local_rig import LocalRig, until
 from tests.integration.local_rig import rig as rig
-from tests.integration.warm_start.test_equivalence import children_of, parent_of
+from tests.integration.warm_start.warm_rig import children_of, parent_of
 from tests.paths import ROOT
 
 __all__ = ["process_tag", "rig"]

@@ -48,6 +48,7 @@ from tests.integration.certificates import Certificates, KeyPair
 from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdServer, Ports
 
 SECRET = "etcd"
+AUTHORITY = "etcd-authority"
 NAMES = ("etcd.ns.svc", "*.etcd.ns.svc")
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)
@@ -70,8 +71,15 @@ def command(
     )
 
 
-def secret_of(api_server: ApiServer, namespace: str) -> Json:
-    return api_server.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{SECRET}")
+def secret_of(api_server: ApiServer, namespace: str, name: str = SECRET) -> Json:
+    return api_server.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+
+
+def both_of(api_server: ApiServer, namespace: str) -> Data:
+    """Return the data of both Secrets, which have the same bundle."""
+    public, kept = (data_of(secret_of(api_server, namespace, n)) for n in (SECRET, AUTHORITY))
+    assert public[BUNDLE] == kept[BUNDLE]
+    return public | kept
 
 
 def data_of(secret: Json) -> Data:
@@ -100,9 +108,11 @@ def test_command_reports_changes_and_repeats_without_change(
     assert (first.returncode, first.stderr) == (Exit.DONE, "")
     assert first.stdout.count(f"secret {namespace}/{SECRET}: made ") == 3
     made = secret_of(api_server, namespace)
-    assert set(data_of(made)) == {BUNDLE, SIGNING_KEY, CERT, KEY, "user", "password"}
-    for name in (SIGNING_KEY, KEY, "password"):
-        assert data_of(made)[name].decode() not in first.stdout
+    clients = {"operator.crt", "operator.key", "agents.crt", "agents.key"}
+    assert set(data_of(made)) == {BUNDLE, CERT, KEY, "user", "password"} | clients
+    assert set(data_of(secret_of(api_server, namespace, AUTHORITY))) == {BUNDLE, SIGNING_KEY}
+    for name in (SIGNING_KEY, KEY, "operator.key", "agents.key", "password"):
+        assert both_of(api_server, namespace)[name].decode() not in first.stdout
 
     second = command(api_server, namespace)
     assert (second.returncode, second.stderr) == (Exit.DONE, "")
@@ -110,8 +120,9 @@ def test_command_reports_changes_and_repeats_without_change(
     assert secret_of(api_server, namespace) == made
 
     another_name = command(api_server, namespace, "--dns-name=etcd.example.org")
-    assert "made etcd's certificate: the present one is not for etcd.example.org" in (
-        another_name.stdout
+    assert (
+        "made the certificates of etcd and its clients: the present one is not for etcd.example.org"
+        in (another_name.stdout)
     )
 
 
@@ -137,12 +148,67 @@ def test_command_reports_reason_of_failure(api_server: ApiServer, namespace: str
 def test_concurrent_commands_create_one_secret(api_server: ApiServer, namespace: str) -> None:
     request = Request(namespace, SECRET, NAMES)
     runs = run(api_server, request, OLD, times=4)
-    assert sorted(len(works(lines)) for lines in runs) == [0, 0, 0, 3]
+    assert sum(len(works(lines)) for lines in runs) == 3
     runs = run(api_server, request, NOW, times=4)  # each would announce an authority of its own
-    assert sorted(len(works(lines)) for lines in runs) == [0, 0, 0, 2]
-    data = data_of(secret_of(api_server, namespace))
+    assert sum(len(works(lines)) for lines in runs) == 2
+    data = both_of(api_server, namespace)
     assert len(authority.pem_blocks(data[BUNDLE])) == 2
     assert due_changes(parse_data(data), Wanted(frozenset(NAMES)), NOW) == ()
+
+
+def test_key_of_an_earlier_release_is_moved_to_its_own_secret(
+    api_server: ApiServer, namespace: str
+) -> None:
+    request = Request(namespace, SECRET, NAMES)
+    run(api_server, request, NOW)
+    before = both_of(api_server, namespace)
+    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+    encoded = {key: base64.b64encode(value).decode() for key, value in before.items()}
+    api_server.patch(f"{secrets}/{SECRET}", {"data": encoded})
+    for kept in (False, True):  # also if the command ended between its two writes
+        if not kept:
+            api_server.request("DELETE", f"{secrets}/{AUTHORITY}")
+        else:
+            api_server.patch(f"{secrets}/{SECRET}", {"data": encoded})
+        (lines,) = run(api_server, request, NOW)
+        assert lines == [f"moved the authority's key to secret {AUTHORITY}"]
+        assert SIGNING_KEY not in data_of(secret_of(api_server, namespace))
+        assert both_of(api_server, namespace) == before
+    assert "nothing is due" in run(api_server, request, NOW)[0][0]
+
+
+def test_next_authority_signs_only_after_its_copy_in_the_mounted_secret(
+    api_server: ApiServer, namespace: str
+) -> None:
+    """The command may end between the write of the authority and that of its copy."""
+    request = Request(namespace, SECRET, NAMES)
+    run(api_server, request, OLD)
+    old = secret_of(api_server, namespace)["data"][BUNDLE]
+    assert works(run(api_server, request, NOW)[0]) == [Work.ANNOUNCE_AUTHORITY, Work.SIGN]
+    path = f"/api/v1/namespaces/{namespace}/secrets/{SECRET}"
+    api_server.patch(path, {"data": {BUNDLE: old}})
+    late = NOW + 2 * TRUST_TIME
+    assert run(api_server, request, late)[0] == [
+        f"copied the trusted authorities from secret {AUTHORITY}"
+    ]
+    assert works(run(api_server, request, late)[0]) == [Work.PROMOTE_AUTHORITY, Work.SIGN]
+    both_of(api_server, namespace)
+
+
+def test_leaked_authority_is_trusted_no_longer_once_its_secret_is_emptied(
+    api_server: ApiServer, namespace: str
+) -> None:
+    request = Request(namespace, SECRET, NAMES)
+    run(api_server, request, NOW)
+    before = both_of(api_server, namespace)
+    path = f"/api/v1/namespaces/{namespace}/secrets/{AUTHORITY}"
+    api_server.patch(path, {"data": {BUNDLE: None, SIGNING_KEY: None}})
+    done = run(api_server, request, NOW)[0]
+    assert works(done) == [Work.MAKE_AUTHORITY, Work.SIGN]
+    after = both_of(api_server, namespace)
+    assert len(authority.pem_blocks(after[BUNDLE])) == 1
+    assert after[BUNDLE] != before[BUNDLE]
+    assert after["password"] == before["password"]
 
 
 def test_etcd_members_trust_new_authority_before_it_signs(

@@ -6,14 +6,40 @@ import asyncio
 import base64
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.errors import EtcdError
-from elasticjob_rendezvous.protocol.kv import Put, Txn
+from elasticjob_operator.etcd_tls.certificates import (
+    AGENTS_CERT,
+    AGENTS_KEY,
+    BUNDLE,
+    CERT,
+    KEY,
+    OPERATOR_CERT,
+    OPERATOR_KEY,
+    USER,
+    apply_changes,
+    parse_data,
+)
+from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
+from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unauthenticated
+from elasticjob_rendezvous.etcd.users import ROOT, Users
+from elasticjob_rendezvous.protocol.kv import Put, Range, Txn
+from elasticjob_rendezvous.protocol.records.codec import encode
+from elasticjob_rendezvous.protocol.records.keys import Keys
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    CauseKind,
+    Outcome,
+    OutcomeKind,
+    Round,
+    RoundState,
+)
 from tests.integration.apiserver import ApiServer
+from tests.integration.certificates import Certificates, KeyPair
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, binary, wait_until
 from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
@@ -78,6 +104,98 @@ def test_job_user_has_access_to_own_keys_only(
     other = etcdctl(etcd_of_users, "get", "/elasticjob/", "--prefix", "--keys-only", user=login)
     assert "permission denied" in other
     assert PASSWORD not in base64.b64decode(data["password"]).decode()
+
+
+def test_finished_job_has_no_user_and_keeps_its_records(
+    operator: Operator, api_server: ApiServer, etcd_of_users: EtcdServer, namespace: str
+) -> None:
+    ns = Namespace(api_server, namespace)
+    uid = ns.create_job(maxNodes=1)["metadata"]["uid"]
+    ns.await_pods("job-0")
+    root = f"root:{PASSWORD}"
+    assert uid in etcdctl(etcd_of_users, "user", "list", user=root)
+    own = f"/elasticjob/{namespace}/{uid}/"
+    closed = encode(
+        Round(1, RoundState.CLOSED, Cause(CauseKind.START), outcome=Outcome(OutcomeKind.SUCCEEDED))
+    )
+    etcdctl(etcd_of_users, "put", Keys(f"{own}1/").round, closed.decode(), user=root)
+    ns.await_status(phase="Succeeded")
+    ns.remove_pod("job-0")
+
+    def left() -> str:
+        found = [etcdctl(etcd_of_users, kind, "list", user=root) for kind in ("user", "role")]
+        return "".join(found)
+
+    wait_until(lambda: uid not in left(), "the user and the role to be removed", SECONDS)
+    assert own in etcdctl(etcd_of_users, "get", own, "--prefix", "--keys-only", user=root)
+
+
+@pytest.fixture(params=["3.5", "3.6", "3.7"])
+def etcd_with_certificates(
+    request: pytest.FixtureRequest, start_etcd: StartEtcd, tmp_path: Path
+) -> tuple[EtcdServer, dict[str, str], Path]:
+    """Return an etcd as the chart starts it, and the operator's options for it."""
+    wanted, now = Wanted(frozenset({"localhost", "127.0.0.1"})), datetime.now(UTC)
+    data = apply_changes({}, due_changes(parse_data({}), wanted, now), wanted, now)
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    for name, content in data.items():
+        (folder / name).write_bytes(content)
+    agents = KeyPair(folder / AGENTS_CERT, folder / AGENTS_KEY)
+    certificates = Certificates(folder / BUNDLE, KeyPair(folder / CERT, folder / KEY), agents)
+    server = start_etcd(
+        request.param,
+        certificates=certificates,
+        client_certificates=True,
+        arguments=("--bcrypt-cost=4",),
+    )
+    options = {
+        "ELASTICJOB_ETCD_CA_FILE": str(folder / BUNDLE),
+        "ELASTICJOB_ETCD_CERT_FILE": str(folder / OPERATOR_CERT),
+        "ELASTICJOB_ETCD_KEY_FILE": str(folder / OPERATOR_KEY),
+        "ELASTICJOB_AGENTS_CERT_FILE": str(folder / AGENTS_CERT),
+        "ELASTICJOB_AGENTS_KEY_FILE": str(folder / AGENTS_KEY),
+        "ELASTICJOB_ETCD_USER_FILE": str(folder / USER),
+        "ELASTICJOB_ETCD_PASSWORD_FILE": str(folder / "password"),
+        "ELASTICJOB_MANAGE_ETCD_USERS": "true",
+        "ELASTICJOB_ETCD_EXCLUSIVE": "true",
+    }
+    return server, options, folder
+
+
+def test_operator_with_root_certificate_takes_root_back_and_gives_pods_the_agents_certificate(
+    etcd_with_certificates: tuple[EtcdServer, dict[str, str], Path],
+    tmp_path: Path,
+    api_server: ApiServer,
+    namespace: str,
+) -> None:
+    """An agent of a hostile job made itself root while etcd, which lost its data, had no users."""
+    etcd, options, folder = etcd_with_certificates
+    agents = Tls(folder / BUNDLE, folder / AGENTS_CERT, folder / AGENTS_KEY)
+
+    async def intrude() -> None:
+        async with Client([etcd.url], tls=agents, user=ROOT, password="stolen") as client:
+            await Users(client).enable_auth()
+
+    async def own_keys(data: dict[str, str]) -> None:
+        text = {key: base64.b64decode(value) for key, value in data.items()}
+        assert text["tls.crt"] == (folder / AGENTS_CERT).read_bytes()
+        assert text["tls.key"] == (folder / AGENTS_KEY).read_bytes()
+        user, password = text["user"].decode(), text["password"].decode()
+        async with Client([etcd.url], tls=agents, user=user, password=password) as client:
+            await client.range(Range(f"/elasticjob/{namespace}/{user.removeprefix('job-')}/1/x"))
+            with pytest.raises(PermissionDenied):
+                await client.range(Range("/elasticjob/cluster"))
+
+    asyncio.run(intrude())
+    operator = Operator(tmp_path, api_server, etcd, options=options | alone_in(namespace))
+    with operator.running():
+        ns = Namespace(api_server, namespace)
+        ns.create_job(maxNodes=1)
+        ns.await_pods("job-0")
+        asyncio.run(own_keys(ns.present("secrets", "job-elasticjob")["data"]))
+    with pytest.raises(Unauthenticated):
+        asyncio.run(intrude())
 
 
 def test_authentication_is_restored_after_etcd_data_loss(

@@ -18,7 +18,7 @@ from elasticjob_operator.rendezvous.informer_cache import (
     remove_members,
     write_params,
 )
-from elasticjob_operator.rendezvous.record_store import UNKNOWN_NODES, budget_of
+from elasticjob_operator.rendezvous.record_store import UNKNOWN_NODES, quota_of
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.protocol.kv import Delete, Put, Txn
 from elasticjob_rendezvous.protocol.records.codec import encode
@@ -290,7 +290,7 @@ def test_job_with_too_many_records_is_dropped_and_its_neighbour_is_read(
     server: EtcdServer,
 ) -> None:
     async def main() -> None:
-        most = budget_of(UNKNOWN_NODES).keys
+        most = quota_of(UNKNOWN_NODES).keys
         async with mirrored(server) as (client, cache):
             await write_junk(client, ONE, most + 200)
             await until(cache, lambda: cache.exceeded("default", "uid-one"))

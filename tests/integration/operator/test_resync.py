@@ -7,12 +7,13 @@ import base64
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from elasticjob_operator.domain.observed.node_state import Node
 from elasticjob_operator.domain.observed.state import Obstacle
-from elasticjob_operator.etcd_tls.job_users import access_for, uids_with_users
+from elasticjob_operator.etcd_tls.job_users import access_for, uids_with_users, user_name
 from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs, PodMemory
@@ -21,6 +22,7 @@ from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused, EtcdRegistry
 from elasticjob_operator.rendezvous.etcd_source import EtcdSource
 from elasticjob_operator.settings import EtcdSettings
+from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.keys import Keys, cluster_key, job_prefix
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -89,6 +91,19 @@ async def seen(rig: Rig, namespace: str) -> None:
             await asyncio.sleep(0.02)
 
 
+def owned_by(uid: str, label: str = "") -> dict[str, Any]:
+    """Return the metadata of a pod that this job controls, with the label of a job."""
+    owner = {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "name": "job",
+        "uid": uid,
+        "controller": True,
+    }
+    labels = {"elasticjob.dev/job-uid": label or uid}
+    return {"labels": labels, "ownerReferences": [owner]}
+
+
 def put_bounds(etcd: EtcdServer, namespace: str) -> Keys:
     keys = Keys(job_prefix(namespace, UID, 1))
     etcd.ctl("put", keys.bounds, encode(RendezvousParams(1, 2)).decode())
@@ -119,7 +134,7 @@ def test_records_are_kept_while_a_pod_exists(
 ) -> None:
     keys, ns = put_bounds(newest_etcd, namespace), Namespace(api_server, namespace)
     left = pod("left")
-    left["metadata"]["labels"] = {"elasticjob.dev/job-uid": UID}
+    left["metadata"] |= owned_by(UID)
     api_server.request("POST", ns.path("pods"), left)
 
     async def scenario(rig: Rig) -> None:
@@ -130,6 +145,24 @@ def test_records_are_kept_while_a_pod_exists(
         assert newest_etcd.ctl("get", keys.bounds)
         ns.remove_pod("left")
         await rig.resync.resync()
+        assert newest_etcd.ctl("get", "--prefix", keys.prefix) == ""
+
+    run(api_server, newest_etcd, namespace, scenario)
+
+
+@pytest.mark.parametrize("owner", ["", OTHER_UID], ids=["no owner", "another owner"])
+def test_label_alone_keeps_no_records(
+    api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, owner: str
+) -> None:
+    keys, ns = put_bounds(newest_etcd, namespace), Namespace(api_server, namespace)
+    left = pod("left")
+    left["metadata"] |= owned_by(owner, UID) if owner else {"labels": owned_by(UID)["labels"]}
+    api_server.request("POST", ns.path("pods"), left)
+
+    async def scenario(rig: Rig) -> None:
+        await seen(rig, namespace)
+        for _ in range(2):
+            await rig.resync.resync()
         assert newest_etcd.ctl("get", "--prefix", keys.prefix) == ""
 
     run(api_server, newest_etcd, namespace, scenario)
@@ -353,22 +386,81 @@ def test_etcd_of_another_cluster_is_neither_used_nor_cleared(
     run(api_server, etcd, namespace, scenario)
 
 
+FOREIGN = ("intruder", "helper")
+
+
+async def intrude(users: Users, job: str) -> None:
+    """Leave access as a client can that reached etcd while authentication was off."""
+    await users.put_role("helper", "/elasticjob/")
+    await users.put_user("intruder", "secret")
+    await users.grant("intruder", ROOT)
+    await users.grant(job, ROOT)
+    await users.put_role(job, "/elasticjob/")
+
+
+@pytest.mark.parametrize("version", ["3.5", "3.6", "3.7"])
+@pytest.mark.parametrize("exclusive", [True, False], ids=["bundled", "external"])
+def test_unknown_users_and_grants_of_root_are_found_and_removed_where_safe(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str, version: str, exclusive: bool
+) -> None:
+    etcd = start_etcd(version, arguments=("--bcrypt-cost=4",))
+    uid = Namespace(api_server, namespace).create_job(maxNodes=1)["metadata"]["uid"]
+    root = EtcdSettings(
+        (etcd.url,),
+        user=ROOT,
+        password="secret",
+        manage_users=True,
+        exclusive=exclusive,
+        known_users=frozenset() if exclusive else frozenset({"admin"}),
+    )
+
+    async def scenario(rig: Rig) -> None:
+        await rig.etcds.guard()
+        users, job = rig.etcds.own.users, user_name(uid)
+        assert users is not None
+        await access_for(users, namespace, uid, None, None)
+        await users.put_user("admin", "secret")
+        if not exclusive:
+            await users.grant("admin", ROOT)
+        await intrude(users, job)
+        await rig.resync.resync()
+        found = {str(one) for one in rig.etcds.unknown_access}
+        assert {"user 'intruder'", "role 'helper'", f"role 'root' of user {job!r}"} < found
+        assert ("user 'admin'" in found) is exclusive
+        assert await users.roles_of(job) == (job,)
+        assert await users.ranges_of(job) == (), "the next check of the job restores its own"
+        left = {*await users.users(), *await users.roles()}
+        assert left == {ROOT, job} | (set() if exclusive else {"admin", *FOREIGN})
+        await rig.resync.resync()
+        assert bool(rig.etcds.unknown_access) is not exclusive
+
+    run(api_server, etcd, namespace, scenario, root)
+
+
 def test_user_without_job_and_record_is_removed(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
-    """The user's job was deleted while no operator was running."""
+    """The user's job was deleted while no operator was running.
+
+    A pod keeps the user of the job that controls it in its own namespace, and no other's.
+    """
     etcd = start_etcd("3.6", arguments=("--bcrypt-cost=4",))
     ns = Namespace(api_server, namespace)
     present = ns.create_job(maxNodes=1)["metadata"]["uid"]
+    for name, uid in (("own", OTHER_UID), ("of-another-namespace", UID)):
+        left = pod(name)
+        left["metadata"] |= owned_by(uid)
+        api_server.request("POST", ns.path("pods"), left)
     root = EtcdSettings((etcd.url,), user="root", password="secret", manage_users=True)
 
     async def scenario(rig: Rig) -> None:
         await rig.etcds.guard()
         users = rig.etcds.own.users
         assert users is not None
-        for uid in (UID, present):
+        await access_for(users, "victims", UID, None, None)
+        for uid in (OTHER_UID, present):
             await access_for(users, namespace, uid, None, None)
         await rig.resync.resync()
-        assert await uids_with_users(users) == {present}
+        assert await uids_with_users(users) == {OTHER_UID, present}
 
     run(api_server, etcd, None, scenario, root)

@@ -170,13 +170,51 @@ def test_status_and_health_answer_beside_silent_connections() -> None:
         health = Health(ready=True)
         async with (
             serve_status(cast(Any, None), "127.0.0.1", ports[0], None),
-            serve_health(health, lambda: b"", ports[1], ports[2]),
+            serve_health(health, ports[1], lambda: b"", ports[2]),
         ):
             held.close()
             for port, path in zip(ports, ("/live", "/readyz", "/metrics"), strict=True):
                 async with silent(port, 600) as flood:
                     assert b"200 OK" in await page(port, path), path
                     assert sum(not closed(sock) for sock in flood) <= 64
+
+    asyncio.run(scenario())
+
+
+def test_silent_connection_is_closed_by_every_listener() -> None:
+    """The launcher's probe server is tested in `tests/integration/launcher/test_probe.py`."""
+
+    async def until_closed(name: str, port: int, seconds: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            async with asyncio.timeout(seconds + 4):
+                while await reader.read(4096):  # a listener may speak first
+                    pass
+        except TimeoutError:
+            pytest.fail(f"{name} keeps a silent connection for more than {seconds} s")
+        finally:
+            writer.close()
+
+    async def scenario() -> None:
+        held = Ports(3)
+        ports = held.numbers
+        made = Store()
+        try:
+            async with (
+                coordinator() as (links, _),
+                serve_status(cast(Any, None), "127.0.0.1", ports[0], None),
+                serve_health(Health(ready=True), ports[1], lambda: b"", ports[2]),
+            ):
+                held.close()
+                await asyncio.gather(
+                    until_closed("links", links, wire.HANDSHAKE_SECONDS),
+                    until_closed("status", ports[0], 5),
+                    until_closed("health", ports[1], 5),
+                    until_closed("metrics", ports[2], 5),
+                    until_closed("store", made.port, 10),
+                )
+        finally:
+            made.close()
 
     asyncio.run(scenario())
 

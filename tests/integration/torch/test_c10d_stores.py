@@ -18,7 +18,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStateError,
 )
-from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend, stores
+from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend
 from elasticjob_rendezvous.c10d.stores import emptied, sharing
 from elasticjob_rendezvous.dynamic import wire
 from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
@@ -164,10 +164,9 @@ def test_store_of_another_run_is_left_unchanged() -> None:
     assert store.check(["default_pg/0//cpu//0/1"])
 
 
-def test_absent_store_cannot_be_cleared(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "EMPTY_SECONDS", 1)
+def test_absent_store_cannot_be_cleared(port: int) -> None:
     with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}"):
-        emptied("run", "127.0.0.1", port)
+        emptied("run", "127.0.0.1", port, timeout_seconds=1)
 
 
 def test_tcp_store_serves_workers_of_mixed_gang_and_file_store_does_not(tmp_path: Path) -> None:

@@ -317,6 +317,28 @@ def test_public_steps_raise_torch_errors(run: Run) -> None:
     two.close()
 
 
+def test_public_steps_see_changes_that_the_watch_has_not_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch can be behind; here it reports nothing after its first reading."""
+    one, two, third = (run.ours(1, most).rendezvous for most in (2, 2, 3))
+    for late in (two, third):
+        with pytest.raises(EtcdRendezvousRetryableFailure):
+            late.wait_for_peers("1")  # opens the watch
+        monkeypatch.setattr(late._feed, "_take", lambda line: None)
+    one.try_create_rendezvous()
+    one.join_rendezvous("1")
+    assert two.join_rendezvous("1")[1] == 1
+    one.handle_join_last_call("1", time.time())
+    two.wait_for_peers("1")
+    one.confirm_membership("1", 0)
+    two.confirm_membership("1", 1)
+    one.wait_for_final("1")
+    assert json.loads(third.announce_self_waiting("1").value)["num_workers_waiting"] == 1
+    for rendezvous in (one, two, third):
+        rendezvous.close()
+
+
 def test_version_in_setup_by_another_node_is_waited_for(run: Run) -> None:
     """The maker dies: `setup` expires after five seconds."""
     member = run.ours(1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.integration.launcher_rig import process_tag
 from tests.integration.warm_start.test_equivalence import both
-from tests.integration.warm_start.warm_rig import Warm, said, said_warm, script, warm
+from tests.integration.warm_start.warm_rig import Warm, replaced, said, said_warm, script, warm
 
 __all__ = ["process_tag"]
 
@@ -152,9 +151,10 @@ def test_imports_after_environment_change_are_not_recorded(tmp_path: Path, insta
 
     async def scenario(runtime: Warm) -> None:
         await runtime.prepare(sys.executable, path, memory=str(memory))
-        assert (await runtime.start(sys.executable, path)).warm
-        while not memory.exists() or "plain_pkg" not in memory.read_text():
-            await asyncio.sleep(0.02)
+        started = await runtime.start(sys.executable, path)
+        assert started.warm
+        await replaced(started)
+        assert "plain_pkg" in memory.read_text()
         assert "native_pkg" not in memory.read_text()
         await runtime.kill()
         assert (await runtime.start(sys.executable, path)).warm

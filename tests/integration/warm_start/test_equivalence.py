@@ -17,8 +17,11 @@ from tests.integration.launcher_rig import process_tag, soon
 from tests.integration.warm_start.warm_rig import (
     SHARED,
     Warm,
+    children_of,
     console_script,
     in_folder,
+    parent_of,
+    running,
     said,
     script,
     warm,
@@ -209,25 +212,3 @@ def test_worker_ends_with_launcher_and_survives_zygote(tmp_path: Path) -> None:
         await soon(lambda: not running(started.pids[0]))
 
     warm(tmp_path / "logs", scenario)
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and parent_of(int(entry.name)) == pid:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found

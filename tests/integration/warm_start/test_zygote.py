@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.integration.launcher_rig import process_tag, soon
-from tests.integration.warm_start.test_equivalence import children_of, parent_of
 from tests.integration.warm_start.warm_rig import (
     LOADED,
     SHARED,
     Warm,
     installed,
+    replaced,
     said,
     said_warm,
     script,
+    standby_of,
     warm,
 )
 from tests.paths import ROOT
@@ -240,6 +241,66 @@ def test_start_that_waited_for_the_zygote_does_not_count_as_warm(
     warm(tmp_path / "logs", scenario)
 
 
+def test_workers_are_forked_at_once_while_the_zygote_loads_more(
+    tmp_path: Path, installed: Path
+) -> None:
+    """The import takes long in the standby alone, as one that reads a slow disk does."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (installed / "lazy_pkg.py").write_text(
+        "import os, time\n"
+        f"if 'ELASTICJOB_ROUND' not in dict(os.environ):\n"
+        f"    os.utime({str(begun)!r}, (0, 0))\n    time.sleep(100)\n"
+    )
+    path = script(
+        tmp_path / "code",
+        "import time\ndef main():\n    import lazy_pkg\n    time.sleep(99)\nmain()\n",
+    )
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path)
+        env = {"ELASTICJOB_ROUND": "1"}
+        await runtime.start(sys.executable, path, env=env)
+        await soon(lambda: begun.stat().st_mtime == 0)
+        await runtime.kill()
+        started = await runtime.start(sys.executable, path, env=env)
+        assert started.warm, started.cold_reason
+        standby_of(started)  # the one that was loading has ended
+        await runtime.kill()
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_later_import_that_is_refused_keeps_the_zygote_and_the_other_imports(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "threads_pkg.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+    )
+    (installed / "lazy_pkg.py").write_text("")
+    path = script(
+        tmp_path / "code",
+        f"{LOADED}import time\nprint(there, flush=True)\ndef main():\n"
+        "    import threads_pkg, lazy_pkg\n    time.sleep(99)\nmain()\n",
+    )
+    memory = tmp_path / "preload.json"
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(sys.executable, path, memory=str(memory))
+        started = await runtime.start(sys.executable, path)
+        await replaced(started)
+        assert json.loads(memory.read_text())["excluded"] == ["threads_pkg"]
+        await runtime.kill()
+        started = await runtime.start(sys.executable, path)
+        assert started.warm, started.cold_reason
+        await runtime.told()
+        await runtime.kill()
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 2) == "['lazy_pkg']\n"
+
+
 def test_later_imports_are_recorded_and_program_modules_are_reloaded(
     tmp_path: Path, installed: Path
 ) -> None:
@@ -255,10 +316,11 @@ def test_later_imports_are_recorded_and_program_modules_are_reloaded(
 
     async def scenario(runtime: Warm) -> None:
         await runtime.prepare(sys.executable, path, memory=str(memory))
-        assert (await runtime.start(sys.executable, path)).warm
+        started = await runtime.start(sys.executable, path)
+        assert started.warm
         # Recorded 3, 10 and 60 s after the start; the scenario's own limit bounds this.
-        while not memory.exists() or "lazy_pkg" not in json.loads(memory.read_text())["learned"]:
-            await asyncio.sleep(0.02)
+        await replaced(started)
+        assert "lazy_pkg" in json.loads(memory.read_text())["learned"]
         await runtime.kill()
         own.write_text("value = 'two'\n")
         assert (await runtime.start(sys.executable, path)).warm
@@ -354,8 +416,7 @@ def test_hung_zygote_delays_start_by_seconds_and_is_replaced(tmp_path: Path) -> 
     async def scenario(runtime: Warm) -> None:
         await runtime.prepare(sys.executable, path)
         started = await runtime.start(sys.executable, path)
-        launcher = parent_of(started.pids[0])
-        (zygote,) = [pid for pid in children_of(launcher) if pid != started.pids[0]]
+        zygote = standby_of(started)
         await runtime.kill()
         os.kill(zygote, signal.SIGSTOP)
         started = await runtime.start(sys.executable, path)

@@ -192,3 +192,39 @@ def said_warm(folder: Path, path: str) -> str:
 
     warm(folder, scenario)
     return said(folder, 1)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and parent_of(int(entry.name)) == pid:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def standby_of(started: Started) -> int:
+    """Return the pid of the standby that has no worker beside these."""
+    launcher = parent_of(started.pids[0])
+    (found,) = [pid for pid in children_of(launcher) if pid not in started.pids.values()]
+    return found
+
+
+async def replaced(started: Started) -> None:
+    """Wait until the standby has a successor and has ended."""
+    standby = standby_of(started)
+    while Path("/proc", str(standby)).exists():
+        await asyncio.sleep(0.02)

@@ -48,7 +48,7 @@ Ranges = Iterable[tuple[Range, tuple[KeyValue, ...]]]
 # -- knowledge of a member ------------------------------------------------------------
 
 
-@swap("etcd-trouble", View, "absorb", seed=20)
+@swap("etcd-trouble", View, "absorb", seed=2)
 def reads_delete_nothing(absorb: Any) -> Any:
     """Keep keys that a read did not find."""
 
@@ -69,7 +69,7 @@ def known_numbers_are_taken_again(_: Any) -> Any:
 # -- reports of a member ----------------------------------------------------------------
 
 
-@swap("finishing", member_key.MemberKey, "state", seed=965)
+@swap("finishing", member_key.MemberKey, "state", seed=160)
 def success_of_an_older_round(state: Any) -> Any:
     """Report success forever after having been done once."""
 
@@ -166,7 +166,7 @@ def orphans_are_lost(_: Any) -> Any:
     return planted
 
 
-@swap("pause", LeaderLink, "probed", seed=74)
+@swap("pause", LeaderLink, "probed", seed=6)
 def orphaned_leader_is_deleted(probed: Any) -> Any:
     """Count a coordinator whose workers live without its agent as gone."""
 
@@ -215,7 +215,7 @@ def joins_are_counted_as_others(counted: Any) -> Any:
     return planted
 
 
-@swap("crashes", charging, "_without", seed=1042)
+@swap("crashes", charging, "_without", seed=6)
 def charged_and_still_pending(_: Any) -> Any:
     """Keep a verdict pending after it was passed."""
     return lambda pending, number: pending
@@ -285,13 +285,13 @@ def master_is_the_last(seal: Any) -> Any:
     return planted
 
 
-@swap("crashes", frozen, "seal", seed=2)
+@swap("crashes", frozen, "seal", seed=0)
 def restarts_are_not_told(seal: Any) -> Any:
     """Report zero restarts to the workers."""
     return lambda *args, **fields: replace(seal(*args, **fields), restarts=0)
 
 
-@swap("churn", final, "round_end", seed=0)
+@swap("churn", final, "round_end", seed=1)
 def losses_are_called_leaves(judged: Any) -> Any:
     """Report a lost member as having left."""
 

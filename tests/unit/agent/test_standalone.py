@@ -80,6 +80,22 @@ def test_agents_of_one_run_share_a_key_and_other_runs_do_not() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_password_on_the_command_line_is_warned_of(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("word")
+    options = replace(OPTIONS, rdzv_backend=backend)
+    standalone_agent(replace(options, rdzv_conf=f"user=u,password_file={file}"))
+    standalone_agent(options)
+    assert not caplog.records
+    standalone_agent(replace(options, rdzv_conf="user=u,password=word"))
+    (record,) = caplog.records
+    assert "password_file" in record.getMessage()
+    assert "word" not in record.getMessage().replace("password", "")
+
+
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2", "c10d"])
 def test_key_of_a_run_without_password_is_not_derived_from_its_name(backend: str) -> None:
     options = replace(OPTIONS, rdzv_backend=backend)

@@ -14,7 +14,17 @@ import yaml
 
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.crdgen import render
-from scripts.chart import BEGIN, CHART, DEFINITION, END, main, table, values, with_table
+from scripts.chart import (
+    BEGIN,
+    CHART,
+    DEFINITION,
+    END,
+    main,
+    table,
+    values,
+    with_table,
+    with_version,
+)
 from tests.paths import ROOT
 
 VALUES_TEXT = (CHART / "values.yaml").read_text()
@@ -75,10 +85,21 @@ def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_chart_has_product_version() -> None:
+def test_chart_and_images_have_the_product_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (chart["version"], chart["appVersion"]) == (version, version)
+    for path in ROOT.glob("Dockerfile.*"):
+        assert f"\nARG VERSION={version}\n" in path.read_text()
+
+
+def test_version_replaces_the_versions_of_chart_and_image_alone() -> None:
+    assert with_version("apiVersion: v2\nversion: 0\nappVersion: 0\n", "1.2") == (
+        "apiVersion: v2\nversion: 1.2\nappVersion: 1.2\n"
+    )
+    assert with_version("ARG BASE=a\nARG VERSION=0\n", "1.2") == "ARG BASE=a\nARG VERSION=1.2\n"
+    with pytest.raises(ValueError, match="must have a line of the product's version"):
+        with_version("FROM a\n", "1.2")
 
 
 def test_value_is_documented_by_comment_above_it() -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from elasticjob_cli import main
-from elasticjob_cli.errors import ExitCode
+from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.main import application
 
 MANIFEST = """\
 apiVersion: elasticjob.dev/v1alpha1
@@ -26,10 +28,11 @@ spec:
 INTERRUPTED_IMPORT = """
 import os, sys
 from elasticjob_cli import entry
+modules = [sys.argv.pop(1)]
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == sys.argv[1]:
-            del sys.argv[1]
+        if [name] == modules:
+            modules.clear()
             try:
                 os.kill(os.getpid(), 2)
             except KeyboardInterrupt:
@@ -43,13 +46,20 @@ entry.main()
 
 @pytest.mark.parametrize("module", ["signal", "elasticjob_cli.main", "typer", "pydantic", "yaml"])
 def test_ctrl_c_during_command_import_prints_no_traceback(module: str) -> None:
-    words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=False), module, "get"]
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=False), module, "validate"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
 def test_ctrl_c_during_import_that_swallows_it_is_not_lost() -> None:
-    words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=True), "pydantic", "--help"]
+    words = [
+        sys.executable,
+        "-c",
+        INTERRUPTED_IMPORT.format(swallows=True),
+        "pydantic",
+        "validate",
+        "--help",
+    ]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
 
@@ -156,3 +166,34 @@ def test_invalid_number_of_nodes_is_refused(verb: list[str], nodes: str) -> None
     assert ran.returncode == ExitCode.BAD_INPUT
     assert "Invalid value for '--nodes'" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("scale job --nodes abc", "must be an integer; got 'abc'"),
+        ("scale job --nodes 99999999", "must be at most 16384; got"),
+        ("logs job --rank -1", "must be at least 0; got"),
+        ("get -o jsn", "must be one of wide, json, yaml, name; got 'jsn', did you mean json?"),
+        (
+            "fault kil job pod",
+            "must be one of kill-worker, kill-agent, kill-node, drain; got 'kil'",
+        ),
+        ("run --nodes x train.py", "must be"),
+    ],
+)
+def test_usage_error_states_the_requirement_and_has_no_library_text(
+    words: str, message: str
+) -> None:
+    result = CliRunner().invoke(application(words.split()[0]), words.split())
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert message in result.stderr
+    assert "Input should" not in result.stderr
+    assert "Value error" not in result.stderr
+
+
+@pytest.mark.parametrize("words", ["get -n A_B", "delete -n A_B --all", "get -n x/y"])
+def test_bad_namespace_is_refused(words: str) -> None:
+    result = CliRunner().invoke(application(words.split()[0]), words.split())
+    assert isinstance(result.exception, CommandError)
+    assert "namespace of a job must be a DNS label" in str(result.exception)

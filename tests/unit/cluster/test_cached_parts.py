@@ -51,18 +51,59 @@ def test_failed_part_is_built_again_from_nothing(cache: Path) -> None:
     assert [file.name for file in home.iterdir()] == ["whole"]
 
 
-def test_unused_part_is_removed_when_another_is_built(cache: Path) -> None:
-    old, fresh = (part("thing", (name,), lambda into: None) for name in ("old", "fresh"))
-    long_ago = time.time() - parts._KEPT_SECONDS - 60
-    for folder in (old, fresh):
-        os.utime(folder.with_suffix(".lock"), (long_ago, long_ago))
-    part("thing", ("fresh",), lambda into: None)
+def age(folder: Path, seconds: float) -> None:
+    """Set the last use of a part to `seconds` ago."""
+    then = time.time() - seconds
+    os.utime(folder.with_suffix(".lock"), (then, then))
+
+
+def test_idle_parts_except_the_newest_are_removed_before_another_is_built(cache: Path) -> None:
+    names = ("oldest", "old", "newest", "in use")
+    oldest, old, newest, used = (part("thing", (name,), lambda into: None) for name in names)
     other = part("thing-else", (), lambda into: None)
-    os.utime(other.with_suffix(".lock"), (long_ago, long_ago))
+    for number, folder in enumerate((newest, old, oldest, other)):
+        age(folder, parts._IDLE_SECONDS + 60 + number)
+    age(used, parts._IDLE_SECONDS - 60)
+    seen: list[list[bool]] = []
+
+    def look(into: Path) -> None:
+        seen.append([folder.exists() for folder in (oldest, old, newest, used, other)])
+
+    part("thing", ("new",), look)
+    assert seen == [[False, False, False, True, True]]
+
+
+def test_newest_part_stays_however_long_it_is_idle(cache: Path) -> None:
+    home = part("thing", ("home",), lambda into: None)
+    age(home, 100 * parts._IDLE_SECONDS)
     part("thing", ("new",), lambda into: None)
-    assert not old.exists()
-    assert fresh.exists()
-    assert other.exists()
+    assert home.exists()
+
+
+def test_what_an_interrupted_build_left_is_removed(cache: Path) -> None:
+    def fail(into: Path) -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        part("thing", ("left",), fail)
+    (left,) = cache.glob("*.new")
+    age(left, 2 * parts._IDLE_SECONDS)
+    part("thing", ("new",), lambda into: None)
+    assert not left.exists()
+
+
+def test_part_under_construction_is_not_removed(cache: Path) -> None:
+    def build_another(into: Path) -> None:
+        age(into, 2 * parts._IDLE_SECONDS)
+        part("thing", ("another",), lambda inner: None)
+        (into / "file").touch()
+
+    assert (part("thing", ("slow",), build_another) / "file").exists()
+
+
+def test_part_without_enough_disk_space_is_refused(cache: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"needs 10000000 GB of disk space and .* has [\d.]+ GB"):
+        part("thing", (), lambda into: None, gigabytes=10**7)
 
 
 def test_content_hash_covers_names_and_bytes_but_no_paths(tmp_path: Path) -> None:

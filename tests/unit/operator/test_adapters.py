@@ -102,9 +102,9 @@ def test_object_missing_from_list_without_event_is_found() -> None:
     assert staleness.compare(PODS, []) == set()
 
 
-def test_event_with_undecodable_text_is_posted() -> None:
-    """A record of a job may contain it, and must not end the operator of all jobs."""
-    posted: list[dict[str, Any]] = []
+def posted_notes(message: str) -> list[str]:
+    """Return the notes of the events that one event with this message is posted as."""
+    posted: list[Json] = []
 
     class Posting:
         async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
@@ -116,17 +116,23 @@ def test_event_with_undecodable_text_is_posted() -> None:
 
     async def main() -> None:
         events = EventRecorder(Posting(), "here", lambda: 0.0, lambda: NOW)
-        said = Event(EventType.WARNING, "WorkerFailed", "no file caf\udce9")
+        said = Event(EventType.WARNING, "WorkerFailed", message)
         events.record(Subject("ns", "job", "uid", "1"), (said,))
         posting = asyncio.create_task(events.run())
         async with asyncio.timeout(10):
             while not posted and not posting.done():
                 await asyncio.sleep(0)
-        assert not posting.done()
+            assert not posting.done()
+            await events.finish()
         posting.cancel()
 
     asyncio.run(main())
-    assert [body["note"] for body in posted] == [r"no file caf\udce9"]
+    return [body["note"] for body in posted]
+
+
+def test_event_with_undecodable_text_is_posted() -> None:
+    """A record of a job may contain it, and must not end the operator of all jobs."""
+    assert posted_notes("no file caf\udce9") == [r"no file caf\udce9"]
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
@@ -146,7 +152,7 @@ def test_health_probes_report_the_problem() -> None:
         health, metrics = Health(), Metrics()
         found = ["the watch of pods is dead"]
         health.checks.append(lambda: found[0] if found else "")
-        async with serve_health(health, metrics.text, probes, scrapes):
+        async with serve_health(health, probes, metrics.text, scrapes):
             assert await asyncio.to_thread(fetch, probes, "/healthz") == (
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "the watch of pods is dead\n",
@@ -288,25 +294,4 @@ def test_log_message_is_one_line_of_printable_text() -> None:
 
 
 def test_event_note_is_printable() -> None:
-    subject = Subject("ns", "job", "uid", "1")
-    said = Event(EventType.WARNING, "WorkerFailed", "a\x1b[2J\u202e")
-    posted: list[Any] = []
-
-    class Posting:
-        async def create(self, kind: Kind, namespace: str | None, body: Json) -> Json:
-            posted.append(body)
-            return body
-
-        async def patch(self, kind: Kind, namespace: str | None, name: str, body: Json) -> Json:
-            raise AssertionError("there is no series yet")
-
-    async def main() -> None:
-        events = EventRecorder(Posting(), "here", lambda: 0.0, lambda: NOW)
-        events.record(subject, (said,))
-        posting = asyncio.create_task(events.run())
-        async with asyncio.timeout(10):
-            await events.finish()
-        posting.cancel()
-
-    asyncio.run(main())
-    assert [body["note"] for body in posted] == [r"a\x1b[2J\u202e"]
+    assert posted_notes("a\x1b[2J\u202e") == [r"a\x1b[2J\u202e"]

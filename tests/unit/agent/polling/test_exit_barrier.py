@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.polling import round_store
 from elasticjob_agent.polling.poll import FIRST_DONE, done_note
 from elasticjob_agent.polling.round_store import ExitBarrierClient
 from tests.unit.agent.memory_rendezvous import MemoryStore
@@ -51,14 +50,11 @@ class Flaky(MemoryStore):
         return total
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_store, "RETRY_SECONDS", 0.01)
-
-
 def barrier(store: MemoryStore, backend: str = "etcd-v2", away: float = 60.0, **more: Any) -> Any:
     meeting = more.get("meeting", lambda: True)
-    return ExitBarrierClient(Kept(backend), store, [True, False], 0.01, away, meeting)
+    return ExitBarrierClient(
+        Kept(backend), store, [True, False], 0.01, away, meeting, retry_seconds=0.01
+    )
 
 
 def test_note_is_written_before_the_count() -> None:

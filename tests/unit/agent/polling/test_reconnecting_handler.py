@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.polling import reconnecting_handler
 from elasticjob_agent.polling.reconnecting_handler import ReconnectingHandler
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
@@ -20,13 +19,8 @@ from elasticjob_rendezvous.api import (
 from tests.unit.agent.memory_rendezvous import Gang
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconnecting_handler, "RETRY_SECONDS", 0.01)
-
-
 def handler(make: Callable[[], RendezvousHandler], join_seconds: float = 20.0) -> Any:
-    return ReconnectingHandler(make, "c10d", "run", join_seconds)
+    return ReconnectingHandler(make, "c10d", "run", join_seconds, retry_seconds=0.01)
 
 
 def test_connection_is_retried_until_it_succeeds() -> None:

@@ -14,12 +14,11 @@ from typer.testing import CliRunner
 from elasticjob_cli.commands.explain import (
     INTERRUPTED,
     JUST_BEGUN,
-    RUNNER_GONE,
     Cluster,
     event_line,
 )
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.job_store import JobFolder, write_json
+from elasticjob_cli.local.job_store import RUNNER_GONE, JobFolder, write_json
 from elasticjob_cli.main import application, plugin
 from elasticjob_operator.domain.manifests.owned_objects import owner_reference
 from elasticjob_operator.domain.observed.node_state import parse_node
@@ -38,7 +37,7 @@ import json, pathlib, sys
 folder = pathlib.Path({folder!r})
 with (folder / "calls").open("a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\\n")
-answer = folder / sys.argv[2].partition(".")[0]
+answer = folder / (sys.argv[2].partition(".")[0] + "+follow" * ("--follow" in sys.argv))
 if not answer.exists():
     sys.exit(f"warning: x\\nError from server (NotFound): {{sys.argv[2]}} not found")
 print(answer.read_text())
@@ -120,7 +119,7 @@ def test_pods_without_label_are_requested_by_name(
             return []
         return [RawPod(0).ready().raw] if arguments[1] == "--selector" else [lost, stranger]
 
-    monkeypatch.setattr(Cluster, "_items", items)
+    monkeypatch.setattr(Cluster, "items", items)
     told = Cluster().explain("job").sentences
     assert ("pods", "job-1", "job-3", "--ignore-not-found") in asked
     [said] = [said for said in told if " lost the labels " in said]
@@ -159,11 +158,21 @@ def test_missing_permission_for_nodes_and_events_still_explains_job(kubectl: Pat
 
 
 def test_unknown_job(kubectl: Path) -> None:
-    with pytest.raises(CommandError, match=r"kubectl: Error from server \(NotFound\): elasticjobs"):
+    with pytest.raises(CommandError, match=r"^the cluster's answer: elasticjobs"):
         Cluster().explain("job")
+    asked = calls(kubectl)
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
     assert isinstance(result.exception, CommandError)
-    assert str(result.exception).startswith('this machine has no job "job", and on the cluster ')
+    assert str(result.exception).startswith('local job "job" not found')
+    assert calls(kubectl) == asked, "a cluster is read only if it is asked for"
+
+
+@pytest.mark.parametrize("name", ["--all", "-n", "a b", "", "A"])
+def test_name_is_no_option_of_kubectl(kubectl: Path, name: str) -> None:
+    for verb in ("explain", "get", "delete", "suspend", "rounds"):
+        result = CliRunner().invoke(plugin(verb), [verb, "--", name])
+        assert isinstance(result.exception, CommandError | SystemExit)
+    assert not (kubectl / "calls").exists() or not name
 
 
 def test_missing_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,11 +289,13 @@ def test_get_lists_other_jobs_beside_unreadable_job(kubectl: Path) -> None:
     folder.path.mkdir()
     folder.status_file.write_text("{")
     result = CliRunner().invoke(application("get"), ["get"])
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["NAME", "job"]
+    cells = [line.split()[:2] for line in result.stdout.splitlines()]
+    assert cells == [["NAME", "PHASE"], ["broken", "<unreadable>"], ["job", "Succeeded"]]
     assert 'the status of local job "broken" cannot be read' in result.stderr
     assert result.exit_code == 1
     alone = CliRunner().invoke(application("get"), ["get", "broken"])
-    assert isinstance(alone.exception, CommandError)
+    assert (alone.exit_code, alone.stdout) == (1, "")
+    assert 'the status of local job "broken" cannot be read' in alone.stderr
 
 
 @pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])
@@ -309,3 +320,48 @@ def test_local_option_ignores_cluster_jobs(kubectl: Path) -> None:
     result = CliRunner().invoke(application("explain"), ["explain", "job", "--local"])
     assert isinstance(result.exception, CommandError)
     assert "local job" in str(result.exception)
+
+
+# -- logs of a cluster --------------------------------------------------------------
+
+
+def test_logs_of_pods_are_merged_selected_and_neutralised(kubectl: Path) -> None:
+    whole(kubectl)
+    second = "2026-01-31T12:00:0"
+    for name, lines in (
+        ("job-0", [f"{second}1Z [0] one", f"{second}3Z [0] \x1b[2Jthree"]),
+        ("job-1", [f"{second}2Z [1] two"]),
+        ("job-0+follow", [f"{second}3Z [0] three", f"{second}5Z [0] five"]),
+        ("job-1+follow", [f"{second}4Z [1] four"]),
+    ):
+        (kubectl / name).write_text("\n".join(lines))
+
+    def said(*words: str) -> list[str]:
+        result = CliRunner().invoke(plugin("logs"), ["logs", "job", *words])
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    assert said() == [
+        "job-0 [0] one", "job-1 [1] two", "job-0 [0] \\x1b[2Jthree",
+    ]  # fmt: skip
+    assert said("--rank", "1", "--timestamps") == [f"{second}2.000000000Z job-1 [1] two"]
+    assert said("--tail", "2")[0] == "job-1 [1] two"
+    document = json.loads((kubectl / "elasticjobs").read_text())
+    document["status"] |= {"phase": "Succeeded"}
+    document["status"]["rounds"] = [
+        {"round": 6, "cause": "start", "nodes": 1, "finalTime": f"{second}0Z"},
+        {"round": 7, "cause": "loss", "members": ["a"], "nodes": 2, "finalTime": f"{second}4Z"},
+    ]
+    served(kubectl, elasticjobs=document)
+    assert said("--tail", "1") == ["job-0 [0] \\x1b[2Jthree"]
+    assert said("-f", "--tail", "1") == [
+        "job-0 [0] \\x1b[2Jthree",
+        "[elasticjob] round 7 begins: 2 nodes; cause loss: a",
+        "job-1 [1] four",
+        "job-0 [0] five",
+    ]
+    assert said("--round", "6", "--rank", "1")[1:] == ["job-1 [1] two"]
+    unknown = CliRunner().invoke(plugin("logs"), ["logs", "job", "--round", "8"])
+    assert "there is no round 8; rounds: 6, 7" in str(unknown.exception)
+    unknown = CliRunner().invoke(plugin("logs"), ["logs", "job", "--pod", "x"])
+    assert "pods: job-0, job-1, job-2" in str(unknown.exception)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticjob_cli.commands.run import folder_of, prepare
+from elasticjob_cli.commands.run import Choice, folder_of, prepare
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.main import application
 from elasticjob_operator.model import manifest
@@ -66,7 +66,7 @@ def test_run_prints_warnings_before_the_job_starts(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(WARNED)
-    prepare(str(file), None, None, None)
+    prepare(str(file), Choice())
     assert f"{file}:8:16: spec.template.spec.hostIPC: warning (HostIPC)" in capsys.readouterr().err
 
 
@@ -135,4 +135,4 @@ def test_manifest_without_folder_runs_in_current_folder(
     assert folder_of(str(file)) == file.parent
     assert folder_of("-") == folder_of("/dev/null") == tmp_path
     (tmp_path / "-").write_text(JOB)
-    assert prepare("./-", None, None, None)[1].cwd == tmp_path
+    assert prepare("./-", Choice())[1].cwd == tmp_path

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from elasticjob_cli.commands.tables import (
-    age,
-    aligned,
+from elasticjob_cli.commands.describe import (
+    description,
     failure_lines,
-    header,
-    history_lines,
     interruption_line,
     restarts_text,
-    row,
 )
+from elasticjob_cli.commands.tables import age, aligned, header, history_lines, row, wrapped
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.crdgen import definition
-from elasticjob_operator.model.status import Condition, FailureStatus, Interruptions, Status
+from elasticjob_operator.model.status import (
+    Condition,
+    FailureStatus,
+    Interruptions,
+    MemberStatus,
+    RoundStatus,
+    Status,
+)
 from elasticjob_operator.model.types import ConditionStatus, ConditionType
 from tests.unit.operator.builders import job
 
@@ -86,9 +91,9 @@ def test_row_of_a_job() -> None:
         }
     )
     short = ("digits", "Running", "final", "7", "3", "4", "1", "60s")
-    assert row(job, False, NOW) == short
+    assert row(job.manifest(), False, NOW) == short
     wide = ("1", "4", "digits-0", "loss", "UserError", "2", "0", "935")
-    assert row(job, True, NOW) == (*short, *wide)
+    assert row(job.manifest(), True, NOW) == (*short, *wide)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +117,106 @@ def test_job_without_status() -> None:
             "spec": {"maxNodes": 1, "template": {"spec": {"containers": [{"name": "c"}]}}},
         }
     )
-    assert row(job, True, NOW)[1:4] == ("<none>", "<none>", "<none>")
+    assert row(job.manifest(), True, NOW)[1:4] == ("<none>", "<none>", "<none>")
 
 
 def test_columns_are_as_wide_as_widest_cell() -> None:
     assert aligned([("A", "B"), ("long", "x")]) == ["A      B", "long   x"]
+
+
+LONG = "x" * 40 + "-" + "y" * 20 + "-9"
+HUGE = 2**31 - 1
+
+
+def huge_job(**metadata: str) -> dict[str, Any]:
+    """Return a job with the longest names and numbers."""
+    cause = {"kind": "membersLost", "members": [LONG] * 10}
+    return {
+        "metadata": {"name": LONG, "namespace": "n" * 63, **metadata},
+        "spec": {"minNodes": HUGE, "maxNodes": HUGE},
+        "status": {
+            "phase": "Interrupted", "nodes": HUGE, "wantedNodes": HUGE, "restarts": HUGE,
+            "startTime": "2025-01-31T12:00:00Z", "lastFailure": {"class": "HostOutOfMemory"},
+            "rendezvous": {"state": "joinable", "round": HUGE, "master": LONG, "cause": cause},
+        },
+    }  # fmt: skip
+
+
+def test_table_of_jobs_fits_80_columns() -> None:
+    job = huge_job()
+    lines = aligned([header(False), row(job, False, NOW)], 80)
+    assert max(map(len, lines)) <= 80
+    name, *others = lines[1].split()
+    assert (name[:4], name[-2:]) == ("xxxx", "-9"), "the beginning and the index remain"
+    assert "…" in name
+    assert others == list(row(job, False, NOW)[1:]), "no other cell is cut"
+    wide = aligned([header(True), row(job, True, NOW)])
+    assert LONG in wide[1]
+
+
+def test_table_of_namespaces_fits_80_columns() -> None:
+    job = huge_job()
+    job["status"] |= {"nodes": 16384, "wantedNodes": 16384}
+    job["status"]["rendezvous"] |= {"round": 10**6}
+    lines = aligned([header(False, True), row(job, False, NOW, True)], 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[:3] == ["NAMESPACE", "NAME", "PHASE"]
+
+
+def test_table_of_rounds_fits_80_columns() -> None:
+    item = {
+        "round": HUGE, "cause": "membersLost", "members": [LONG] * 10, "nodes": 16384,
+        "finalSeconds": 99999.9, "recoveryMs": HUGE, "firstStepMs": HUGE, "coldNodes": 16384,
+    }  # fmt: skip
+    lines = history_lines([item], width=80)
+    assert max(map(len, lines)) <= 80
+    assert lines[1].count(str(HUGE)) == 3
+    assert LONG in history_lines([item], wide=True, width=80)[1]
+
+
+def test_short_table_keeps_its_gaps() -> None:
+    assert aligned([("NAME", "B"), ("long", "x")], 80) == ["NAME   B", "long   x"]
+    assert aligned([("NAME", "B"), ("long", "x")], 6) == ["NAME B", "long x"]
+
+
+def test_description_fits_80_columns() -> None:
+    members = [
+        MemberStatus(pod=LONG, rank=10**6, state="running", round=HUGE, start="cold",
+                     cold_reason="the command changed", step=10**13, checkpoint_step=10**13)
+    ]  # fmt: skip
+    rounds = [
+        RoundStatus(round=HUGE, cause="membersLost", members=[LONG], nodes=9999, recovery_ms=HUGE)
+    ]
+    found = job(status=Status(members=members, rounds=rounds))
+    lines = description(found, "here", "/logs", ["word " * 60], width=80)
+    tables = lines[lines.index("Members:") :]
+    assert max(map(len, tables)) <= 80
+    explained = [line for text in lines for line in wrapped(text, 80, 4)]
+    assert max(map(len, explained)) <= 80
+    assert " ".join(" ".join(explained).split()).count("word") == 60
+    assert str(10**13) in "".join(tables)
+
+
+@pytest.mark.parametrize("damaged", [[], 7, True, {"a": 1}, None])
+@pytest.mark.parametrize("field", ["nodes", "phase", "rendezvous", "rounds", "lastFailure"])
+def test_damaged_field_is_one_invalid_cell(field: str, damaged: object) -> None:
+    document = huge_job()
+    whole = row(document, True, NOW)
+    document["status"][field] = damaged
+    cells = row(document, True, NOW)
+    assert len(cells) == len(whole)
+    assert cells[0] == LONG
+    document["status"] = damaged
+    assert row(document, True, NOW)[0] == LONG
+
+
+def test_wrapped_text_loses_no_word() -> None:
+    text = "  Event: " + " ".join(map(str, range(60)))
+    lines = wrapped(text, 40, indent=4)
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines).split() == text.split()
+    assert (lines[0][:3], lines[1][:5]) == ("  E", "    " + lines[1][4])
+    assert wrapped(text, None) == [text]
 
 
 def test_rounds_with_causes_and_times() -> None:
@@ -131,11 +231,14 @@ def test_rounds_with_causes_and_times() -> None:
             "stopMs": None,
             "joinMs": 0,
             "startMs": 20,
+            "recoveryMs": 55,
             "firstStepMs": 30,
             "coldNodes": 1,
         }
     ]
-    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - - 0 - 20 30 1"
+    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 55 30 1"
+    wide = "12.3 s 2 loss: a-1 3 3 - - 0 - 20 55 30 1"
+    assert " ".join(history_lines(rounds, wide=True)[1].split()) == wide
 
 
 @pytest.mark.parametrize(

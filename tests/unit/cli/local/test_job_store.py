@@ -14,7 +14,9 @@ from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local import job_store
 from elasticjob_cli.local.job_store import JobFolder, Run, find_job, list_jobs, write_json
+from elasticjob_cli.local.stored_job import read_job
 from tests.unit.full_disk import room
+from tests.unit.operator.builders import job
 
 
 @pytest.fixture(autouse=True)
@@ -104,20 +106,30 @@ def test_foreign_folders_are_skipped(state_home: Path) -> None:
     assert [folder.name for folder in list_jobs(None)] == ["a"]
 
 
+def damaged(**status: object) -> str:
+    """Return a valid job whose status has been damaged."""
+    document = job().manifest()
+    return json.dumps({**document, "status": {"phase": "Running", **status}})
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is not JSON"),
-        ('{"metadata":', "it is not JSON"),
-        ("[]", "Input should be"),
-        ('{"metadata": {"name": "a"}}', ": Field required"),
+        ("", "must be JSON; the fault is in line 1, column 1"),
+        ('{"metadata":', "must be JSON; the fault is in line 1, column 13"),
+        ('"\udcff"', "must be JSON, in UTF-8"),
+        ("[" * 100_000, "must be JSON, in UTF-8 and not nested too deeply"),
+        ("[]", "must be an ElasticJob with metadata"),
+        ('{"metadata": {"name": "a"}}', ": apiVersion: must be set"),
+        (damaged(restarts="x"), ": status.restarts: must be an integer; got 'x'"),
+        (damaged(conditions=[7]), ": status.conditions[0]: must be a mapping; got 7"),
     ],
 )
 def test_unreadable_status_is_reported_with_remedy(text: str, why: str) -> None:
     folder = saved("a", "team")
-    folder.status_file.write_text(text)
+    folder.status_file.write_text(text, errors="surrogateescape")
     with pytest.raises(CommandError) as refused:
-        folder.object()
+        read_job(folder)
     said = str(refused.value)
     assert said.startswith(f'the status of local job "a" cannot be read: {folder.status_file}: ')
     assert why in said

@@ -40,6 +40,8 @@ def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
             "backoffMs": 7,
             "coldNodes": 1,
             "coldReason": COLD,
+            "recoveryMs": 22,
+            "finalTime": "1970-01-01T00:00:09.500Z",
             "seats": [
                 {"pod": "job-0", "groupRank": 0, "baseRank": 0, "slots": 2},
                 {"pod": "job-1", "groupRank": 1, "baseRank": 2, "slots": 2},

@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from elasticjob_cli.local.control import ControlCommands
-from elasticjob_cli.local.job_store import JobFolder, StoredJob
+from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_cli.local.kubelet import Kubelet, LocalPod, PodFiles
 from elasticjob_cli.local.processes import Processes
 from elasticjob_cli.local.reconciler import Applier
+from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason
 from elasticjob_operator.domain.plan.backends import rendezvous_params
 from elasticjob_operator.domain.plan.planner import Plan

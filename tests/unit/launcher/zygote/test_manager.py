@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,12 @@ from elasticjob_launcher.zygote.manager import (
     MOST_REFUSALS,
     MOST_STARTS,
     REST_SECONDS,
+    ForkRequest,
     ZygoteManager,
     wait_seconds,
 )
+from elasticjob_launcher.zygote.preload_cache import AFTER_SECONDS
+from elasticjob_launcher.zygote.process import ZygoteEvents
 
 
 class Due:
@@ -52,19 +56,41 @@ class Process:
     made: list[Process] = []  # noqa: RUF012
     pid = 0
 
-    def __init__(
-        self, loop: Any, output: Any, wanted: Any, env: Mapping[str, str], keep: Sequence[int],
-        on_message: Callable[[dict[str, Any]], None], on_lost: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.says = on_message
-        self.dies = on_lost
+    def __init__(self, on: ZygoteEvents) -> None:
+        self.on = on
+        self.ended = False
+        self.asked: dict[str, Any] = {}
         Process.made.append(self)
+
+    @classmethod
+    def start(
+        cls, loop: Any, output: Any, wanted: Any, env: Mapping[str, str], keep: Sequence[int],
+        on: ZygoteEvents,
+    ) -> Process:  # fmt: skip
+        return cls(on)
+
+    def request_successor(self, message: dict[str, Any], on: ZygoteEvents) -> Process:
+        successor = Process(on)
+        successor.asked = message
+        return successor
+
+    def replace(self, predecessor: Process, on: ZygoteEvents) -> None:
+        self.on, predecessor.ended = on, True
+
+    def says(self, message: dict[str, Any]) -> None:
+        self.on.message(message)
+
+    def dies(self, reason: str) -> None:
+        self.on.lost(reason)
 
     def send(self, message: dict[str, Any]) -> None:
         self.asked = message
 
+    def pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        os.write(fds[-1], b"1")
+
     def end(self) -> None:
-        pass
+        self.ended = True
 
 
 class Output:
@@ -80,17 +106,24 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[tuple[bool, str]]:
-    """Return the states reported by a requested standby."""
+def settled() -> list[tuple[bool, str]]:
+    """Return the states that the zygote below reports."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def zygote(
+    monkeypatch: pytest.MonkeyPatch, loop: Loop, settled: list[tuple[bool, str]]
+) -> ZygoteManager:
+    """Return a zygote that is preloading."""
     monkeypatch.setattr(standbys, "ZygoteProcess", Process)
     monkeypatch.setattr(Process, "made", [])
     monkeypatch.setattr(Output, "said", [])
-    found: list[tuple[bool, str]] = []
     zygote = ZygoteManager(
-        loop, Output(), {}, (), Limits(), lambda ready, why: found.append((ready, why))  # type: ignore[arg-type]
+        loop, Output(), {}, (), Limits(), lambda ready, why: settled.append((ready, why))  # type: ignore[arg-type]
     )  # fmt: skip
     zygote.prepare(Prepare((sys.executable, "train.py"), {}, (), ""))
-    return found
+    return zygote
 
 
 def test_zygote_that_keeps_dying_is_given_up_and_retried_later(
@@ -128,31 +161,109 @@ def test_zygote_that_refuses_same_package_again_is_given_up_sooner(
     assert len(Process.made) == MOST_STARTS + 1
 
 
-def test_recorded_modules_are_preloaded_after_one_of_them_was_refused(
-    settled: list[tuple[bool, str]],
+def learning(loop: Loop, zygote: ZygoteManager, *names: str) -> tuple[Process, Process]:
+    """Fork a worker; return the process and its successor, which imports these modules."""
+    (first,) = Process.made
+    first.says({"is": "ready"})
+    zygote.fork([ForkRequest({}, 1, 2)])
+    (timer,) = loop.due(AFTER_SECONDS[0])
+    timer.action()
+    first.says({"is": "recorded", "names": list(names)})
+    successor = Process.made[-1]
+    assert successor is not first
+    successor.says({"is": "forked", "pid": os.getpid()})
+    return first, successor
+
+
+def test_zygote_stays_ready_while_its_successor_imports(
+    loop: Loop, zygote: ZygoteManager, settled: list[tuple[bool, str]]
 ) -> None:
-    Process.made[-1].says({"is": "ready"})
-    Process.made[-1].says({"is": "recorded", "names": ["sympy", "pandas", "torch._dynamo"]})
+    first, successor = learning(loop, zygote, "sympy")
+    assert (zygote.settled, zygote.reason) == (True, "")
+    successor.says({"is": "learned"})
+    assert (first.ended, successor.ended, zygote.reason) == (True, False, "")
+    assert settled == [(True, "")]
+    successor.dies("the standby ended with signal 9")
+    assert zygote.reason == "the standby is still preloading"
+
+
+def test_recorded_modules_are_imported_without_a_refused_one(
+    loop: Loop, zygote: ZygoteManager, settled: list[tuple[bool, str]]
+) -> None:
+    first, successor = learning(loop, zygote, "sympy", "pandas", "torch._dynamo")
     refused = {"pandas": "it starts threads"}
-    Process.made[-1].says({"is": "unfit", "refused": refused, "reason": ""})
-    assert len(Process.made) == 2
+    successor.says({"is": "unfit", "refused": refused, "reason": ""})
+    assert (first.ended, successor.ended, zygote.reason) == (False, True, "")
+    assert Process.made[-1].asked == {"do": "learn", "workers": 1, "excluded": ["pandas"]}
+    first.dies("the standby ended with signal 9")
     assert Process.made[-1].asked["learned"] == ["sympy", "pandas", "torch._dynamo"]
     assert Process.made[-1].asked["excluded"] == ["pandas"]
     assert settled == [(True, "")]
 
 
-def test_recorded_module_at_whose_import_the_zygote_dies_is_excluded(
-    settled: list[tuple[bool, str]],
+def test_recorded_module_at_whose_import_the_successor_dies_is_excluded(
+    loop: Loop, zygote: ZygoteManager
 ) -> None:
-    Process.made[-1].says({"is": "ready"})
-    Process.made[-1].says({"is": "recorded", "names": ["good", "bad"]})
-    Process.made[-1].dies("the standby ended with signal 11")  # at rest: no module is to blame
+    first, successor = learning(loop, zygote, "good", "bad")
+    for name in ("good", "bad"):
+        successor.says({"is": "importing", "module": name})
+    successor.dies("the standby ended with signal 11")
+    assert (first.ended, zygote.reason) == (False, "")
+    assert Process.made[-1].asked["excluded"] == ["bad"]
+    assert Output.said == ["not preloaded: bad: the standby ended with signal 11"]
+
+
+def test_recorded_module_at_whose_import_a_loading_zygote_dies_is_excluded(
+    loop: Loop, zygote: ZygoteManager
+) -> None:
+    first, _ = learning(loop, zygote, "good", "bad")
+    first.dies("the standby ended with signal 11")  # at rest: no module is to blame
     assert Process.made[-1].asked["excluded"] == []
     for name in ("good", "bad"):
         Process.made[-1].says({"is": "importing", "module": name})
     Process.made[-1].dies("the standby ended with signal 11")
     assert Process.made[-1].asked["excluded"] == ["bad"]
-    assert Output.said == ["not preloaded: bad: the standby ended with signal 11"]
+
+
+def test_successor_without_anything_to_import_is_forgotten(
+    loop: Loop, zygote: ZygoteManager
+) -> None:
+    first, successor = learning(loop, zygote)
+    successor.dies("")
+    assert (len(Process.made), first.ended, zygote.reason) == (2, False, "")
+    (later,) = loop.due(AFTER_SECONDS[1])
+    later.action()
+    assert len(Process.made) == 3
+
+
+def test_successors_that_refuse_module_after_module_are_given_up(
+    loop: Loop, zygote: ZygoteManager
+) -> None:
+    first, _ = learning(loop, zygote, "pandas")
+    for number in range(2 * MOST_REFUSALS):
+        refused = {f"package{number}": "it starts threads"}
+        if Process.made[-1].ended:
+            break
+        Process.made[-1].says({"is": "unfit", "refused": refused, "reason": ""})
+    assert len(Process.made) == 2 + MOST_REFUSALS
+    assert (first.ended, zygote.reason) == (False, "")
+
+
+def test_successor_beyond_a_limit_is_ended_and_the_zygote_stays(
+    loop: Loop, zygote: ZygoteManager
+) -> None:
+    first, successor = learning(loop, zygote, "greedy")
+    successor.says({"is": "importing", "module": "greedy"})
+    zygote._import_limits._limits = Limits(most_bytes=-1)
+    successor.says({"is": "learned"})
+    assert (first.ended, successor.ended, zygote.reason) == (False, True, "")
+    assert Output.said == ["not preloaded: greedy: the standby grew over -1 MiB, importing greedy"]
+
+
+def test_fork_ends_the_successor(loop: Loop, zygote: ZygoteManager) -> None:
+    _, successor = learning(loop, zygote, "sympy")
+    zygote.fork([ForkRequest({}, 1, 2)])
+    assert successor.ended
 
 
 def test_refusals_of_one_package_and_reason_are_one_line() -> None:

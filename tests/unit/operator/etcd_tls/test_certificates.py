@@ -74,6 +74,9 @@ CASES = {
     "leaf with two thirds left": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE * 0.6)), []),
     "leaf with a third left": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE * 0.7)), [Work.SIGN]),
     "expired leaf": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE - DAY)), [Work.SIGN]),
+    "a client's certificate is absent": (replace(GOOD, clients=(leaf("a"), None)), [Work.SIGN]),
+    "a client's certificate of a stranger": (replace(GOOD, clients=(leaf("x"),)), [Work.SIGN]),
+    "good certificates of clients": (replace(GOOD, clients=(leaf("a"),)), []),
     "another name": (
         replace(GOOD, leaf=replace(leaf("a"), names=NAMES - {"etcd.ns.svc"})),
         [Work.SIGN],
@@ -191,6 +194,8 @@ def test_authority_rotation_keeps_trust_without_gap() -> None:
         {CERT: b"no certificate"},
         {KEY: b"no key"},
         {KEY: b""},
+        {"operator.crt": None},
+        {"agents.key": b"no key"},
         {CERT: None},
         {BUNDLE: b"no bundle"},
         {SIGNING_KEY: b"no key"},

@@ -34,7 +34,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS
+from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, RECONCILE_SECONDS
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
@@ -158,6 +158,7 @@ class Rig:
         error: KubeError | None = None,
         view: RendezvousView = NO_MEMBERS,
         source: RendezvousSource | EtcdRefused | None = None,
+        reconcile_seconds: float = RECONCILE_SECONDS,
     ) -> None:
         self.api = Api(error)
         self.observer = JobObserver(view)
@@ -177,9 +178,10 @@ class Rig:
                 owned_objects=NoBudget(),
                 events=self.recorder,
                 metrics=Metrics(),
-                processor_time=ProcessorTime(step_seconds=0.05, total_seconds=0.2),
+                processor_time=ProcessorTime(step_seconds=0.5, total_seconds=2.0),
                 clock=lambda: 0.0,
                 now=lambda: NOW,
+                reconcile_seconds=reconcile_seconds,
             )
         )
 
@@ -416,8 +418,7 @@ def test_stored_job_beyond_the_bounds_is_set_aside_with_its_field() -> None:
 
 
 def test_reconcile_that_does_not_end_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticjob_operator.reconcile.fault_guard.RECONCILE_SECONDS", 0.05)
-    rig = Rig()
+    rig = Rig(reconcile_seconds=0.05)
 
     async def never(self: Registry, job: ElasticJob) -> RendezvousSource:
         await asyncio.sleep(3600)

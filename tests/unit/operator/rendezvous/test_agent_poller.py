@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,6 +16,8 @@ from elasticjob_operator.domain.observed.etcd_records import Records, merge_repo
 from elasticjob_operator.domain.observed.state import SeenTrouble
 from elasticjob_operator.rendezvous import agent_poller
 from elasticjob_operator.rendezvous.agent_poller import (
+    JOB_UNPROVEN_REQUESTS,
+    MOST_BACKOFF_SECONDS,
     POLL_ERRORS,
     Agent,
     AgentPoller,
@@ -284,6 +286,108 @@ def test_contradictory_reports_of_one_job_do_not_affect_others(
     assert told.count(("team/bad", "cannot read its agents' reports")) == 1
 
 
+@asynccontextmanager
+async def mute(address: str, port: int) -> AsyncIterator[list[int]]:
+    """Accept connections and say nothing; yield the numbers of open ones over time."""
+    open_ones: list[int] = [0]
+
+    async def held(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.append(open_ones[-1] + 1)
+        while await reader.read(4096):
+            pass
+        open_ones.append(open_ones[-1] - 1)
+        writer.close()
+
+    server = await asyncio.start_server(held, address, port, backlog=1024)
+    async with server:
+        yield open_ones
+
+
+def test_silent_pods_of_one_job_cost_no_other_job_an_interval() -> None:
+    """600 pods that accept connections and say nothing, beside ten honest jobs of the namespace."""
+    period = 0.5
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(serving(answer("m0", 1), "127.0.0.10", 0, "m0"))
+            honest = [first]
+            for n in range(1, 10):
+                one = serving(answer(f"m{n}", 1), f"127.0.0.{10 + n}", first.port, f"m{n}")
+                honest.append(await stack.enter_async_context(one))
+            held = await stack.enter_async_context(mute("127.0.0.2", first.port))
+            poller = AgentPoller(
+                lambda *_: None, polling=Polling(period_seconds=period, port=first.port)
+            )
+            silent = tuple(Agent(f"silent-{n}", "127.0.0.2") for n in range(600))
+            poller.follow("team", "bad", PollTarget(PREFIX, b"key", silent))
+            for n in range(10):
+                target = PollTarget(PREFIX, b"key", (Agent(f"m{n}", f"127.0.0.{10 + n}"),))
+                poller.follow("team", f"uid-{n}", target)
+            polling = asyncio.create_task(poller.run())
+            for heard in range(1, 9):
+                async with asyncio.timeout(3 * period):
+                    await until(lambda: all(len(one.heard) >= heard for one in honest))  # noqa: B023
+            assert all(poller.records(f"uid-{n}", {f"m{n}"}) is not None for n in range(10))
+            assert 0 < max(held) <= JOB_UNPROVEN_REQUESTS
+            polling.cancel()
+            await asyncio.wait([polling])
+
+    run(scenario)
+
+
+def test_agent_that_does_not_answer_is_asked_again_after_growing_delays() -> None:
+    """Its neighbour is asked all the time meanwhile."""
+    late, asked = 0.0, {"good": 0, "bad": 0}
+
+    async def reply(agent: Agent, port: int, job_key: bytes, most_bytes: int) -> bytes:
+        asked[agent.member] += 1
+        if agent.member == "bad":
+            raise OSError("refused")
+        return answer(agent.member, 1)
+
+    async def scenario() -> None:
+        nonlocal late
+        poller = AgentPoller(lambda *_: None, lambda: late, often(), reply)
+        agents = (Agent("bad", "10.0.0.1"), Agent("good", "10.0.0.2"))
+        polling = asyncio.create_task(poller.run())
+        gaps, last = [], 0.0
+        while late < 10.0:
+            late += 0.1
+            before, failed = asked["good"], asked["bad"]
+            poller.follow("team", "uid", PollTarget(PREFIX, b"key", agents))
+            await until(lambda: asked["good"] > before)  # noqa: B023
+            if asked["bad"] > failed:
+                gaps.append(round(late - last, 1))
+                last = late
+        polling.cancel()
+        assert gaps[1:4] == sorted(gaps[1:4])
+        assert max(gaps) >= MOST_BACKOFF_SECONDS - 0.1
+        assert asked["bad"] < 12
+        assert not poller.is_settling("uid"), "all were asked, and one answers"
+
+    run(scenario)
+
+
+def test_new_agents_of_a_large_job_are_all_asked_soon() -> None:
+    async def scenario() -> None:
+        asked = set()
+
+        async def reply(agent: Agent, port: int, job_key: bytes, most_bytes: int) -> bytes:
+            asked.add(agent.member)
+            await asyncio.sleep(0.005)
+            return answer(agent.member, 1)
+
+        poller = AgentPoller(lambda *_: None, request=reply)
+        agents = tuple(Agent(f"m{n}", "10.0.0.1") for n in range(1024))
+        polling = asyncio.create_task(poller.run())
+        poller.follow("team", "uid", PollTarget(PREFIX, b"key", agents))
+        async with asyncio.timeout(10):
+            await until(lambda: len(asked) == 1024)
+        polling.cancel()
+
+    run(scenario)
+
+
 async def until(so: Callable[[], bool]) -> None:
     """Poll until the condition holds; the scenario has the deadline."""
     while not so():
@@ -296,7 +400,7 @@ def test_etcd_agents_are_sampled_and_those_in_trouble_polled_again() -> None:
     calls: list[str] = []
     in_trouble = {"pod-9"}
 
-    async def answer(agent: Agent, port: int, job_key: bytes) -> bytes:
+    async def answer(agent: Agent, port: int, job_key: bytes, most_bytes: int) -> bytes:
         address = agent.address
         calls.append(address)
         store = trouble if address in in_trouble else None

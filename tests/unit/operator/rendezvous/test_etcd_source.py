@@ -275,3 +275,28 @@ def test_no_pod_is_looked_up_while_etcd_is_unreadable() -> None:
     seen = asyncio.run(made.observe(pods)).observed
     assert not pods.asked
     assert [one.name for one in seen.pods] == ["job-0"]
+
+
+def test_members_beyond_max_nodes_are_ignored_and_cause_no_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Members with a pod are kept, then the oldest of the others."""
+    strangers = tuple(member(f"job-{index}", id=f"stranger-{index}") for index in range(100, 2100))
+    own = tuple(member(f"job-{index}") for index in range(6))
+
+    async def scenario() -> None:
+        made = rig(Records(prefix(1), OLD, STARTED, members=(*strangers, *own)))
+        pods = FakePods(listed=tuple(range(6)))
+        for _ in range(2):
+            seen = (await made.observe(pods)).observed
+            assert [one.id for one in seen.rendezvous.members] == [
+                *(one.id for one in strangers[:4]),
+                *(one.id for one in own),
+            ]
+            again = made.source.observe_again(job(), made.memory, seen)
+            assert again.rendezvous == seen.rendezvous
+            assert pods.asked[-1] == {"job-100", "job-101", "job-102", "job-103"}
+
+    asyncio.run(scenario())
+    told = [one.getMessage() for one in caplog.records]
+    assert told == ["ignores the records of 1996 members beyond maxNodes (4), which have no pod"]

@@ -1,4 +1,4 @@
-"""Budget of a job's records: keys and bytes counted, dropped when exceeded, others untouched."""
+"""Quota of a job's records: keys and bytes counted, dropped when exceeded, others untouched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from elasticjob_operator.rendezvous.record_store import (
     UNKNOWN_NODES,
     RecordStore,
-    budget_of,
+    quota_of,
 )
 from elasticjob_rendezvous.protocol.kv import KeyValue
 from elasticjob_rendezvous.protocol.records.keys import job_folder, job_prefix
@@ -31,8 +31,8 @@ def kept(store: RecordStore, prefixes: Iterable[str] = (BAD, AGAIN, GOOD)) -> li
     return [len(store.jobs.get(prefix, {})) for prefix in prefixes]
 
 
-def test_records_within_the_budget_are_kept() -> None:
-    store, most = RecordStore(), budget_of(UNKNOWN_NODES).keys
+def test_records_within_the_quota_are_kept() -> None:
+    store, most = RecordStore(), quota_of(UNKNOWN_NODES).keys
     assert all(fill(store, BAD, most))
     assert kept(store) == [most, 0, 0]
     assert store.knows(BAD)
@@ -40,27 +40,27 @@ def test_records_within_the_budget_are_kept() -> None:
 
 
 def test_one_key_too_many_drops_all_incarnations_of_the_job_and_no_other_job() -> None:
-    store, most = RecordStore(), budget_of(UNKNOWN_NODES).keys
+    store, most = RecordStore(), quota_of(UNKNOWN_NODES).keys
     fill(store, GOOD, 7)
     fill(store, AGAIN, 5)
     assert fill(store, BAD, most - 4).count(False) == 1
     assert kept(store) == [0, 0, 7]
-    assert store.exceeded(FOLDER) == budget_of(UNKNOWN_NODES)
+    assert store.exceeded(FOLDER) == quota_of(UNKNOWN_NODES)
     assert store.newest("ns", "bad") is None
     assert not store.knows(BAD)
     assert store.knows(GOOD)
 
 
 def test_too_many_bytes_drop_the_job() -> None:
-    store, budget = RecordStore(), budget_of(UNKNOWN_NODES)
-    assert store.put(BAD, record(BAD, 1, budget.bytes - 100))
-    assert store.put(BAD, record(BAD, 1, budget.bytes - 50)), "the same key is counted once"
+    store, quota = RecordStore(), quota_of(UNKNOWN_NODES)
+    assert store.put(BAD, record(BAD, 1, quota.bytes - 100))
+    assert store.put(BAD, record(BAD, 1, quota.bytes - 50)), "the same key is counted once"
     assert not store.put(BAD, record(BAD, 2, 60))
     assert store.exceeded(FOLDER) is not None
 
 
 def test_deleted_records_are_not_counted() -> None:
-    store, most = RecordStore(), budget_of(UNKNOWN_NODES).keys
+    store, most = RecordStore(), quota_of(UNKNOWN_NODES).keys
     for name in range(3 * most):
         assert store.put(BAD, record(BAD, name, 1000))
         store.delete(BAD, f"{BAD}{name}")
@@ -68,9 +68,9 @@ def test_deleted_records_are_not_counted() -> None:
     assert store.uids() == ()
 
 
-def test_larger_job_is_read_again_under_its_larger_budget() -> None:
+def test_larger_job_is_read_again_under_its_larger_quota() -> None:
     store, nodes = RecordStore(), 4 * UNKNOWN_NODES
-    count = budget_of(UNKNOWN_NODES).keys + 1
+    count = quota_of(UNKNOWN_NODES).keys + 1
     fill(store, BAD, count)
     assert store.allow(FOLDER, nodes)
     assert store.exceeded(FOLDER) is None
@@ -84,7 +84,7 @@ def test_larger_job_is_read_again_under_its_larger_budget() -> None:
 
 def test_forgotten_job_counts_from_zero() -> None:
     store = RecordStore()
-    fill(store, BAD, budget_of(UNKNOWN_NODES).keys + 1)
+    fill(store, BAD, quota_of(UNKNOWN_NODES).keys + 1)
     store.forget(FOLDER)
     assert store.knows(BAD)
     assert all(fill(store, BAD, 10))
@@ -102,6 +102,6 @@ def test_usage_equals_the_records_that_are_kept(steps: list[tuple[bool, int, int
             kept_sizes.pop(name, None)
     held = {key.removeprefix(BAD): len(kv.value) for key, kv in store.jobs.get(BAD, {}).items()}
     assert held == {str(name): size for name, size in kept_sizes.items()}
-    room = budget_of(UNKNOWN_NODES).keys - len(kept_sizes)
+    room = quota_of(UNKNOWN_NODES).keys - len(kept_sizes)
     assert all(store.put(BAD, record(BAD, 100 + name)) for name in range(room))
     assert not store.put(BAD, record(BAD, 99))

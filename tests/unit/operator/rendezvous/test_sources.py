@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
+from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER, INCARNATION_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.from_agents import Attendance, Participant
+from elasticjob_operator.domain.observed.pod_state import PREFIX_VARIABLE
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
@@ -23,7 +24,12 @@ from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
-from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource, agents_of
+from elasticjob_operator.rendezvous.sources import (
+    SPARE_AGENTS,
+    RendezvousSource,
+    UnusableSource,
+    agents_of,
+)
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
@@ -33,10 +39,12 @@ from tests.unit.operator.builders import NOW, job, member, observed, pod
 AUTHORS = {"username": b"author", "password": b"pass"}
 
 
-def raw(uid: str, incarnation: int, **status: str) -> Json:
-    """Return a Pod object of this incarnation."""
-    labels = {INCARNATION_LABEL: str(incarnation)}
-    return {"metadata": {"uid": uid, "labels": labels}, "spec": {}, "status": status}
+def raw(uid: str, incarnation: int, name: str = "", **status: str) -> Json:
+    """Return a Pod object of this incarnation, with the container of an agent."""
+    metadata = {"uid": uid, "name": name or uid, "labels": {INCARNATION_LABEL: str(incarnation)}}
+    prefix = {"name": PREFIX_VARIABLE, "value": job_prefix("default", "job-uid", incarnation)}
+    spec = {"initContainers": [{"name": AGENT_CONTAINER, "env": [prefix]}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
 
 
 @dataclass
@@ -237,4 +245,20 @@ def test_only_running_pods_of_the_incarnation_are_polled() -> None:
         raw("c", 2, podIP="10.0.0.3", phase="Pending"),
         raw("d", 2, phase="Running"),
     ]
-    assert [agent.member for agent in agents_of(own, 2)] == ["a"]
+    assert [agent.member for agent in agents_of(job(), own, 2)] == ["a"]
+
+
+def test_agents_are_polled_up_to_max_nodes_and_those_of_the_operators_pods_first() -> None:
+    foreign = [raw(f"x{n}", 2, podIP="10.0.0.1", phase="Running") for n in range(600)]
+    own = [
+        raw(f"u{n}", 2, name=f"job-{n}", podIP="10.0.0.1", phase="Running")
+        for n in range(3, -1, -1)
+    ]
+    found = [agent.member for agent in agents_of(job(), [*foreign, *own], 2)]
+    assert found == ["u0", "u1", "u2", "u3", *(f"x{n}" for n in range(SPARE_AGENTS))]
+
+
+def test_agents_of_pods_without_the_agents_container_are_not_polled() -> None:
+    bare = raw("a", 2, podIP="10.0.0.1", phase="Running")
+    bare["spec"] = {"containers": [{"name": "agent"}]}
+    assert agents_of(job(), [bare], 2) == ()

@@ -67,6 +67,19 @@ def test_join_timeout_precedes_default_timeout_of_torchrun() -> None:
     assert timeout_seconds(parameters()) == 600
 
 
+def test_password_among_the_settings_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("secret")
+    settings(user="u", password_file=str(file))
+    assert not caplog.records
+    settings(user="u", password="secret")
+    (record,) = caplog.records
+    assert "password_file" in record.getMessage()
+    assert "secret" not in record.getMessage()
+
+
 def test_password_is_read_from_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("secret\n")

@@ -32,7 +32,7 @@ from elasticjob_launcher.proof import (
     read_question,
 )
 from elasticjob_rendezvous import listener as peer_listener
-from elasticjob_rendezvous.links import dial, wire
+from elasticjob_rendezvous.links import dial, server, wire
 from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import Link, Probe
@@ -699,6 +699,13 @@ def test_agent_itself_is_probed_without_a_launcher() -> None:
 # -- wrong lines on an established link ------------------------------------------------
 
 
+@pytest.fixture
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the refusals of earlier tests: all listeners of a process share one rate limit."""
+    monkeypatch.setattr(server, "refusals", peer_listener.RefusalLog())
+
+
+@pytest.mark.usefixtures("fresh_log")
 @pytest.mark.parametrize(
     ("line", "reason", "accepted"),
     [

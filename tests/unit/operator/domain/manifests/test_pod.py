@@ -308,15 +308,58 @@ def test_host_network_has_no_fixed_ports() -> None:
     assert found["readinessProbe"]["exec"]["command"][-1] == "ready"
 
 
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
 @pytest.mark.parametrize("which", [agent, launcher])
 def test_own_containers_meet_restricted_pod_security(which: Any) -> None:
-    assert which(made())["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    assert which(made())["securityContext"] == CONFINED
+
+
+LOOSE = {"privileged": True, "runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"launch": "PerNode"},
+        {"rendezvous": {"backend": "C10d"}},
+        {"rendezvous": {"backend": "EtcdV2", "endpoints": ["there:4001"]}},
+        {"spec": {"hostNetwork": True}},
+        {"spec": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}}},
+        {"spec": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}}},
+        {
+            "spec": {
+                "shareProcessNamespace": True,
+                "initContainers": [{"name": "own", "image": "i"}],
+            }
+        },
+        {"trainer": {"securityContext": LOOSE}},
+    ],
+)
+def test_added_containers_are_confined_and_those_of_the_template_are_left_alone(
+    fields: Json,
+) -> None:
+    spec = made(**fields)["spec"]
+    own = {"trainer": fields.get("trainer", {}).get("securityContext"), "own": None}
+    added = set()
+    for one in [*spec["containers"], *spec["initContainers"]]:
+        found = one.get("securityContext")
+        if one["name"] in own:
+            assert found == own[one["name"]], one["name"]
+            continue
+        added.add(one["name"])
+        assert {key: found[key] for key in CONFINED} == CONFINED, one["name"]
+        assert found.get("runAsUser") != 0
+    assert added == {"elasticjob-agent", "elasticjob-launcher"}
+    assert spec.get("securityContext") == fields.get("spec", {}).get("securityContext")
 
 
 @pytest.mark.parametrize("which", [agent, launcher])

@@ -108,6 +108,15 @@ FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
         )
         for image in ("trainer", "trainer:latest", "registry:5000/team/trainer")
     ),
+    *(
+        (
+            job_of(trainer={"securityContext": {"capabilities": {kind: ["ALL", name]}}}),
+            K.UNKNOWN_CAPABILITY,
+            f"{C0}.securityContext.capabilities.{kind}[1]",
+        )
+        for kind in ("add", "drop")
+        for name in ("CAP_SYS_PTRACE", "SYS_PTRAC", "")
+    ),
     (job_of(trainer={"ports": [PORT, TAKEN]}), K.HOST_PORT, f"{C0}.ports[1].hostPort"),
     (
         job_of({"hostNetwork": True}, {"ports": [PORT]}),
@@ -166,6 +175,9 @@ SILENT: list[ElasticJob] = [
         for image in ("t:1", "registry:5000/t:1", "t@sha256:0", "registry:5000/t:latest@sha256:0")
     ),
     job_of(trainer={"image": "trainer:latest"}),
+    job_of(
+        trainer={"securityContext": {"capabilities": {"add": ["IPC_LOCK"], "drop": ["all"]}}},
+    ),
     job_of(trainer={"ports": [PORT]}),
     job_of({"hostNetwork": True}),
     job_of(trainer={"ports": [TAKEN]}, maxNodes=1),

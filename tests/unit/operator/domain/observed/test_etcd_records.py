@@ -329,12 +329,25 @@ def told(name: str = "pod-0", **fields: Any) -> KeyValue:
         (None, told(step=2), False),
         (told(step=1), replace(told(step=2), value=b'{"step":'), False),
         (told(step=1), replace(told(step=2), create_revision=7), False),
+        (told(step=1), replace(told(step=2), value=told(step=2).value + b" " * 9000), False),
     ],
 )
 def test_progress_only_change_is_distinguished_from_other_changes(
     before: KeyValue | None, after: KeyValue, mere: bool
 ) -> None:
     assert is_progress_only(before, after) is mere
+
+
+def test_record_of_a_member_below_the_key_of_another_is_malformed() -> None:
+    """Otherwise one pod's uid would stand for any number of members."""
+    record = member("pod-0")
+    kvs = [
+        KeyValue(KEYS.session(name, "s"), encode(record), at, at)
+        for at, name in enumerate(("a", record.id, "b"), 1)
+    ]
+    found = decode_records(PREFIX, kvs)
+    assert found.members == (record,)
+    assert len(found.malformed) == 2
 
 
 def test_steps_and_wait_reason_are_read() -> None:

@@ -1,0 +1,121 @@
+"""Verbs on the jobs of a cluster: a real API server and kubectl, without an operator."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.main import application, plugin
+from tests.cluster.programs import programs
+from tests.integration.apiserver import ApiServer
+from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
+
+
+@pytest.fixture
+def kubeconfig(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Configure kubectl for the API server as its users do; local jobs are in a new folder."""
+    path = api_server.kubeconfig()
+    monkeypatch.setenv("PATH", f"{programs('kubernetes')}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("ELASTICJOB_PLACE", raising=False)
+    return path
+
+
+def asked(namespace: str, verb: str, *words: str) -> str:
+    """Return the output of `kubectl elasticjob` in a namespace."""
+    result = CliRunner().invoke(plugin(verb), [verb, *words, "-n", namespace])
+    if isinstance(result.exception, CommandError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def names(server: ApiServer, namespace: str) -> list[str]:
+    listed = server.request("GET", ELASTICJOBS_PATH.format(namespace))
+    return [item["metadata"]["name"] for item in listed["items"]]
+
+
+def test_job_is_applied_scaled_suspended_and_deleted(
+    api_server: ApiServer, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    path = f"{ELASTICJOBS_PATH.format(namespace)}/job"
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(elasticjob(minNodes=1, maxNodes=5, nodeIncrement=2)))
+    assert asked(namespace, "apply", "-f", str(manifest)).endswith("job created\n")
+    header, row = asked(namespace, "get").splitlines()
+    assert (header.split()[0], row.split()[0]) == ("NAME", "job")
+    assert asked(namespace, "get", "job", "-o", "name") == "elasticjob.elasticjob.dev/job\n"
+    assert "Where:      a cluster" in asked(namespace, "describe", "job")
+    assert "(4 is not a legal size" in asked(namespace, "scale", "job", "--nodes", "4")
+    assert api_server.request("GET", path)["spec"]["nodes"] == 4
+    asked(namespace, "suspend", "job")
+    assert api_server.request("GET", path)["spec"]["runPolicy"]["suspend"] is True
+    asked(namespace, "resume", "job")
+    assert api_server.request("GET", path)["spec"]["runPolicy"]["suspend"] is False
+    with pytest.raises(CommandError, match='job "job" has no pods'):
+        asked(namespace, "logs", "job")
+    with pytest.raises(CommandError, match='job "job" has no events'):
+        asked(namespace, "events", "job")
+    asked(namespace, "delete", "job")
+    assert names(api_server, namespace) == []
+
+
+def test_finished_jobs_and_all_jobs_are_deleted(
+    api_server: ApiServer, namespace: str, kubeconfig: Path
+) -> None:
+    jobs = ELASTICJOBS_PATH.format(namespace)
+    for name in ("done", "failed", "new", "second"):
+        api_server.request("POST", jobs, elasticjob(name))
+    for name, phase in (("done", "Succeeded"), ("failed", "Failed")):
+        api_server.patch(f"{jobs}/{name}/status", {"status": {"phase": phase}})
+    assert "no job was deleted" in asked(namespace, "delete", "--finished", "new")
+    asked(namespace, "delete", "--finished")
+    assert names(api_server, namespace) == ["new", "second"]
+    with pytest.raises(BadInput, match="--all must come without names"):
+        asked(namespace, "delete", "--all", "new")
+    asked(namespace, "delete", "--all")
+    assert names(api_server, namespace) == []
+
+
+def test_local_verb_never_acts_on_configured_cluster(
+    api_server: ApiServer, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    api_server.request("POST", ELASTICJOBS_PATH.format(namespace), elasticjob())
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(elasticjob("other")))
+    lines = [
+        ["delete", "job"],
+        ["scale", "job", "--nodes", "2"],
+        ["suspend", "job"],
+        ["resume", "job"],
+        ["apply", "-f", str(manifest)],
+    ]
+    for words in lines:
+        result = CliRunner().invoke(application(words[0]), [*words, "-n", namespace])
+        assert isinstance(result.exception, CommandError), words
+    CliRunner().invoke(application("delete"), ["delete", "--all", "-n", namespace])
+    assert names(api_server, namespace) == ["job"]
+    words = ["delete", "job", "-n", namespace, "--context", "test"]
+    assert CliRunner().invoke(application("delete"), words).exit_code == 0
+    assert names(api_server, namespace) == []
+
+
+def test_refusals_of_the_cluster_have_no_library_text(
+    api_server: ApiServer, namespace: str, kubeconfig: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError) as refused:
+        asked(namespace, "get", "nobody")
+    assert str(refused.value) == (
+        'the cluster\'s answer: elasticjobs.elasticjob.dev "nobody" not found'
+    )
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(json.dumps(elasticjob(maxNodes=0)))
+    with pytest.raises(BadInput, match=r"was not applied:\n.*spec.maxNodes"):
+        asked(namespace, "apply", "-f", str(manifest))
+    assert names(api_server, namespace) == []

@@ -1,0 +1,102 @@
+"""Local jobs of a script or a command without a manifest, and manifests made by `init`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.local_rig import LocalRig, rig
+
+__all__ = ["rig"]
+
+SCRIPT = "import os, sys; print('rank', os.environ['RANK'], 'got', sys.argv[1:])\n"
+
+
+def test_script_runs_without_manifest_and_gets_its_own_words(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    ran = rig.call("run", "hello.py", "--nodes", "1:2", "--plain", "--lr", "$(HOME)", "--plain")
+    assert ran.returncode == 0, ran.stderr
+    assert "hello: no worker reported a training step; the output of rank 0 ends: " in ran.stdout
+    spec = rig.object("hello")["spec"]
+    assert (spec["minNodes"], spec["maxNodes"]) == (1, 2)
+    said = rig.call("logs", "hello").stdout
+    assert "hello-1 [1] rank 1 got ['--lr', '$(HOME)', '--plain']" in said
+    rig.nothing_left()
+
+
+def test_command_after_dashes_runs_with_its_launcher_taken_out(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    command = ["torchrun", "--nproc-per-node", "2", "hello.py", "--name", "x"]
+    ran = rig.call("run", "--plain", "--name", "two", "--", *command)
+    assert ran.returncode == 0, ran.stderr
+    assert "two-0 [1] rank 1 got ['--name', 'x']" in rig.call("logs", "two").stdout
+    rig.nothing_left()
+
+
+def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    made = rig.call("init", "--nodes", "2:3", "hello.py", "--lr", "a'b\"c: #{}")
+    assert made.returncode == 0, made.stderr
+    checked = rig.call("validate", "--strict", "hello.yaml")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    before = (rig.job / "hello.yaml").read_text()
+    again = rig.call("init", "hello.py")
+    assert again.returncode == 2
+    assert "exists and was not changed" in again.stderr
+    assert (rig.job / "hello.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run", "a script, a manifest or -- and a command must be given"),
+        ("run nothing.py", "the script 'nothing.py' does not exist"),
+        ("run -- nothing-there", "'nothing-there' is not on PATH"),
+        ("run job.yaml extra", "job.yaml is taken for a manifest, which has no arguments: 'extra'"),
+        ("run -f job.yaml extra", "-f job.yaml must come without 'extra'"),
+        ("run job.yaml --nodes 1:2", "--nodes must be one number for a manifest"),
+        ("run gpu.yaml", "asks for 4 accelerators for each node (nvidia.com/gpu)"),
+        ("run ./tool", "tool is a program: `elasticjob run -- ./tool` runs it"),
+        ("init job.yaml", "must be a Python script"),
+        ("agent --standalone --rdzv-id x work.py", "--rdzv-id must not be given with --standalone"),
+        ("agent --standalone --nnodes 1:2 work.py", "--standalone runs one node"),
+    ],
+)
+def test_bad_input_starts_nothing(rig: LocalRig, words: str, said: str) -> None:
+    text = rig.manifest().read_text()
+    limits = '"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 4}}'
+    (rig.job / "gpu.yaml").write_text(text.replace('"name": "trainer"', limits))
+    (rig.job / "tool").write_text("#!/bin/sh\n")
+    (rig.job / "tool").chmod(0o755)
+    ran = rig.call(*words.split(), env={"NVIDIA_VISIBLE_DEVICES": "none"})
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not rig.object()
+
+
+def test_standalone_agent_needs_no_rendezvous_options(rig: LocalRig) -> None:
+    (rig.job / "hello.py").write_text(SCRIPT)
+    ran = rig.call("agent", "--standalone", "--nproc-per-node", "2", "hello.py", "--lr", "1")
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 1 got ['--lr', '1']" in ran.stdout
+
+
+def test_suspended_local_job_ends_and_is_not_collected_as_finished(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(nodes=1), "--plain")
+    rig.running(1)
+    assert "job is running" in rig.call("resume", "job").stderr.replace('"', "")
+    done = rig.call("suspend", "job")
+    assert (done.returncode, done.stdout) == (0, "elasticjob.elasticjob.dev/job suspended\n")
+    runner.communicate(timeout=30)
+    assert runner.returncode == 130
+    assert rig.status()["phase"] == "Suspended"
+    resumed = rig.call("resume", "job")
+    assert resumed.returncode == 2
+    assert "is resumed with `elasticjob run` in a terminal (it ran " in resumed.stderr
+    last = rig.call("logs", "job", "--tail", "1", "--pod", "job-0")
+    assert len(last.stdout.splitlines()) == 1
+    assert "pods with output: job-0" in rig.call("logs", "job", "--pod", "x").stderr
+    assert "none is finished" in rig.call("delete", "--finished").stdout
+    assert "deleted" in rig.call("delete", "--all").stdout
+    assert not rig.object()
+    rig.nothing_left()

@@ -1,0 +1,106 @@
+"""Choice of the place of a verb, unknown verbs, the listing, and the merged logs of pods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_cli.cluster import selects_cluster
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.log_lines import duration, merged, parsed_lines
+from elasticjob_cli.main import CLUSTER_COMMANDS, COMMANDS, HELPS, SYNONYMS, unknown_command
+
+
+@pytest.mark.parametrize(
+    ("is_plugin", "cluster", "context", "kubeconfig", "default", "wanted"),
+    [
+        (False, None, None, None, None, False),
+        (False, None, None, None, "local", False),
+        (False, None, None, None, "cluster", True),
+        (False, False, None, None, "cluster", False),
+        (False, True, None, None, None, True),
+        (False, None, "prod", None, None, True),
+        (False, None, None, Path("k"), "local", True),
+        (True, None, None, None, "local", True),
+    ],
+)
+def test_verb_acts_on_cluster_only_if_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    is_plugin: bool,
+    cluster: bool | None,
+    context: str | None,
+    kubeconfig: Path | None,
+    default: str | None,
+    wanted: bool,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/a/kubeconfig")  # never decides
+    monkeypatch.delenv("ELASTICJOB_PLACE", raising=False)
+    if default is not None:
+        monkeypatch.setenv("ELASTICJOB_PLACE", default)
+    assert selects_cluster(is_plugin, cluster, context, kubeconfig) is wanted
+
+
+@pytest.mark.parametrize(
+    ("is_plugin", "context", "kubeconfig"),
+    [(True, None, None), (False, "prod", None), (False, None, Path("k"))],
+)
+def test_local_contradicts_cluster_options(
+    is_plugin: bool, context: str | None, kubeconfig: Path | None
+) -> None:
+    with pytest.raises(BadInput):
+        selects_cluster(is_plugin, False, context, kubeconfig)
+
+
+def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTICJOB_PLACE", "cloud")
+    with pytest.raises(CommandError, match="must be local or cluster, not 'cloud'"):
+        selects_cluster(False, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"),
+    [
+        ("lst", "get"),
+        ("statsu", "get"),
+        ("stop", "suspend"),
+        ("submit", "apply"),
+        ("descrbe", "describe"),
+        ("train.py", "run train.py"),
+    ],
+)
+def test_wrong_verb_suggests_the_right_one(word: str, verb: str) -> None:
+    assert unknown_command(word, COMMANDS).endswith(f"did you mean `{verb}`?")
+
+
+def test_plugin_names_the_program_of_a_local_verb() -> None:
+    assert "use `elasticjob run`" in unknown_command("run", CLUSTER_COMMANDS)
+    assert "commands: " in unknown_command("\x1b[2J", CLUSTER_COMMANDS)
+    assert "\x1b" not in unknown_command("\x1b[2J", CLUSTER_COMMANDS)
+
+
+def test_every_command_has_a_line_of_80_columns() -> None:
+    assert list(HELPS) == list(COMMANDS)
+    assert set(SYNONYMS.values()) <= set(COMMANDS)
+    assert SYNONYMS.keys().isdisjoint(COMMANDS)
+    assert all(len(text) <= 66 for text in HELPS.values())
+
+
+def test_lines_of_pods_are_merged_by_time() -> None:
+    one = ["2026-01-31T12:00:00.5Z a", "no time", "2026-01-31T12:00:02.000000001Z c"]
+    two = ["2026-01-31T12:00:00.500000001Z b", "2026-01-31T12:00:02Z ", "2026-01-31T12:00:03Z d"]
+    found = merged([parsed_lines("job-0", one), parsed_lines("job-1", two)])
+    assert [(line.pod[-1], line.text) for line in found] == [
+        ("0", "a"), ("0", "no time"), ("1", "b"), ("1", ""), ("0", "c"), ("1", "d"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("1h30m", 5400), ("30s", 30)])
+def test_since_is_a_duration(text: str, seconds: int) -> None:
+    assert duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["5", "", "1d", "-1s", "999999999h", "x\x1b"])
+def test_other_words_are_no_duration(text: str) -> None:
+    with pytest.raises(BadInput, match="--since must be"):
+        duration(text)

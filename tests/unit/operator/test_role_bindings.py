@@ -1,0 +1,105 @@
+"""Decisions of the binder: bindings to create and to delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.role_bindings import (
+    MANAGED_BY,
+    Changes,
+    Request,
+    _parsed,
+    binding,
+    due_changes,
+)
+
+Json = dict[str, Any]
+REQUEST = Request("role", ("system", "operator"), excepted=frozenset({"system", "kube-system"}))
+WANTED = binding(REQUEST, "uid")
+
+
+def namespace(name: str, **metadata: Any) -> Json:
+    return {"metadata": {"name": name, **metadata}}
+
+
+def existing(name: str, **changed: Any) -> Json:
+    return {**WANTED, "metadata": {**WANTED["metadata"], "namespace": name}, **changed}
+
+
+def other(name: str, **metadata: Any) -> Json:
+    found = existing(name)
+    return {**found, "metadata": {**found["metadata"], **metadata}}
+
+
+THIEF = [{"kind": "ServiceAccount", "name": "thief", "namespace": "system"}]
+WRONG = [
+    existing("a", subjects=THIEF),
+    existing("a", subjects=WANTED["subjects"] + THIEF),
+    existing("a", subjects=None),
+    existing("a", roleRef=WANTED["roleRef"] | {"name": "another"}),
+    other("a", ownerReferences=[]),
+    other("a", ownerReferences=[WANTED["metadata"]["ownerReferences"][0] | {"uid": "former"}]),
+]
+FOREIGN = [other("a", labels=None), other("a", labels={"app.kubernetes.io/managed-by": "me"})]
+
+
+def changes(namespaces: list[Json], bindings: list[Json]) -> Changes:
+    return due_changes(WANTED, namespaces, bindings, REQUEST.excepted)
+
+
+def test_served_namespaces_get_a_binding_and_excepted_ones_none() -> None:
+    names = ("b", "a", "system", "kube-system")
+    assert changes([namespace(name) for name in names], []) == Changes(create=("a", "b"))
+
+
+def test_namespace_that_is_being_deleted_gets_none() -> None:
+    assert changes([namespace("a", deletionTimestamp="2026-01-01T00:00:00Z")], []) == Changes()
+
+
+def test_right_binding_stays() -> None:
+    assert changes([namespace("a")], [existing("a")]) == Changes()
+
+
+@pytest.mark.parametrize("name", ["gone", "unlabelled", "system"])
+def test_binding_of_a_namespace_that_is_not_served_is_deleted(name: str) -> None:
+    served = [namespace("a"), namespace("system")]
+    found = [existing("a"), existing(name)]
+    assert changes(served, found) == Changes(delete=(found[1],))
+
+
+@pytest.mark.parametrize("found", WRONG)
+def test_binding_that_differs_is_created_anew(found: Json) -> None:
+    assert changes([namespace("a")], [found]) == Changes(create=("a",), delete=(found,))
+
+
+@pytest.mark.parametrize("found", FOREIGN)
+def test_binding_of_another_creator_is_left_alone_and_named(found: Json) -> None:
+    assert changes([namespace("a")], [found]) == Changes(foreign=("a",))
+    assert changes([], [found]) == Changes()
+
+
+def test_binding_has_the_operator_as_its_only_subject() -> None:
+    assert WANTED["subjects"] == [
+        {"kind": "ServiceAccount", "name": "operator", "namespace": "system"}
+    ]
+    assert WANTED["metadata"]["labels"] == MANAGED_BY
+
+
+def test_arguments_become_a_request() -> None:
+    words = ["--cluster-role=role", "--service-account=system/operator"]
+    more = ["--except=system", "--except=kube-system", "--selector=a=b,c=d"]
+    found = _parsed([*words, *more])
+    assert (found.role, found.account) == (REQUEST.role, REQUEST.account)
+    assert (found.excepted, found.selector) == (REQUEST.excepted, "a=b,c=d")
+
+
+@pytest.mark.parametrize("account", ["operator", "/operator", "system/", "a/b/c"])
+def test_account_without_namespace_is_refused(
+    account: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        _parsed(["--cluster-role=role", f"--service-account={account}"])
+    assert refused.value.code == 2
+    assert "must be NAMESPACE/NAME" in capsys.readouterr().err

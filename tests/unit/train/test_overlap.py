@@ -1,0 +1,267 @@
+"""Copies of snapshots during the next step: what they hold, and what waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob import layout
+from elasticjob.train import Snapshots, overlap
+from elasticjob.train.agreement import Part
+from elasticjob.train.buffers import Body, MemoryBuffers
+from elasticjob.train.interval import COSTS, Interval
+from elasticjob.train.overlap import Overlap
+
+WIDTH = 200  # a weight of 160 KB: not copied at once
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(folder))
+    return folder
+
+
+class Statistics(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(WIDTH * WIDTH))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return values
+
+
+class Training:
+    """A model whose forward changes statistics, and whose optimizer changes the rest."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), Statistics(), torch.nn.Linear(WIDTH, 1)
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+def copied(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    return [copied(value) for value in state] if isinstance(state, list) else state
+
+
+def assert_same(first: Any, second: Any) -> None:
+    if isinstance(first, torch.Tensor):
+        assert torch.equal(first, second)
+    elif isinstance(first, dict):
+        assert list(first) == list(second)
+        for key in first:
+            assert_same(first[key], second[key])
+    else:
+        assert first == second
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[str]]]:
+    """Let a copy wait for the event, but not for long; yield it with the order of events."""
+    release, events = threading.Event(), []
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        release.wait(0.3)
+        real(self, part, body)
+        events.append("copied")
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    yield release, events
+    release.set()
+
+
+def test_copy_overlaps_forward_and_backward_and_ends_before_the_optimizers_step(
+    memory: Path, slow: tuple[threading.Event, list[str]]
+) -> None:
+    release, events = slow
+    training = Training()
+    training.backward()
+    training.optimizer.step()
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    expected = copied(training.state())
+    snapshots.save(1, training.state(), torch.get_rng_state())
+    training.backward()
+    events.append("backward")
+    training.optimizer.step()  # waits for the copy, which waits for `release` in vain
+    events.append("stepped")
+    release.set()
+    snapshots.close()
+    assert events == ["backward", "copied", "copied", "stepped"]
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 1
+    assert_same(expected, found.state)
+
+
+def test_next_snapshot_and_close_wait_for_the_last_copy(memory: Path) -> None:
+    training = Training()
+    snapshots = Snapshots(every_steps=1, optimizers=[training.optimizer])
+    snapshots.restore()
+    for step in (1, 2, 3):
+        training.backward()
+        training.optimizer.step()
+        snapshots.save(step, training.state())
+    snapshots.close()
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 3
+    assert_same(copied(training.state()), found.state)
+
+
+def test_stored_snapshot_is_complete_on_return(memory: Path, tmp_path: Path) -> None:
+    training = Training()
+    storage = tmp_path / "storage"
+    snapshots = Snapshots(storage, every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    snapshots.save(1, training.state(), store=True)
+    expected = copied(training.state())
+    training.backward()
+    training.optimizer.step()
+    for path in memory.iterdir():
+        path.unlink()
+    found = Snapshots(storage).restore()
+    assert found is not None
+    assert_same(expected, found.state)
+
+
+def test_error_of_a_copy_is_raised_in_the_training(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: MemoryBuffers, part: Part, body: Body) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(MemoryBuffers, "commit", fail)
+    training = Training()
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    snapshots.save(1, training.state())
+    training.backward()
+    with pytest.raises(MemoryError, match="no memory"):
+        training.optimizer.step()
+
+
+class Device:
+    """Order of the operations on a device with streams, in place of `torch.cuda`."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self._names = iter(("copies",))
+        self.compute = _Stream(self, "compute")
+
+    def Stream(self, device: torch.device) -> _Stream:
+        return _Stream(self, next(self._names))
+
+    def Event(self) -> _Event:
+        return _Event(self)
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return self.compute
+
+    @contextlib.contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        yield
+
+
+class _Stream:
+    def __init__(self, device: Device, name: str) -> None:
+        self.device, self.name = device, name
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.device.events.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: _Event) -> None:
+        self.device.events.append(f"{self.name} waits for the copy")
+
+
+class _Event:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def record(self, stream: _Stream) -> None:
+        self.device.events.append(f"recorded on {stream.name}")
+
+    def synchronize(self) -> None:
+        self.device.events.append("host waits for the copy")
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_optimizers_step_waits_for_copies_from_a_device_on_the_device_alone(
+    monkeypatch: pytest.MonkeyPatch, is_source: bool
+) -> None:
+    device = Device()
+    monkeypatch.setattr(overlap, "_cuda", lambda: device)
+    monkeypatch.setattr(overlap, "_pinned_like", torch.empty_like)
+    monkeypatch.setattr(
+        overlap,
+        "_copy",
+        lambda source, target, stream: device.events.append(f"copy on {stream.name}"),
+    )
+    training = Training()
+    copies = Overlap([training.optimizer])
+    copies.begin()
+    weight = training.model[0].weight
+    first = copies._from_device(weight, is_source)
+    copies.start(lambda: device.events.append("written"))
+    copies.wait()
+    before = ["compute waits for the copy"] * (not is_source)
+    assert device.events == [
+        *("copies waits for compute", "copy on copies", "recorded on copies", *before),
+        *("host waits for the copy", "written"),
+    ]
+    device.events.clear()
+    training.backward()
+    training.optimizer.step()
+    assert device.events == ["compute waits for the copy"]
+    copies.begin()
+    assert copies._from_device(weight, is_source) is first  # pinned memory is used again
+
+
+def test_interval_keeps_the_overhead_below_its_share() -> None:
+    interval = Interval(None, None, 0.01)
+    interval.start(10, 0.0)
+    now, step = 0.0, 10
+    proposals = []
+    for cost in (None, 0.9, 0.02, 0.02, 0.02, 0.02):
+        step, now = step + 1, now + 0.1 + (cost or 0.0)
+        proposals.append(interval.proposed(step, now, cost))
+    # The first snapshots measure; a cost of 0.02 s is 1 % of 20 steps of 0.1 s.
+    assert proposals == [1] * COSTS + [20]
+    assert interval.proposed(step + 20, now + 20 * 0.1 + 0.02, 0.02) == 20
+    assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, 0.02) > 20
+
+
+def test_interval_of_expensive_steps_is_one() -> None:
+    interval = Interval(None, None, 0.01)
+    interval.start(0, 0.0)
+    assert [interval.proposed(step, step * 10.0, 0.05) for step in range(1, 9)] == [1] * 8
+
+
+def test_snapshots_without_an_interval_become_rarer_than_the_steps(memory: Path) -> None:
+    snapshots = Snapshots()
+    snapshots.restore()
+    taken = [step for step in range(1, 200) if snapshots.save(step, {"x": torch.ones(1000)})]
+    assert taken[:COSTS] == [*range(1, COSTS + 1)]  # without work between, the steps cost nothing
+    assert len(taken) < 50

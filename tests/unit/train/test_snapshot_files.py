@@ -1,0 +1,196 @@
+"""Files of snapshots: crashes at each write, damage, sizes, full file systems."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from elasticjob.train import buffers
+from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.buffers import Body, CorruptSnapshot, MemoryBuffers, StorageFolder, held, read
+from tests.paths import ROOT
+
+
+def part(step: int, rank: int = SHARED, ranks: int = 0) -> Part:
+    return Part(Version(step, 7), rank, ranks, step - 1)
+
+
+def body(step: int, size: int = 5000) -> Body:
+    """Return a body of several views, each byte of which depends on the step."""
+    return Body(3, [memoryview(bytes([step]) * size), memoryview(b""), memoryview(b"end")])
+
+
+def content(path: Path, of: Part) -> bytes:
+    found = read(path, of)
+    assert found.head_bytes == 3
+    return bytes(found.views[0])
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from elasticjob.train import buffers
+from tests.unit.train.test_snapshot_files import body, part
+
+kind, folder, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+calls = 0
+
+class Os:
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        if name not in ("open", "pwrite", "pwritev", "ftruncate", "posix_fallocate", "fsync",
+                        "replace", "close"):
+            return real
+        def call(*arguments):
+            global calls
+            if armed:
+                calls += 1
+                if calls == last:
+                    if name == "pwritev":  # half of the content arrives
+                        os.pwrite(arguments[0], bytes(arguments[1][0][:2500]), arguments[2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments)
+        return call
+
+armed = False
+buffers.os = Os()
+store = buffers.MemoryBuffers(folder, 0) if kind == "memory" else buffers.StorageFolder(folder)
+write = store.commit if kind == "memory" else store.store
+for step in (1, 2, 3, 4):
+    armed = step == 4
+    write(part(step), body(step, 5000 if step < 4 else 6000))
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "storage"])
+def test_writer_killed_at_any_call_leaves_the_snapshot_before(tmp_path: Path, kind: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "sdk")))}
+    for last in range(1, 60):
+        folder = tmp_path / str(last)
+        folder.mkdir()
+        command = [sys.executable, "-c", WRITER, kind, str(folder), str(last)]
+        ended = subprocess.run(command, env=env, check=False)
+        store = MemoryBuffers(folder, 0) if kind == "memory" else StorageFolder(folder)
+        found = store.parts()
+        assert part(3) in found
+        for each, path in found.items():
+            step = each.version.step
+            size = 5000 if step < 4 else 6000
+            assert content(path, each) == bytes([step]) * size + b"end"
+        if ended.returncode == 0:
+            assert part(4) in found
+            assert last > 6
+            return
+    raise AssertionError("the writer never came to its end")
+
+
+@pytest.mark.parametrize("at", [0, 9, 20, 40, 60, 64, 3000, -1])
+def test_changed_byte_is_detected(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "shared.0"
+    buffers.overwrite(path, part(1), body(1))
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptSnapshot, match=str(path)):
+        read(path, part(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+        lambda content: content[:64],
+        lambda content: content[:10],
+        lambda content: b"",
+        lambda content: bytes(len(content)),
+    ],
+)
+def test_wrong_size_or_missing_record_is_no_snapshot(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "shared.0"
+    buffers.overwrite(path, part(1), body(1))
+    path.write_bytes(change(path.read_bytes()))
+    assert held(path) is None
+    with pytest.raises(CorruptSnapshot):
+        read(path, part(1))
+
+
+def test_snapshot_of_another_version_or_rank_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "shared.0"
+    buffers.overwrite(path, part(1), body(1))
+    for other in (part(2), part(1, rank=0), part(1)._replace(version=Version(1, 8))):
+        with pytest.raises(CorruptSnapshot, match="holds no complete snapshot"):
+            read(path, other)
+
+
+def test_link_is_neither_read_nor_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / "shared.0").symlink_to(target)
+    assert held(tmp_path / "shared.0") is None
+    with pytest.raises(OSError, match="symbolic links"):
+        buffers.overwrite(tmp_path / "shared.0", part(1), body(1))
+    assert target.read_bytes() == b"precious"
+
+
+def test_full_memory_keeps_the_snapshot_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryBuffers(tmp_path, 0)
+    memory.commit(part(1), body(1))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        memory.commit(part(2), body(2))
+    assert list(memory.parts()) == [part(1)]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 64 + 5003
+
+
+def test_buffers_alternate_and_change_their_size(tmp_path: Path) -> None:
+    memory = MemoryBuffers(tmp_path, 0)
+    for step in range(1, 6):
+        memory.commit(part(step), body(step, 1000 * (6 - step)))
+    assert sorted(each.version.step for each in memory.parts()) == [4, 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shared.0", "shared.1"]
+
+
+def test_damaged_part_is_overwritten_before_a_good_one(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        MemoryBuffers(folder, 0).commit(part(1), body(1))
+        memory = MemoryBuffers(folder, 0)
+        assert memory.restored(part(1))
+        memory.commit(part(2), body(2))
+        after = MemoryBuffers(folder, 0)
+        after.damaged(part(number))
+        assert not after.restored(part(number))
+        after.commit(part(3), body(3))
+        assert {each.version.step for each in after.parts()} == {3, 3 - number}
+
+
+def test_many_views_are_written_in_order(tmp_path: Path) -> None:
+    views = [memoryview(number.to_bytes(4, "big")) for number in range(1000)]
+    buffers.overwrite(tmp_path / "a", part(1), Body(0, views))
+    assert bytes(read(tmp_path / "a", part(1)).views[0]) == b"".join(views)
+
+
+def test_expired_versions_are_removed_from_storage(tmp_path: Path) -> None:
+    storage = StorageFolder(tmp_path)
+    for step in (1, 2, 3):
+        storage.store(part(step, SHARED, 1), body(step))
+        storage.store(part(step, 0, 1), body(step))
+    storage.store(part(4, SHARED, 1), body(4))  # the part of rank 0 is not written yet
+    storage.remove_expired(2)
+    assert {each.version.step for each in storage.parts()} == {2, 3, 4}

@@ -1,0 +1,283 @@
+"""`elasticjob.train.Snapshots` of one rank, with torch: types, places, intervals, faults."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob import layout
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.buffers import CorruptSnapshot
+from elasticjob.train.codec import decode, encode
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, str(folder))
+    return folder
+
+
+def restored(*arguments: Any, **settings: Any) -> tuple[int, str] | None:
+    found = Snapshots(*arguments, **settings).restore()
+    return None if found is None else (found.step, found.place)
+
+
+def started(*arguments: Any, **settings: Any) -> Snapshots:
+    snapshots = Snapshots(*arguments, **settings)
+    snapshots.restore()
+    return snapshots
+
+
+def same(first: Any, second: Any) -> bool:
+    """Return True if types, values and the bits of tensors are equal."""
+    if isinstance(first, torch.Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        pairs = zip(first.items(), second.items(), strict=True)
+        return type(first) is type(second) and all(same(list(a), list(b)) for a, b in pairs)
+    if isinstance(first, list | tuple):
+        pairs = zip(first, second, strict=True)
+        return type(first) is type(second) and all(same(a, b) for a, b in pairs)
+    return type(first) is type(second) and bool(first == second)
+
+
+def trained() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3])
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+    }
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        trained(),
+        {"rng": torch.get_rng_state(), 3: (1, 2.5, None, True), (1, "a"): b"\0\xff"},
+        [
+            torch.ones(3, dtype=torch.bfloat16),
+            torch.empty(0, 3),
+            torch.tensor(2.5),
+            torch.Size([1]),
+        ],
+        [torch.arange(12).reshape(3, 4).T, torch.tensor([1j]).conj(), torch.tensor([True])],
+        {"big": 2**100, "small": -0.0, "text": "\u00e9\n", "set": {1, 2}, "inf": float("inf")},
+        collections.Counter("aab"),
+        [["tensor", []], ["bytes", "x"]],
+    ],
+)
+def test_state_is_restored_bitwise(memory: Path, state: Any) -> None:
+    started().save(3, state)
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.place, found.rank_state) == (3, "memory", None)
+    assert same(state, found.state)
+
+
+class Pickled:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        ({"a": [1, Pickled()]}, r"state\['a'\]\[1\] is a .*Pickled"),
+        ({"f": print}, r"state\['f'\] is a builtins.builtin_function"),
+        ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
+        ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
+    ],
+)
+def test_type_without_an_encoding_is_named_with_its_path(state: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=named):
+        encode(state)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"{",
+        b'["os.system",["id"]]',
+        b'["tensor",["float32",[4],0,99]]',
+        b'["tensor",["float32",[4],-16,16]]',
+        b'["tensor",["load",[4],0,16]]',
+        b'["dict",[[["list",[]],1]]]',
+    ],
+)
+def test_malformed_description_is_corrupt(head: bytes) -> None:
+    body = encode({"x": torch.ones(4)})
+    data = b"".join(body.views)[body.head_bytes :]
+    with pytest.raises(CorruptSnapshot, match="invalid"):
+        decode(body._replace(head_bytes=len(head), views=[memoryview(bytearray(head + data))]))
+
+
+def test_newest_snapshot_of_a_killed_worker_is_restored(memory: Path) -> None:
+    snapshots = started()
+    assert [snapshots.save(step, {"x": step}, step * 10) for step in (1, 2, 3)] == [True] * 3
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.state, found.rank_state) == (3, {"x": 3}, 30)
+
+
+def test_damaged_snapshot_is_passed_over(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    snapshots = started()
+    for step in (1, 2):
+        snapshots.save(step, {"x": torch.full((100,), step)})
+    newest = max(memory.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    content = bytearray(newest.read_bytes())
+    content[-8] ^= 4
+    newest.write_bytes(content)
+    assert restored() == (1, "memory")
+    assert "checksum mismatch" in caplog.text
+
+
+def test_storage_is_restored_without_memory(memory: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    snapshots = started(storage, every_steps=1, store_every=2)
+    for step in range(1, 6):
+        snapshots.save(step, {"x": step}, step)
+    snapshots.close()
+    assert restored(storage) == (5, "memory")
+    for path in memory.iterdir():
+        path.unlink()
+    found = Snapshots(storage).restore()
+    assert found is not None
+    assert (found.step, found.state, found.rank_state, found.place) == (4, {"x": 4}, 4, "storage")
+    assert restored() == (4, "memory")  # a second fault before the first save
+    assert len(list(storage.iterdir())) == 2
+
+
+def test_interval_to_the_last_snapshot_in_storage_continues_after_a_fault(
+    memory: Path, tmp_path: Path
+) -> None:
+    for step in range(1, 8):
+        snapshots = started(tmp_path / "storage", store_every=3)
+        snapshots.save(step, {"x": step})
+        snapshots.close()
+    names = sorted(path.name[:17] for path in (tmp_path / "storage").iterdir())
+    assert names == ["step-000000000003", "step-000000000006"]
+
+
+def test_stored_snapshot_is_in_storage_on_return(tmp_path: Path) -> None:
+    snapshots = started(tmp_path, every_steps=100)
+    assert snapshots.save(7, {"x": 7}) is False
+    assert snapshots.save(8, {"x": 8}, store=True)
+    assert restored(tmp_path) == (8, "storage")
+
+
+def test_storage_that_cannot_be_written_is_an_error_when_it_was_demanded(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    snapshots = started(storage)
+    storage.write_text("a file")
+    with pytest.raises(SnapshotError, match=r"rank 0: .*storage"):
+        snapshots.save(1, {"x": 1}, store=True)
+    with pytest.raises(SnapshotError, match="there is no storage"):
+        started().save(1, {}, store=True)
+
+
+def test_full_memory_leaves_storage(
+    memory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = os.posix_fallocate
+
+    def full(fd: int, offset: int, size: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(memory):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    snapshots = started(tmp_path / "storage", store_every=1)
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            snapshots.save(step, {"x": torch.ones(1000)})
+    snapshots.close()
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert str(memory) in line
+    assert "enlarge /dev/shm" in line
+    assert restored(tmp_path / "storage") == (2, "storage")
+
+
+def test_snapshots_are_taken_at_their_interval(memory: Path) -> None:
+    snapshots = started(every_steps=3)
+    assert [step for step in range(1, 11) if snapshots.save(step, {"x": step})] == [3, 6, 9]
+    assert restored() == (9, "memory")
+    slow = started(every_seconds=1000.0)
+    assert [step for step in range(10, 14) if slow.save(step, {"x": step})] == [10]
+
+
+def test_function_for_the_state_is_called_if_a_snapshot_is_due(memory: Path) -> None:
+    called: list[int] = []
+
+    def state_of(step: int) -> dict[str, int]:
+        called.append(step)
+        return {"x": step}
+
+    snapshots = started(every_steps=2)
+    for step in (1, 2, 3):
+        snapshots.save(step, functools.partial(state_of, step), lambda: "own")
+    assert called == [2]
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.state, found.rank_state) == ({"x": 2}, "own")
+
+
+def test_without_any_place_nothing_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(layout.SNAPSHOT_FOLDER, raising=False)
+    snapshots = started()
+    snapshots.save(1, {"x": 1})
+    assert restored() is None
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: Snapshots(every_steps=0),
+        lambda: Snapshots(every_steps=1, every_seconds=1.0),
+        lambda: Snapshots(every_seconds=0),
+        lambda: Snapshots(every_seconds=float("nan")),
+        lambda: Snapshots(every_seconds=float("inf")),
+        lambda: Snapshots(max_overhead=0),
+        lambda: Snapshots(max_overhead=2.0),
+        lambda: Snapshots(store_every=0),
+        lambda: Snapshots(keep=0),
+        lambda: Snapshots(keep=1.5),  # type: ignore[arg-type]
+        lambda: started().save(-1, {}),
+        lambda: started().save(2**63, {}),
+    ],
+)
+def test_value_out_of_range_is_refused(create: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"must be|not both"):
+        create()
+
+
+def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
+    started().save(5, {"x": 5})
+    snapshots = started()
+    with pytest.raises(ValueError, match="continue at the step that restore"):
+        snapshots.save(1, {"x": 1})
+    assert restored() == (5, "memory")
+
+
+def test_save_before_restore_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="call restore"):
+        Snapshots().save(1, {})
