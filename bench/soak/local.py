@@ -31,7 +31,8 @@ LAST = "last-step"
 END_SECONDS = 120.0
 _TAKEN_OVER = f": {TOOK_OVER} ".encode()
 """Log line of an agent that took over its predecessor's workers."""
-_STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
+_STEP = re.compile(rb"^\S+Z (?:\[\d+\] )?step (\d+) ", re.MULTILINE)
+"""Report of a step in a container's log, where each line begins with its time."""
 
 
 def manifest(folder: Path, faults: int) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tests.integration.warm_start.warm_rig import (
     said_warm,
     script,
     standby_of,
+    standbys_of,
     warm,
 )
 from tests.paths import ROOT
@@ -265,7 +266,7 @@ def test_workers_are_forked_at_once_while_the_zygote_loads_more(
         await runtime.kill()
         started = await runtime.start(sys.executable, path, env=env)
         assert started.warm, started.cold_reason
-        standby_of(started)  # the one that was loading has ended
+        await soon(lambda: len(standbys_of(started)) == 1)  # the one that was loading has ended
         await runtime.kill()
 
     warm(tmp_path / "logs", scenario)

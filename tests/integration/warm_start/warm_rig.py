@@ -218,9 +218,15 @@ def children_of(pid: int) -> list[int]:
 
 def standby_of(started: Started) -> int:
     """Return the pid of the standby that has no worker beside these."""
-    launcher = parent_of(started.pids[0])
-    (found,) = [pid for pid in children_of(launcher) if pid not in started.pids.values()]
+    (found,) = standbys_of(started)
     return found
+
+
+def standbys_of(started: Started) -> list[int]:
+    """Return the pids of the launcher's children that are no workers; more than one while a standby
+    replaces another."""
+    launcher = parent_of(started.pids[0])
+    return [pid for pid in children_of(launcher) if pid not in started.pids.values()]
 
 
 async def replaced(started: Started) -> None:
