@@ -1,15 +1,17 @@
 """Installer of the tests' etcd servers: `python -m scripts.etcd_servers CACHE`.
 
-Each is in `CACHE/etcd-<version>/` as `etcd` and `etcdctl`. The versions pinned in `scripts/etcd/`
-are built from their Go modules, whose sums are committed there. 3.4, the oldest supported version
-and one of those with the v2 API, is the distribution's package, unpacked but not installed, so that
-no service starts. A server counts as installed only if it prints the expected version.
+Each is in `CACHE/etcd-<version>/` as `etcd` and `etcdctl`, from 3.6 also with `etcdutl`. The
+versions pinned in `scripts/etcd/` are built from their Go modules, whose sums are committed there.
+3.4, the oldest supported version and one of those with the v2 API, is the distribution's package,
+unpacked but not installed, so that no service starts. A server counts as installed only if it
+prints the expected version.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from scripts.golang import SCRIPTS, SETTINGS, go, output
 
 PACKAGED = "3.4"
 BINARIES = ("etcd", "etcdctl")
+_TOOL = re.compile(r"^\t(go\.etcd\.io/etcd/(\w+)/v3)$", re.MULTILINE)
 
 
 def spoken_version(etcd: Path) -> str:
@@ -27,10 +30,10 @@ def spoken_version(etcd: Path) -> str:
 
 
 def build(pins: Path, into: Path, compiler: Path) -> None:
-    """Build the pinned server and its client from their Go modules."""
-    for module, binary in (("server", "etcd"), ("etcdctl", "etcdctl")):
-        package = f"go.etcd.io/etcd/{module}/v3"
-        output(compiler, "build", "-trimpath", "-o", into / binary, package, cwd=pins, **SETTINGS)
+    """Build the pinned server and its tools from their Go modules."""
+    for package, module in _TOOL.findall((pins / "go.mod").read_text()):
+        binary = into / ("etcd" if module == "server" else module)
+        output(compiler, "build", "-trimpath", "-o", binary, package, cwd=pins, **SETTINGS)
 
 
 def unpack(into: Path) -> None:
@@ -64,8 +67,8 @@ def provide(cache: Path, version: str, ingredients: str) -> None:
                 f"the tests need etcd {version}, but this distribution's package is etcd {said}: "
                 f"put etcd and etcdctl {version} into {home} and {ingredients!r} into {stamp}"
             )
-        for binary in BINARIES:  # rename, so that running servers keep their file
-            (fresh / binary).replace(home / binary)
+        for binary in list(fresh.iterdir()):  # rename, so that running servers keep their file
+            binary.replace(home / binary.name)
     stamp.write_text(ingredients)
 
 

@@ -1,5 +1,5 @@
 """Entry point: `python -m elasticjob_operator` serves jobs, `… certs` issues etcd's certificates,
-`… bind` gives the operator access to the namespaces it serves.
+`… bind` gives the operator access to the namespaces it serves, `… etcd-data` prepares etcd's data.
 
 Heavy imports happen after the SIGTERM handler is installed: PID 1 of a container ignores SIGTERM
 until a handler exists, and would hold the Lease its successor needs for the whole grace period.
@@ -13,6 +13,7 @@ import sys
 
 CERTS = "certs"
 BIND = "bind"
+ETCD_DATA = "etcd-data"
 
 
 def main() -> int:
@@ -33,7 +34,12 @@ def main() -> int:
             from elasticjob_operator.role_bindings import main as bind
 
             return bind(arguments)
-    print(f"usage: python -m elasticjob_operator [{CERTS} … | {BIND} …]", file=sys.stderr)  # noqa: T201
+        case [verb, *arguments] if verb == ETCD_DATA:
+            from elasticjob_operator.etcd_tls.initial_data import main as etcd_data
+
+            return etcd_data(arguments)
+    verbs = " | ".join(f"{verb} …" for verb in (CERTS, BIND, ETCD_DATA))
+    print(f"usage: python -m elasticjob_operator [{verbs}]", file=sys.stderr)  # noqa: T201
     return 2
 
 

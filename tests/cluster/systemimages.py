@@ -16,6 +16,7 @@ from tests.cluster.places import CACHE, KUBERNETES_VERSION
 from tests.cluster.programs import programs
 
 ETCD_VERSION = "3.6.16"  # of the control plane and the chart
+ETCD_PROGRAMS = ("etcd", "etcdctl", "etcdutl")
 ETCD_IMAGE = f"gcr.io/etcd-development/etcd:v{ETCD_VERSION}"
 SHELL_IMAGE = "docker.io/library/busybox:1.35"
 STORAGE_IMAGE = "elasticjob-test/storage:1"
@@ -42,7 +43,7 @@ def _contents(tree: Path) -> Iterator[tuple[str, Files, dict[str, Any]]]:
         match name.rpartition(":")[0].rpartition("/")[2]:
             case "etcd":
                 for image in (name, ETCD_IMAGE):
-                    files = {f"usr/local/bin/{p}": etcd() / p for p in ("etcd", "etcdctl")}
+                    files = {f"usr/local/bin/{p}": etcd() / p for p in ETCD_PROGRAMS}
                     yield image, {**files}, {"Cmd": ["/usr/local/bin/etcd"]}
             case "coredns":
                 yield name, {"coredns": coredns / "coredns"}, {"Entrypoint": ["/coredns"]}
@@ -64,7 +65,7 @@ def _contents(tree: Path) -> Iterator[tuple[str, Files, dict[str, Any]]]:
 
 
 def etcd() -> Path:
-    """Return the folder with etcd and etcdctl, made by `make etcd`."""
+    """Return the folder with etcd's programs, made by `make etcd`."""
     return CACHE / f"etcd-{ETCD_VERSION}"
 
 

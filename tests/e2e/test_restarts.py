@@ -161,6 +161,26 @@ def test_deleted_etcd_pod_does_not_disturb_training(
     recovers(steady_job)
 
 
+def test_etcd_that_lost_its_volume_does_not_disturb_training(
+    steady_job: JobNamespace, installation: Installation
+) -> None:
+    """The new etcd begins with authentication: the operator restores root and the job's user."""
+    console, scale = installation.console, ("-n", SYSTEM, "scale", "statefulset/elasticjob-etcd")
+
+    def lose_volume() -> None:
+        console.kubectl(*scale, "--replicas=0")
+        until(lambda: console.find("-n", SYSTEM, "pod", ETCD_POD) is None, "etcd to be gone")
+        console.kubectl("-n", SYSTEM, "delete", "pvc", f"data-{ETCD_POD}")
+        console.kubectl(*scale, "--replicas=1")
+
+    survive(steady_job, lose_volume, installation.ready)
+    log = console.kubectl("-n", SYSTEM, "logs", ETCD_POD, "-c", "install-data")
+    assert "begins with authentication enabled" in log
+    answer = installation.anonymous_read()
+    assert "user name is empty" in answer or "permission denied" in answer
+    recovers(steady_job)
+
+
 def test_standby_replica_takes_over_from_killed_active_replica(
     steady_job: JobNamespace, nodes: Nodes, installation: Installation
 ) -> None:

@@ -33,7 +33,7 @@ _HTTP_SECONDS = 2.0
 
 
 def binary(version: str, name: str = "etcd") -> Path:
-    """Return etcd or etcdctl of that minor version; fail with the remedy if there is none."""
+    """Return a program of etcd of that minor version; fail with the remedy if there is none."""
     cache = Path.home() / ".cache" / "elasticjob"
     root = Path(os.environ.get("ELASTICJOB_ETCD_DIR", cache))
     candidates = sorted(root.glob(f"etcd-{version}*/{name}"), reverse=True)
@@ -42,7 +42,7 @@ def binary(version: str, name: str = "etcd") -> Path:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
-    raise FileNotFoundError(f"no {name} {version} in {root}: run `make deps` to install it")
+    raise FileNotFoundError(f"no {name} {version} in {root}: run `make etcd` to install it")
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = _START_SECONDS) -> None:

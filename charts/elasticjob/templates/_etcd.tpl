@@ -100,3 +100,75 @@ true
 {{- define "elasticjob.etcd.variable" -}}
 {{- get (dict "ca.crt" "ETCD_CA" "tls.crt" "ETCD_CERT" "tls.key" "ETCD_KEY" "operator.crt" "ETCD_CERT" "operator.key" "ETCD_KEY" "agents.crt" "AGENTS_CERT" "agents.key" "AGENTS_KEY" "user" "ETCD_USER" "password" "ETCD_PASSWORD") . }}
 {{- end }}
+
+{{/*
+"true" if a member without data begins with authentication enabled, else empty. Its root has no known
+password, so the operator's certificate must be root's: one that the chart issued.
+*/}}
+{{- define "elasticjob.etcd.authenticatedStart" -}}
+{{- if and .Values.etcd.auth.enabled (include "elasticjob.certificates.made" .) (include "elasticjob.etcd.requiresCertificates" .) -}}
+true
+{{- end }}
+{{- end }}
+
+{{/*
+Init containers that give a member without data those of an etcd with authentication:
+(dict "root" $ "member" flags of the member).
+*/}}
+{{- define "elasticjob.etcd.initContainers" -}}
+{{- $root := .root }}
+- name: prepare-data
+  {{- include "elasticjob.etcd.dataStep" $root | nindent 2 }}
+  args: [prepare, --scratch=/initial]
+  volumeMounts:
+    - {name: initial, mountPath: /initial}
+- name: restore-data
+  image: {{ include "elasticjob.image" (list $root $root.Values.etcd.image) }}
+  imagePullPolicy: {{ $root.Values.etcd.image.pullPolicy }}
+  command:
+    - etcdutl
+    - snapshot
+    - restore
+    - /initial/authentication.db
+    # The file is a database, to which `etcdctl snapshot save` would have added a hash.
+    - --skip-hash-check
+    - --data-dir=/initial/data
+    {{- toYaml .member | nindent 4 }}
+  {{- include "elasticjob.etcd.initContext" $root | nindent 2 }}
+  volumeMounts:
+    - {name: initial, mountPath: /initial}
+- name: install-data
+  {{- include "elasticjob.etcd.dataStep" $root | nindent 2 }}
+  args:
+    - install
+    - --scratch=/initial
+    - --data-dir=/var/lib/etcd/data
+    - --tls=/etc/etcd/tls
+    {{- range .member }}
+    {{- if or (hasPrefix "--name=" .) (hasPrefix "--initial-cluster=" .) }}
+    - {{ . }}
+    {{- end }}
+    {{- end }}
+  volumeMounts:
+    - {name: initial, mountPath: /initial}
+    - {name: data, mountPath: /var/lib/etcd}
+    - {name: tls, mountPath: /etc/etcd/tls, readOnly: true}
+{{- end }}
+
+{{/* Image and command of a step of the operator's image. */}}
+{{- define "elasticjob.etcd.dataStep" -}}
+image: {{ include "elasticjob.image" (list . .Values.operator.image) }}
+imagePullPolicy: {{ .Values.operator.image.pullPolicy }}
+command: [python, -m, elasticjob_operator, etcd-data]
+{{ include "elasticjob.etcd.initContext" . }}
+{{- end }}
+
+{{- define "elasticjob.etcd.initContext" -}}
+env:
+  - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+resources:
+  requests: {cpu: 50m, memory: 64Mi}
+  limits: {memory: 256Mi}
+securityContext:
+  {{- include "elasticjob.containerSecurityContext" . | nindent 2 }}
+{{- end }}

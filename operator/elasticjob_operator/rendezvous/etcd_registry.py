@@ -34,6 +34,7 @@ from elasticjob_operator.kubernetes.client import (
     Forbidden,
     Json,
     Kube,
+    KubeError,
     NotFound,
 )
 from elasticjob_operator.model import Backend, ElasticJob
@@ -46,12 +47,12 @@ from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
-from elasticjob_rendezvous.etcd.errors import Ambiguous, Unauthenticated
+from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, Unauthenticated
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.users import Users
 from elasticjob_rendezvous.protocol.kv import Compare, Put, Range, Target, Txn
 from elasticjob_rendezvous.protocol.records.keys import ROOT, cluster_key
-from elasticjob_rendezvous.protocol.store_trouble import endpoints_text
+from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble, endpoints_text
 from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 log = logging.getLogger(__name__)
@@ -309,7 +310,7 @@ class EtcdRegistry:
             STORE,
             endpoints_text(tuple(etcd.client.endpoints)),
             EtcdProbe(etcd.client, ROOT, lambda: 1),
-            lambda trouble: self._wake_all(etcd),
+            lambda trouble: self._trouble_changed(etcd, trouble),
         )
         etcd.tasks = (
             self._tasks.create_task(etcd.cache.run()),
@@ -319,10 +320,19 @@ class EtcdRegistry:
         self._running += etcd.tasks
         return etcd
 
-    def _wake_all(self, etcd: Etcd) -> None:
-        """Wake all jobs that have records there."""
+    def _trouble_changed(self, etcd: Etcd, trouble: StoreTrouble | None) -> None:
+        """Wake all jobs that have records there. A refusal may be that of an etcd which lost its
+        data, and has another password of root until it is replaced."""
         for namespace, uid in etcd.cache.jobs():
             self._changed(namespace, uid)
+        if etcd.own and trouble is not None and trouble.state is StoreState.REFUSING:
+            self._running.append(self._tasks.create_task(self._guard_again()))
+
+    async def _guard_again(self) -> None:
+        try:
+            await self.guard()
+        except (EtcdError, KubeError) as error:
+            log.warning("cannot restore the access to etcd yet, trying again: %s", error)
 
     async def _follow(self, cache: InformerCache) -> None:
         async for prefix in cache.changes():

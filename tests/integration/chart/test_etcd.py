@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 import ssl
-import subprocess
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -31,158 +26,30 @@ from elasticjob_operator.etcd_tls.certificates import (
     OPERATOR_KEY,
     PASSWORD,
     Data,
-    apply_changes,
-    parse_data,
 )
-from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unavailable
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.kv import Put, Range
 from tests.integration.certificates import Certificates, KeyPair
-from tests.integration.etcd_server import VERSIONS, EtcdServer, Ports, binary, wait_until
-from tests.integration.helm_chart import CHART, NAMESPACE, Json, Rendered, pod_template, render
-
-NAME = "elasticjob-etcd"
-MOUNTED = (BUNDLE, CERT, KEY, OPERATOR_CERT, OPERATOR_KEY, AGENTS_CERT, AGENTS_KEY)
-SECONDS = 30.0
-STOP_SECONDS = 20.0
-
-
-def image_version(rendered: Rendered) -> str:
-    image = pod_template(rendered.find("StatefulSet", NAME))["spec"]["containers"][0]["image"]
-    found: str = image.rpartition(":v")[2]
-    return found
-
-
-@dataclass
-class Member:
-    """Pod of the StatefulSet, on loopback."""
-
-    rendered: Rendered
-    folder: Path
-    ordinal: int
-    others: list[Member]
-    ports: Ports = field(default_factory=lambda: Ports(3))
-    process: subprocess.Popen[bytes] | None = None
-
-    def command(self) -> list[str]:
-        """Return the container's command, with addresses and folders of this machine."""
-        container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
-        program = binary(image_version(self.rendered).rpartition(".")[0])
-        return [str(program), *map(self._here, container["command"][1:])]
-
-    def _here(self, word: str) -> str:
-        word = word.replace("$(POD_NAME)", f"{NAME}-{self.ordinal}")
-        for member in (*self.others, self):
-            host = rf"{NAME}-{member.ordinal}\.{NAME}-members\.[a-z-]+\.svc"
-            for container_port, port in zip((2379, 2380), member.ports.numbers, strict=False):
-                word = re.sub(f"{host}:{container_port}", f"127.0.0.1:{port}", word)
-        for container_port, port in zip((2379, 2380, 2381), self.ports.numbers, strict=True):
-            word = word.replace(f"0.0.0.0:{container_port}", f"127.0.0.1:{port}")
-        word = word.replace("/var/lib/etcd", str(self.folder / f"member-{self.ordinal}"))
-        return word.replace("/etc/etcd/tls", str(self.folder / "tls"))
-
-    @property
-    def endpoint(self) -> str:
-        return f"https://127.0.0.1:{self.ports.numbers[0]}"
-
-    def start(self) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
-        with (self.folder / f"member-{self.ordinal}.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self.command()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-
-    def page(self, path: str) -> tuple[int, str]:
-        """Return a page of its port for probes and metrics, which requires no certificate."""
-        try:
-            url = f"http://127.0.0.1:{self.ports.numbers[2]}{path}"
-            with urllib.request.urlopen(url, timeout=5) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError as error:
-            return 0, str(error)
-
-    def probe(self, kind: str) -> str:
-        """Return the path of the container's probe of this kind."""
-        container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
-        found: str = container[kind]["httpGet"]["path"]
-        return found
-
-    def wait_ready(self) -> None:
-        def ready() -> bool:
-            assert self.process is not None
-            assert self.process.poll() is None, self.log()
-            return self.page(self.probe("readinessProbe"))[0] == 200
-
-        try:
-            wait_until(ready, f"member {self.ordinal}", SECONDS)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}:\n{self.log()}") from error
-
-    def log(self) -> str:
-        return (self.folder / f"member-{self.ordinal}.log").read_text()[-3000:]
-
-    def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGKILL)
-            self.process.wait(STOP_SECONDS)
-
-
-def secret() -> Data:
-    """Return the content of the Secret made by the chart's hook."""
-    members = f"*.{NAME}-members.{NAMESPACE}.svc"
-    return signed({}, members, "localhost", "127.0.0.1")
-
-
-def signed(data: Data, *names: str) -> Data:
-    """Return the data with a certificate for these names; its authority stays."""
-    wanted, now = Wanted(frozenset(names)), datetime.now(UTC)
-    return apply_changes(data, due_changes(parse_data(data), wanted, now), wanted, now)
+from tests.integration.chart.etcd_members import (
+    MOUNTED,
+    NAME,
+    Member,
+    client,
+    secret,
+    signed,
+    started,
+)
+from tests.integration.etcd_server import VERSIONS, EtcdServer
+from tests.integration.helm_chart import CHART, NAMESPACE
 
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[Member], Data]]:
-    """Yield the members that these values request, started together."""
-    values: Json = getattr(request, "param", {})
-    rendered, data = render(values), secret()
-    (tmp_path / "tls").mkdir()
-    for item in MOUNTED:
-        (tmp_path / "tls" / item).write_bytes(data[item])
-    members: list[Member] = []
-    replicas = rendered.find("StatefulSet", NAME)["spec"]["replicas"]
-    members += [Member(rendered, tmp_path, ordinal, members) for ordinal in range(replicas)]
-    try:
-        for member in members:
-            member.start()
-        for member in members:
-            member.wait_ready()
+    """Yield the members that the parameter's values request, started together."""
+    with started(getattr(request, "param", {}), tmp_path) as (members, data):
         yield members, data
-    finally:
-        for member in members:
-            member.kill()
-            member.ports.close()
-
-
-def client(
-    members: list[Member],
-    user: str | None = None,
-    password: str | None = None,
-    pair: tuple[str, str] | None = (AGENTS_CERT, AGENTS_KEY),
-) -> Client:
-    """Return a client that trusts the bundle, with an agent's certificate or another."""
-    folder = members[0].folder / "tls"
-    endpoints = [member.endpoint for member in members]
-    cert, key = (folder / pair[0], folder / pair[1]) if pair else (None, None)
-    tls = Tls(folder / BUNDLE, cert, key)
-    return Client(endpoints, tls=tls, user=user, password=password, request_timeout_seconds=3.0)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +69,8 @@ def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
             client(members, "job-1", "secret") as job,
             client(members) as nobody,
         ):
+            await Users(certified).put_user(ROOT, password)
             users = Users(root)
-            await users.enable_auth()
             await users.put_role("job-1", "/elasticjob/ns/1/")
             await users.put_user("job-1", "secret")
             await users.grant("job-1", "job-1")
@@ -217,10 +84,12 @@ def test_users_are_limited_to_their_keys_and_anonymous_access_is_refused(
     asyncio.run(main())
 
 
-async def is_served(connection: Client) -> bool:
+async def is_connected(connection: Client) -> bool:
+    """Return True if etcd answers, if only by a refusal."""
     try:
         await connection.range(Range("/a"))
-        await Users(connection).users()
+    except PermissionDenied:
+        return True
     except Unavailable:  # etcd ends the connection: TLS 1.3 has no other answer
         return False
     return True
@@ -232,10 +101,10 @@ async def is_served(connection: Client) -> bool:
     ids=["one", "three", "optional"],
     indirect=True,
 )
-def test_new_etcd_serves_only_clients_with_certificates_of_its_authority(
+def test_new_etcd_answers_only_clients_with_certificates_of_its_authority(
     cluster: tuple[list[Member], Data], request: pytest.FixtureRequest
 ) -> None:
-    """Before the operator has enabled authentication, and after loss of the data."""
+    """Before the operator has connected, and after loss of the data."""
     members, _ = cluster
     stranger = signed({}, "localhost")
     for name in (CERT, KEY):
@@ -244,9 +113,9 @@ def test_new_etcd_serves_only_clients_with_certificates_of_its_authority(
     async def main() -> None:
         for pair in (None, (f"stranger-{CERT}", f"stranger-{KEY}")):
             async with client(members, pair=pair) as outsider:
-                assert await is_served(outsider) is ("optional" in request.node.name)
+                assert await is_connected(outsider) is ("optional" in request.node.name)
         async with client(members) as agent:
-            assert await is_served(agent)
+            assert await is_connected(agent)
 
     asyncio.run(main())
 
@@ -316,7 +185,7 @@ def test_two_members_continue_and_third_returns(cluster: tuple[list[Member], Dat
     members, _ = cluster
 
     async def main() -> None:
-        async with client(members) as connection:
+        async with client(members, pair=(OPERATOR_CERT, OPERATOR_KEY)) as connection:
             await connection.put(Put("/a", b"1"))
             members[0].kill()
             assert (await connection.range(Range("/a"))).kvs[0].value == b"1"

@@ -23,6 +23,7 @@ from elasticjob_operator.etcd_tls.certificates import (
     apply_changes,
     parse_data,
 )
+from elasticjob_operator.etcd_tls.initial_data import PREPARED, prepare
 from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unauthenticated
@@ -45,6 +46,8 @@ from tests.integration.etcd_server import EtcdServer, binary, wait_until
 from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 PASSWORD = "the-root-password"
+RETURN_SECONDS = 20.0
+"""Far less than the minute between two resyncs, at which the operator would notice as well."""
 
 
 @pytest.fixture
@@ -196,6 +199,53 @@ def test_operator_with_root_certificate_takes_root_back_and_gives_pods_the_agent
         asyncio.run(own_keys(ns.present("secrets", "job-elasticjob")["data"]))
     with pytest.raises(Unauthenticated):
         asyncio.run(intrude())
+
+
+def restore_initial_data(etcd: EtcdServer, scratch: Path) -> None:
+    """Give the stopped server the data with which the chart's etcd begins."""
+    scratch.mkdir()
+    prepare(scratch)
+    command = [str(binary(etcd.version, "etcdutl")), "snapshot", "restore"]
+    command += [str(scratch / PREPARED)]
+    command += ["--skip-hash-check", f"--data-dir={etcd.folder / 'data'}", f"--name={etcd.name}"]
+    command += [f"--initial-cluster={etcd.name}={etcd.peer_url}"]
+    command += [f"--initial-advertise-peer-urls={etcd.peer_url}"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("etcd_with_certificates", ["3.6", "3.7"], indirect=True)
+def test_job_has_its_user_again_after_etcd_returned_with_its_first_data(
+    etcd_with_certificates: tuple[EtcdServer, dict[str, str], Path],
+    tmp_path: Path,
+    api_server: ApiServer,
+    namespace: str,
+) -> None:
+    etcd, options, folder = etcd_with_certificates
+    tls = Tls(folder / BUNDLE, folder / AGENTS_CERT, folder / AGENTS_KEY)
+    operator = Operator(tmp_path, api_server, etcd, options=options | alone_in(namespace))
+    with operator.running():
+        ns = Namespace(api_server, namespace)
+        ns.create_job(maxNodes=1)
+        ns.await_pods("job-0")
+        data = ns.present("secrets", "job-elasticjob")["data"]
+        user, password = (base64.b64decode(data[key]).decode() for key in ("user", "password"))
+
+        async def read() -> str:
+            prefix = f"/elasticjob/{namespace}/{user.removeprefix('job-')}/"
+            async with Client([etcd.url], tls=tls, user=user, password=password) as client:
+                try:
+                    await client.range(Range(prefix, True))
+                except EtcdError as error:
+                    return str(error)
+            return ""
+
+        assert asyncio.run(read()) == ""
+        etcd.kill()
+        etcd.wipe()
+        restore_initial_data(etcd, tmp_path / "scratch")
+        etcd.start()
+        assert "authentication failed" in asyncio.run(read()), "etcd has no user of the job yet"
+        wait_until(lambda: not asyncio.run(read()), "the job's user", RETURN_SECONDS)
 
 
 def test_authentication_is_restored_after_etcd_data_loss(
