@@ -423,16 +423,14 @@ def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
         raise SettingsError(
             "ELASTICJOB_ETCD_USER_FILE and ELASTICJOB_ETCD_PASSWORD_FILE must be set together"
         )
-    logins = (
-        environ.get("ELASTICJOB_ETCD_USER_FILE"),
-        environ.get("ELASTICJOB_ETCD_PASSWORD_FILE"),
-    )
+    user_file = environ.get("ELASTICJOB_ETCD_USER_FILE")
+    password_file = environ.get("ELASTICJOB_ETCD_PASSWORD_FILE")
     return EtcdAccess(
         endpoints=endpoints_of(_required(environ, name), name),
         tls=Tls(files["CA"], files["CERT"], files["KEY"], server_name) if tls else None,
         user=user,
         password=password,
-        login_files=LoginFiles(*logins) if logins[0] and logins[1] else None,
+        login_files=LoginFiles(user_file, password_file) if user_file and password_file else None,
     )
 
 
