@@ -17,7 +17,12 @@ from elasticjob_operator.domain.observed.etcd_records import (
 )
 from elasticjob_operator.domain.observed.pod_state import index_of, without_members
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
-from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author, forget_user
+from elasticjob_operator.etcd_tls.job_users import (
+    access_for,
+    access_of_author,
+    forget_former_users,
+    forget_user,
+)
 from elasticjob_operator.kubernetes.client import Json
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
@@ -218,12 +223,23 @@ class EtcdSource:
     def has_lost(self, seen: Observed) -> bool:
         return bool(seen.pods) and seen.rendezvous.readable and seen.bounds is None
 
-    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+    @property
+    def manages_users(self) -> bool:
+        return self.etcd.users is not None
+
+    async def access(
+        self, job: ElasticJob, known: Access | None, *, rotate: bool = False
+    ) -> Access:
         etcd = self.etcd
         made = await access_for(
-            etcd.users, self.namespace, self.uid, known, etcd.ca, etcd.certificate
+            etcd.users, self.namespace, self.uid, known, etcd.ca, etcd.certificate, rotate=rotate
         )
         return made if etcd.own else await access_of_author(self.kube.get, job, made)
+
+    async def remove_former_users(self, access: Access) -> tuple[str, ...]:
+        if self.etcd.users is None:
+            return ()
+        return await forget_former_users(self.etcd.users, self.uid, access)
 
     def is_stale(self, access: Access) -> bool:
         if self.etcd.own:

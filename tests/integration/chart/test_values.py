@@ -40,6 +40,7 @@ def merged(*layers: Json) -> Json:
         ("operator.replicas", -1, "/operator/replicas", "minimum"),
         ("operator.logLevel", "verbose", "/operator/logLevel", "one of 'debug'"),
         ("operator.logFormat", "xml", "/operator/logFormat", "one of 'json'"),
+        ("operator.credentialsDays", -1, "/operator/credentialsDays", "minimum"),
         ("operator.image.tag", "latest", "/operator/image/tag", "not"),
         ("operator.image.digest", "sha256:abc", "/operator/image/digest", "pattern"),
         ("operator.image.repository", "Not An Image", "/operator/image/repository", "pattern"),
