@@ -10,8 +10,16 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
-from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind
+from elasticjob_operator.domain.manifests.names import secret_name
+from elasticjob_operator.domain.manifests.owned_objects import (
+    Access,
+    access_in,
+    author_access,
+    is_owned,
+    secret_data,
+)
+from elasticjob_operator.domain.plan.credentials import secret_annotations
+from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind, Kube, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous
@@ -137,6 +145,29 @@ async def access_of_author(
         return access
     raw = await read(SECRETS, job.metadata.namespace, given)
     return author_access(raw, access.job_key)
+
+
+async def renew_revoked_secret(kube: Kube, job: ElasticJob) -> None:
+    """Write another user and password into the Secret of a job whose users were removed.
+
+    The user is created when the job is admitted again. A Secret that is absent or not the job's
+    stays as it is. Raises `KubeError`.
+    """
+    name, namespace = secret_name(job), job.metadata.namespace
+    try:
+        raw = await kube.get(SECRETS, namespace, name)
+    except NotFound:
+        return
+    access = access_in(raw)
+    if access is None or not is_owned(job, raw):
+        return
+    metadata = {
+        "uid": raw["metadata"]["uid"],
+        "resourceVersion": raw["metadata"]["resourceVersion"],
+        "annotations": dict(secret_annotations(job, kube.now())),
+    }
+    data = secret_data(renewed_access(access, job.metadata.uid))
+    await kube.patch(SECRETS, namespace, name, {"metadata": metadata, "data": data})
 
 
 async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
