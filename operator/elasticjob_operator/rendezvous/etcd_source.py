@@ -41,12 +41,18 @@ from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import MemberState, Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 5.0
 """Time in seconds for which an unreadable etcd changes no status."""
+
+
+MAX_LOOKUPS = 64
+"""Maximum number of pods that one observation looks up because a member's record has their name.
+Any pod of a job may write such records."""
 
 
 @dataclass(slots=True)
@@ -168,9 +174,13 @@ class EtcdSource:
         if known:
             memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
         found = self._bounded(job, memory, found, {raw["metadata"]["uid"] for raw in own})
+        unchecked: frozenset[str] = frozenset()
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
-            own += await pods.unlisted(job, memory, own, _without_pods(job, found, own))
+            names = _without_pods(job, found, own)
+            asked = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
+            unchecked = frozenset(one.id for one in found.members if one.name in names - asked)
+            own += await pods.unlisted(job, memory, own, asked)
         seen = await pods.convert(job, memory, own)
         if memory.owned.access is not None:
             target = PollTarget(
@@ -179,7 +189,8 @@ class EtcdSource:
                 agents_of(job, own, newest),
             )
             self.etcd.follow(self.namespace, self.uid, target)
-        made = self._combined(memory, Observed(seen, incarnation=newest), found)
+        before = Observed(seen, incarnation=newest, unchecked=unchecked)
+        made = self._combined(memory, before, found)
         if made.rendezvous.readable:
             goes_on = not made.rendezvous.suspended
             memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
@@ -293,10 +304,12 @@ def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset
     The records are untrusted: only possible names of the job's pods are returned.
     """
     uids = {raw["metadata"]["uid"] for raw in own}
+    listed = {raw["metadata"]["name"] for raw in own}
     return frozenset(
         member.name
         for member in found.members
         if member.id not in uids
+        and member.name not in listed
         and member.state is not MemberState.DONE
         and index_of(job, member.name) is not None
     )
