@@ -15,6 +15,7 @@
 | `ELASTICJOB_MANAGE_ETCD_USERS` | create an etcd user for each job; needs root | false |
 | `ELASTICJOB_ETCD_EXCLUSIVE` | only the operator administers etcd's users | false |
 | `ELASTICJOB_ETCD_KNOWN_USERS` | users and roles of etcd's administrator | none |
+| `ELASTICJOB_CREDENTIALS_DAYS` | maximum age of a job's etcd user; 0: no limit | 30 |
 | `ELASTICJOB_ALLOWED_ENDPOINTS` | permitted values of spec.rendezvous.endpoints | none |
 | `ELASTICJOB_NETWORK_POLICIES` | create a NetworkPolicy for each job | false |
 | `ELASTICJOB_OPERATOR_LABELS` | its pods' labels there, key=value, comma separated | none |
@@ -46,6 +47,7 @@ from elasticjob_rendezvous.protocol.text import echoed
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 GUARANTEED_PODS, ALL_PODS = "GuaranteedPods", "AllPods"
+CREDENTIALS_DAYS, MOST_CREDENTIALS_DAYS = 30, 3650
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -76,6 +78,7 @@ class EtcdSettings:
         agents: files of the client certificate and key that agents get; None for none.
         exclusive: only the operator administers etcd's users, so it removes unknown ones.
         known_users: users and roles of etcd's administrator.
+        credentials_days: maximum age of a job's etcd user; 0 for no limit.
     """
 
     endpoints: tuple[str, ...]
@@ -87,6 +90,7 @@ class EtcdSettings:
     agents: tuple[Path, Path] | None = None
     exclusive: bool = False
     known_users: frozenset[str] = frozenset()
+    credentials_days: int = CREDENTIALS_DAYS
 
     @property
     def ca(self) -> bytes | None:
@@ -210,6 +214,7 @@ def _etcd(environ: Mapping[str, str]) -> EtcdSettings:
         agents=(Path(agents[0]), Path(agents[1])) if agents[0] and agents[1] else None,
         exclusive=_flag(environ, "ELASTICJOB_ETCD_EXCLUSIVE"),
         known_users=frozenset(_list(environ, "ELASTICJOB_ETCD_KNOWN_USERS")),
+        credentials_days=_days(environ, "ELASTICJOB_CREDENTIALS_DAYS"),
     )
 
 
@@ -266,6 +271,14 @@ def _one_of(
 
 def _flag(environ: Mapping[str, str], name: str) -> bool:
     return _one_of(environ, name, ("false", "true")) == "true"
+
+
+def _days(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name) or str(CREDENTIALS_DAYS)
+    if not (text.isascii() and text.isdigit()) or int(text) > MOST_CREDENTIALS_DAYS:
+        most = MOST_CREDENTIALS_DAYS
+        raise SettingsError(f"{name} must be days from 0 to {most}, got {echoed(text)}")
+    return int(text)
 
 
 def _port(environ: Mapping[str, str], name: str, default: int) -> int:

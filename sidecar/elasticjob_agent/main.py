@@ -167,6 +167,7 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         tls=settings.etcd.tls,
         user=settings.etcd.user,
         password=settings.etcd.password,
+        login_files=settings.etcd.login_files,
         bind_address=settings.bind_address,
         key_in_etcd=settings.key_in_etcd,
     )

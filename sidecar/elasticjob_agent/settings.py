@@ -50,7 +50,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
-from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.etcd.endpoints import LoginFiles, Tls
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
 from elasticjob_rendezvous.protocol.records.params import LEAST_KEEP_ALIVE_SECONDS, RendezvousParams
 from elasticjob_rendezvous.protocol.text import echoed
@@ -114,12 +114,16 @@ class Launch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Endpoints and credentials of etcd, or the endpoint of the c10d store."""
+    """Endpoints and credentials of etcd, or the endpoint of the c10d store.
+
+    `login_files` hold the present user and password; None if they do not change.
+    """
 
     endpoints: tuple[str, ...]
     tls: Tls | None = None
     user: str | None = None
     password: str | None = None
+    login_files: LoginFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,11 +423,14 @@ def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
         raise SettingsError(
             "ELASTICJOB_ETCD_USER_FILE and ELASTICJOB_ETCD_PASSWORD_FILE must be set together"
         )
+    user_file = environ.get("ELASTICJOB_ETCD_USER_FILE")
+    password_file = environ.get("ELASTICJOB_ETCD_PASSWORD_FILE")
     return EtcdAccess(
         endpoints=endpoints_of(_required(environ, name), name),
         tls=Tls(files["CA"], files["CERT"], files["KEY"], server_name) if tls else None,
         user=user,
         password=password,
+        login_files=LoginFiles(user_file, password_file) if user_file and password_file else None,
     )
 
 

@@ -6,6 +6,10 @@ Checks that the schema cannot express, of several values or of installed objects
 {{- fail "watchNamespaces and watchNamespaceSelector must not both be given: the first names the namespaces, the second selects them by label" }}
 {{- end }}
 {{- if .Values.etcd.enabled }}
+{{- $version := regexFind "^v?[0-9]{1,2}\\.(0|[1-9][0-9]?)" .Values.etcd.image.tag | trimPrefix "v" }}
+{{- if and $version (not .Values.etcd.image.digest) (semverCompare "<3.6" $version) }}
+{{- fail (printf "etcd.image.tag must be 3.6.14, 3.7.1 or later of one of these lines, got %s: etcd before 3.6 does not always check the rights of a user" .Values.etcd.image.tag) }}
+{{- end }}
 {{- if and (eq (int .Values.etcd.members) 3) (not .Values.etcd.persistence.enabled) }}
 {{- fail "etcd.persistence.enabled must be true with etcd.members 3: a member that comes back empty under its old name breaks the others" }}
 {{- end }}

@@ -10,8 +10,16 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from elasticjob_operator.domain.manifests.owned_objects import Access, author_access
-from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind
+from elasticjob_operator.domain.manifests.names import secret_name
+from elasticjob_operator.domain.manifests.owned_objects import (
+    Access,
+    access_in,
+    author_access,
+    is_owned,
+    secret_data,
+)
+from elasticjob_operator.domain.plan.credentials import secret_annotations
+from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind, Kube, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous
@@ -22,18 +30,43 @@ from elasticjob_rendezvous.protocol.records.keys import job_folder
 
 SECRET_BYTES = 32
 _USER_PREFIX = "job-"
+_USER = re.compile(rf"{_USER_PREFIX}(?P<uid>[^./]+)(?:\.(?P<number>[1-9][0-9]{{0,8}}))?")
 _ATTEMPTS = 5
 _OWN_FOLDER = re.compile(job_folder("(?P<namespace>[^/]+)", "(?P<uid>[^/]+)"))
 
 
-def user_name(uid: str) -> str:
-    """Return the name of a job's etcd user, which is also the name of its role."""
+def role_name(uid: str) -> str:
+    """Return the name of the role of a job's etcd users."""
     return _USER_PREFIX + uid
 
 
+def user_name(uid: str, number: int = 0) -> str:
+    """Return the name of a job's etcd user after this number of rotations."""
+    return role_name(uid) + (f".{number}" if number else "")
+
+
 def uid_of_user(name: str) -> str | None:
-    """Return the uid of the job that owns this user or role; None if it is not a job's."""
-    return name.removeprefix(_USER_PREFIX) if name.startswith(_USER_PREFIX) else None
+    """Return the uid of the job that owns this user; None if it is not a job's."""
+    found = _USER.fullmatch(name)
+    return found["uid"] if found else None
+
+
+def uid_of_role(name: str) -> str | None:
+    """Return the uid of the job that owns this role; None if it is not a job's."""
+    uid = uid_of_user(name)
+    return uid if uid is not None and name == role_name(uid) else None
+
+
+def rotations(name: str | None) -> int:
+    """Return the number of rotations up to this user; 0 if it is not a job's."""
+    found = _USER.fullmatch(name or "")
+    return int(found["number"] or 0) if found else 0
+
+
+def renewed_access(access: Access, uid: str) -> Access:
+    """Return this content of the Secret with the job's next user and a new password."""
+    name = user_name(uid, rotations(access.user) + 1)
+    return replace(access, user=name, password=_random())
 
 
 async def access_for(
@@ -43,6 +76,8 @@ async def access_for(
     existing: Access | None,
     ca: bytes | None,
     certificate: tuple[bytes, bytes] | None = None,
+    *,
+    rotate: bool = False,
 ) -> Access:
     """Create the job's user and role in etcd; return the content for its Secret.
 
@@ -54,6 +89,7 @@ async def access_for(
         users: users of an etcd with one user per job; None if users are not managed.
         ca: the current authorities of etcd's certificate.
         certificate: the current client certificate of all agents, and its key; None for none.
+        rotate: True to create another user, with a new password, beside the present one.
 
     Raises:
         EtcdError: etcd may not match the result; call again.
@@ -63,16 +99,40 @@ async def access_for(
     access = replace(access, ca=ca, cert=cert, key=key)
     if users is None:
         return access
-    name = user_name(uid)
-    if access.user != name or not access.password:
-        access = replace(access, user=name, password=_random())
+    if not access.user or uid_of_user(access.user) != uid or not access.password:
+        access = replace(access, user=user_name(uid), password=_random())
+    elif rotate:
+        access = renewed_access(access, uid)
+    assert access.user, "it was made above"
     assert access.password, "it was made above"
-    if not await users.has_role(name):
+    role = role_name(uid)
+    if not await users.has_role(role):
         await users.enable_auth()
-    await users.put_role(name, job_folder(namespace, uid))
-    await users.put_user(name, access.password)
-    await users.grant(name, name)
+    await users.put_role(role, job_folder(namespace, uid))
+    await users.put_user(access.user, access.password)
+    await users.grant(access.user, role)
     return access
+
+
+async def forget_former_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
+    """Remove all users of a job but that of its Secret, and return their names.
+
+    Before that, etcd checks the password in the Secret: another replica may have set another one
+    in the same rotation. Raises `EtcdError`.
+    """
+    former = tuple(name for name in await _users_of(users, uid) if name != access.user)
+    if not former or not access.user or not access.password:
+        return ()
+    await users.put_user(access.user, access.password, check=True)
+    for name in former:
+        await users.delete_user(name)
+    return former
+
+
+async def _users_of(users: Users, uid: str) -> tuple[str, ...]:
+    prefix = role_name(uid)  # cheaper than the pattern for thousands of other jobs' users
+    found = (name for name in await users.users() if name.startswith(prefix))
+    return tuple(name for name in found if uid_of_user(name) == uid)
 
 
 async def access_of_author(
@@ -89,8 +149,31 @@ async def access_of_author(
     return author_access(raw, access.job_key)
 
 
+async def renew_revoked_secret(kube: Kube, job: ElasticJob) -> None:
+    """Write another user and password into the Secret of a job whose users were removed.
+
+    The user is created when the job is admitted again. A Secret that is absent or not the job's
+    stays as it is. Raises `KubeError`.
+    """
+    name, namespace = secret_name(job), job.metadata.namespace
+    try:
+        raw = await kube.get(SECRETS, namespace, name)
+    except NotFound:
+        return
+    access = access_in(raw)
+    if access is None or not is_owned(job, raw):
+        return
+    metadata = {
+        "uid": raw["metadata"]["uid"],
+        "resourceVersion": raw["metadata"]["resourceVersion"],
+        "annotations": dict(secret_annotations(job, kube.now())),
+    }
+    data = secret_data(renewed_access(access, job.metadata.uid))
+    await kube.patch(SECRETS, namespace, name, {"metadata": metadata, "data": data})
+
+
 async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
-    """Remove a deleted job's data from etcd: its user first, so that no further write succeeds."""
+    """Remove a deleted job's data from etcd: its users first, so that no further write succeeds."""
     if users is not None:
         await forget_user(users, uid)
     removal = Txn((), (Delete(job_folder(namespace, uid), prefix=True),))
@@ -104,14 +187,15 @@ async def forget_job(client: Client, users: Users | None, namespace: str, uid: s
 
 
 async def forget_user(users: Users, uid: str) -> None:
-    """Remove a deleted job's user and role."""
-    await users.delete_user(user_name(uid))
-    await users.delete_role(user_name(uid))
+    """Remove a job's users and its role."""
+    for name in await _users_of(users, uid):
+        await users.delete_user(name)
+    await users.delete_role(role_name(uid))
 
 
 async def namespace_of_user(users: Users, uid: str) -> str:
     """Return the namespace of the job that owns this role; empty if no role says it."""
-    for key, end in await users.ranges_of(user_name(uid)):
+    for key, end in await users.ranges_of(role_name(uid)):
         if owner_of_range(key, end) == uid:
             return key.decode().split("/")[-3]
     return ""

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from elasticjob_operator.etcd_tls.job_users import owner_of_range, uid_of_user
+from elasticjob_operator.etcd_tls.job_users import (
+    owner_of_range,
+    role_name,
+    uid_of_role,
+    uid_of_user,
+)
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 
 
@@ -57,16 +62,17 @@ async def _unknown_access(users: Users, known: frozenset[str]) -> AsyncIterator[
     for user in await users.users():
         if user == ROOT or user in known:
             continue
-        if uid_of_user(user) is None:
+        uid = uid_of_user(user)
+        if uid is None:
             yield UnknownAccess(AccessKind.USER, user)
             continue
         for role in await users.roles_of(user):
-            if role != user:
+            if role != role_name(uid):
                 yield UnknownAccess(AccessKind.GRANT, user, role)
     for role in await users.roles():
         if role == ROOT or role in known:
             continue
-        uid = uid_of_user(role)
+        uid = uid_of_role(role)
         if uid is None:
             yield UnknownAccess(AccessKind.ROLE, role)
             continue

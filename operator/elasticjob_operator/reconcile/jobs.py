@@ -89,6 +89,7 @@ class OwnedMemory:
         min_available: minimum in the budget; None for no budget.
         budget_checked_at: monotonic time at which the budget was last read or written.
         revoked: True if the finished job's user in etcd was removed.
+        request: value of the annotation for a rotation of the credentials when they were checked.
     """
 
     access: Access | None = None
@@ -96,6 +97,7 @@ class OwnedMemory:
     min_available: int | None = None
     budget_checked_at: float = -math.inf
     revoked: bool = False
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)

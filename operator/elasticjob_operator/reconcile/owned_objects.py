@@ -6,8 +6,10 @@ cached with the job and refreshed periodically.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from elasticjob_operator.domain.json_object import merge_patch
 from elasticjob_operator.domain.manifests import owned_objects
@@ -23,7 +25,17 @@ from elasticjob_operator.domain.manifests.owned_objects import (
     access_in,
     secret_data,
 )
+from elasticjob_operator.domain.plan.credentials import (
+    CredentialsState,
+    RotationReason,
+    due_rotation,
+    may_remove_former_users,
+    requested_rotation,
+    secret_annotations,
+)
 from elasticjob_operator.domain.plan.sizes import min_available
+from elasticjob_operator.domain.status.events import Event, credentials_rotated
+from elasticjob_operator.etcd_tls.job_users import rotations
 from elasticjob_operator.kubernetes.client import (
     BUDGETS,
     NETWORK_POLICIES,
@@ -37,10 +49,14 @@ from elasticjob_operator.kubernetes.client import (
     NotFound,
     QuotaExceeded,
 )
+from elasticjob_operator.kubernetes.event_recorder import Subject
+from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
+
+log = logging.getLogger(__name__)
 
 PREDECESSOR_SECONDS = 60.0
 """Maximum wait for the objects of a deleted job of the same name before `NameTaken` is raised."""
@@ -83,6 +99,21 @@ def note_revoked(memory: JobMemory) -> None:
     memory.owned = replace(memory.owned, revoked=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Settings of the rotation of the jobs' etcd users.
+
+    Args:
+        maximum_age: maximum age of a user; zero for no rotation by age.
+        now: UTC time.
+        record: posts events, asynchronously.
+    """
+
+    maximum_age: timedelta
+    now: Callable[[], datetime]
+    record: Callable[[Subject, Iterable[Event]], None]
+
+
 class OwnedObjects:
     """Manager of the owned objects of all jobs. `clock` is monotonic.
 
@@ -94,9 +125,11 @@ class OwnedObjects:
         self,
         kube: Kube,
         clock: Callable[[], float],
+        credentials: Credentials,
         operator: PolicyPeer | None = None,
         selector: str = "",
     ) -> None:
+        self._credentials = credentials
         self._selector = selector
         self._kube = kube
         self._clock = clock
@@ -145,10 +178,11 @@ class OwnedObjects:
         renew: bool,
     ) -> None:
         access, age = memory.owned.access, self._clock() - memory.owned.checked_at
+        due = source.manages_users and requested_rotation(job) != memory.owned.request
         if access is None:
-            due = needed or source.needs_access
+            due = due or needed or source.needs_access
         else:
-            due = source.is_stale(access)
+            due = due or source.is_stale(access)
             # Check existence only: a full check costs etcd more.
             if needed and age > NEEDED_RECHECK_SECONDS:
                 due = due or await self._is_gone(job)
@@ -157,7 +191,12 @@ class OwnedObjects:
             if self._operator is not None:
                 await self._ensure_network_policy(job, memory, self._operator)
             access = await self._ensure_access(job, memory, source)
-            memory.owned = replace(memory.owned, access=access, checked_at=self._clock())
+            memory.owned = replace(
+                memory.owned,
+                access=access,
+                checked_at=self._clock(),
+                request=requested_rotation(job),
+            )
 
     async def _is_gone(self, job: ElasticJob) -> bool:
         """Return True if the Secret, the Service or the NetworkPolicy was deleted."""
@@ -225,17 +264,47 @@ class OwnedObjects:
         if raw is not None:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_in(raw) if raw else None
+        reason = None
+        if raw is not None and before is not None and source.manages_users:
+            reason = await self._due_rotation(job, memory, source, raw, before)
         # After loss of the Secret, new agents must share the key that running agents still hold.
-        access = await source.access(job, before or memory.owned.access)
+        known = before or memory.owned.access
+        access = await source.access(job, known, rotate=reason is not None)
+        now = self._credentials.now()
         if raw is None:
+            body = owned_objects.secret(job, access, secret_annotations(job, now))
             try:
-                await self._kube.create(SECRETS, namespace, owned_objects.secret(job, access))
+                await self._kube.create(SECRETS, namespace, body)
             except AlreadyExists as error:
                 raise Retry(str(error)) from error
         elif access != before:
-            patch = {"metadata": _preconditions(raw), "data": secret_data(access)}
+            metadata = _preconditions(raw)
+            if before is None or access.user != before.user:
+                metadata["annotations"] = dict(secret_annotations(job, now))
+            patch = {"metadata": metadata, "data": secret_data(access)}
             await self._kube.patch(SECRETS, namespace, name, patch)
+        if reason is not None:
+            event = credentials_rotated(reason, access.user or "")
+            self._credentials.record(Subject.of_job(job), (event,))
+            log.info("rotated the credentials: %s", reason, extra=of_job(memory.key))
         return access
+
+    async def _due_rotation(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        raw: Json,
+        before: Access,
+    ) -> RotationReason | None:
+        """Return the reason of the rotation that is due; remove former users whose time is over."""
+        now = self._credentials.now()
+        state = CredentialsState.of(raw, now)
+        if may_remove_former_users(state, now):
+            for name in await source.remove_former_users(before):
+                log.info("removed etcd's former user %s", name, extra=of_job(memory.key))
+        rotated = rotations(before.user) > 0
+        return due_rotation(job, state, self._credentials.maximum_age, now, rotated)
 
     async def _find_or_create(
         self, job: ElasticJob, memory: JobMemory, kind: Kind, wanted: Json

@@ -98,7 +98,9 @@ class AgentsSource(Unsteered):
         held = access_in(raw) if is_owned(job, raw) else None
         return held.job_key if held else None
 
-    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+    async def access(
+        self, job: ElasticJob, known: Access | None, *, rotate: bool = False
+    ) -> Access:
         made = await access_for(None, self.namespace, self.uid, known, None)
         return await access_of_author(self.kube.get, job, made)
 

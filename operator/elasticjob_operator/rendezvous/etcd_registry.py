@@ -21,7 +21,7 @@ from pathlib import Path
 from elasticjob_operator.domain.observed.etcd_records import job_of
 from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.domain.status.readiness import stalled
-from elasticjob_operator.etcd_tls.job_users import forget_job
+from elasticjob_operator.etcd_tls.job_users import forget_job, forget_user, renew_revoked_secret
 from elasticjob_operator.etcd_tls.user_audit import (
     UnknownAccess,
     is_removable,
@@ -162,7 +162,7 @@ class EtcdRegistry:
         namespace, uid = job.metadata.namespace, job.metadata.uid
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
             self._check_owner()
-            await _check_records(job, self.own)
+            await _check_records(job, self.own, self._kube)
             return EtcdSource(self.own, self._kube, namespace, uid)
         self._check_endpoints(job)
         secret = wanted.secret_name
@@ -180,7 +180,7 @@ class EtcdRegistry:
             if found is None or found.held != held:
                 found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
                 await found.cache.reached(0, FIRST_READ_SECONDS)
-        await _check_records(job, found)
+        await _check_records(job, found, self._kube)
         return EtcdSource(found, self._kube, namespace, uid)
 
     async def guard(self) -> None:
@@ -341,19 +341,24 @@ class EtcdRegistry:
                 self._changed(namespace, uid)
 
 
-async def _check_records(job: ElasticJob, etcd: Etcd) -> None:
-    """Revoke the etcd user of a job whose records exceed its quota, and delete its records.
+async def _check_records(job: ElasticJob, etcd: Etcd, kube: Kube) -> None:
+    """Revoke the etcd users of a job whose records exceed its quota, and delete its records.
 
-    The job stays refused until its spec changes.
+    The job stays refused until its spec changes, and then gets another user and password. The
+    records are deleted last: until then they have a new process do all of this again.
 
     Raises:
-        EtcdError: the user or the records could not be deleted.
+        EtcdError: the users or the records could not be deleted.
+        KubeError: the Secret could not be written.
         EtcdRefused: the job has exceeded its quota.
     """
     namespace, uid = job.metadata.namespace, job.metadata.uid
     etcd.cache.allow(namespace, uid, job.spec.max_nodes)
     before = stalled(job)
     if etcd.cache.exceeded(namespace, uid) is not None:
+        if etcd.users is not None:
+            await forget_user(etcd.users, uid)
+            await renew_revoked_secret(kube, job)
         await forget_job(etcd.client, etcd.users, namespace, uid)
         etcd.cache.forget(namespace, uid)
     elif before is None or before.reason != Obstacle.RECORDS:

@@ -17,7 +17,12 @@ from elasticjob_operator.domain.observed.etcd_records import (
 )
 from elasticjob_operator.domain.observed.pod_state import index_of, without_members
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, SeenTrouble
-from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author, forget_user
+from elasticjob_operator.etcd_tls.job_users import (
+    access_for,
+    access_of_author,
+    forget_former_users,
+    forget_user,
+)
 from elasticjob_operator.kubernetes.client import Json
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
@@ -36,12 +41,18 @@ from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import MemberState, Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
+from elasticjob_rendezvous.protocol.records.roster import natural_order
 from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 log = logging.getLogger(__name__)
 
 SETTLING_SECONDS = 5.0
 """Time in seconds for which an unreadable etcd changes no status."""
+
+
+MAX_LOOKUPS = 64
+"""Maximum number of pods that one observation looks up because a member's record has their name.
+Any pod of a job may write such records."""
 
 
 @dataclass(slots=True)
@@ -163,9 +174,13 @@ class EtcdSource:
         if known:
             memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
         found = self._bounded(job, memory, found, {raw["metadata"]["uid"] for raw in own})
+        unchecked: frozenset[str] = frozenset()
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
-            own += await pods.unlisted(job, memory, own, _without_pods(job, found, own))
+            names = _without_pods(job, found, own)
+            asked = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
+            unchecked = frozenset(one.id for one in found.members if one.name in names - asked)
+            own += await pods.unlisted(job, memory, own, asked)
         seen = await pods.convert(job, memory, own)
         if memory.owned.access is not None:
             target = PollTarget(
@@ -174,7 +189,8 @@ class EtcdSource:
                 agents_of(job, own, newest),
             )
             self.etcd.follow(self.namespace, self.uid, target)
-        made = self._combined(memory, Observed(seen, incarnation=newest), found)
+        before = Observed(seen, incarnation=newest, unchecked=unchecked)
+        made = self._combined(memory, before, found)
         if made.rendezvous.readable:
             goes_on = not made.rendezvous.suspended
             memory.rendezvous = replace(memory.rendezvous, goes_on=goes_on)
@@ -218,12 +234,23 @@ class EtcdSource:
     def has_lost(self, seen: Observed) -> bool:
         return bool(seen.pods) and seen.rendezvous.readable and seen.bounds is None
 
-    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+    @property
+    def manages_users(self) -> bool:
+        return self.etcd.users is not None
+
+    async def access(
+        self, job: ElasticJob, known: Access | None, *, rotate: bool = False
+    ) -> Access:
         etcd = self.etcd
         made = await access_for(
-            etcd.users, self.namespace, self.uid, known, etcd.ca, etcd.certificate
+            etcd.users, self.namespace, self.uid, known, etcd.ca, etcd.certificate, rotate=rotate
         )
         return made if etcd.own else await access_of_author(self.kube.get, job, made)
+
+    async def remove_former_users(self, access: Access) -> tuple[str, ...]:
+        if self.etcd.users is None:
+            return ()
+        return await forget_former_users(self.etcd.users, self.uid, access)
 
     def is_stale(self, access: Access) -> bool:
         if self.etcd.own:
@@ -277,10 +304,12 @@ def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset
     The records are untrusted: only possible names of the job's pods are returned.
     """
     uids = {raw["metadata"]["uid"] for raw in own}
+    listed = {raw["metadata"]["name"] for raw in own}
     return frozenset(
         member.name
         for member in found.members
         if member.id not in uids
+        and member.name not in listed
         and member.state is not MemberState.DONE
         and index_of(job, member.name) is not None
     )

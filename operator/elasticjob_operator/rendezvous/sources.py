@@ -71,14 +71,27 @@ class RendezvousSource(Protocol):
     def has_lost(self, seen: Observed) -> bool:
         """Return True if the store lost the job's records, and with them its user."""
 
-    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+    @property
+    def manages_users(self) -> bool:
+        """True if the operator creates an etcd user for the job."""
+
+    async def access(
+        self, job: ElasticJob, known: Access | None, *, rotate: bool = False
+    ) -> Access:
         """Return the content for the job's Secret; create the job's user if it gets one.
 
         Args:
             known: present content, whose keys and passwords are kept.
+            rotate: True to create another user beside the present one, with a new password.
 
         Raises:
             EtcdError, KubeError: the content is not known yet; call again.
+        """
+
+    async def remove_former_users(self, access: Access) -> tuple[str, ...]:
+        """Remove all users of the job but that of this access; return their names.
+
+        Raises `EtcdError`.
         """
 
     def is_stale(self, access: Access) -> bool:
@@ -102,6 +115,13 @@ class RendezvousSource(Protocol):
 
 class Unsteered:
     """Base of sources that the operator cannot write; the plan for them has no such action."""
+
+    @property
+    def manages_users(self) -> bool:
+        return False
+
+    async def remove_former_users(self, access: Access) -> tuple[str, ...]:
+        return ()
 
     def has_lost(self, seen: Observed) -> bool:
         return False
@@ -150,7 +170,9 @@ class UnusableSource(Unsteered):
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
         return seen
 
-    async def access(self, job: ElasticJob, known: Access | None) -> Access:
+    async def access(
+        self, job: ElasticJob, known: Access | None, *, rotate: bool = False
+    ) -> Access:
         _refuse()
 
     def is_stale(self, access: Access) -> bool:

@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from contextlib import aclosing, suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.jobs import Jobs
 from elasticjob_operator.reconcile.observer import Observer
-from elasticjob_operator.reconcile.owned_objects import OwnedObjects
+from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.resync import Resync, close_deleted_job, listed_namespaces
@@ -147,6 +148,9 @@ class ActiveReplica:
         owned_objects = OwnedObjects(
             self._kube,
             time.monotonic,
+            Credentials(
+                timedelta(days=self._settings.etcd.credentials_days), self._kube.now, events.record
+            ),
             self._settings.policy_peer,
             self._settings.namespace_selector,
         )

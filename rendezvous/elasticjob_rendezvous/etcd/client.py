@@ -13,7 +13,7 @@ import grpc.aio
 from pyetcd.etcdrpc import rpc_pb2
 
 from elasticjob_rendezvous.etcd import wire
-from elasticjob_rendezvous.etcd.endpoints import Link, Links, Metadata, Tls, Token
+from elasticjob_rendezvous.etcd.endpoints import Link, Links, LoginFiles, Metadata, Tls, Token
 from elasticjob_rendezvous.etcd.errors import LeaseLost
 from elasticjob_rendezvous.etcd.transport import Transport
 from elasticjob_rendezvous.etcd.watch import watch
@@ -70,7 +70,7 @@ class KeepAliveStream:
         self._call = self._link = None
 
 
-__all__ = ["Client", "Status", "Tls"]
+__all__ = ["Client", "LoginFiles", "Status", "Tls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Client:
     `request_timeout_seconds` limits each call including its retries. Within it,
     reads and other repeatable requests are retried on the next endpoint; a
     write only if it was provably never sent. All calls raise the errors of
-    `etcd.errors`.
+    `etcd.errors`. `login_files` replace `user` and `password` at each
+    authentication.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class Client:
         request_timeout_seconds: float = 5.0,
         watch_idle_seconds: float = 30.0,
         random: Callable[[], float] = _random.random,
+        login_files: LoginFiles | None = None,
     ) -> None:
         self._links = Links(endpoints, tls, random)
-        self._transport = Transport(
-            self._links, Token(user, password), request_timeout_seconds, random
-        )
+        token = Token(user, password, login_files)
+        self._transport = Transport(self._links, token, request_timeout_seconds, random)
         self._keep_alives = KeepAliveStream()
         self._watch_idle_seconds = watch_idle_seconds
 

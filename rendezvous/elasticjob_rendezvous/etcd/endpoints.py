@@ -1,4 +1,7 @@
-"""etcd endpoints: TLS settings, one gRPC channel for each, and the auth token of a client."""
+"""etcd endpoints: TLS settings, one gRPC channel for each, and the auth token of a client.
+
+User and password may stand in files that are replaced while the client runs.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,37 @@ def _read(path: Path | str | None) -> bytes | None:
     except OSError as error:
         problem = f"the file can't be read: {error.strerror}"
         raise InvalidConfiguration("tls", str(path), problem) from error
+
+
+@dataclass(frozen=True, slots=True)
+class LoginFiles:
+    """Files with etcd's user and its password.
+
+    They are read again before each authentication, so that a rotated user takes effect once etcd
+    refuses the old one, or the connection is lost.
+    """
+
+    user: Path | str
+    password: Path | str
+
+    def read(self) -> tuple[str, str] | None:
+        """Return user and password of one version; None if they cannot be read now.
+
+        A mounted Secret may change between the two reads.
+        """
+        try:
+            before = _text(self.user)
+            while True:
+                password = _text(self.password)
+                if (user := _text(self.user)) == before:
+                    return (user, password) if user and password else None
+                before = user
+        except OSError:
+            return None
+
+
+def _text(path: Path | str) -> str:
+    return Path(path).read_text(errors="replace").strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +266,17 @@ _NOT_ENABLED = "etcdserver: authentication is not enabled"
 
 
 class Token:
-    """Cache of the token. With `user` None, requests carry no token."""
+    """Cache of the token. With `user` None, requests carry no token.
 
-    def __init__(self, user: str | None, password: str | None) -> None:
+    `files` replace user and password before each authentication, if they can be read.
+    """
+
+    def __init__(
+        self, user: str | None, password: str | None, files: LoginFiles | None = None
+    ) -> None:
         self.user = user
         self.password = password or ""
+        self._files = files
         self._metadata: Metadata | None = _HAS_LEADER if user is None else None
         self._lock = asyncio.Lock()
 
@@ -252,6 +292,8 @@ class Token:
             return self._metadata
 
     async def _authenticate(self, link: Link, timeout_seconds: float) -> Metadata:
+        if self._files is not None and (found := self._files.read()) is not None:
+            self.user, self.password = found
         request = rpc_pb2.AuthenticateRequest(name=self.user, password=self.password)
         try:
             reply = await link.auth.Authenticate(request, timeout=timeout_seconds)

@@ -15,7 +15,7 @@ from typing import Self
 from pyetcd.etcdrpc import kv_pb2, rpc_pb2
 
 from elasticjob_rendezvous.etcd import wire
-from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_rendezvous.etcd.client import Client, LoginFiles, Tls
 from elasticjob_rendezvous.etcd.driver import Driver
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, follow_shared_key
@@ -88,6 +88,7 @@ class MemberSettings:
             is then unknown until etcd answers.
         key_in_etcd: True if that secret is kept in etcd, see `shared_key`.
         bind_address: bind address of the peer server.
+        login_files: files with the present user and password; None if they do not change.
     """
 
     endpoints: tuple[str, ...]
@@ -98,6 +99,7 @@ class MemberSettings:
     password: str | None = None
     bind_address: str = "0.0.0.0"
     key_in_etcd: bool = False
+    login_files: LoginFiles | None = None
 
 
 class RendezvousMember:
@@ -137,6 +139,7 @@ class RendezvousMember:
                 tls=settings.tls,
                 user=settings.user,
                 password=settings.password,
+                login_files=settings.login_files,
             )
             await stack.enter_async_context(client)
             self._engine = Engine(config)

@@ -81,8 +81,13 @@ class Users:
         """Return True if the role exists."""
         return await self._permissions_of(name) is not None
 
-    async def put_user(self, name: str, password: str) -> None:
-        """Create the user if it is missing, and set its password."""
+    async def put_user(self, name: str, password: str, *, check: bool = False) -> None:
+        """Create the user if it is missing, and set its password.
+
+        `check` has etcd check a password that it accepted before.
+        """
+        if check:
+            self._accepted.pop(name, None)
 
         async def attempt() -> None:
             if await self._roles_of(name) is None:

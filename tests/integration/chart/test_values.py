@@ -40,6 +40,7 @@ def merged(*layers: Json) -> Json:
         ("operator.replicas", -1, "/operator/replicas", "minimum"),
         ("operator.logLevel", "verbose", "/operator/logLevel", "one of 'debug'"),
         ("operator.logFormat", "xml", "/operator/logFormat", "one of 'json'"),
+        ("operator.credentialsDays", -1, "/operator/credentialsDays", "minimum"),
         ("operator.image.tag", "latest", "/operator/image/tag", "not"),
         ("operator.image.digest", "sha256:abc", "/operator/image/digest", "pattern"),
         ("operator.image.repository", "Not An Image", "/operator/image/repository", "pattern"),
@@ -120,6 +121,13 @@ def test_invalid_value_is_refused_with_its_path(
             {"etcd": {"members": 3, "persistence": {"enabled": False}}},
             "etcd.persistence.enabled must be true with etcd.members 3",
         ),
+        *(
+            (
+                {"etcd": {"image": {"tag": tag}}},
+                f"etcd.image.tag must be 3.6.14, 3.7.1 or later of one of these lines, got {tag}",
+            )
+            for tag in ("v3.5.35", "3.4.37", "3.5", "v2.3.8", "3.5.21-0")
+        ),
         ({"etcd": {"enabled": False}}, "externalEtcd.endpoints must be given"),
         (
             {
@@ -156,6 +164,18 @@ def test_invalid_value_is_refused_with_its_path(
 def test_contradicting_values_are_refused(values: Json, complaint: str) -> None:
     with pytest.raises(HelmRefused, match=re.escape(complaint)):
         template(values)
+
+
+@pytest.mark.parametrize("tag", ["v3.6.14", "3.7.1", "v3.10.0", "4.0.0", "mirrored", "2026.01.3"])
+def test_etcd_tag_without_an_old_version_is_accepted(tag: str) -> None:
+    assert template({"etcd": {"image": {"tag": tag}}})
+
+
+def test_version_of_a_digest_or_of_an_external_etcd_is_not_checked() -> None:
+    old = {"tag": "v3.5.35"}
+    assert template({"etcd": {"image": {**old, "digest": "sha256:" + "a" * 64}}})
+    external = {"endpoints": ["http://etcd:2379"]}
+    assert template({"etcd": {"enabled": False, "image": old}, "externalEtcd": external})
 
 
 def test_parent_chart_may_set_globals() -> None:

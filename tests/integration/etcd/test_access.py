@@ -13,11 +13,14 @@ import pytest
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.etcd_tls.job_users import (
     access_for,
+    forget_former_users,
     forget_job,
+    forget_user,
     uids_with_users,
     user_name,
 )
-from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_operator.etcd_tls.user_audit import unknown_access
+from elasticjob_rendezvous.etcd.client import Client, LoginFiles, Tls
 from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unauthenticated, Unavailable
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.kv import KeyValue, Put, Range
@@ -82,9 +85,13 @@ async def administrator(server: EtcdServer) -> AsyncIterator[tuple[Client, Users
 
 @contextlib.asynccontextmanager
 async def gang_of(
-    server: EtcdServer, uid: str, access: Access, names: list[str]
+    server: EtcdServer,
+    uid: str,
+    access: Access,
+    names: list[str],
+    files: LoginFiles | None = None,
 ) -> AsyncIterator[list[Node]]:
-    """Yield members that have only the content of the job's Secret."""
+    """Yield members that have only the content of the job's Secret, `files` if it changes."""
     bounds = dataclasses.replace(FAST, expected=len(names))
     async with contextlib.AsyncExitStack() as stack:
         nodes = []
@@ -95,6 +102,7 @@ async def gang_of(
                 user=access.user,
                 password=access.password,
                 job_key=access.job_key,
+                login_files=files,
             )
             nodes.append(await stack.enter_async_context(Node(mine)))
         yield nodes
@@ -262,6 +270,97 @@ async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
             before = found
             await asyncio.sleep(0.5)
     return found
+
+
+def test_gang_trains_while_its_user_is_rotated(server: EtcdServer, tmp_path: Path) -> None:
+    asyncio.run(rotated(server, tmp_path))
+
+
+def test_gang_trains_while_its_user_is_rotated_and_tokens_are_jwts(
+    jwt_server: EtcdServer, tmp_path: Path
+) -> None:
+    asyncio.run(rotated(jwt_server, tmp_path))
+
+
+async def rotated(server: EtcdServer, folder: Path) -> None:
+    """Rotate a gang's user three times. No member leaves, and a new round forms afterwards."""
+    files = LoginFiles(folder / "user", folder / "password")
+    async with administrator(server) as (client, users):
+        access = await access_for(users, NAMESPACE, "a", None, None)
+        mount(access, files)
+        async with gang_of(server, "a", access, ["one", "two", "three"], files) as nodes:
+            await until(lambda: together(nodes), "a round")
+            everything = Range(job_folder(NAMESPACE, "a"), True)
+            await until(lambda: all(node.running for node in nodes), "workers")
+            written = await settled(client, everything)
+            told = [len(node.seen) for node in nodes]
+            for number in range(1, 4):
+                former = access
+                access = await access_for(users, NAMESPACE, "a", former, None, rotate=True)
+                assert access.user == user_name("a", number)
+                mount(access, files)
+                await asyncio.sleep(1.0)  # half a lease
+                gone = await forget_former_users(users, "a", access)
+                assert gone == (former.user,)
+                async with client_of(server, former) as stranger:
+                    with pytest.raises(Unauthenticated):
+                        await stranger.range(everything)
+            await asyncio.sleep(4.5)  # two lifetimes of a lease and a token, by etcd's clock
+            assert together(nodes)
+            assert [len(node.seen) for node in nodes] == told
+            assert (await client.range(everything)).kvs == written, "somebody had to write"
+            await nodes[2].crash()
+            await until(lambda: together(nodes[:2], after=1), "a round of those who are left")
+
+
+def mount(access: Access, files: LoginFiles) -> None:
+    """Write user and password as a kubelet renews a mounted Secret."""
+    assert access.user
+    assert access.password
+    Path(files.user).write_text(access.user)
+    Path(files.password).write_text(access.password)
+
+
+def test_rotation_may_be_interrupted_after_each_step(server: EtcdServer) -> None:
+    """Each attempt has a new process, which knows the Secret and etcd alone."""
+
+    async def works(access: Access) -> None:
+        async with client_of(server, access) as client:
+            await client.put(Put(job_prefix(NAMESPACE, "a", 0) + "k", b""))
+
+    async def main() -> None:
+        async with administrator(server) as (_, users):
+            secret = await access_for(users, NAMESPACE, "a", None, None)
+            # It dies before it writes the Secret, and the next one repeats the rotation.
+            lost = await access_for(users, NAMESPACE, "a", secret, None, rotate=True)
+            await works(secret)
+        async with administrator(server) as (_, users):
+            rotated = await access_for(users, NAMESPACE, "a", secret, None, rotate=True)
+            assert rotated.user == lost.user
+            await works(secret)
+            await works(rotated)
+            with pytest.raises(Unauthenticated):
+                await works(lost)
+            # Two replicas in one rotation: the one that lost the Secret sets its password last.
+            async with administrator(server) as (_, others):
+                await access_for(others, NAMESPACE, "a", secret, None, rotate=True)
+            assert await forget_former_users(users, "a", rotated) == (user_name("a"),)
+            await works(rotated)
+            assert await forget_former_users(users, "a", rotated) == ()
+        async with administrator(server) as (_, users):
+            assert await access_for(users, NAMESPACE, "a", rotated, None) == rotated
+            assert await uids_with_users(users) == {"a"}
+            assert await unknown_access(users, frozenset()) == ()
+            await users.put_user("job-a.7", "left by an intruder")
+            await users.grant("job-a.7", ROOT)
+            await users.put_user("job-a.x", "left by an intruder")
+            await users.put_role("job-a.7", job_folder(NAMESPACE, "a"))
+            found = sorted(str(one) for one in await unknown_access(users, frozenset()))
+            assert found == ["role 'job-a.7'", "role 'root' of user 'job-a.7'", "user 'job-a.x'"]
+            await forget_user(users, "a")
+            assert set(await users.users()) == {ROOT, "job-a.x"}
+
+    asyncio.run(main())
 
 
 def test_gang_survives_changed_password(server: EtcdServer) -> None:

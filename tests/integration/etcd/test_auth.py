@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.client import Client, LoginFiles
 from elasticjob_rendezvous.etcd.errors import LeaseLost, PermissionDenied, Unauthenticated
 from elasticjob_rendezvous.protocol.kv import Put, Range, Txn
 from tests.integration.conftest import StartEtcd
@@ -147,6 +148,51 @@ async def wrong_credentials_are_refused(server: EtcdServer) -> None:
                 await client.put(Put("/job/k", b""))
             with pytest.raises((Unauthenticated, PermissionDenied)):
                 await drained(client.watch([Range("/job/", True)], 0))
+
+
+def test_client_takes_the_next_user_from_its_files_when_etcd_refuses_the_last(
+    guarded_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """No request fails: neither one alone, nor one of several, nor a new watch or keep-alive."""
+    files = LoginFiles(tmp_path / "user", tmp_path / "password")
+
+    def write(user: str, password: str) -> None:
+        (tmp_path / "user").write_text(user)
+        (tmp_path / "password").write_text(password + "\n")
+
+    async def main() -> None:
+        write("job", "pass")
+        client = Client([guarded_etcd.url], user="job", password="pass", login_files=files)
+        async with client:
+            lease = await client.grant(30)
+            await client.txn(Txn((), (Put("/job/leased", b"", lease=lease.id),)))
+            await client.keep_alive(lease.id)
+            for number in range(2):
+                name = f"job.{number}"
+                await asyncio.to_thread(guarded_etcd.ctl, "user", "add", f"{name}:new", user=ROOT)
+                grant = ("user", "grant-role", name, "job")
+                await asyncio.to_thread(guarded_etcd.ctl, *grant, user=ROOT)
+                write(name, "new")
+                await works(client)
+                before = "job" if number == 0 else f"job.{number - 1}"
+                await asyncio.to_thread(guarded_etcd.ctl, "user", "delete", before, user=ROOT)
+                await asyncio.gather(
+                    client.keep_alive(lease.id), client.range(Range("/job/", True)), works(client)
+                )
+                assert len((await client.range(Range("/job/leased"))).kvs) == 1
+
+    asyncio.run(main())
+
+
+def test_unreadable_credential_files_leave_the_last_credentials(tmp_path: Path) -> None:
+    files = LoginFiles(tmp_path / "user", tmp_path / "password")
+    assert files.read() is None
+    (tmp_path / "user").write_text("job\n")
+    assert files.read() is None
+    (tmp_path / "password").write_text("")
+    assert files.read() is None
+    (tmp_path / "password").write_text("pass\n")
+    assert files.read() == ("job", "pass")
 
 
 def test_credentials_are_ignored_until_authentication_is_enabled(

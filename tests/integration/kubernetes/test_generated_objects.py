@@ -201,7 +201,7 @@ def test_other_owned_objects_are_accepted(api_server: ApiServer, namespace: str)
     assert service["spec"]["clusterIP"] == "None"
     budget = post(api_server, f"{policy}/poddisruptionbudgets", owned_objects.budget(job, 3))
     assert budget["spec"]["minAvailable"] == 3
-    secret = post(api_server, f"{core}/secrets", owned_objects.secret(job, ACCESS))
+    secret = post(api_server, f"{core}/secrets", owned_objects.secret(job, ACCESS, {}))
     assert access_in(secret) == ACCESS
     for kept in (service, budget, secret):
         assert owned_objects.is_owned(job, kept)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_operator.domain.manifests.names import ROTATE_ANNOTATION
 from elasticjob_operator.etcd_tls.certificates import (
     AGENTS_CERT,
     AGENTS_KEY,
@@ -260,7 +261,7 @@ def test_authentication_is_restored_after_etcd_data_loss(
     wait_until(lambda: is_guarded(etcd_of_users), "etcd to ask for a user again", 60.0)
 
 
-def test_job_whose_user_writes_too_much_loses_its_user_and_its_records(
+def test_job_that_writes_too_much_loses_its_users_and_records_and_resumes_with_another_password(
     operator: Operator, api_server: ApiServer, etcd_of_users: EtcdServer, namespace: str
 ) -> None:
     """Its neighbour's status stays current meanwhile."""
@@ -268,8 +269,15 @@ def test_job_whose_user_writes_too_much_loses_its_user_and_its_records(
     uid = ns.create_job("bad", maxNodes=1)["metadata"]["uid"]
     ns.create_job("good", maxNodes=1)
     ns.await_pods("bad-0", "good-0")
-    data = ns.present("secrets", "bad-elasticjob")["data"]
-    user, password = (base64.b64decode(data[key]).decode() for key in ("user", "password"))
+
+    def login() -> tuple[str, str]:
+        data = ns.present("secrets", "bad-elasticjob")["data"]
+        return base64.b64decode(data["user"]).decode(), base64.b64decode(data["password"]).decode()
+
+    user, password = login()
+    ns.patch_job({"metadata": {"annotations": {ROTATE_ANNOTATION: "1"}}}, "bad")
+    wait_until(lambda: login()[0] == f"{user}.1", "a second user", SECONDS)
+    second = login()
     own = f"/elasticjob/{namespace}/{uid}/"
     refused = asyncio.run(flood(etcd_of_users, own, user, password))
     assert refused, "the user was revoked while it wrote"
@@ -287,6 +295,14 @@ def test_job_whose_user_writes_too_much_loses_its_user_and_its_records(
     wait_until(
         lambda: uid in etcdctl(etcd_of_users, "user", "list", user=root), "a user again", SECONDS
     )
+    third = login()
+    assert third[0] == f"{user}.2"
+    assert len({password, second[1], third[1]}) == 3
+    assert third[0] in etcdctl(etcd_of_users, "user", "list", user=root).split()
+    for former in (f"{user}:{password}", ":".join(second), f"{third[0]}:{second[1]}"):
+        assert "authentication failed" in etcdctl(etcd_of_users, "get", own, user=former)
+    etcdctl(etcd_of_users, "put", f"{own}1/x", "y", user=":".join(third))
+    assert "y" in etcdctl(etcd_of_users, "get", f"{own}1/x", user=root)
 
 
 async def flood(etcd: EtcdServer, own: str, user: str, password: str) -> bool:

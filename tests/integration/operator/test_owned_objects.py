@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from elasticjob_operator.domain.manifests.names import (
@@ -13,11 +15,15 @@ from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer, netwo
 from elasticjob_operator.kubernetes.client import NETWORK_POLICIES, SECRETS, SERVICES, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobKey, JobMemory
-from elasticjob_operator.reconcile.owned_objects import NameTaken, OwnedObjects
+from elasticjob_operator.reconcile.owned_objects import Credentials, NameTaken, OwnedObjects
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from tests.integration.apiserver import ApiServer
 from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob, run
+
+
+def credentials(kube: Kube) -> Credentials:
+    return Credentials(timedelta(days=30), kube.now, lambda subject, found: None)
 
 
 def _job(server: ApiServer, namespace: str) -> ElasticJob:
@@ -36,7 +42,7 @@ def test_deleted_secret_is_restored_with_same_content(
 
     async def scenario(kube: Kube) -> None:
         now = 0.0
-        owned_objects = OwnedObjects(kube, lambda: now)
+        owned_objects = OwnedObjects(kube, lambda: now, credentials(kube))
         memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
         agents = AgentsSource(AgentPoller(lambda *_: None), kube, namespace, job.metadata.uid)
 
@@ -78,7 +84,7 @@ def test_network_policy_is_created_corrected_and_restored(
 
     async def scenario(kube: Kube) -> None:
         now = 0.0
-        owned_objects = OwnedObjects(kube, lambda: now, OPERATOR)
+        owned_objects = OwnedObjects(kube, lambda: now, credentials(kube), OPERATOR)
         memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
         agents = AgentsSource(AgentPoller(lambda *_: None), kube, namespace, job.metadata.uid)
 
@@ -124,7 +130,7 @@ def test_network_policy_of_another_owner_is_not_adopted(
     api_server.request("POST", path, theirs)
 
     async def scenario(kube: Kube) -> None:
-        owned_objects = OwnedObjects(kube, lambda: 0.0, OPERATOR)
+        owned_objects = OwnedObjects(kube, lambda: 0.0, credentials(kube), OPERATOR)
         memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
         agents = AgentsSource(AgentPoller(lambda *_: None), kube, namespace, job.metadata.uid)
         with pytest.raises(NameTaken, match="networkpolicy job-elasticjob exists"):

@@ -58,6 +58,8 @@ def test_complete_environment(environ: dict[str, str], tmp_path: Path) -> None:
     assert settings.logs.folder == Path("/logs/digits")
     assert settings.etcd.tls is not None
     assert (settings.etcd.user, settings.etcd.password) == ("user", "password")
+    assert settings.etcd.login_files is not None
+    assert settings.etcd.login_files.read() == ("user", "password")
     assert settings.stop_grace_seconds == 2.5
     assert settings.keep_alive_seconds == 7.0
     assert settings.termination_log is None

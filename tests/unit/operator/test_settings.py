@@ -43,6 +43,7 @@ def test_all_settings(tmp_path: Path) -> None:
         | {
             "ELASTICJOB_MANAGE_ETCD_USERS": "true",
             "ELASTICJOB_ETCD_SERVER_NAME": "etcd",
+            "ELASTICJOB_CREDENTIALS_DAYS": "0",
             "ELASTICJOB_ALLOWED_ENDPOINTS": "http://10.0.0.1:2379",
             "ELASTICJOB_NETWORK_POLICIES": "true",
             "ELASTICJOB_OPERATOR_LABELS": "app.kubernetes.io/name=elasticjob,tier=1",
@@ -55,6 +56,7 @@ def test_all_settings(tmp_path: Path) -> None:
     )
     assert (found.etcd.user, found.etcd.password) == ("user", "password")
     assert found.etcd.manage_users
+    assert found.etcd.credentials_days == 0
     assert found.etcd.tls is not None
     assert found.etcd.tls.server_name == "etcd"
     assert found.etcd.allowed == {"http://10.0.0.1:2379"}
@@ -81,6 +83,8 @@ def test_all_settings(tmp_path: Path) -> None:
         ("ELASTICJOB_ETCD_USER_FILE", "/nowhere", "cannot be read"),
         ("ELASTICJOB_MANAGE_ETCD_USERS", "true", "needs etcd's root user"),
         ("ELASTICJOB_MANAGE_ETCD_USERS", "yes", "must be one of false, true"),
+        ("ELASTICJOB_CREDENTIALS_DAYS", "-1", "must be days from 0 to 3650"),
+        ("ELASTICJOB_CREDENTIALS_DAYS", "3651", "must be days from 0 to 3650"),
         ("ELASTICJOB_HEALTH_PORT", "http", "must be a port"),
         ("ELASTICJOB_METRICS_PORT", "70000", "must be a port"),
         ("ELASTICJOB_LOG_FORMAT", "xml", "must be one of text, json"),

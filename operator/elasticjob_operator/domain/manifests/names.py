@@ -10,6 +10,12 @@ UID_LABEL = f"{GROUP}/job-uid"
 INDEX_LABEL = f"{GROUP}/index"
 INCARNATION_LABEL = f"{GROUP}/incarnation"
 COMMAND_ANNOTATION = f"{GROUP}/command"
+ROTATE_ANNOTATION = f"{GROUP}/rotate-credentials"
+"""Annotation of a job; each new value requests another etcd user once."""
+ROTATED_ANNOTATION = f"{GROUP}/credentials-rotated-for"
+"""Annotation of a job's Secret: the value of `ROTATE_ANNOTATION` that was handled last."""
+CREDENTIALS_SINCE_ANNOTATION = f"{GROUP}/credentials-since"
+"""Annotation of a job's Secret: the time since which it names the present etcd user."""
 """Annotation with a note on the launcher that was removed from the trainer's command."""
 
 HEALTH_PORT = 17946

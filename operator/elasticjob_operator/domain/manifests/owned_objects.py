@@ -6,6 +6,7 @@ The Secret holds the credentials of the job's pods, for etcd and for each other.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elasticjob_operator.domain.json_object import Json
@@ -175,12 +176,12 @@ def network_policy(job: ElasticJob, operator: PolicyPeer) -> Json:
     }
 
 
-def secret(job: ElasticJob, access: Access) -> Json:
+def secret(job: ElasticJob, access: Access, annotations: Mapping[str, str]) -> Json:
     """Return the Secret that the job's agents mount."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": _metadata(job, secret_name(job)),
+        "metadata": _metadata(job, secret_name(job)) | {"annotations": dict(annotations)},
         "type": "Opaque",
         "data": secret_data(access),
     }

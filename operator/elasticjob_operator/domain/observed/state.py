@@ -270,6 +270,8 @@ class Observed:
         foreign: indices whose pod name is held by a pod of another owner.
         store: trouble with the store of the rendezvous, if there is any.
         bounds_revision: revision at which etcd stored the record of `bounds`; 0 if there is none.
+        unchecked: ids of members without a listed pod whose pods were not looked up: they may
+            exist.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -280,6 +282,7 @@ class Observed:
     foreign: frozenset[int] = frozenset()
     store: SeenTrouble | None = None
     bounds_revision: int = 0
+    unchecked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

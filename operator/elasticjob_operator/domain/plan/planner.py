@@ -318,8 +318,8 @@ def _plan_failure(observed: Observed, phase: Phase, size: WantedSize, reason: st
 
 def _gone_members(observed: Observed) -> list[Action]:
     """Return the removal of members whose pods have ended or no longer exist. A member on a silent
-    machine stays until its lease expires."""
-    alive = {pod.uid for pod in observed.pods if not pod.over}
+    machine stays until its lease expires, one whose pod was not looked up until a later pass."""
+    alive = observed.unchecked | {pod.uid for pod in observed.pods if not pod.over}
     gone = [
         member.id
         for member in observed.rendezvous.members

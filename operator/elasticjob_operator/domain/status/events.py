@@ -144,6 +144,12 @@ def template_warnings(job: ElasticJob, before: Status, after: Status) -> tuple[E
     )
 
 
+def credentials_rotated(reason: str, user: str) -> Event:
+    """Return the event for another etcd user of a job."""
+    message = f"gave the job's agents new credentials, those of etcd's user {user}: {reason}"
+    return Event(EventType.NORMAL, "CredentialsRotated", message, user)
+
+
 def labels_lost(pod: Pod) -> Event:
     """Return the event for a pod whose labels were removed or changed."""
     return Event(EventType.WARNING, "LabelsLost", "; ".join(lost_label_sentences([pod])))

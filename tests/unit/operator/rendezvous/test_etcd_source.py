@@ -13,10 +13,12 @@ import pytest
 from elasticjob_operator.domain.manifests.names import INCARNATION_LABEL
 from elasticjob_operator.domain.observed.etcd_records import Records, job_of, outcome_record
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Pod, StopReason
+from elasticjob_operator.domain.plan.actions import RemoveMembers
+from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
-from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
+from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.protocol.kv import Compare, Put, Target, Txn, TxnResult
@@ -275,6 +277,29 @@ def test_no_pod_is_looked_up_while_etcd_is_unreadable() -> None:
     seen = asyncio.run(made.observe(pods)).observed
     assert not pods.asked
     assert [one.name for one in seen.pods] == ["job-0"]
+
+
+def test_one_observation_looks_up_64_pods_and_concludes_nothing_about_the_others() -> None:
+    """A job's records name 200 members without pods, one of which is another member's pod."""
+    made = job(maxNodes=200)
+    members = (member("job-0"), *(member(f"job-{index}", id=f"x{index}") for index in range(200)))
+
+    async def scenario() -> None:
+        reading, pods = rig(Records(prefix(1), OLD, STARTED, members=members)), FakePods((0,))
+        observation = await reading.source.observe(made, reading.memory, pods)
+        assert pods.asked == [{f"job-{index}" for index in range(1, MAX_LOOKUPS + 1)}]
+        seen = observation.observed
+        assert seen.unchecked == {f"x{index}" for index in range(MAX_LOOKUPS + 1, 200)}
+        actions = plan(made, seen, NOW).actions
+        assert reading.source.observe_again(made, reading.memory, seen).unchecked == seen.unchecked
+        (removal,) = (one for one in actions if isinstance(one, RemoveMembers))
+        assert set(removal.members) == {f"x{index}" for index in range(MAX_LOOKUPS + 1)}
+        left = tuple(one for one in members if one.id not in removal.members)
+        reading.cache.shown[prefix(1)] = Records(prefix(1), OLD, STARTED, members=left)
+        await reading.source.observe(made, reading.memory, pods)
+        assert pods.asked[1] == {f"job-{index}" for index in range(65, 129)}
+
+    asyncio.run(scenario())
 
 
 def test_members_beyond_max_nodes_are_ignored_and_cause_no_request(

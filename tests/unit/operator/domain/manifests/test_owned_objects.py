@@ -27,7 +27,7 @@ def test_owned_objects_are_deleted_with_their_job_without_blocking_it() -> None:
     for child in (
         owned_objects.service(job()),
         owned_objects.budget(job(), 1),
-        owned_objects.secret(job(), PLAIN),
+        owned_objects.secret(job(), PLAIN, {}),
         owned_objects.network_policy(job(), OPERATOR),
     ):
         assert child["metadata"]["namespace"] == "default"
@@ -87,7 +87,7 @@ def test_selectors_use_the_labels() -> None:
 
 @pytest.mark.parametrize("access", [FULL, PLAIN])
 def test_secret_holds_all_access_data(access: Access) -> None:
-    assert access_in(owned_objects.secret(job(), access)) == access
+    assert access_in(owned_objects.secret(job(), access, {})) == access
 
 
 def test_missing_access_data_has_no_key_in_secret() -> None:

@@ -22,7 +22,7 @@ from elasticjob_operator.domain.manifests import names, pod, trainer_command
 from elasticjob_operator.domain.manifests.owned_objects import Access, secret_data
 from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.template_rules import USERS_VARIABLES, check_template
-from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.etcd.endpoints import LoginFiles, Tls
 from tests.unit.operator.builders import job
 
 ACCESS = Access(b"k" * 32, b"ca", "job-uid", "secret", b"cert", b"key")
@@ -66,7 +66,11 @@ def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
         slots=2,
         nnodes="1:4",
         etcd=EtcdAccess(
-            ("https://etcd:2379",), Tls(ca, cert, key, "etcd-name"), "user", "password"
+            ("https://etcd:2379",),
+            Tls(ca, cert, key, "etcd-name"),
+            "user",
+            "password",
+            LoginFiles(str(tmp_path / "user"), str(tmp_path / "password")),
         ),
         job_key=b"k" * 32,
         socket=names.SOCKET_PATH,
