@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+from elasticjob_cli.client.cluster_place import ClusterPlace
 from elasticjob_cli.client.definition import ElasticJob
 from elasticjob_cli.client.local_place import LocalPlace
 from elasticjob_cli.client.places import Place
 from elasticjob_cli.client.submitted import SubmittedJob
+from elasticjob_cli.cluster import Kubectl, selects_cluster
+from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 
 
 class Client:
-    """Access to the jobs of one namespace of this machine.
+    """Access to the jobs of one namespace, of this machine or of a cluster.
+
+    The arguments choose the place as the options of `elasticjob` do: a cluster only with
+    `cluster=True`, a context or a kubeconfig, or if ELASTICJOB_PLACE says so.
 
     Args:
-        namespace: namespace of the jobs; `default` by default.
+        namespace: namespace of the jobs; the default is `default`, on a cluster the context's.
+        cluster: True for a cluster, False for this machine.
+        context: context of the kubeconfig.
+        kubeconfig: the kubeconfig file.
+
+    Raises:
+        BadInput: the arguments contradict each other.
     """
 
-    def __init__(self, *, namespace: str | None = None) -> None:
-        self._place: Place = LocalPlace(namespace or DEFAULT_NAMESPACE)
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        cluster: bool | None = None,
+        context: str | None = None,
+        kubeconfig: str | Path | None = None,
+    ) -> None:
+        self._context = context
+        self._kubeconfig = None if kubeconfig is None else Path(kubeconfig)
+        self._on_cluster = selects_cluster(False, cluster, context, self._kubeconfig)
+        self._namespace = namespace
+        self._place = self._place_of(namespace)
+
+    def _place_of(self, namespace: str | None) -> Place:
+        if self._on_cluster:
+            return ClusterPlace(Kubectl(namespace, self._context, self._kubeconfig))
+        return LocalPlace(namespace or DEFAULT_NAMESPACE)
 
     def submit(self, job: ElasticJob, *, python: str | None = None) -> SubmittedJob:
-        """Start a job, and return once it runs. It continues when this process ends.
+        """Start a job. It continues when this process ends.
+
+        Return once a local job runs; on a cluster, once the job is applied.
 
         Args:
-            python: interpreter that replaces `python` in the job; the default is this process's.
+            python: interpreter that replaces `python` in a local job; the default is this
+                process's.
 
         Raises:
             BadInput: the job cannot run, or runs already.
             CommandError: it could not be started.
         """
-        self._place.submit(job, python)
-        return SubmittedJob(self._place, job.name, job, python)
+        place = self._place
+        if job.namespace is not None:
+            if self._namespace not in (None, job.namespace):
+                raise BadInput(
+                    f'the job names namespace "{job.namespace}", the client "{self._namespace}": '
+                    "remove metadata.namespace from the job, or use another client"
+                )
+            place = self._place_of(job.namespace)
+        place.submit(job, python)
+        return SubmittedJob(place, job.name, job, python)
 
     async def submit_async(self, job: ElasticJob, *, python: str | None = None) -> SubmittedJob:
         """Start a job as `submit` does, without blocking the event loop."""

@@ -18,8 +18,10 @@ from elasticjob_cli.commands.script_job import (
     validated,
 )
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_operator import model
+from elasticjob_operator.model.manifest import documents, read_text
 from elasticjob_operator.model.types import MAX_NODES
 
 log = logging.getLogger("elasticjob.client")
@@ -30,7 +32,9 @@ class ElasticJob:
     """Job to submit. `from_manifest`, `from_object` and `from_command` make one."""
 
     object: model.ElasticJob
-    """API object, without a status."""
+    """API object, with defaults and without a status."""
+    document: Mapping[str, Any]
+    """Manifest, as it was given."""
     folder: Path
     """Working folder of the command on this machine."""
 
@@ -40,7 +44,8 @@ class ElasticJob:
         found, remarks = manifest_job(str(file))
         for remark in remarks:
             log.warning("%s", remark)
-        return cls(found, folder_of(str(file)))
+        document = next(one.value for one in documents(read_text(file)) if one.value is not None)
+        return cls(found, document, folder_of(str(file)))
 
     @classmethod
     def from_object(
@@ -48,9 +53,9 @@ class ElasticJob:
     ) -> ElasticJob:
         """Return the job of a manifest's document or of the API's model. Raises `BadInput`."""
         if isinstance(document, model.ElasticJob):
-            document = document.manifest()
+            document = _written(document)
         wanted = {name: value for name, value in document.items() if name != "status"}
-        return cls(validated(wanted), Path(folder).resolve())
+        return cls(validated(wanted), wanted, Path(folder).resolve())
 
     @classmethod
     def from_command(
@@ -92,21 +97,45 @@ class ElasticJob:
 
     def renamed(self, name: str) -> ElasticJob:
         """Return the same job under another name. Raises `BadInput`."""
-        document = self.object.manifest()
-        document["metadata"]["name"] = name
-        return ElasticJob(ElasticJob.from_object(document).object, self.folder)
+        return self._with_metadata(name=name)
+
+    def in_namespace(self, namespace: str) -> ElasticJob:
+        """Return the same job in a namespace. Raises `BadInput`."""
+        return self._with_metadata(namespace=namespace)
 
     @property
     def name(self) -> str:
         return self.object.metadata.name
 
-    def manifest(self) -> dict[str, Any]:
-        """Return the object as a document."""
-        return self.object.manifest()
+    @property
+    def namespace(self) -> str | None:
+        """Namespace that the document names; None for that of the client."""
+        named: str | None = self.document["metadata"].get("namespace")
+        return named
 
     def manifest_text(self) -> str:
         """Return the manifest as JSON, which is YAML too."""
-        return json.dumps(self.manifest(), indent=2) + "\n"
+        return json.dumps(self.document, indent=2) + "\n"
+
+    def _with_metadata(self, **fields: str) -> ElasticJob:
+        metadata = {**self.document["metadata"], **fields}
+        return ElasticJob.from_object({**self.document, "metadata": metadata}, self.folder)
+
+
+_OF_AUTHOR = ("name", "namespace", "labels", "annotations")
+"""Metadata that an author writes; the other fields are the API server's."""
+
+
+def _written(job: model.ElasticJob) -> dict[str, Any]:
+    """Return an object's document without the fields that an API server sets.
+
+    A model has a namespace in any case, so `default` stands for none.
+    """
+    document = job.manifest()
+    metadata = {key: value for key, value in document["metadata"].items() if key in _OF_AUTHOR}
+    if metadata.get("namespace") == DEFAULT_NAMESPACE:
+        del metadata["namespace"]
+    return {**document, "metadata": metadata}
 
 
 def node_range(nodes: int | tuple[int, int]) -> Nodes:

@@ -45,13 +45,10 @@ class LocalPlace:
 
     def submit(self, job: ElasticJob, python: str | None) -> None:
         """Start a runner, and return once the job runs."""
-        document = job.manifest()
-        document["metadata"]["namespace"] = self._namespace
-        prepared = ElasticJob.from_object(document, job.folder)
         command = [sys.executable, "-m", "elasticjob_cli", "run", "--plain"]
         command += ["--python", python or sys.executable, "-"]
         with tempfile.TemporaryFile() as manifest, tempfile.TemporaryFile() as errors:
-            manifest.write(prepared.manifest_text().encode())
+            manifest.write(job.in_namespace(self._namespace).manifest_text().encode())
             manifest.seek(0)
             try:
                 runner = subprocess.Popen(

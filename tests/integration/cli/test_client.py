@@ -138,7 +138,7 @@ def test_suspended_job_is_resumed_by_its_submitter_alone(here: LocalRig) -> None
 
 
 def test_failed_job_raises_its_first_failure(here: LocalRig) -> None:
-    job = ElasticJob.from_object(waits(here, maxRestarts=0).manifest() | {"status": {}})
+    job = ElasticJob.from_object({**waits(here, maxRestarts=0).document, "status": {}})
     (here.job / "steps.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(JobFailed, match=r"did not succeed: Failed: [\s\S]*exit code 3"):
         Client().submit(job).result(WAIT_SECONDS)
@@ -170,7 +170,16 @@ def test_namespaces_have_jobs_of_their_own(here: LocalRig) -> None:
     job = Client(namespace="team").submit(ElasticJob.from_command(HELLO, name="hello"))
     job.wait(WAIT_SECONDS)
     assert Client().jobs() == []
-    assert job.read().metadata.namespace == "team"
+    read = job.read()
+    assert read.metadata.namespace == "team"
+    again = ElasticJob.from_object(read)
+    assert again.namespace == "team"
+    assert again.document["metadata"] == {"name": "hello", "namespace": "team"}
+    with pytest.raises(BadInput, match='names namespace "team", the client "other"'):
+        Client(namespace="other").submit(again)
+    moved = Client().submit(again)
+    assert moved.wait(WAIT_SECONDS).phase is Phase.SUCCEEDED
+    assert Client().jobs() == []
 
 
 @pytest.mark.parametrize(
