@@ -13,6 +13,7 @@ from elasticjob_cli.client.submitted import SubmittedJob
 from elasticjob_cli.cluster import Kubectl, selects_cluster
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
+from elasticjob_cli.settings import is_worker
 
 
 class Client:
@@ -63,6 +64,11 @@ class Client:
             BadInput: the job cannot run, or runs already.
             CommandError: it could not be started.
         """
+        if is_worker():
+            raise BadInput(
+                "a worker must not submit a job: in a script with a function job, put the "
+                'submission below `if __name__ == "__main__"`'
+            )
         place = self._place
         if job.namespace is not None:
             if self._namespace not in (None, job.namespace):

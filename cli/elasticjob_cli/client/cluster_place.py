@@ -14,6 +14,7 @@ from elasticjob_cli.commands.explain import Cluster
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.log_lines import Line, LogOptions
+from elasticjob_operator import model
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 
 POLL_SECONDS = 2.0
@@ -31,6 +32,11 @@ class ClusterPlace:
         """Apply the job, as `elasticjob apply` does: an existing job of its name is changed."""
         if python is not None:
             raise BadInput("python must not be given on a cluster: the job's image has it")
+        if job.call is not None:
+            raise BadInput(
+                "a function can run on this machine alone: put it into a script in an image, and "
+                "use ElasticJob.from_command"
+            )
         on_cluster.applied_text(self._there, job.manifest_text())
 
     def names(self) -> Sequence[str]:
@@ -58,6 +64,11 @@ class ClusterPlace:
     def rounds(self, name: str) -> Sequence[dict[str, Any]]:
         rounds = self._there.job(name).status.rounds
         return [one.model_dump(by_alias=True, mode="json") for one in rounds]
+
+    def return_values(
+        self, job: model.ElasticJob, rounds: Sequence[dict[str, Any]]
+    ) -> dict[int, Any]:
+        return {}
 
     def explanation(self, name: str) -> tuple[str, ...]:
         return self._there.explain(name).sentences

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elasticjob_agent.runtimes.function_entrypoint import FunctionCall
 from elasticjob_cli.commands.script_job import (
     Nodes,
     Target,
@@ -23,20 +25,23 @@ from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_operator import model
 from elasticjob_operator.model.manifest import documents, read_text
 from elasticjob_operator.model.types import MAX_NODES
+from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.client")
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """Job to submit. `from_manifest`, `from_object` and `from_command` make one."""
+    """Job to submit, made by `from_manifest`, `from_object`, `from_command` or `from_function`."""
 
     object: model.ElasticJob
     """API object, with defaults and without a status."""
     document: Mapping[str, Any]
     """Manifest, as it was given."""
-    folder: Path
-    """Working folder of the command on this machine."""
+    folder: Path | None
+    """Working folder on this machine; None for a function job's own."""
+    call: FunctionCall | None = None
+    """Call of a function job, which its command makes."""
 
     @classmethod
     def from_manifest(cls, file: str | Path) -> ElasticJob:
@@ -65,6 +70,7 @@ class ElasticJob:
         name: str | None = None,
         nodes: int | tuple[int, int] = 1,
         workers: int | str | None = None,
+        max_restarts: int | None = None,
         env: Mapping[str, str] | None = None,
         image: str | None = None,
         folder: str | Path = ".",
@@ -76,6 +82,7 @@ class ElasticJob:
             name: name of the job; the default is derived from the command.
             nodes: number of nodes, or minimum and maximum.
             workers: workers of each node: a number, "auto", "gpu" or "cpu".
+            max_restarts: restarts after failures; the default is the API's.
             env: additional environment variables.
             image: image of the trainer; a cluster requires one.
             folder: working folder on this machine.
@@ -88,12 +95,61 @@ class ElasticJob:
         words = command_of(Target.COMMAND, command)
         name = name or job_name(Target.COMMAND, words)
         document = job_document(name, words, node_range(nodes), workers)
+        if max_restarts is not None:
+            document["spec"]["maxRestarts"] = max_restarts
         container = document["spec"]["template"]["spec"]["containers"][0]
         if env:
             container["env"] = [{"name": key, "value": value} for key, value in env.items()]
         if image is not None:
             container["image"] = image
         return cls.from_object(document, folder)
+
+    @classmethod
+    def from_function(
+        cls,
+        function: Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        nodes: int | tuple[int, int] = 1,
+        workers: int | str | None = None,
+        max_restarts: int | None = None,
+        env: Mapping[str, str] | None = None,
+        folder: str | Path | None = None,
+    ) -> ElasticJob:
+        """Return the job of which each worker calls a function, on this machine.
+
+        A function of a module or a script is passed by its name. As with multiprocessing, a worker
+        runs the script again: what submits the job must be below `if __name__ == "__main__"`. A
+        function of a notebook, an inner function and a lambda require the package cloudpickle.
+
+        Args:
+            function: the function; its return value is in the result by rank.
+            args: arguments, picklable.
+            kwargs: arguments by name.
+            folder: working folder; the default is one of the job's own, which further runs of the
+                job keep.
+
+        The other arguments are those of `from_command`.
+
+        Raises:
+            BadInput: a value is not valid.
+        """
+        if not callable(function):
+            raise BadInput(f"function must be callable, not {echoed(repr(function))}")
+        named = getattr(function, "__name__", type(function).__name__)
+        name = name or job_name(Target.COMMAND, [named])
+        made = cls.from_command(
+            ["python3"],
+            name=name,
+            nodes=nodes,
+            workers=workers,
+            max_restarts=max_restarts,
+            env=env,
+        )
+        call = FunctionCall(partial(function, *args, **(kwargs or {})), ())
+        return replace(made, call=call, folder=None if folder is None else Path(folder).resolve())
 
     def renamed(self, name: str) -> ElasticJob:
         """Return the same job under another name. Raises `BadInput`."""
@@ -119,7 +175,8 @@ class ElasticJob:
 
     def _with_metadata(self, **fields: str) -> ElasticJob:
         metadata = {**self.document["metadata"], **fields}
-        return ElasticJob.from_object({**self.document, "metadata": metadata}, self.folder)
+        made = ElasticJob.from_object({**self.document, "metadata": metadata})
+        return replace(made, folder=self.folder, call=self.call)
 
 
 _OF_AUTHOR = ("name", "namespace", "labels", "annotations")

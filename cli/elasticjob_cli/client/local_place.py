@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from elasticjob_cli.client.definition import ElasticJob
+from elasticjob_cli.client.functions import return_values, with_call
 from elasticjob_cli.client.places import Reading
 from elasticjob_cli.commands.explain import local_explanation
 from elasticjob_cli.commands.logs import local_lines
@@ -24,6 +25,7 @@ from elasticjob_cli.local.control import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
 from elasticjob_cli.local.stored_job import read_job
 from elasticjob_cli.log_lines import Line, LogOptions
+from elasticjob_operator import model
 
 START_SECONDS = 120.0
 """Maximum time of a runner until the job runs: it loads its modules and starts etcd."""
@@ -45,6 +47,9 @@ class LocalPlace:
 
     def submit(self, job: ElasticJob, python: str | None) -> None:
         """Start a runner, and return once the job runs."""
+        found = JobFolder(self._namespace, job.name)
+        if job.call is not None:
+            job = with_call(job, job.call, found)
         command = [sys.executable, "-m", "elasticjob_cli", "run", "--plain"]
         command += ["--python", python or sys.executable, "-"]
         with tempfile.TemporaryFile() as manifest, tempfile.TemporaryFile() as errors:
@@ -66,7 +71,7 @@ class LocalPlace:
             # It reaps the runner, whatever becomes of the object of the job.
             threading.Thread(target=runner.wait, name="elasticjob-runner", daemon=True).start()
             try:
-                self._wait_until_started(JobFolder(self._namespace, job.name), runner, errors)
+                self._wait_until_started(found, runner, errors)
             except BaseException:
                 _end(runner)
                 raise
@@ -120,6 +125,11 @@ class LocalPlace:
 
     def rounds(self, name: str) -> Sequence[dict[str, Any]]:
         return self._found(name).rounds()
+
+    def return_values(
+        self, job: model.ElasticJob, rounds: Sequence[dict[str, Any]]
+    ) -> dict[int, Any]:
+        return return_values(job, self._found(job.metadata.name), rounds)
 
     def explanation(self, name: str) -> tuple[str, ...]:
         reading = self.read(name)

@@ -48,4 +48,9 @@ class Place(Protocol):
 
     def rounds(self, name: str) -> Sequence[dict[str, Any]]: ...
 
+    def return_values(
+        self, job: model.ElasticJob, rounds: Sequence[dict[str, Any]]
+    ) -> dict[int, Any]:
+        """Return the values of a function job's workers by rank; none for another job."""
+
     def explanation(self, name: str) -> tuple[str, ...]: ...

@@ -203,9 +203,11 @@ class SubmittedJob:
 
     def _result(self) -> JobResult:
         found = self.read()
-        result = JobResult(self.name, found.status, self.rounds())
+        rounds = self.rounds()
         if found.status.phase is Phase.SUCCEEDED:
-            return result
+            values = self._place.return_values(found, rounds)
+            return JobResult(self.name, found.status, rounds, values)
+        result = JobResult(self.name, found.status, rounds)
         raise JobFailed(failure_text(found), result)
 
 
