@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from elasticjob_cli.client.definition import ElasticJob
+from elasticjob_cli.client.notebook import LiveDisplay, as_html, error_html
 from elasticjob_cli.client.places import Place, Reading
 from elasticjob_cli.commands.describe import failure_lines
 from elasticjob_cli.errors import CommandError
@@ -173,6 +174,36 @@ class SubmittedJob:
         """Return the result as `result` does, without blocking the event loop."""
         await self.wait_async(timeout)
         return await asyncio.to_thread(self._result)
+
+    # -- in a notebook
+
+    def display(self) -> Status:
+        """Show the job in the notebook's cell until it ends; return the last status.
+
+        An interrupt of the kernel ends the display, and the job continues. Raises `BadInput`
+        without IPython.
+        """
+        screen, status = LiveDisplay(), Status()
+        for seen in self.watch():
+            status = seen
+            screen.show(self._repr_html_())
+        return status
+
+    async def display_async(self) -> Status:
+        """Show the job as `display` does, without blocking the event loop: other cells can run."""
+        screen, status = LiveDisplay(), Status()
+        async for seen in self.watch():
+            status = seen
+            screen.show(await asyncio.to_thread(self._repr_html_))
+        return status
+
+    def _repr_html_(self) -> str:
+        """Return the current state for a notebook; a deleted job's is its error."""
+        try:
+            reading = self._reading()
+            return as_html(reading.job, reading.job.status.explanation)
+        except CommandError as error:
+            return error_html(str(error))
 
     # -- changes
 
