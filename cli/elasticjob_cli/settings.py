@@ -61,6 +61,11 @@ def is_cluster_default() -> bool:
     return said == "cluster"
 
 
+def is_worker() -> bool:
+    """Return True if this process is a worker of a job."""
+    return "ELASTICJOB_ROUND" in os.environ
+
+
 def base_environment() -> dict[str, str]:
     """Return the inherited environment of a local job's processes.
 

@@ -184,7 +184,7 @@ def test_installed_command_prints_its_version(installed: Path, tmp_path: Path) -
 
 def test_nothing_is_imported_from_the_checkout(installed: Path, tmp_path: Path) -> None:
     names = ["elasticjob", "elasticjob_agent.main", "elasticjob_cli.main", "elasticjob_launcher"]
-    names += ["elasticjob_operator.model", "elasticjob_rendezvous.api"]
+    names += ["elasticjob_operator.model", "elasticjob_rendezvous.api", "elasticjob_cli.client"]
     code = (
         "import importlib, json, sys\n"
         f"for name in {names!r}: importlib.import_module(name)\n"

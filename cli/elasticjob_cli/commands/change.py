@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from typing import Annotated
 
@@ -20,16 +19,12 @@ from elasticjob_cli.commands.options import (
 )
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.control import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder, find_job, list_jobs
 from elasticjob_cli.output import show
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.model.manifest import shown
 from elasticjob_operator.model.types import MAX_NODES
-
-POLL_SECONDS = 0.05
-END_SECONDS = 30.0
-"""Time for a runner to exit, in addition to its pods' grace period."""
 
 
 @placed
@@ -103,20 +98,11 @@ def resume(
 
     def resumed(name: str) -> str:
         if place.kubectl is None:
-            raise _no_resume(find_job(place.namespace, name))
+            raise no_resume(find_job(place.namespace, name))
         on_cluster.set_suspended(Cluster.of(place.kubectl), name, False)
         return f"elasticjob.elasticjob.dev/{name} resumed"
 
     for_each(names, resumed)
-
-
-def _no_resume(folder: JobFolder) -> BadInput:
-    """Return the error for a local job, which a verb cannot resume."""
-    if folder.running():
-        return BadInput(f'job "{folder.name}" is running')
-    run = folder.run()
-    source = "" if run is None else f" (it ran {run.manifest})"
-    return BadInput(f"a local job is resumed with `elasticjob run` in a terminal{source}")
 
 
 @placed
@@ -195,7 +181,12 @@ def delete(
         space = place.namespace
         here = given or [folder.name for folder in list_jobs(space)]
         chosen = [n for n in here if not finished or _is_finished(find_job(space, n))]
-        for_each(chosen, lambda name: _delete(find_job(space, name)))
+
+        def deleted(job: str) -> str:
+            delete_job(find_job(space, job))
+            return f'elasticjob.elasticjob.dev "{job}" deleted'
+
+        for_each(chosen, deleted)
     if not chosen:
         show("no job was deleted: none is finished" if finished else "no job was deleted: none")
 
@@ -207,34 +198,6 @@ def _is_finished(folder: JobFolder) -> bool:
     except CommandError:
         return False
     return phase in FINISHED and not folder.running()
-
-
-def _delete(folder: JobFolder) -> str:
-    """Stop a local job if it runs, and delete its folder; return the line that says so."""
-    if folder.running():
-        seconds = END_SECONDS
-        try:
-            seconds += send_command(folder, "delete").get("graceSeconds", 0)
-        except CommandError:
-            if folder.running():  # else it ended by itself meanwhile
-                raise
-        _wait_for_end(folder, seconds)
-    folder.remove()
-    return f'elasticjob.elasticjob.dev "{folder.name}" deleted'
-
-
-def _wait_for_end(folder: JobFolder, seconds: float) -> None:
-    """Wait until the runner exits, which follows the drain of its pods."""
-    deadline = time.monotonic() + seconds
-    while folder.running():
-        if time.monotonic() > deadline:
-            run = folder.run()
-            process = f" (process {run.pid})" if run else ""
-            raise CommandError(
-                f'the runner of "{folder.name}"{process} did not exit within {seconds:g} s: '
-                "kill it, then delete the job again"
-            )
-        time.sleep(POLL_SECONDS)
 
 
 class Fault(StrEnum):

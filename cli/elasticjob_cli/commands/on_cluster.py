@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from elasticjob_cli.cluster import RESOURCE, Kubectl, checked_name
+from elasticjob_cli.cluster import RESOURCE, Answer, Kubectl, checked_name
 from elasticjob_cli.commands.explain import Cluster
 from elasticjob_cli.commands.tables import Cells, wrapped
 from elasticjob_cli.errors import BadInput, CommandError
@@ -49,12 +49,17 @@ def chosen_names(there: Kubectl, names: Sequence[str], finished: bool) -> list[s
     ]
 
 
+def deletion(there: Kubectl, names: Sequence[str]) -> Answer:
+    """Delete jobs, whose pods end in the background; return kubectl's answer."""
+    return there.attempt("delete", RESOURCE, *map(checked_name, names), "--wait=false")
+
+
 def delete(there: Kubectl, names: Sequence[str]) -> None:
     """Delete jobs, whose pods end in the background, and print kubectl's line for each.
 
     Raises `CommandError` with kubectl's messages on the others.
     """
-    done = there.attempt("delete", RESOURCE, *names, "--wait=false")
+    done = deletion(there, names)
     show(*(line.replace(" from", ", from") for line in done.lines))
     done.check()
 
@@ -68,6 +73,11 @@ def applied(there: Cluster, file: str) -> list[str]:
         text = read_text(file)
     except InvalidFile as error:
         raise BadInput(f"{shown(file)} was not applied:\n{error}") from error
+    return applied_text(there, text)
+
+
+def applied_text(there: Kubectl, text: str) -> list[str]:
+    """Apply the text of a valid manifest; return kubectl's lines. Raises `CommandError`."""
     return there.call("apply", "--filename=-", given=text).splitlines()
 
 

@@ -26,7 +26,6 @@ from elasticjob_cli.commands.script_job import (
     validated,
 )
 from elasticjob_cli.commands.tables import history_lines
-from elasticjob_cli.commands.validate import warnings
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local import display
 from elasticjob_cli.local.container import Trainer, interpreter, trainer
@@ -35,12 +34,13 @@ from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
 from elasticjob_cli.local.logs import find_worker, last_line, worker_logs
 from elasticjob_cli.local.stored_job import RunOutcome
+from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
 from elasticjob_cli.usage import Command
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
-from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
+from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
 
@@ -204,21 +204,9 @@ class Choice:
 
 def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
     """Return a manifest's job and its trainer container on this machine; raises `BadInput`."""
-    found = read_file(file, warnings_of=warnings)
-    if found.problems:
-        error = InvalidFile(found.problems)
-        was_read = all(problem.line for problem in error.problems)
-        hint = _program_hint(file)
-        raise BadInput(f"{shown(file)} is not valid:\n{error}{hint}" if was_read else str(error))
-    for warning in found.warnings:
-        show_text(str(warning), err=True)
-    jobs = found.jobs
-    if len(jobs) > 1:
-        names = ", ".join(job.metadata.name for job in jobs)
-        raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")
-    job = jobs[0]
-    if job.spec.run_policy.suspend:
-        raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
+    job, remarks = manifest_job(file, _program_hint(file))
+    for remark in remarks:
+        show_text(remark, err=True)
     if chosen.name is not None:
         job = renamed(job, chosen.name)
     changed: dict[str, Any] = {}
@@ -273,12 +261,6 @@ def _trainer(job: ElasticJob, base: Path, chosen: Choice, where: str = "") -> Tr
             "set them in the environment of `elasticjob run`"
         )
     return container
-
-
-def folder_of(file: str) -> Path:
-    """Return the command's working folder: the manifest's, or the current one for a pipe."""
-    path = Path(file)
-    return path.resolve().parent if file != STANDARD_INPUT and path.is_file() else Path.cwd()
 
 
 def renamed(job: ElasticJob, name: str) -> ElasticJob:

@@ -137,14 +137,19 @@ def job_document(
     """Return the manifest of a job that runs a command. `$` in it stays `$` in a container."""
     spec: dict[str, Any] = {"minNodes": nodes.least, "maxNodes": nodes.most}
     spec |= {} if workers is None else {"nprocPerNode": workers}
-    words = [_EXPANDED.sub("$$", word) for word in command]
-    spec["template"] = {"spec": {"containers": [{"name": "trainer", "command": words}]}}
+    container = {"name": "trainer", "command": command_words(command)}
+    spec["template"] = {"spec": {"containers": [container]}}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name},
         "spec": spec,
     }
+
+
+def command_words(command: Sequence[str]) -> list[str]:
+    """Return the words of a container's command; `$` in them stays `$`."""
+    return [_EXPANDED.sub("$$", word) for word in command]
 
 
 def validated(document: Mapping[str, Any]) -> ElasticJob:

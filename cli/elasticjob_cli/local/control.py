@@ -10,6 +10,7 @@ import asyncio
 import json
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from elasticjob_rendezvous.protocol.text import echoed
 
 SOCKET = "control.sock"
 SECONDS = 60.0
+POLL_SECONDS = 0.05
+END_SECONDS = 30.0
+"""Time for a runner to exit, in addition to its pods' grace period."""
 Answer = dict[str, Any]
 Handler = Callable[[str, dict[str, Any]], Awaitable[Answer]]
 
@@ -80,6 +84,42 @@ def send_command(folder: JobFolder, verb: str, **arguments: object) -> Answer:
         raise error_type(reply["error"])
     answer: Answer = reply["ok"]
     return answer
+
+
+def no_resume(folder: JobFolder) -> BadInput:
+    """Return the error for a local job, which a verb cannot resume."""
+    if folder.running():
+        return BadInput(f'job "{folder.name}" is running')
+    run = folder.run()
+    source = "" if run is None else f" (it ran {run.manifest})"
+    return BadInput(f"a local job is resumed with `elasticjob run` in a terminal{source}")
+
+
+def delete_job(folder: JobFolder) -> None:
+    """Stop a local job if it runs, and delete its folder. Raises `CommandError`."""
+    if folder.running():
+        seconds = END_SECONDS
+        try:
+            seconds += send_command(folder, "delete").get("graceSeconds", 0)
+        except CommandError:
+            if folder.running():  # else it ended by itself meanwhile
+                raise
+        _wait_for_end(folder, seconds)
+    folder.remove()
+
+
+def _wait_for_end(folder: JobFolder, seconds: float) -> None:
+    """Wait until the runner exits, which follows the drain of its pods."""
+    deadline = time.monotonic() + seconds
+    while folder.running():
+        if time.monotonic() > deadline:
+            run = folder.run()
+            process = f" (process {run.pid})" if run else ""
+            raise CommandError(
+                f'the runner of "{folder.name}"{process} did not exit within {seconds:g} s: '
+                "kill it, then delete the job again"
+            )
+        time.sleep(POLL_SECONDS)
 
 
 class ControlCommands:

@@ -10,8 +10,11 @@
 | `rounds.json` | every round of the run: cause, times, rank assignments              |
 | `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
 
-Only its user can enter the folder: manifests and logs may hold secrets. Only the runner writes
-here; `delete` removes the folder of a job that does not run. The stored
+A job of a Python function also has `elasticjob/.functions/<namespace>/<name>/`. Its working folder
+in it, with checkpoints, is kept by the next run.
+
+Only its user can enter the folders: manifests and logs may hold secrets. Only the runner
+writes the files of a job; `delete` removes the folders of a job that does not run. The stored
 object takes the place of an API server.
 """
 
@@ -84,6 +87,8 @@ class JobFolder:
         self.name = name
         self.path = state_root() / namespace / name
         self.logs = self.path / "logs"
+        self.functions = state_root() / ".functions" / namespace / name
+        """Folder of a function job: pickled calls, return values, and its working folder."""
         self._lock: IO[bytes] | None = None
 
     @property
@@ -127,16 +132,20 @@ class JobFolder:
         except BlockingIOError:
             self._lock.close()
             self._lock = None
-            run = self.run()
-            there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
-            raise BadInput(
-                f'job "{self.name}" is already running on this machine'
-                + (f" (process {run.pid}, from {run.manifest})" if run else "")
-                + f"; watch it with `elasticjob get {self.name}{there} -w`, stop it with "
-                f"`elasticjob delete {self.name}{there}`, or give this one another name with --name"
-            ) from None
+            raise self.already_running() from None
         self.clear()
         return self._lock.fileno()
+
+    def already_running(self) -> BadInput:
+        """Return the error for a second run of a running job."""
+        run = self.run()
+        there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
+        return BadInput(
+            f'job "{self.name}" is already running on this machine'
+            + (f" (process {run.pid}, from {run.manifest})" if run else "")
+            + f"; watch it with `elasticjob get {self.name}{there} -w`, stop it with "
+            f"`elasticjob delete {self.name}{there}`, or give this one another name with --name"
+        )
 
     def clear(self) -> None:
         """Remove everything except the lock."""
@@ -150,8 +159,9 @@ class JobFolder:
             self._lock = None
 
     def remove(self) -> None:
-        """Delete the job's folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the job's folders."""
+        for folder in (self.path, self.functions):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
         write_json(self.path / "run.json", asdict(run))

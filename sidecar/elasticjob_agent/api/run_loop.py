@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -34,10 +35,27 @@ from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 class Runnable(Protocol):
     def run_in_loop(self) -> Coroutine[Any, Any, Ending]: ...
 
+    def leave(self, reason: str) -> None: ...
+
 
 def run_to_end(agent: Runnable) -> Ending:
-    """Run an agent to its end in a new event loop."""
-    return asyncio.run(agent.run_in_loop())
+    """Run an agent to its end in a new event loop.
+
+    If a loop runs in this thread already, as in a notebook, the new one runs in another thread,
+    and this call blocks until its end. Then no signals are handled; a KeyboardInterrupt makes the
+    node leave before it is raised.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(agent.run_in_loop())
+    with ThreadPoolExecutor(1, "elasticjob-agent") as threads:
+        ending = threads.submit(lambda: asyncio.run(agent.run_in_loop()))
+        try:
+            return ending.result()
+        except KeyboardInterrupt:
+            agent.leave("KeyboardInterrupt")
+            raise  # the end of the context waits for the thread
 
 
 class PeriodicRecorder:

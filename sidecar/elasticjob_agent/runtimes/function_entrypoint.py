@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing import reduction
 from pathlib import Path
@@ -30,6 +31,7 @@ PROGRAM = (
     "import sys; sys.path[:0] = sys.argv.pop(1).splitlines(); "
     "from elasticjob_agent.runtimes.function_entrypoint import main; main()"
 )
+ROUND = "ELASTICJOB_ROUND"
 IMPORTED = ("elasticjob_agent", "elasticjob_rendezvous", "elasticjob")
 
 
@@ -63,7 +65,10 @@ class CallFolder:
         return self.path / "call.pickle"
 
     def returned(self, number: int, local_rank: int) -> Path:
-        """Return the path of one worker's pickled return value in a round."""
+        """Return the path of one worker's pickled return value in a round.
+
+        In a job, whose nodes share the folder, `local_rank` is the rank.
+        """
         return self.path / f"returned-{number}-{local_rank}.pickle"
 
     def value(self, number: int, local_rank: int) -> Any:
@@ -73,19 +78,29 @@ class CallFolder:
         except FileNotFoundError:
             return None
 
-    def write(self, call: FunctionCall) -> tuple[int, ...]:
+    def write(self, call: FunctionCall, work: Path | None = None) -> tuple[int, ...]:
         """Pickle a call for spawned processes; return the descriptors they must inherit.
 
         As with multiprocessing's spawn, functions are pickled by name, and arguments may contain
-        pipes, queues and locks. Raises the errors of pickle.
+        pipes, queues and locks. A function without a name that a worker can import, such as one of
+        a notebook, is pickled by value with cloudpickle. Raises the errors of pickle.
+
+        Args:
+            work: working folder of the workers; the default is this process's.
         """
+        preparation = multiprocessing.spawn.get_preparation_data("worker")
+        if work is not None:
+            preparation["dir"] = str(work)
         carrier = _Carrier()
         former = multiprocessing.context.get_spawning_popen()
         multiprocessing.context.set_spawning_popen(carrier)  # type: ignore[arg-type]
         try:
             with self.call.open("wb") as file:
-                reduction.dump(multiprocessing.spawn.get_preparation_data("worker"), file)
-                reduction.dump(call, file)
+                reduction.dump(preparation, file)
+                if is_importable(call.function):
+                    reduction.dump(call, file)
+                else:
+                    file.write(_by_value(call))
         finally:
             multiprocessing.context.set_spawning_popen(former)
         return tuple(carrier.descriptors)
@@ -93,6 +108,37 @@ class CallFolder:
     def command(self) -> tuple[str, ...]:
         """Return the command that runs the call; the caller appends round and local rank."""
         return (sys.executable, "-u", "-c", PROGRAM, "\n".join(_folders()), str(self.path))
+
+
+def is_importable(function: Callable[..., Any]) -> bool:
+    """Return True if a spawned process finds a function by its name.
+
+    It runs the main module again if that is a file or a module, as multiprocessing does.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    named = getattr(function, "__func__", function)
+    named = named if hasattr(named, "__qualname__") else type(named)
+    module = found = sys.modules.get(named.__module__)
+    for part in named.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if getattr(found, "__func__", found) is not named or module is None:
+        return False
+    is_main = named.__module__ == "__main__"
+    has_source = getattr(module, "__spec__", None) or getattr(module, "__file__", None)
+    return not is_main or has_source is not None
+
+
+def _by_value(value: object) -> bytes:
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise pickle.PicklingError(
+            "a worker cannot import it, because it is defined in a notebook, inside of a function "
+            "or as a lambda: move it into a module, or install cloudpickle"
+        ) from error
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
 
 
 def _folders() -> list[str]:
@@ -124,8 +170,12 @@ class _Carrier:
 
 
 def main() -> None:
-    """Run the call as a worker process that `CallFolder.command` started."""
-    folder, number, local_rank = sys.argv[1:4]
+    """Run the call as a worker process that `CallFolder.command` started.
+
+    Without a round and a local rank in the command, as in a job, its value is that of its rank.
+    """
+    folder, *numbers = sys.argv[1:4]
+    number, local_rank = numbers or (os.environ[ROUND], os.environ["RANK"])
     del sys.argv[1:]
     place = CallFolder(Path(folder))
     with place.call.open("rb") as file:
@@ -143,7 +193,8 @@ def run_call(
     try:
         value = call.function(*call.arguments(local_rank))
         draft = returned.with_suffix(".draft")
-        draft.write_bytes(pickle.dumps(value))
+        # A function that was passed by value may return a class that no other process can import.
+        draft.write_bytes(pickle.dumps(value) if is_importable(call.function) else _by_value(value))
         draft.replace(returned)
     except SystemExit as end:
         return _code(end)

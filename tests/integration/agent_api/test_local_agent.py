@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -99,6 +100,15 @@ def test_time_in_kernel_is_configured_as_in_torch(
     agent = LocalElasticAgent(spec("true"), uninterruptible_state_timeout=given)
     assert agent._sleepers.timeout_seconds == expected
     assert torchs._resolve_uninterruptible_state_timeout(given) == expected
+
+
+def test_agent_runs_inside_a_running_event_loop() -> None:
+    agent = LocalElasticAgent(spec(functions.exits, 0))
+
+    async def run_in_notebook() -> RunResult:
+        return agent.run()
+
+    assert asyncio.run(run_in_notebook()).state == WorkerState.SUCCEEDED
 
 
 @METHODS

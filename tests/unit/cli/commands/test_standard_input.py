@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticjob_cli.commands.run import Choice, folder_of, prepare
+from elasticjob_cli.commands.run import Choice, prepare
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.main import application
+from elasticjob_cli.manifest_job import folder_of
 from elasticjob_operator.model import manifest
 
 JOB = """\

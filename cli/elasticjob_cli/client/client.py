@@ -1,0 +1,94 @@
+"""`Client`: jobs of this machine or of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from elasticjob_cli.client.cluster_place import ClusterPlace
+from elasticjob_cli.client.definition import ElasticJob
+from elasticjob_cli.client.local_place import LocalPlace
+from elasticjob_cli.client.places import Place
+from elasticjob_cli.client.submitted import SubmittedJob
+from elasticjob_cli.cluster import Kubectl, selects_cluster
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
+from elasticjob_cli.settings import is_worker
+
+
+class Client:
+    """Access to the jobs of one namespace, of this machine or of a cluster.
+
+    The arguments choose the place as the options of `elasticjob` do: a cluster only with
+    `cluster=True`, a context or a kubeconfig, or if ELASTICJOB_PLACE says so.
+
+    Args:
+        namespace: namespace of the jobs; the default is `default`, on a cluster the context's.
+        cluster: True for a cluster, False for this machine.
+        context: context of the kubeconfig.
+        kubeconfig: the kubeconfig file.
+
+    Raises:
+        BadInput: the arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: str | None = None,
+        cluster: bool | None = None,
+        context: str | None = None,
+        kubeconfig: str | Path | None = None,
+    ) -> None:
+        self._context = context
+        self._kubeconfig = None if kubeconfig is None else Path(kubeconfig)
+        self._on_cluster = selects_cluster(False, cluster, context, self._kubeconfig)
+        self._namespace = namespace
+        self._place = self._place_of(namespace)
+
+    def _place_of(self, namespace: str | None) -> Place:
+        if self._on_cluster:
+            return ClusterPlace(Kubectl(namespace, self._context, self._kubeconfig))
+        return LocalPlace(namespace or DEFAULT_NAMESPACE)
+
+    def submit(self, job: ElasticJob, *, python: str | None = None) -> SubmittedJob:
+        """Start a job. It continues when this process ends.
+
+        Return once a local job runs; on a cluster, once the job is applied.
+
+        Args:
+            python: interpreter that replaces `python` in a local job; the default is this
+                process's.
+
+        Raises:
+            BadInput: the job cannot run, or runs already.
+            CommandError: it could not be started.
+        """
+        if is_worker():
+            raise BadInput(
+                "a worker must not submit a job: in a script with a function job, put the "
+                'submission below `if __name__ == "__main__"`'
+            )
+        place = self._place
+        if job.namespace is not None:
+            if self._namespace not in (None, job.namespace):
+                raise BadInput(
+                    f'the job names namespace "{job.namespace}", the client "{self._namespace}": '
+                    "remove metadata.namespace from the job, or use another client"
+                )
+            place = self._place_of(job.namespace)
+        place.submit(job, python)
+        return SubmittedJob(place, job.name, job, python)
+
+    async def submit_async(self, job: ElasticJob, *, python: str | None = None) -> SubmittedJob:
+        """Start a job as `submit` does, without blocking the event loop."""
+        return await asyncio.to_thread(self.submit, job, python=python)
+
+    def job(self, name: str) -> SubmittedJob:
+        """Return an existing job, whoever started it. Raises `CommandError`."""
+        self._place.read(name)
+        return SubmittedJob(self._place, name)
+
+    def jobs(self) -> list[SubmittedJob]:
+        """Return all jobs of the namespace, running or ended."""
+        return [SubmittedJob(self._place, name) for name in self._place.names()]

@@ -1,0 +1,205 @@
+"""Definition of a job to submit: the validated object, and the folder of its command."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from elasticjob_agent.runtimes.function_entrypoint import FunctionCall
+from elasticjob_cli.commands.script_job import (
+    Nodes,
+    Target,
+    command_of,
+    job_document,
+    job_name,
+    validated,
+)
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
+from elasticjob_cli.manifest_job import folder_of, manifest_job
+from elasticjob_operator import model
+from elasticjob_operator.model.manifest import documents, read_text
+from elasticjob_operator.model.types import MAX_NODES
+from elasticjob_rendezvous.protocol.text import echoed
+
+log = logging.getLogger("elasticjob.client")
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """Job to submit, made by `from_manifest`, `from_object`, `from_command` or `from_function`."""
+
+    object: model.ElasticJob
+    """API object, with defaults and without a status."""
+    document: Mapping[str, Any]
+    """Manifest, as it was given."""
+    folder: Path | None
+    """Working folder on this machine; None for a function job's own."""
+    call: FunctionCall | None = None
+    """Call of a function job, which its command makes."""
+
+    @classmethod
+    def from_manifest(cls, file: str | Path) -> ElasticJob:
+        """Return the only job of a manifest. Raises `BadInput` with all problems of the file."""
+        found, remarks = manifest_job(str(file))
+        for remark in remarks:
+            log.warning("%s", remark)
+        document = next(one.value for one in documents(read_text(file)) if one.value is not None)
+        return cls(found, document, folder_of(str(file)))
+
+    @classmethod
+    def from_object(
+        cls, document: Mapping[str, Any] | model.ElasticJob, folder: str | Path = "."
+    ) -> ElasticJob:
+        """Return the job of a manifest's document or of the API's model. Raises `BadInput`."""
+        if isinstance(document, model.ElasticJob):
+            document = _written(document)
+        wanted = {name: value for name, value in document.items() if name != "status"}
+        return cls(validated(wanted), wanted, Path(folder).resolve())
+
+    @classmethod
+    def from_command(
+        cls,
+        command: Sequence[str],
+        *,
+        name: str | None = None,
+        nodes: int | tuple[int, int] = 1,
+        workers: int | str | None = None,
+        max_restarts: int | None = None,
+        env: Mapping[str, str] | None = None,
+        image: str | None = None,
+        folder: str | Path = ".",
+    ) -> ElasticJob:
+        """Return the job of a command, as `elasticjob run -- COMMAND` makes it.
+
+        Args:
+            command: words of the command, such as `["python3", "train.py"]`.
+            name: name of the job; the default is derived from the command.
+            nodes: number of nodes, or minimum and maximum.
+            workers: workers of each node: a number, "auto", "gpu" or "cpu".
+            max_restarts: restarts after failures; the default is the API's.
+            env: additional environment variables.
+            image: image of the trainer; a cluster requires one.
+            folder: working folder on this machine.
+
+        Raises:
+            BadInput: a value is not valid.
+        """
+        if isinstance(command, str) or not command:
+            raise BadInput("command must be a list of words, such as ['python3', 'train.py']")
+        words = command_of(Target.COMMAND, command)
+        name = name or job_name(Target.COMMAND, words)
+        document = job_document(name, words, node_range(nodes), workers)
+        if max_restarts is not None:
+            document["spec"]["maxRestarts"] = max_restarts
+        container = document["spec"]["template"]["spec"]["containers"][0]
+        if env:
+            container["env"] = [{"name": key, "value": value} for key, value in env.items()]
+        if image is not None:
+            container["image"] = image
+        return cls.from_object(document, folder)
+
+    @classmethod
+    def from_function(
+        cls,
+        function: Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        nodes: int | tuple[int, int] = 1,
+        workers: int | str | None = None,
+        max_restarts: int | None = None,
+        env: Mapping[str, str] | None = None,
+        folder: str | Path | None = None,
+    ) -> ElasticJob:
+        """Return the job of which each worker calls a function, on this machine.
+
+        A function of a module or a script is passed by its name. As with multiprocessing, a worker
+        runs the script again: what submits the job must be below `if __name__ == "__main__"`. A
+        function of a notebook, an inner function and a lambda require the package cloudpickle.
+
+        Args:
+            function: the function; its return value is in the result by rank.
+            args: arguments, picklable.
+            kwargs: arguments by name.
+            folder: working folder; the default is one of the job's own, which further runs of the
+                job keep.
+
+        The other arguments are those of `from_command`.
+
+        Raises:
+            BadInput: a value is not valid.
+        """
+        if not callable(function):
+            raise BadInput(f"function must be callable, not {echoed(repr(function))}")
+        named = getattr(function, "__name__", type(function).__name__)
+        name = name or job_name(Target.COMMAND, [named])
+        made = cls.from_command(
+            ["python3"],
+            name=name,
+            nodes=nodes,
+            workers=workers,
+            max_restarts=max_restarts,
+            env=env,
+        )
+        call = FunctionCall(partial(function, *args, **(kwargs or {})), ())
+        return replace(made, call=call, folder=None if folder is None else Path(folder).resolve())
+
+    def renamed(self, name: str) -> ElasticJob:
+        """Return the same job under another name. Raises `BadInput`."""
+        return self._with_metadata(name=name)
+
+    def in_namespace(self, namespace: str) -> ElasticJob:
+        """Return the same job in a namespace. Raises `BadInput`."""
+        return self._with_metadata(namespace=namespace)
+
+    @property
+    def name(self) -> str:
+        return self.object.metadata.name
+
+    @property
+    def namespace(self) -> str | None:
+        """Namespace that the document names; None for that of the client."""
+        named: str | None = self.document["metadata"].get("namespace")
+        return named
+
+    def manifest_text(self) -> str:
+        """Return the manifest as JSON, which is YAML too."""
+        return json.dumps(self.document, indent=2) + "\n"
+
+    def _with_metadata(self, **fields: str) -> ElasticJob:
+        metadata = {**self.document["metadata"], **fields}
+        made = ElasticJob.from_object({**self.document, "metadata": metadata})
+        return replace(made, folder=self.folder, call=self.call)
+
+
+_OF_AUTHOR = ("name", "namespace", "labels", "annotations")
+"""Metadata that an author writes; the other fields are the API server's."""
+
+
+def _written(job: model.ElasticJob) -> dict[str, Any]:
+    """Return an object's document without the fields that an API server sets.
+
+    A model has a namespace in any case, so `default` stands for none.
+    """
+    document = job.manifest()
+    metadata = {key: value for key, value in document["metadata"].items() if key in _OF_AUTHOR}
+    if metadata.get("namespace") == DEFAULT_NAMESPACE:
+        del metadata["namespace"]
+    return {**document, "metadata": metadata}
+
+
+def node_range(nodes: int | tuple[int, int]) -> Nodes:
+    """Return minimum and maximum of a number of nodes. Raises `BadInput`."""
+    least, most = (nodes, nodes) if isinstance(nodes, int) else nodes
+    if not 1 <= least <= most <= MAX_NODES:
+        raise BadInput(
+            f"nodes must be a number or (minimum, maximum) from 1 to {MAX_NODES}, not {nodes}"
+        )
+    return Nodes(least, most)

@@ -1,0 +1,39 @@
+"""Manifest with one job, as `elasticjob run` and the Python client read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elasticjob_cli.commands.validate import warnings
+from elasticjob_cli.errors import BadInput
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
+
+
+def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
+    """Return the only job of a manifest, and the warnings for it.
+
+    Args:
+        hint: remedy that follows the problems of an invalid file.
+
+    Raises:
+        BadInput: the file is not valid, or does not have exactly one job that may run.
+    """
+    found = read_file(file, warnings_of=warnings)
+    if found.problems:
+        error = InvalidFile(found.problems)
+        was_read = all(problem.line for problem in error.problems)
+        raise BadInput(f"{shown(file)} is not valid:\n{error}{hint}" if was_read else str(error))
+    jobs = found.jobs
+    if len(jobs) > 1:
+        names = ", ".join(job.metadata.name for job in jobs)
+        raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")
+    if jobs[0].spec.run_policy.suspend:
+        raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
+    return jobs[0], [str(warning) for warning in found.warnings]
+
+
+def folder_of(file: str) -> Path:
+    """Return the command's working folder: the manifest's, or the current one for a pipe."""
+    path = Path(file)
+    return path.resolve().parent if file != STANDARD_INPUT and path.is_file() else Path.cwd()
