@@ -238,10 +238,10 @@ class Snapshots:
         while True:
             places = {MEMORY: self._in_memory(), STORAGE: self._in_storage()}
             offer = Offer(
-                *(
-                    tuple(part for part in found if (place, part) not in refused)
+                **{
+                    place: tuple(part for part in found if (place, part) not in refused)
                     for place, found in places.items()
-                )
+                }
             )
             offers = [_unpack_offer(content) for content in gang.gather(_pack_offer(offer))]
             plan = decide(offers)
