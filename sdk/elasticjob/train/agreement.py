@@ -113,6 +113,11 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     return None if source is None else Plan(source)
 
 
+def sizes_of(offers: Sequence[Offer]) -> set[int]:
+    """Return the numbers of ranks with parts of their own, of all versions in the offers."""
+    return {part.ranks for part in _all(offers) if part.rank == SHARED and part.ranks}
+
+
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:
     return (part for offer in offers for place in PLACES for part in offer.at(place))
 

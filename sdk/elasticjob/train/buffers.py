@@ -8,18 +8,23 @@ buffer is overwritten its record is erased.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrite, expired
+from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("elasticjob.train")
 
 RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
@@ -29,6 +34,7 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_REPLICA = "replica-"
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
@@ -163,7 +169,8 @@ class MemoryBuffers:
         """Return all committed parts on this node."""
         with contextlib.suppress(OSError):
             paths = sorted(self.folder.iterdir())
-            return {part: path for path in paths if (part := held(path)) is not None}
+            own = [path for path in paths if not path.name.startswith(_REPLICA)]
+            return {part: path for path in own if (part := held(path)) is not None}
         return {}
 
     def commit(self, part: Part, body: Body) -> None:
@@ -200,6 +207,36 @@ class MemoryBuffers:
         if name not in self._held:
             self._held[name] = [held(self._path(name, index)) for index in range(BUFFERS)]
         return self._held[name]
+
+
+class ReplicaBuffers:
+    """Copies of ranks' parts in the folder of a node: buffers named `replica-RANK.N`.
+
+    Those of one rank are written by one process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parts(self) -> dict[Part, Path]:
+        """Return all committed copies on this node."""
+        paths = sorted(self.folder.glob(f"{_REPLICA}*"))
+        return {part: path for path in paths if (part := held(path)) is not None}
+
+    def commit(self, part: Part, body: Body, keep: Version | None) -> None:
+        """Write a copy beside the one of version `keep`. Raises OSError."""
+        rank = "shared" if part.rank == SHARED else str(part.rank)
+        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
+        overwrite(paths[replica_to_overwrite([held(path) for path in paths], keep)], part, body)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+
+    def free_bytes(self) -> int:
+        """Return the free memory; a buffer that a copy replaces counts as used."""
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
 
 
 class StorageFolder:
@@ -250,6 +287,30 @@ class StorageFolder:
                 match = _VERSION.fullmatch(path.name)
                 if match is not None:
                     yield Version(int(match[1]), int(match[2], 16)), path
+
+
+class StorageWrite(threading.Thread):
+    """Background write of parts to storage; `trouble` is the cause if it failed.
+
+    The interpreter waits for the thread before it exits.
+    """
+
+    def __init__(self, storage: StorageFolder, parts: list[tuple[Part, Body]], keep: int) -> None:
+        super().__init__(name="elasticjob-snapshots")
+        self._storage = storage
+        self._parts = parts
+        self._keep = keep
+        self.trouble = ""
+
+    def run(self) -> None:
+        try:
+            for part, body in self._parts:
+                self._storage.store(part, body)
+            if self._keep:
+                self._storage.remove_expired(self._keep)
+        except OSError as error:
+            self.trouble = f"{self._storage.folder}: {error.strerror}"
+            log.warning("cannot write a snapshot to storage: %s", self.trouble)
 
 
 @contextlib.contextmanager
