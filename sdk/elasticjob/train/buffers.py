@@ -234,9 +234,15 @@ class ReplicaBuffers:
             os.unlink(path)  # noqa: PTH108
 
     def free_bytes(self) -> int:
-        """Return the free memory; a buffer that a copy replaces counts as used."""
+        """Return the memory that is free for a copy; the second buffers of snapshots come first."""
         found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        sizes: dict[str, list[int]] = {}
+        for path in self.folder.glob("*.[01]"):
+            with contextlib.suppress(OSError):
+                if not path.name.startswith(_REPLICA):
+                    sizes.setdefault(path.stem, []).append(path.stat().st_size)
+        reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
+        return found.f_bavail * found.f_frsize - reserved
 
 
 class StorageFolder:

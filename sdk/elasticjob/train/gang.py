@@ -28,16 +28,18 @@ class Gang:
             if dist.get_backend() != "gloo":
                 self._group = dist.new_group(backend="gloo")
 
-    def gather(self, content: bytes) -> list[memoryview]:
-        """Return the content of every rank, by rank."""
+    def gather(self, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
+        """Return the content of every rank, by rank; `is_fixed` if all have the same size."""
         import torch
         import torch.distributed as dist
 
         if self.size == 1:
             return [memoryview(bytearray(content))]
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(counts, torch.tensor([len(content)]), group=self._group)
-        sizes = [int(count) for count in counts]
+        sizes = [len(content)] * self.size
+        if not is_fixed:
+            counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(counts, torch.tensor([len(content)]), group=self._group)
+            sizes = [int(count) for count in counts]
         largest = max(sizes)
         if not largest:
             return [memoryview(b"") for _ in range(self.size)]

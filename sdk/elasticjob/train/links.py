@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import math
 import secrets
 import socket
 import struct
@@ -107,7 +108,7 @@ class Receiver:
         self._accepted = Accepted()
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._is_closed = False
+        self._is_closed = self._is_logged = False
         self._thread = threading.Thread(
             target=self._serve, name="elasticjob-replica-listener", daemon=True
         )
@@ -150,7 +151,8 @@ class Receiver:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         link.sendall(_MAGIC + nonce)
         # Memory is allocated only for a peer that has proved the key.
-        first = bytes(_received(link, _HEADER.size + _MAC_BYTES))
+        deadline = time.monotonic() + QUIET_SECONDS
+        first = bytes(_received(link, _HEADER.size + _MAC_BYTES, deadline=deadline))
         header, proof = first[: _HEADER.size], first[_HEADER.size :]
         if not hmac.compare_digest(proof, _mac(self._key, b"offer", nonce, header)):
             raise PeerError("the peer does not have the key of this round")
@@ -173,7 +175,9 @@ class Receiver:
             try:
                 self._buffers.commit(part, body, keep)
             except OSError as error:
-                log.warning("cannot hold the copy of rank %d: %s", part.rank, error.strerror)
+                level = logging.DEBUG if self._is_logged else logging.WARNING
+                log.log(level, "cannot hold a copy of rank %d: %s", part.rank, error.strerror)
+                self._is_logged = True
                 return False
             return True
 
@@ -207,13 +211,17 @@ def _expect(link: socket.socket, key: bytes, nonce: bytes, expected: bytes) -> N
         raise PeerError("the peer refused the copy")
 
 
-def _received(link: socket.socket, size: int, proof: Any = None) -> bytearray:
+def _received(
+    link: socket.socket, size: int, proof: Any = None, deadline: float = math.inf
+) -> bytearray:
     content = bytearray(size)
     view, done = memoryview(content), 0
     while done < size:
         count = link.recv_into(view[done : done + _CHUNK_BYTES])
         if not count:
             raise PeerError(f"the connection ended after {done} of {size} bytes")
+        if time.monotonic() > deadline:
+            raise PeerError("the peer is too slow")
         if proof is not None:
             proof.update(view[done : done + count])
         done += count

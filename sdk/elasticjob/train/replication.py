@@ -74,7 +74,7 @@ class Replication:
         self._buffers = ReplicaBuffers(folder)
         self._state = State.IDLE
         self._sender: threading.Thread | None = None
-        self._is_logged = False
+        self._is_logged = self._has_dropped = False
         self.generations = Generations()
         self._listener = _listener()
         told = _exchanged(gang, folder, self._listener)
@@ -103,7 +103,8 @@ class Replication:
     def exchanged(self, states: Sequence[State]) -> bool:
         """Take the states of all ranks; return True if the next generation may begin."""
         begins = self.generations.exchanged(states)
-        if begins and self._local_rank == 0:
+        if self.generations.has_confirmed and not self._has_dropped and self._local_rank == 0:
+            self._has_dropped = True
             for part, path in self._buffers.parts().items():
                 if may_drop(part, self._here, self.generations):
                     self._buffers.remove(path)

@@ -64,7 +64,7 @@ class Restored(NamedTuple):
         step: number of completed steps.
         state: the state that `save` was given.
         rank_state: this rank's own state; None on all ranks if the number of ranks has changed, or
-            if the part of any rank was lost with its node.
+            if the part of any rank was lost with its node and the nodes that had copies.
         place: "memory" or "storage".
     """
 
@@ -80,7 +80,8 @@ class Snapshots:
     All ranks make the same calls: `restore` once, then `save` after each step, in which the ranks
     have exchanged gradients.
 
-    The interval is adapted to the measured cost of a snapshot, unless one is given.
+    The ranks' own state is copied to other nodes in the background, so that it survives the loss of
+    a node. The interval is adapted to the measured cost of a snapshot, unless one is given.
 
     Args:
         storage: folder that all nodes share, for the snapshots that survive the loss of all nodes;
@@ -174,7 +175,8 @@ class Snapshots:
         self._seed(plan, gang.rank, shared, own)
         if plan.own and self._replicates(gang):
             self._announce(plan.version)
-            self._replicate([plan.own[gang.rank].part, plan.shared.part])
+            mine = [plan.own[gang.rank].part]
+            self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
         rank_state = None if own is None else decode(own)
         place = STORAGE if plan.shared.place == STORAGE else MEMORY
         return Restored(step, decode(shared), rank_state, place)
@@ -238,7 +240,7 @@ class Snapshots:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._stored_step = step
         if rank_state is not None and self._replication is None:
-            begins = self._replicates(gang)
+            self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
@@ -414,7 +416,7 @@ class Snapshots:
         replication, begins = self._replication, False
         if self._interval.is_measured or self._overlap is not None or replication is not None:
             state = State.IDLE if replication is None else replication.state
-            told = gang.gather(_PROPOSAL.pack(steps, state))
+            told = gang.gather(_PROPOSAL.pack(steps, state), is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
             steps = max(proposed for proposed, _ in proposals)
             if replication is not None:

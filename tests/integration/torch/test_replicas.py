@@ -30,6 +30,7 @@ def gang(name, nodes, last, **settings):
         if pid == 0:
             code = 1
             try:
+                os.environ["LOCAL_RANK"] = str(nodes[:rank].count(node))
                 one(name, rank, len(nodes), top / node, last, settings)
                 code = 0
             except BaseException:
@@ -138,6 +139,21 @@ results["lost"] = gang("lost", "bdef", 4, replicas=2)
 """,
     )
     assert found["lost"] == [[4, True, "memory"]] * 4
+
+
+def test_node_with_several_ranks_is_restored_from_its_replica(tmp_path: Path) -> None:
+    found, _ = run(
+        tmp_path,
+        """
+gang("first", "aabb", 4, sharded=True)
+lose("b")
+results["lost"] = gang("lost", "aacc", 6, sharded=True)
+lose("a")
+results["other lost"] = gang("other lost", "ddcc", 6, sharded=True)
+""",
+    )
+    assert found["lost"] == [[4, True, "memory"]] * 4
+    assert found["other lost"] == [[6, True, "memory"]] * 4
 
 
 def test_damaged_replica_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
+import os
 import socket
 import threading
 import time
@@ -149,6 +151,51 @@ def test_delayed_copy_does_not_overwrite_a_newer_one(
     with pytest.raises(PeerError, match="refused the copy"):
         send(address, KEY, part(3), body(), None, RATE)
     assert set(buffers.parts()) == {part(4)}
+
+
+def test_second_buffers_of_snapshots_have_precedence_over_copies(
+    buffers: ReplicaBuffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = os.statvfs(buffers.folder)
+    monkeypatch.setattr(os, "statvfs", lambda _: sizes)
+    free = buffers.free_bytes()
+    memory = MemoryBuffers(buffers.folder, 1)
+    memory.commit(part(1), body())
+    assert free - buffers.free_bytes() == body().size + 64
+    memory.commit(part(2), body())
+    assert buffers.free_bytes() == free
+
+
+def test_header_that_arrives_too_slowly_is_given_up(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "QUIET_SECONDS", 0.3)
+
+    def trickle(link: socket.socket) -> None:
+        for _ in range(60):
+            link.sendall(b"x")
+            time.sleep(0.05)
+
+    with socket.create_connection(address, 5) as link:
+        links._received(link, 40)
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            trickle(link)
+
+
+def test_copy_without_room_is_refused_and_logged_once(
+    buffers: ReplicaBuffers,
+    address: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for step in (1, 2):
+        with pytest.raises(PeerError, match="refused the copy"):
+            send(address, KEY, part(step), body(), None, RATE)
+    assert caplog.text.count("cannot hold a copy of rank 1: No space left") == 1
 
 
 def test_sender_keeps_to_its_rate(address: tuple[str, int]) -> None:
