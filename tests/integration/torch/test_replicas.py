@@ -19,6 +19,7 @@ from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train import links, replication
 from elasticjob.train.replicas import State
 
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports its modules before the forks
 top = Path(sys.argv[1])
 links.QUIET_SECONDS = 1.0
 
@@ -50,6 +51,10 @@ def one(name, rank, world, folder, last, settings):
     deaf = settings.pop("deaf", None)
     if rank == deaf:
         replication.Receiver._serve = lambda self: None
+    optimizer = None
+    if settings.pop("overlaps", False):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(9))])
+        settings["optimizers"] = optimizer
     snapshots = Snapshots(every_steps=1, **settings)
     try:
         found = snapshots.restore()
@@ -65,6 +70,8 @@ def one(name, rank, world, folder, last, settings):
     (top / f"{name}-{rank}").write_text(json.dumps(told))
     for step in range(1 if found is None else found.step + 1, last + 1):
         dist.barrier()
+        if optimizer is not None:
+            optimizer.step()
         snapshots.save(step, {"x": torch.full((1000,), step)},
                        torch.full((200_000,), rank).index_fill(0, torch.tensor(1), step))
         copies = snapshots._replication
@@ -127,6 +134,18 @@ results["two lost"] = gang("two lost", "bfg", 9)
     assert found["newcomer"] == [[8, True, "memory"]] * 3
     # Two losses exceed one replica: the shared state is restored without the ranks' own.
     assert found["two lost"] == [[9, False, "memory"]] * 3
+
+
+def test_snapshots_copied_during_the_next_step_are_replicated(tmp_path: Path) -> None:
+    found, _ = run(
+        tmp_path,
+        """
+gang("first", "abc", 5, overlaps=True)
+lose("b")
+results["lost"] = gang("lost", "adc", 5, overlaps=True)
+""",
+    )
+    assert found["lost"] == [[5, True, "memory"]] * 3
 
 
 def test_two_nodes_lost_at_once_are_restored_from_two_replicas(tmp_path: Path) -> None:

@@ -261,6 +261,11 @@ def test_without_any_place_nothing_is_restored(monkeypatch: pytest.MonkeyPatch) 
         lambda: Snapshots(store_every=0),
         lambda: Snapshots(keep=0),
         lambda: Snapshots(keep=1.5),  # type: ignore[arg-type]
+        lambda: Snapshots(replicas=-1),
+        lambda: Snapshots(replicas=9),
+        lambda: Snapshots(replicas=1.5),  # type: ignore[arg-type]
+        lambda: Snapshots(replica_rate=0),
+        lambda: Snapshots(replica_rate=float("nan")),
         lambda: started().save(-1, {}),
         lambda: started().save(2**63, {}),
     ],
