@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
@@ -51,6 +53,11 @@ class Body(NamedTuple):
     @property
     def size(self) -> int:
         return sum(view.nbytes for view in self.views)
+
+
+def allocated(size: int) -> memoryview:
+    """Return writable memory. To zero a large `bytearray` would stop the other threads."""
+    return memoryview(bytearray(size) if size < _LARGE_BYTES else mmap.mmap(-1, size))
 
 
 def pack_record(part: Part, body: Body) -> bytes:
@@ -98,8 +105,7 @@ def read(path: Path, part: Part) -> Body:
             _, head, size, checksum = found
             if os.fstat(fd).st_size != RECORD_BYTES + size:
                 raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
-            content = bytearray(size)
-            view = memoryview(content)
+            view = allocated(size)
             done = 0
             while done < size:
                 count = os.preadv(fd, [view[done:]], RECORD_BYTES + done)
@@ -108,7 +114,7 @@ def read(path: Path, part: Part) -> Body:
                 done += count
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
-    if zlib.crc32(content) != checksum:
+    if zlib.crc32(view) != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
     return Body(head, [view])
 

@@ -26,7 +26,7 @@ import time
 from typing import Any
 
 from elasticjob.train.agreement import Part, Version
-from elasticjob.train.buffers import Body, ReplicaBuffers
+from elasticjob.train.buffers import Body, ReplicaBuffers, allocated
 from elasticjob.train.replicas import Accepted
 
 log = logging.getLogger("elasticjob.train")
@@ -84,6 +84,7 @@ def send(
                 if began + sent / rate > now:
                     time.sleep(began + sent / rate - now)
         link.sendall(proof.digest())
+        link.settimeout(max(QUIET_SECONDS, deadline - time.monotonic()))
         _expect(link, key, nonce, _COMMITTED)
 
 
@@ -165,7 +166,7 @@ class Receiver:
         content = _received(link, size, whole)
         is_good = hmac.compare_digest(bytes(_received(link, _MAC_BYTES)), whole.digest())
         if is_good:
-            is_good = self._commit(part, Body(head, [memoryview(content)]), keep)
+            is_good = self._commit(part, Body(head, [content]), keep)
         self._reply(link, nonce, _COMMITTED if is_good else _REFUSED)
 
     def _commit(self, part: Part, body: Body, keep: Version | None) -> bool:
@@ -213,9 +214,8 @@ def _expect(link: socket.socket, key: bytes, nonce: bytes, expected: bytes) -> N
 
 def _received(
     link: socket.socket, size: int, proof: Any = None, deadline: float = math.inf
-) -> bytearray:
-    content = bytearray(size)
-    view, done = memoryview(content), 0
+) -> memoryview:
+    view, done = allocated(size), 0
     while done < size:
         count = link.recv_into(view[done : done + _CHUNK_BYTES])
         if not count:
@@ -225,4 +225,4 @@ def _received(
         if proof is not None:
             proof.update(view[done : done + count])
         done += count
-    return content
+    return view

@@ -60,10 +60,10 @@ def test_copy_is_committed_when_the_sender_returns(
 ) -> None:
     send(address, KEY, part(1), body(), None, RATE)
     send(address, KEY, part(2), body(), Version(1, 7), RATE)
-    send(address, KEY, part(3), body(), Version(1, 7), RATE)
+    send(address, KEY, part(3), body(3_000_000), Version(1, 7), RATE)
     found = buffers.parts()
     assert set(found) == {part(1), part(3)}
-    assert bytes(read(found[part(3)], part(3)).views[0]) == bytes(body().views[0])
+    assert bytes(read(found[part(3)], part(3)).views[0]) == bytes(body(3_000_000).views[0])
     # The node's own snapshots are other files.
     assert MemoryBuffers(buffers.folder, 1).parts() == {}
 

@@ -81,6 +81,7 @@ def trained() -> dict[str, Any]:
         [torch.arange(12).reshape(3, 4).T, torch.tensor([1j]).conj(), torch.tensor([True])],
         {"big": 2**100, "small": -0.0, "text": "\u00e9\n", "set": {1, 2}, "inf": float("inf")},
         collections.Counter("aab"),
+        {"large": torch.arange(400_000)},
         [["tensor", []], ["bytes", "x"]],
     ],
 )
