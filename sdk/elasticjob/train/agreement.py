@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 SHARED = -1
 """Rank of the shared part."""
 MEMORY = "memory"
+REPLICAS = "replicas"
 STORAGE = "storage"
-PLACES = (MEMORY, STORAGE)
+PLACES = (MEMORY, REPLICAS, STORAGE)
+"""Places of parts, in the order in which they are read."""
 
 
 class Version(NamedTuple):
@@ -49,13 +51,14 @@ class Part(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """Committed parts that one rank can read."""
+    """Committed parts that one rank can read: its node's, copies for other nodes, stored ones."""
 
     memory: tuple[Part, ...] = ()
+    replicas: tuple[Part, ...] = ()
     storage: tuple[Part, ...] = ()
 
     def at(self, place: str) -> tuple[Part, ...]:
-        return self.memory if place == MEMORY else self.storage
+        return self[PLACES.index(place)]
 
 
 class Source(NamedTuple):
@@ -89,23 +92,30 @@ def next_gang(offers: Sequence[Offer], random_bits: int) -> int:
     return (latest + 1) << 32 | random_bits & 0xFFFFFFFF
 
 
-def decide(offers: Sequence[Offer]) -> Plan | None:
+def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
     """Return the snapshot that all ranks load, from the offer of each rank; None without any.
 
     The newest version wins. A writer that ended between two parts leaves a version that lacks the
     parts of some ranks; the version before it is then preferred if that one is complete. No version
-    further back is: losing the ranks' parts costs less than more steps.
+    further back is: losing the ranks' parts costs less than more steps. Sharded state is useless
+    without the parts of all ranks: the newest version that has them wins, however old it is.
     """
     shared = {part for part in _all(offers) if part.rank == SHARED}
     if not shared:
         return None
     newest = max(shared)
-    for part in _not_older(newest, shared):
+    candidates = sorted(shared, reverse=True) if is_sharded else _not_older(newest, shared)
+    for part in candidates:
         source, own = _source(part, offers), _own_sources(part, offers)
-        if source is not None and own is not None:
+        if source is not None and own is not None and (own or not is_sharded):
             return Plan(source, own)
-    source = _source(newest, offers)
+    source = None if is_sharded else _source(newest, offers)
     return None if source is None else Plan(source)
+
+
+def sizes_of(offers: Sequence[Offer]) -> set[int]:
+    """Return the numbers of ranks with parts of their own, of all versions in the offers."""
+    return {part.ranks for part in _all(offers) if part.rank == SHARED and part.ranks}
 
 
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:

@@ -8,18 +8,24 @@ buffer is overwritten its record is erased.
 from __future__ import annotations
 
 import contextlib
+import logging
+import mmap
 import os
 import re
 import shutil
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrite, expired
+from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("elasticjob.train")
 
 RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
@@ -29,6 +35,8 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_LARGE_BYTES = 1 << 20
+_REPLICA = "replica-"
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
@@ -45,6 +53,11 @@ class Body(NamedTuple):
     @property
     def size(self) -> int:
         return sum(view.nbytes for view in self.views)
+
+
+def allocated(size: int) -> memoryview:
+    """Return writable memory. To zero a large `bytearray` would stop the other threads."""
+    return memoryview(bytearray(size) if size < _LARGE_BYTES else mmap.mmap(-1, size))
 
 
 def pack_record(part: Part, body: Body) -> bytes:
@@ -92,8 +105,7 @@ def read(path: Path, part: Part) -> Body:
             _, head, size, checksum = found
             if os.fstat(fd).st_size != RECORD_BYTES + size:
                 raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
-            content = bytearray(size)
-            view = memoryview(content)
+            view = allocated(size)
             done = 0
             while done < size:
                 count = os.preadv(fd, [view[done:]], RECORD_BYTES + done)
@@ -102,7 +114,7 @@ def read(path: Path, part: Part) -> Body:
                 done += count
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
-    if zlib.crc32(content) != checksum:
+    if zlib.crc32(view) != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
     return Body(head, [view])
 
@@ -163,7 +175,8 @@ class MemoryBuffers:
         """Return all committed parts on this node."""
         with contextlib.suppress(OSError):
             paths = sorted(self.folder.iterdir())
-            return {part: path for path in paths if (part := held(path)) is not None}
+            own = [path for path in paths if not path.name.startswith(_REPLICA)]
+            return {part: path for path in own if (part := held(path)) is not None}
         return {}
 
     def commit(self, part: Part, body: Body) -> None:
@@ -200,6 +213,42 @@ class MemoryBuffers:
         if name not in self._held:
             self._held[name] = [held(self._path(name, index)) for index in range(BUFFERS)]
         return self._held[name]
+
+
+class ReplicaBuffers:
+    """Copies of ranks' parts in the folder of a node: buffers named `replica-RANK.N`.
+
+    Those of one rank are written by one process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parts(self) -> dict[Part, Path]:
+        """Return all committed copies on this node."""
+        paths = sorted(self.folder.glob(f"{_REPLICA}*"))
+        return {part: path for path in paths if (part := held(path)) is not None}
+
+    def commit(self, part: Part, body: Body, keep: Version | None) -> None:
+        """Write a copy beside the one of version `keep`. Raises OSError."""
+        rank = "shared" if part.rank == SHARED else str(part.rank)
+        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
+        overwrite(paths[replica_to_overwrite([held(path) for path in paths], keep)], part, body)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+
+    def free_bytes(self) -> int:
+        """Return the memory that is free for a copy; the second buffers of snapshots come first."""
+        found = os.statvfs(self.folder)
+        sizes: dict[str, list[int]] = {}
+        for path in self.folder.glob("*.[01]"):
+            with contextlib.suppress(OSError):
+                if not path.name.startswith(_REPLICA):
+                    sizes.setdefault(path.stem, []).append(path.stat().st_size)
+        reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
+        return found.f_bavail * found.f_frsize - reserved
 
 
 class StorageFolder:
@@ -250,6 +299,30 @@ class StorageFolder:
                 match = _VERSION.fullmatch(path.name)
                 if match is not None:
                     yield Version(int(match[1]), int(match[2], 16)), path
+
+
+class StorageWrite(threading.Thread):
+    """Background write of parts to storage; `trouble` is the cause if it failed.
+
+    The interpreter waits for the thread before it exits.
+    """
+
+    def __init__(self, storage: StorageFolder, parts: list[tuple[Part, Body]], keep: int) -> None:
+        super().__init__(name="elasticjob-snapshots")
+        self._storage = storage
+        self._parts = parts
+        self._keep = keep
+        self.trouble = ""
+
+    def run(self) -> None:
+        try:
+            for part, body in self._parts:
+                self._storage.store(part, body)
+            if self._keep:
+                self._storage.remove_expired(self._keep)
+        except OSError as error:
+            self.trouble = f"{self._storage.folder}: {error.strerror}"
+            log.warning("cannot write a snapshot to storage: %s", self.trouble)
 
 
 @contextlib.contextmanager

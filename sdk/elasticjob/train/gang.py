@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import struct
+
+from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
+from elasticjob.train.buffers import Body
+
+_FRAME = struct.Struct("<qQQ")
 _CHUNK_BYTES = 1 << 30
 
 
@@ -21,16 +28,18 @@ class Gang:
             if dist.get_backend() != "gloo":
                 self._group = dist.new_group(backend="gloo")
 
-    def gather(self, content: bytes) -> list[memoryview]:
-        """Return the content of every rank, by rank."""
+    def gather(self, content: bytes, *, is_fixed: bool = False) -> list[memoryview]:
+        """Return the content of every rank, by rank; `is_fixed` if all have the same size."""
         import torch
         import torch.distributed as dist
 
         if self.size == 1:
             return [memoryview(bytearray(content))]
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(counts, torch.tensor([len(content)]), group=self._group)
-        sizes = [int(count) for count in counts]
+        sizes = [len(content)] * self.size
+        if not is_fixed:
+            counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(counts, torch.tensor([len(content)]), group=self._group)
+            sizes = [int(count) for count in counts]
         largest = max(sizes)
         if not largest:
             return [memoryview(b"") for _ in range(self.size)]
@@ -54,3 +63,78 @@ class Gang:
         for first in range(0, len(buffer), _CHUNK_BYTES):
             dist.broadcast(whole[first : first + _CHUNK_BYTES], source, group=self._group)
         return memoryview(buffer)
+
+    def move(self, content: bytes, source: int, target: int) -> memoryview | None:
+        """Send the content of rank `source` to rank `target`; return it there, else None."""
+        import torch
+        import torch.distributed as dist
+
+        size = torch.tensor([len(content)])
+        if self.rank == source:
+            dist.send(size, target, group=self._group)
+            whole = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            for first in range(0, len(content), _CHUNK_BYTES):
+                dist.send(whole[first : first + _CHUNK_BYTES], target, group=self._group)
+        if self.rank != target:
+            return None
+        dist.recv(size, source, group=self._group)
+        buffer = bytearray(int(size))
+        whole = torch.frombuffer(buffer, dtype=torch.uint8)
+        for first in range(0, len(buffer), _CHUNK_BYTES):
+            dist.recv(whole[first : first + _CHUNK_BYTES], source, group=self._group)
+        return memoryview(buffer)
+
+
+def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, Body | None]:
+    """Return the shared part and this rank's own; ranks without them receive them."""
+    readers = plan.shared.readers
+    shared = bodies.get(plan.shared.part)
+    if len(readers) < gang.size:
+        shared = unpack_body(
+            gang.broadcast(b"" if shared is None else pack_body(SHARED, shared), readers[0])
+        )[SHARED]
+    assert shared is not None
+    if not plan.own:
+        return shared, None
+    own = bodies.get(plan.own[gang.rank].part)
+    for rank, source in enumerate(plan.own):
+        reader = source.readers[0]
+        if reader != rank:
+            body = bodies[source.part] if gang.rank == reader else None
+            content = gang.move(b"" if body is None else pack_body(rank, body), reader, rank)
+            if content is not None:
+                own = unpack_body(content)[rank]
+    return shared, own
+
+
+def pack_offer(offer: Offer) -> bytes:
+    """Encode the parts of an offer."""
+    return json.dumps([[[*part.version, *part[1:]] for part in parts] for parts in offer]).encode()
+
+
+def unpack_offer(content: memoryview) -> Offer:
+    """Decode an offer."""
+    return Offer(
+        *(tuple(_part(*fields) for fields in parts) for parts in json.loads(bytes(content)))
+    )
+
+
+def _part(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
+    return Part(Version(step, gang), rank, ranks, before)
+
+
+def pack_body(rank: int, body: Body) -> bytes:
+    """Encode the body of a rank's part."""
+    return b"".join((_FRAME.pack(rank, body.head_bytes, body.size), *body.views))
+
+
+def unpack_body(content: memoryview) -> dict[int, Body]:
+    """Decode concatenated bodies, by rank."""
+    found = {}
+    while len(content):
+        rank, head, size = _FRAME.unpack_from(content)
+        end = _FRAME.size + size
+        # A copy of its own: tensors in it need an aligned address.
+        found[rank] = Body(head, [memoryview(bytearray(content[_FRAME.size : end]))])
+        content = content[end:]
+    return found

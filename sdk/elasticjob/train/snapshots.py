@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import logging
 import os
 import secrets
 import struct
-import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple
 from elasticjob import layout, train
 from elasticjob.train.agreement import (
     MEMORY,
+    REPLICAS,
     SHARED,
     STORAGE,
     Offer,
@@ -29,23 +28,29 @@ from elasticjob.train.agreement import (
     Version,
     decide,
     next_gang,
+    sizes_of,
 )
 from elasticjob.train.buffers import (
     BUFFERS,
     Body,
     CorruptSnapshot,
     MemoryBuffers,
+    ReplicaBuffers,
     StorageFolder,
+    StorageWrite,
     read,
 )
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.gang import Gang
+from elasticjob.train.gang import Gang, exchanged, pack_offer, unpack_offer
 from elasticjob.train.interval import Interval, at_least_one
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.replicas import State
+from elasticjob.train.replication import Replication, Settings, connected
 
 log = logging.getLogger("elasticjob.train")
 
-_FRAME = struct.Struct("<qQQ")
+MAX_REPLICAS = 8
+_PROPOSAL = struct.Struct("<QB")
 
 
 class SnapshotError(Exception):
@@ -59,7 +64,7 @@ class Restored(NamedTuple):
         step: number of completed steps.
         state: the state that `save` was given.
         rank_state: this rank's own state; None on all ranks if the number of ranks has changed, or
-            if the part of any rank was lost with its node.
+            if the part of any rank was lost with its node and the nodes that had copies.
         place: "memory" or "storage".
     """
 
@@ -75,7 +80,8 @@ class Snapshots:
     All ranks make the same calls: `restore` once, then `save` after each step, in which the ranks
     have exchanged gradients.
 
-    The interval is adapted to the measured cost of a snapshot, unless one is given.
+    The ranks' own state is copied to other nodes in the background, so that it survives the loss of
+    a node. The interval is adapted to the measured cost of a snapshot, unless one is given.
 
     Args:
         storage: folder that all nodes share, for the snapshots that survive the loss of all nodes;
@@ -87,6 +93,10 @@ class Snapshots:
             optimizers' state: they are then copied during the next step.
         store_every: steps between two snapshots in storage, at least.
         keep: number of complete snapshots in storage.
+        replicas: number of other nodes that hold copies of each rank's own state; 0 for none.
+        replica_rate: largest number of bytes that one rank sends to other nodes each second.
+        sharded: True if `rank_state` has what no other rank has, such as the rank's shard of a
+            model: then only a snapshot with the state of all ranks is restored.
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
@@ -102,9 +112,16 @@ class Snapshots:
         optimizers: Any = (),
         store_every: int = 500,
         keep: int = 2,
+        replicas: int = 1,
+        replica_rate: float = 250e6,
+        sharded: bool = False,
     ) -> None:
         at_least_one("store_every", store_every)
         at_least_one("keep", keep)
+        if replicas not in range(MAX_REPLICAS + 1):
+            raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {replicas!r}")
+        if not replica_rate > 0:
+            raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
         self._interval = Interval(every_steps, every_seconds, max_overhead)
         given = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
         self._overlap = Overlap(given) if given else None
@@ -118,7 +135,10 @@ class Snapshots:
         self._gang: Gang | None = None
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
-        self._writing: _StorageWrite | None = None
+        self._writing: StorageWrite | None = None
+        self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
+        self._replication: Replication | None = None
+        self._found: tuple[list[Offer], Plan | None] = ([], None)
 
     def restore(self) -> Restored | None:
         """Return the newest snapshot that the ranks hold together; None if there is none.
@@ -126,6 +146,9 @@ class Snapshots:
         The same call at the first start and after a fault, on all ranks, once the process group is
         initialized. A rank without a copy receives it from one that has it. A snapshot that is
         incomplete or damaged is passed over.
+
+        Raises:
+            SnapshotError: all snapshots of sharded state are of another number of ranks.
         """
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
@@ -138,12 +161,25 @@ class Snapshots:
         self._stored_step = max(
             (p.version.step for p in stored if p.version.step <= step), default=0
         )
+        self._found = (offers, plan)
         if plan is None:
+            sizes = sorted(sizes_of(offers))
+            if self._sharded and sizes and gang.size not in sizes:
+                raise SnapshotError(
+                    f"the snapshots have sharded state of {' or '.join(map(str, sizes))} ranks and "
+                    f"cannot be restored by {gang.size}: start that number of ranks, or remove the "
+                    "snapshots and restore a distributed checkpoint"
+                )
             return None
-        shared, own = self._exchanged(gang, plan, bodies)
+        shared, own = exchanged(gang, plan, bodies)
         self._seed(plan, gang.rank, shared, own)
+        if plan.own and self._replicates(gang):
+            self._announce(plan.version)
+            mine = [plan.own[gang.rank].part]
+            self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
         rank_state = None if own is None else decode(own)
-        return Restored(step, decode(shared), rank_state, plan.shared.place)
+        place = STORAGE if plan.shared.place == STORAGE else MEMORY
+        return Restored(step, decode(shared), rank_state, place)
 
     def save(
         self, step: int, state: object, rank_state: object = None, *, store: bool = False
@@ -183,7 +219,7 @@ class Snapshots:
             return False
         if self._overlap is not None:
             self._overlap.begin()
-        self._schedule(gang, step)
+        begins = self._schedule(gang, step)
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = None if store else self._overlap
@@ -203,7 +239,12 @@ class Snapshots:
         if self._storage is not None and (store or step - self._stored_step >= self._store_every):
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._stored_step = step
-        write = functools.partial(self._write, parts, stored)
+        if rank_state is not None and self._replication is None:
+            self._replicates(gang)  # the next snapshot is the first to be copied
+        begins = begins and rank_state is not None
+        if begins:
+            self._announce(version)
+        write = functools.partial(self._write, parts, stored, begins)
         if overlap is None:
             write()
         else:
@@ -220,6 +261,8 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.wait()
         self._end_storing()
+        if self._replication is not None:
+            self._replication.close()
 
     def _end_storing(self) -> None:
         if self._writing is not None:
@@ -236,15 +279,19 @@ class Snapshots:
         """
         refused: set[tuple[str, Part]] = set()
         while True:
-            places = {MEMORY: self._in_memory(), STORAGE: self._in_storage()}
+            places = {
+                MEMORY: self._in_memory(),
+                REPLICAS: self._in_replicas(),
+                STORAGE: self._in_storage(),
+            }
             offer = Offer(
-                *(
-                    tuple(part for part in found if (place, part) not in refused)
+                **{
+                    place: tuple(part for part in found if (place, part) not in refused)
                     for place, found in places.items()
-                )
+                }
             )
-            offers = [_unpack_offer(content) for content in gang.gather(_pack_offer(offer))]
-            plan = decide(offers)
+            offers = [unpack_offer(content) for content in gang.gather(pack_offer(offer))]
+            plan = decide(offers, self._sharded)
             bodies = {}
             bad = 0
             for source in () if plan is None else (plan.shared, *plan.own):
@@ -263,31 +310,11 @@ class Snapshots:
     def _in_memory(self) -> dict[Part, Path]:
         return {} if self._memory is None else self._memory.parts()
 
+    def _in_replicas(self) -> dict[Part, Path]:
+        return {} if self._memory is None else ReplicaBuffers(self._memory.folder).parts()
+
     def _in_storage(self) -> dict[Part, Path]:
         return {} if self._storage is None else self._storage.parts()
-
-    def _exchanged(
-        self, gang: Gang, plan: Plan, bodies: dict[Part, Body]
-    ) -> tuple[Body, Body | None]:
-        """Return the shared part and this rank's own; ranks without them receive them."""
-        readers = plan.shared.readers
-        shared = bodies.get(plan.shared.part)
-        if len(readers) < gang.size:
-            shared = _unpack_body(
-                gang.broadcast(b"" if shared is None else _pack_body(SHARED, shared), readers[0])
-            )[SHARED]
-        assert shared is not None
-        if not plan.own:
-            return shared, None
-        if any(source.readers != (rank,) for rank, source in enumerate(plan.own)):
-            ours = [body for part, body in bodies.items() if part.rank != SHARED]
-            ranks = [part.rank for part in bodies if part.rank != SHARED]
-            packed = b"".join(map(_pack_body, ranks, ours))
-            found: dict[int, Body] = {}
-            for content in gang.gather(packed):
-                found.update(_unpack_body(content))
-            return shared, found[gang.rank]
-        return shared, bodies[plan.own[gang.rank].part]
 
     def _seed(self, plan: Plan, rank: int, shared: Body, own: Body | None) -> None:
         """Commit the restored parts to this node's memory where it lacks them.
@@ -300,6 +327,31 @@ class Snapshots:
         for part, body in wanted:
             if self._memory is not None and not self._memory.restored(part):
                 self._commit(part, body)
+
+    # --- replicas
+
+    def _replicates(self, gang: Gang) -> bool:
+        """Connect the ranks on the first call; return True if they replicate. A collective."""
+        if self._replicas and gang.size > 1:
+            self._replication = connected(
+                gang,
+                None if self._memory is None else self._memory.folder,
+                self._local_rank,
+                Settings(self._replicas, self._replica_rate, self._sharded),
+            )
+        if self._replication is None:
+            self._replicas = 0
+            return False
+        self._replication.restored(*self._found)
+        return True
+
+    def _announce(self, version: Version) -> None:
+        if self._replication is not None:
+            self._replication.announce(version)
+
+    def _replicate(self, parts: list[Part]) -> None:
+        if self._replication is not None:
+            self._replication.send(parts)
 
     # --- save
 
@@ -323,9 +375,13 @@ class Snapshots:
             )
             self._memory = None
 
-    def _write(self, parts: list[tuple[Part, Body]], stored: list[tuple[Part, Body]]) -> None:
+    def _write(
+        self, parts: list[tuple[Part, Body]], stored: list[tuple[Part, Body]], replicates: bool
+    ) -> None:
         for part, body in parts:
             self._commit(part, body)
+        if replicates:
+            self._replicate([part for part, _ in parts])
         if stored and self._storage is not None:
             self._store(self._storage, stored)
 
@@ -333,7 +389,7 @@ class Snapshots:
         self._end_storing()
         copies = [(part, Body(body.head_bytes, [_copy(body)])) for part, body in parts]
         keep = self._keep if any(part.rank == SHARED for part, _ in parts) else 0
-        self._writing = _StorageWrite(storage, copies, keep)
+        self._writing = StorageWrite(storage, copies, keep)
         self._writing.start()
 
     def _confirm(self, gang: Gang) -> None:
@@ -346,44 +402,27 @@ class Snapshots:
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
 
-    def _schedule(self, gang: Gang, step: int) -> None:
+    def _schedule(self, gang: Gang, step: int) -> bool:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
 
-        A rank enters with its last snapshot complete, so after the exchange all ranks have that
-        one, and may overwrite the one before.
+        Returns True if the ranks may begin to copy this snapshot to other nodes. A rank enters with
+        its last snapshot complete, so after the exchange all ranks have that one, and may overwrite
+        the one before.
         """
         cost = self._cost
         if cost is not None and self._overlap is not None:
             cost += self._overlap.cost_seconds()
         steps = self._interval.proposed(step, time.monotonic(), cost)
-        if self._interval.is_measured or self._overlap is not None:
-            told = gang.gather(steps.to_bytes(8, "little"))
-            steps = max(int.from_bytes(content, "little") for content in told)
+        replication, begins = self._replication, False
+        if self._interval.is_measured or self._overlap is not None or replication is not None:
+            state = State.IDLE if replication is None else replication.state
+            told = gang.gather(_PROPOSAL.pack(steps, state), is_fixed=True)
+            proposals = [_PROPOSAL.unpack(content) for content in told]
+            steps = max(proposed for proposed, _ in proposals)
+            if replication is not None:
+                begins = replication.exchanged([State(each) for _, each in proposals])
         self._next_step = step + steps
-
-
-class _StorageWrite(threading.Thread):
-    """Background write of parts to storage; `trouble` is the cause if it failed.
-
-    The interpreter waits for the thread before it exits.
-    """
-
-    def __init__(self, storage: StorageFolder, parts: list[tuple[Part, Body]], keep: int) -> None:
-        super().__init__(name="elasticjob-snapshots")
-        self._storage = storage
-        self._parts = parts
-        self._keep = keep
-        self.trouble = ""
-
-    def run(self) -> None:
-        try:
-            for part, body in self._parts:
-                self._storage.store(part, body)
-            if self._keep:
-                self._storage.remove_expired(self._keep)
-        except OSError as error:
-            self.trouble = f"{self._storage.folder}: {error.strerror}"
-            log.warning("cannot write a snapshot to storage: %s", self.trouble)
+        return begins
 
 
 def _value(given: Any) -> Any:
@@ -392,32 +431,3 @@ def _value(given: Any) -> Any:
 
 def _copy(body: Body) -> memoryview:
     return memoryview(b"".join(body.views))
-
-
-def _pack_offer(offer: Offer) -> bytes:
-    return json.dumps([[[*part.version, *part[1:]] for part in parts] for parts in offer]).encode()
-
-
-def _unpack_offer(content: memoryview) -> Offer:
-    return Offer(
-        *(tuple(_part(*fields) for fields in parts) for parts in json.loads(bytes(content)))
-    )
-
-
-def _part(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
-    return Part(Version(step, gang), rank, ranks, before)
-
-
-def _pack_body(rank: int, body: Body) -> bytes:
-    return b"".join((_FRAME.pack(rank, body.head_bytes, body.size), *body.views))
-
-
-def _unpack_body(content: memoryview) -> dict[int, Body]:
-    found = {}
-    while len(content):
-        rank, head, size = _FRAME.unpack_from(content)
-        end = _FRAME.size + size
-        # A copy of its own: tensors in it need an aligned address.
-        found[rank] = Body(head, [memoryview(bytearray(content[_FRAME.size : end]))])
-        content = content[end:]
-    return found

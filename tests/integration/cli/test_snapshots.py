@@ -75,3 +75,31 @@ def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: Local
     folders = {path.read_text() for path in rig.job.glob("folder-*")}
     assert len(folders) == 3
     assert [folder for folder in folders if not folder or Path(folder).exists()] == []
+
+
+@pytest.mark.timeout(120)
+def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
+    rig: LocalRig,
+) -> None:
+    calm = rig.call("run", train(rig, "calm", 2), "--plain", "--logs")
+    assert calm.returncode == 0, calm.stdout + calm.stderr
+    expected = dict(losses(calm.stdout))
+
+    manifest = train(rig, "lost", 2, "--step-seconds", "0.1")
+    manifest.write_text(manifest.read_text().replace('"minNodes": 1', '"minNodes": 2'))
+    runner = rig.start(manifest, "--plain", "--logs")
+    assert runner.stdout is not None
+    output, is_lost = "", False
+    for line in runner.stdout:
+        output += line
+        found = LINE.search(line)
+        if found and int(found[1]) == STEPS // 2 and not is_lost:
+            assert rig.call("fault", "kill-node", "lost", "lost-1").returncode == 0
+            is_lost = True
+    assert runner.wait(timeout=60) == 0, output
+
+    # The random numbers of the lost rank's dropout are in the other node's replica alone.
+    assert len({path.read_text() for path in rig.job.glob("folder-*")}) == 5, output
+    steps = [step for step, _ in losses(output)]
+    assert sorted(set(steps)) == list(range(1, STEPS + 1))
+    assert [step for step, loss in losses(output) if expected[step] != loss] == []

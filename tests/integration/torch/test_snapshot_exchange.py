@@ -41,7 +41,7 @@ def one(name, rank, world, folder, last, storage):
     os.environ["ELASTICJOB_SNAPSHOT_FOLDER"] = str(folder)
     dist.init_process_group("gloo", init_method=f"file://{top}/store-{name}", rank=rank,
                             world_size=world)
-    snapshots = Snapshots(storage, store_every=2)
+    snapshots = Snapshots(storage, store_every=2, replicas=0)
     found = snapshots.restore()
     told = None
     if found is not None:

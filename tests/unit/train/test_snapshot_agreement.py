@@ -247,7 +247,10 @@ class World:
         stored = tuple(sorted(self.storage))
         while True:
             offers = [
-                Offer(tuple(part for part in node.parts() if (rank, part) not in refused), stored)
+                Offer(
+                    tuple(part for part in node.parts() if (rank, part) not in refused),
+                    storage=stored,
+                )
                 for rank, node in enumerate(n for n in self.nodes for _ in range(RANKS_OF_A_NODE))
             ]
             plan = self.decides(offers)

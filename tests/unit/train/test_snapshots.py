@@ -81,6 +81,7 @@ def trained() -> dict[str, Any]:
         [torch.arange(12).reshape(3, 4).T, torch.tensor([1j]).conj(), torch.tensor([True])],
         {"big": 2**100, "small": -0.0, "text": "\u00e9\n", "set": {1, 2}, "inf": float("inf")},
         collections.Counter("aab"),
+        {"large": torch.arange(400_000)},
         [["tensor", []], ["bytes", "x"]],
     ],
 )
@@ -261,6 +262,11 @@ def test_without_any_place_nothing_is_restored(monkeypatch: pytest.MonkeyPatch) 
         lambda: Snapshots(store_every=0),
         lambda: Snapshots(keep=0),
         lambda: Snapshots(keep=1.5),  # type: ignore[arg-type]
+        lambda: Snapshots(replicas=-1),
+        lambda: Snapshots(replicas=9),
+        lambda: Snapshots(replicas=1.5),  # type: ignore[arg-type]
+        lambda: Snapshots(replica_rate=0),
+        lambda: Snapshots(replica_rate=float("nan")),
         lambda: started().save(-1, {}),
         lambda: started().save(2**63, {}),
     ],

@@ -1,0 +1,228 @@
+"""Links between ranks for copies of snapshots: one TCP connection for each copy.
+
+    receiver    magic, nonce
+    sender      header: part, confirmed version, sizes; its HMAC
+    receiver    "accepted" or "refused"; its HMAC
+    sender      body; its HMAC
+    receiver    "committed" or "refused"; its HMAC
+
+All HMACs are over the nonce, with the key of the round. The receiver allocates memory only for a
+header with a valid HMAC, and commits only a body with one. The sender sends the body only to a peer
+that has proved the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import math
+import secrets
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+from elasticjob.train.agreement import Part, Version
+from elasticjob.train.buffers import Body, ReplicaBuffers, allocated
+from elasticjob.train.replicas import Accepted
+
+log = logging.getLogger("elasticjob.train")
+
+QUIET_SECONDS = 10.0
+"""Maximum wait for one message of a peer."""
+END_SECONDS = 5.0
+MAX_CONNECTIONS = 64
+_MAGIC = b"EJREPL01"
+_NONCE_BYTES = _MAC_BYTES = 32
+_CHUNK_BYTES = 1 << 18
+_HEADER = struct.Struct("<QQiIQqQQQ")
+_ACCEPTED, _COMMITTED, _REFUSED = b"a", b"c", b"r"
+
+
+class PeerError(OSError):
+    """Peer that did not prove the round's key, or refused a copy."""
+
+
+def send(
+    address: tuple[str, int],
+    key: bytes,
+    part: Part,
+    body: Body,
+    keep: Version | None,
+    rate: float,
+) -> None:
+    """Send a part to a peer and wait until it is committed there. Raises OSError.
+
+    Args:
+        keep: version that the peer must not overwrite.
+        rate: largest number of bytes each second.
+    """
+    deadline = time.monotonic() + 2 * QUIET_SECONDS + 4 * body.size / rate
+    with socket.create_connection(address, QUIET_SECONDS) as link:
+        link.settimeout(QUIET_SECONDS)
+        hello = _received(link, len(_MAGIC) + _NONCE_BYTES)
+        if hello[: len(_MAGIC)] != _MAGIC:
+            raise PeerError("the peer is no receiver of replicas")
+        nonce = bytes(hello[len(_MAGIC) :])
+        header = _packed(part, keep, body)
+        link.sendall(header + _mac(key, b"offer", nonce, header))
+        _expect(link, key, nonce, _ACCEPTED)
+        proof = hmac.new(key, b"body" + nonce + header, hashlib.sha256)
+        began, sent = time.monotonic(), 0
+        for view in body.views:
+            for first in range(0, view.nbytes, _CHUNK_BYTES):
+                chunk = view.cast("B")[first : first + _CHUNK_BYTES]
+                proof.update(chunk)
+                link.sendall(chunk)
+                sent += chunk.nbytes
+                now = time.monotonic()
+                if now > deadline:
+                    raise PeerError("the peer is too slow")
+                if began + sent / rate > now:
+                    time.sleep(began + sent / rate - now)
+        link.sendall(proof.digest())
+        link.settimeout(max(QUIET_SECONDS, deadline - time.monotonic()))
+        _expect(link, key, nonce, _COMMITTED)
+
+
+class Receiver:
+    """Listener that commits the copies of other ranks to this node's memory.
+
+    Args:
+        senders: ranks whose parts this rank receives.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        senders: frozenset[int],
+        buffers: ReplicaBuffers,
+    ) -> None:
+        self._listener = listener
+        self._key = key
+        self._senders = senders
+        self._buffers = buffers
+        self._accepted = Accepted()
+        self._lock = threading.Lock()
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._is_closed = self._is_logged = False
+        self._thread = threading.Thread(
+            target=self._serve, name="elasticjob-replica-listener", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+        self._thread.join(END_SECONDS)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                time.sleep(0.1)  # no free descriptor
+                continue
+            if self._free.acquire(blocking=False):
+                threading.Thread(target=self._answer, args=(link,), daemon=True).start()
+            else:
+                link.close()
+
+    def _answer(self, link: socket.socket) -> None:
+        try:
+            with link:
+                link.settimeout(QUIET_SECONDS)
+                self._receive(link)
+        except (OSError, ValueError, MemoryError) as error:
+            log.debug("a copy of a peer was refused: %s", error)
+        finally:
+            self._free.release()
+
+    def _receive(self, link: socket.socket) -> None:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        link.sendall(_MAGIC + nonce)
+        # Memory is allocated only for a peer that has proved the key.
+        deadline = time.monotonic() + QUIET_SECONDS
+        first = bytes(_received(link, _HEADER.size + _MAC_BYTES, deadline=deadline))
+        header, proof = first[: _HEADER.size], first[_HEADER.size :]
+        if not hmac.compare_digest(proof, _mac(self._key, b"offer", nonce, header)):
+            raise PeerError("the peer does not have the key of this round")
+        part, keep, head, size = _unpacked(header)
+        is_wanted = part.rank in self._senders and head <= size <= self._buffers.free_bytes()
+        self._reply(link, nonce, _ACCEPTED if is_wanted else _REFUSED)
+        if not is_wanted:
+            return
+        whole = hmac.new(self._key, b"body" + nonce + header, hashlib.sha256)
+        content = _received(link, size, whole)
+        is_good = hmac.compare_digest(bytes(_received(link, _MAC_BYTES)), whole.digest())
+        if is_good:
+            is_good = self._commit(part, Body(head, [content]), keep)
+        self._reply(link, nonce, _COMMITTED if is_good else _REFUSED)
+
+    def _commit(self, part: Part, body: Body, keep: Version | None) -> bool:
+        with self._lock:
+            if self._is_closed or not self._accepted.accepts(part):
+                return False
+            try:
+                self._buffers.commit(part, body, keep)
+            except OSError as error:
+                level = logging.DEBUG if self._is_logged else logging.WARNING
+                log.log(level, "cannot hold a copy of rank %d: %s", part.rank, error.strerror)
+                self._is_logged = True
+                return False
+            return True
+
+    def _reply(self, link: socket.socket, nonce: bytes, answer: bytes) -> None:
+        link.sendall(answer + _mac(self._key, b"reply", nonce, answer))
+
+
+def _packed(part: Part, keep: Version | None, body: Body) -> bytes:
+    (step, gang), rank, ranks, before = part
+    kept_step, kept_gang = (-1, 0) if keep is None else keep
+    return _HEADER.pack(
+        step, gang, rank, ranks, before, kept_step, kept_gang, body.head_bytes, body.size
+    )
+
+
+def _unpacked(header: bytes) -> tuple[Part, Version | None, int, int]:
+    step, gang, rank, ranks, before, kept_step, kept_gang, head, size = _HEADER.unpack(header)
+    keep = None if kept_step < 0 else Version(kept_step, kept_gang)
+    return Part(Version(step, gang), rank, ranks, before), keep, head, size
+
+
+def _mac(key: bytes, purpose: bytes, nonce: bytes, content: bytes) -> bytes:
+    return hmac.new(key, purpose + nonce + content, hashlib.sha256).digest()
+
+
+def _expect(link: socket.socket, key: bytes, nonce: bytes, expected: bytes) -> None:
+    found = bytes(_received(link, 1 + _MAC_BYTES))
+    if not hmac.compare_digest(found[1:], _mac(key, b"reply", nonce, found[:1])):
+        raise PeerError("the peer does not have the key of this round")
+    if found[:1] != expected:
+        raise PeerError("the peer refused the copy")
+
+
+def _received(
+    link: socket.socket, size: int, proof: Any = None, deadline: float = math.inf
+) -> memoryview:
+    view, done = allocated(size), 0
+    while done < size:
+        count = link.recv_into(view[done : done + _CHUNK_BYTES])
+        if not count:
+            raise PeerError(f"the connection ended after {done} of {size} bytes")
+        if time.monotonic() > deadline:
+            raise PeerError("the peer is too slow")
+        if proof is not None:
+            proof.update(view[done : done + count])
+        done += count
+    return view

@@ -1,0 +1,203 @@
+"""Replication of the ranks' own parts to other nodes, in the background of the training.
+
+The ranks exchange their addresses, and a random key, as they exchange gradients. Each one copies
+its part over `links`, and receives those of other ranks. A failed copy is given up and logged
+once; training never waits for a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.buffers import Body, CorruptSnapshot, ReplicaBuffers, held, read
+from elasticjob.train.links import END_SECONDS, MAX_CONNECTIONS, PeerError, Receiver, send
+from elasticjob.train.replicas import (
+    Generations,
+    Member,
+    State,
+    copies_at,
+    kept,
+    may_drop,
+    receivers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from elasticjob.train.agreement import Offer, Plan
+    from elasticjob.train.gang import Gang
+
+log = logging.getLogger("elasticjob.train")
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Settings(NamedTuple):
+    """Arguments of `Snapshots` for replicas; `rate` is in bytes each second."""
+
+    replicas: int
+    rate: float
+    is_sharded: bool
+
+
+def connected(
+    gang: Gang, folder: Path | None, local_rank: int, settings: Settings
+) -> Replication | None:
+    """Return the replication of this rank; None on all ranks without memory on several nodes."""
+    folders = {bytes(each) for each in gang.gather(b"" if folder is None else bytes(folder))}
+    if folder is None or b"" in folders or len(folders) < 2:
+        return None
+    return Replication(gang, folder, local_rank, settings)
+
+
+class Replication:
+    """Replication of one rank: its listener, its copies of the current generation."""
+
+    def __init__(
+        self,
+        gang: Gang,
+        folder: Path,
+        local_rank: int,
+        settings: Settings,
+    ) -> None:
+        replicas, self._rate, is_sharded = settings
+        self._is_sharded = is_sharded
+        self._folder, self._local_rank, self._rank = folder, local_rank, gang.rank
+        self._buffers = ReplicaBuffers(folder)
+        self._state = State.IDLE
+        self._sender: threading.Thread | None = None
+        self._is_logged = self._has_dropped = False
+        self.generations = Generations()
+        self._listener = _listener()
+        told = _exchanged(gang, folder, self._listener)
+        self._key = bytes.fromhex(told[0]["key"])
+        self._addresses = [(each["address"], each["port"]) for each in told]
+        self.members = [
+            Member(rank, each["node"], each["domain"]) for rank, each in enumerate(told)
+        ]
+        to = receivers(self.members, replicas)
+        self._receivers = to[gang.rank]
+        self._here = copies_at(self.members, replicas, str(folder), is_sharded)
+        senders = frozenset(rank for rank, ranks in to.items() if gang.rank in ranks)
+        self._receiver = None
+        if self._listener is not None:
+            self._receiver = Receiver(self._listener, self._key, senders, self._buffers)
+            self._receiver.start()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def restored(self, offers: Sequence[Offer], plan: Plan | None) -> None:
+        """Keep the copies from which the gang could restore until there are newer ones."""
+        self.generations = Generations(kept(offers, self.members, plan, self._is_sharded))
+
+    def exchanged(self, states: Sequence[State]) -> bool:
+        """Take the states of all ranks; return True if the next generation may begin."""
+        begins = self.generations.exchanged(states)
+        if self.generations.has_confirmed and not self._has_dropped and self._local_rank == 0:
+            self._has_dropped = True
+            for part, path in self._buffers.parts().items():
+                if may_drop(part, self._here, self.generations):
+                    self._buffers.remove(path)
+        return begins
+
+    def announce(self, version: Version) -> None:
+        """Begin a generation; `send` follows once its parts are committed."""
+        self.generations.begin(version)
+        self._state = State.RUNNING
+
+    def send(self, parts: Sequence[Part]) -> None:
+        """Copy the committed parts of the announced generation in the background."""
+        self._sender = threading.Thread(
+            target=self._send,
+            args=(list(parts), self.generations.confirmed),
+            name="elasticjob-replicas",
+            daemon=True,
+        )
+        self._sender.start()
+
+    def close(self) -> None:
+        """Wait for the copies in progress, for a limited time; accept no more."""
+        if self._sender is not None:
+            self._sender.join(END_SECONDS)
+        if self._receiver is not None:
+            self._receiver.close()
+
+    def _send(self, parts: list[Part], keep: Version | None) -> None:
+        state = State.FAILED
+        try:
+            found = {part: path for path in self._own_files() if (part := held(path)) is not None}
+            for part in parts:
+                if part.rank != SHARED or self._is_sharded:
+                    self._copy(part, read(found.get(part, self._folder / "missing"), part), keep)
+            state = State.DONE
+        except CorruptSnapshot as error:  # a newer snapshot has taken its place
+            log.debug("cannot copy a snapshot to other nodes: %s", error)
+        except OSError as error:
+            if not self._is_logged:
+                self._is_logged = True
+                log.warning(
+                    "cannot copy a snapshot to another node: %s. The state of rank %d is lost if "
+                    "its node is; training goes on",
+                    error,
+                    self._rank,
+                )
+        finally:
+            self._state = state
+
+    def _own_files(self) -> list[Path]:
+        return [*self._folder.glob("shared.*"), *self._folder.glob(f"rank-{self._local_rank}.*")]
+
+    def _copy(self, part: Part, body: Body, keep: Version | None) -> None:
+        if self._is_sharded:
+            self._buffers.commit(part, body, keep)
+        if part.rank != SHARED:
+            for rank in self._receivers:
+                try:
+                    send(self._addresses[rank], self._key, part, body, keep, self._rate)
+                except OSError as error:
+                    reason = str(error) or type(error).__name__
+                    raise PeerError(f"rank {rank}: {reason}") from error
+
+
+def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list[dict[str, Any]]:
+    """Exchange addresses, and the key that rank 0 draws."""
+    address, port = ("", 0) if listener is None else listener.getsockname()[:2]
+    try:
+        machine = _BOOT_ID.read_text().strip()
+    except OSError:
+        machine = str(folder)
+    said = {"node": str(folder), "domain": machine, "address": address, "port": port}
+    if gang.rank == 0:
+        said["key"] = secrets.token_hex(32)
+    return [json.loads(bytes(content)) for content in gang.gather(json.dumps(said).encode())]
+
+
+def _listener() -> socket.socket | None:
+    """Listen at the address from which this node reaches the first one."""
+    try:
+        master = os.environ.get("MASTER_ADDR") or "localhost"
+        family, _, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            own = probe.getsockname()[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.bind((own, 0))
+            found.listen(MAX_CONNECTIONS)
+        except OSError:
+            found.close()
+            raise
+        return found
+    except OSError as error:
+        log.warning("cannot listen for snapshots of other nodes: %s", error)
+        return None

@@ -1,0 +1,223 @@
+"""Copies of snapshots over TCP: authentication, damage, bounds, rate, silent peers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob.train import links
+from elasticjob.train.agreement import Part, Version
+from elasticjob.train.buffers import Body, MemoryBuffers, ReplicaBuffers, read
+from elasticjob.train.links import PeerError, Receiver, send
+
+KEY = b"k" * 32
+RATE = 1e12
+
+
+def part(step: int, rank: int = 1) -> Part:
+    return Part(Version(step, 7), rank, 2, step - 1)
+
+
+def body(size: int = 600_000) -> Body:
+    content = bytearray(bytes(range(250)) * (size // 250))
+    return Body(3, [memoryview(content)])
+
+
+def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Wait until the thread of the receiver has logged a text."""
+    deadline = time.monotonic() + 5
+    while text not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def buffers(tmp_path: Path) -> ReplicaBuffers:
+    return ReplicaBuffers(tmp_path)
+
+
+@pytest.fixture
+def address(buffers: ReplicaBuffers) -> Iterator[tuple[str, int]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    receiver = Receiver(listener, KEY, frozenset({1}), buffers)
+    receiver.start()
+    yield listener.getsockname()
+    receiver.close()
+
+
+def test_copy_is_committed_when_the_sender_returns(
+    buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    send(address, KEY, part(1), body(), None, RATE)
+    send(address, KEY, part(2), body(), Version(1, 7), RATE)
+    send(address, KEY, part(3), body(3_000_000), Version(1, 7), RATE)
+    found = buffers.parts()
+    assert set(found) == {part(1), part(3)}
+    assert bytes(read(found[part(3)], part(3)).views[0]) == bytes(body(3_000_000).views[0])
+    # The node's own snapshots are other files.
+    assert MemoryBuffers(buffers.folder, 1).parts() == {}
+
+
+def test_peer_without_the_key_is_refused_and_learns_nothing(
+    buffers: ReplicaBuffers, address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "elasticjob.train")
+    with pytest.raises(OSError, match=r"connection ended|reset"):
+        send(address, b"x" * 32, part(1), body(), None, RATE)
+    assert buffers.parts() == {}
+    logged(caplog, "does not have the key of this round")
+    send(address, KEY, part(1), body(), None, RATE)
+    assert set(buffers.parts()) == {part(1)}
+
+
+def test_recorded_connection_cannot_be_replayed(
+    buffers: ReplicaBuffers, address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "elasticjob.train")
+    header = links._packed(part(1), None, body())
+    nonce = b"n" * 32
+    proof = hmac.new(KEY, b"offer" + nonce + header, hashlib.sha256).digest()
+    with socket.create_connection(address, 5) as link:
+        link.sendall(header + proof)
+        assert len(link.recv(100)) == 40
+        assert link.recv(100) == b""
+    logged(caplog, "does not have the key of this round")
+
+
+def test_receiver_without_the_key_gets_no_content() -> None:
+    received = bytearray()
+
+    def pretend(listener: socket.socket) -> None:
+        link, _ = listener.accept()
+        with link:
+            link.sendall(links._MAGIC + b"n" * 32)
+            links._received(link, links._HEADER.size + 32)
+            link.sendall(b"a" + bytes(32))
+            received.extend(link.recv(100))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        impostor = threading.Thread(target=pretend, args=(listener,))
+        impostor.start()
+        with pytest.raises(PeerError, match="does not have the key"):
+            send(listener.getsockname(), KEY, part(1), body(), None, RATE)
+        impostor.join(5)
+    assert not received
+
+
+def test_body_that_was_changed_on_its_way_is_refused(
+    buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    with socket.create_connection(address, 5) as link:
+        hello = links._received(link, 40)
+        nonce = bytes(hello[8:])
+        header = links._packed(part(1), None, body())
+        link.sendall(header + links._mac(KEY, b"offer", nonce, header))
+        links._expect(link, KEY, nonce, b"a")
+        content = bytes(body().views[0])
+        link.sendall(content[:-1] + b"!" + links._mac(KEY, b"body", nonce, header + content))
+        with pytest.raises(PeerError, match="refused the copy"):
+            links._expect(link, KEY, nonce, b"c")
+    assert buffers.parts() == {}
+
+
+@pytest.mark.parametrize("changed", ["rank", "size"])
+def test_part_that_is_not_expected_is_refused_before_its_content(
+    buffers: ReplicaBuffers,
+    address: tuple[str, int],
+    changed: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if changed == "size":
+        monkeypatch.setattr(ReplicaBuffers, "free_bytes", lambda self: 1000)
+    with pytest.raises(PeerError, match="refused the copy"):
+        send(address, KEY, part(1, rank=5 if changed == "rank" else 1), body(), None, RATE)
+    assert buffers.parts() == {}
+
+
+def test_delayed_copy_does_not_overwrite_a_newer_one(
+    buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    send(address, KEY, part(4), body(), None, RATE)
+    with pytest.raises(PeerError, match="refused the copy"):
+        send(address, KEY, part(3), body(), None, RATE)
+    assert set(buffers.parts()) == {part(4)}
+
+
+def test_second_buffers_of_snapshots_have_precedence_over_copies(
+    buffers: ReplicaBuffers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = os.statvfs(buffers.folder)
+    monkeypatch.setattr(os, "statvfs", lambda _: sizes)
+    free = buffers.free_bytes()
+    memory = MemoryBuffers(buffers.folder, 1)
+    memory.commit(part(1), body())
+    assert free - buffers.free_bytes() == body().size + 64
+    memory.commit(part(2), body())
+    assert buffers.free_bytes() == free
+
+
+def test_header_that_arrives_too_slowly_is_given_up(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "QUIET_SECONDS", 0.3)
+
+    def trickle(link: socket.socket) -> None:
+        for _ in range(60):
+            link.sendall(b"x")
+            time.sleep(0.05)
+
+    with socket.create_connection(address, 5) as link:
+        links._received(link, 40)
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            trickle(link)
+
+
+def test_copy_without_room_is_refused_and_logged_once(
+    buffers: ReplicaBuffers,
+    address: tuple[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for step in (1, 2):
+        with pytest.raises(PeerError, match="refused the copy"):
+            send(address, KEY, part(step), body(), None, RATE)
+    assert caplog.text.count("cannot hold a copy of rank 1: No space left") == 1
+
+
+def test_sender_keeps_to_its_rate(address: tuple[str, int]) -> None:
+    began = time.monotonic()
+    send(address, KEY, part(1), body(1_000_000), None, 2e6)
+    assert 0.45 < time.monotonic() - began < 5
+
+
+def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "QUIET_SECONDS", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(OSError, match="timed out"),
+    ):
+        send(listener.getsockname(), KEY, part(1), body(), None, RATE)
+
+
+def test_silent_connections_do_not_keep_a_peer_from_sending(
+    buffers: ReplicaBuffers, address: tuple[str, int]
+) -> None:
+    silent = [socket.create_connection(address, 5) for _ in range(8)]
+    send(address, KEY, part(1), body(), None, RATE)
+    assert set(buffers.parts()) == {part(1)}
+    for link in silent:
+        link.close()
