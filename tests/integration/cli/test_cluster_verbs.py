@@ -30,7 +30,7 @@ def kubeconfig(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.Monkey
 def asked(namespace: str, verb: str, *words: str) -> str:
     """Return the output of `kubectl elasticjob` in a namespace."""
     result = CliRunner().invoke(plugin(verb), [verb, *words, "-n", namespace])
-    if isinstance(result.exception, CommandError):
+    if isinstance(result.exception, CommandError | OSError):
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -64,6 +64,45 @@ def test_job_is_applied_scaled_suspended_and_deleted(
         asked(namespace, "events", "job")
     asked(namespace, "delete", "job")
     assert names(api_server, namespace) == []
+
+
+def test_timeline_of_a_cluster_job_is_drawn_from_its_status(
+    api_server: ApiServer,
+    namespace: str,
+    kubeconfig: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = ELASTICJOBS_PATH.format(namespace)
+    api_server.request("POST", jobs, elasticjob("drawn"))
+    with pytest.raises(BadInput, match='job "drawn" has had no round yet'):
+        asked(namespace, "timeline", "drawn")
+    rounds = [
+        {"round": 1, "cause": "start", "nodes": 2, "finalTime": "2026-11-24T05:00:00Z"},
+        {
+            "round": 2,
+            "cause": "loss",
+            "members": ["drawn-1"],
+            "nodes": 1,
+            "finalTime": "2026-11-24T05:00:30Z",
+            "recoveryMs": 400,
+        },
+    ]
+    status = {"phase": "Running", "rounds": rounds, "explanation": ["Training on 1 of 2 nodes."]}
+    api_server.patch(f"{jobs}/drawn/status", {"status": status})
+    target = tmp_path / "drawn.html"
+    said = asked(namespace, "timeline", "drawn", "-o", "html", "-f", str(target))
+    assert said == f"wrote {target}\n"
+    shown = target.read_text()
+    assert "drawn: Running, 2 rounds" in shown
+    assert "loss: drawn-1" in shown
+    assert "0.4 s" in shown
+    assert "<p>Training on 1 of 2 nodes.</p>" in shown
+    with pytest.raises(OSError, match="No such file"):
+        asked(namespace, "timeline", "drawn", "-f", str(tmp_path / "absent" / "drawn.svg"))
+    monkeypatch.setattr("elasticjob_cli.commands.timeline.CONVERTER", "no-such-program")
+    with pytest.raises(CommandError, match="no-such-program is not installed, which png requires"):
+        asked(namespace, "timeline", "drawn", "-o", "png")
 
 
 def test_finished_jobs_and_all_jobs_are_deleted(

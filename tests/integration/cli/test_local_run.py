@@ -443,5 +443,8 @@ def test_logs_follow_rank_through_rounds(rig: LocalRig) -> None:
     assert not any("round 1" in line for line in whole[at:])
     only = rig.call("logs", "job", "--round", "1").stdout.splitlines()
     assert only == whole[:at]
+    picture = rig.job / "rounds.svg"
+    assert rig.call("timeline", "job", "-f", str(picture)).stdout == f"wrote {picture}\n"
+    assert "2  failure: job-1" in picture.read_text()
     wrong = rig.call("logs", "job", "--rank", "5")
     assert (wrong.returncode, "ranks are 0 to 1" in wrong.stderr) == (2, True)
