@@ -106,7 +106,7 @@ format: install ## fix lint errors and format the code
 	$(PY) -m ruff format .
 
 .PHONY: check
-check: lint types imports generated ## run lint, types, unit tests, 1,000 simulated schedules: under a minute
+check: lint types imports generated docs ## run lint, types, docs, unit tests, 1,000 simulated schedules: under a minute
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
