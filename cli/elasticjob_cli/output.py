@@ -31,6 +31,13 @@ def show(*lines: str, err: bool = False) -> None:
         echo(one_line(line), err=err)
 
 
+def clear_screen() -> None:
+    """Move the terminal's cursor to the first line, and clear the screen."""
+    from typer import echo
+
+    echo("\x1b[H\x1b[J", nl=False)
+
+
 def show_candidates(lines: Iterable[str]) -> None:
     """Print the candidates of a completion, without loading more than the standard library."""
     print("\n".join(map(one_line, lines)))

@@ -16,7 +16,7 @@ from elasticjob_cli.commands.options import Name, Place, placed
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.job_store import find_job
-from elasticjob_cli.output import show
+from elasticjob_cli.output import replace_file, show
 from elasticjob_cli.timeline import changes_of, page, svg
 from elasticjob_rendezvous.protocol.text import one_line
 
@@ -66,13 +66,14 @@ def timeline(
     target = Path(f"{name}.{output}") if file is None else file
     match output:
         case Picture.SVG:
-            target.write_text(picture, encoding="utf-8")
+            content = picture.encode()
         case Picture.HTML:
             told = job.get(list, "status", "explanation")
             lines = [one_line(str(line)) for line in told] if isinstance(told, list) else []
-            target.write_text(page(title, picture, lines), encoding="utf-8")
+            content = page(title, picture, lines).encode()
         case Picture.PNG:
-            _convert(picture, target)
+            content = _converted(picture)
+    replace_file(target, content)
     show(f"wrote {target}")
 
 
@@ -93,23 +94,25 @@ def _end(job: Cells) -> float:
         return time.time()
 
 
-def _convert(picture: str, target: Path) -> None:
+def _converted(picture: str) -> bytes:
+    """Return an SVG as PNG. Raises `CommandError`."""
     program = shutil.which(CONVERTER)
     if program is None:
         raise CommandError(
             f"{CONVERTER} is not installed, which png requires: install it (Debian and Ubuntu: "
             "librsvg2-bin), or use -o svg or -o html"
         )
-    command = [program, "--output", str(target), "--zoom=2"]
     try:
-        subprocess.run(
-            command,
-            input=picture,
-            text=True,
+        done = subprocess.run(
+            [program, "--zoom=2"],
+            input=picture.encode(),
             check=True,
             capture_output=True,
             timeout=CONVERSION_SECONDS,
         )
-    except subprocess.SubprocessError as error:
-        said = one_line(str(getattr(error, "stderr", "") or error))
-        raise CommandError(f"{CONVERTER} did not write {target}: {said}") from error
+    except subprocess.CalledProcessError as error:
+        said = one_line(error.stderr.decode(errors="replace").strip())
+        raise CommandError(f"{CONVERTER} failed: {said}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"{CONVERTER} did not end within {CONVERSION_SECONDS} s") from error
+    return done.stdout

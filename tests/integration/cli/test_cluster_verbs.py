@@ -105,6 +105,36 @@ def test_timeline_of_a_cluster_job_is_drawn_from_its_status(
         asked(namespace, "timeline", "drawn", "-o", "png")
 
 
+def test_top_lists_running_jobs_with_the_newest_step_of_their_members(
+    api_server: ApiServer, namespace: str, kubeconfig: Path
+) -> None:
+    jobs = ELASTICJOBS_PATH.format(namespace)
+    for name in ("done", "waits", "works"):
+        api_server.request("POST", jobs, elasticjob(name))
+    members = [
+        {"pod": f"works-{number}", "state": "running", "round": 3, "step": step}
+        for number, step in enumerate((41, 42))
+    ]
+    working = {
+        "phase": "Running",
+        "nodes": 2,
+        "wantedNodes": 4,
+        "rendezvous": {"state": "final", "round": 3, "worldSize": 16},
+        "members": members,
+    }
+    api_server.patch(f"{jobs}/done/status", {"status": {"phase": "Succeeded"}})
+    api_server.patch(f"{jobs}/works/status", {"status": working})
+    titles, *rows = asked(namespace, "top").splitlines()
+    assert titles.split()[:6] == ["NAME", "PHASE", "NODES", "WORKERS", "STEP", "STEPS/S"]
+    assert [row.split()[0] for row in rows] == ["waits", "works"]
+    assert rows[1].split() == ["works", "Running", "2/4", "16", "42", "<none>", "3", "<none>"]
+    (told,) = json.loads(asked(namespace, "top", "works", "-o", "json"))
+    assert (told["step"], told["stepsPerSecond"], told["recoveryMs"]) == (42, None, None)
+    assert "done   Succeeded" in asked(namespace, "top", "done", "--once")
+    with pytest.raises(BadInput, match="--output must be json"):
+        asked(namespace, "top", "-o", "yaml")
+
+
 def test_finished_jobs_and_all_jobs_are_deleted(
     api_server: ApiServer, namespace: str, kubeconfig: Path
 ) -> None:

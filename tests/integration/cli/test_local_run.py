@@ -428,6 +428,8 @@ def test_logs_follow_rank_through_rounds(rig: LocalRig) -> None:
     assert follower.stdout.readline() == "[elasticjob] round 1 begins: 2 nodes; cause start\n"
     assert follower.stdout.readline() == "job-0 [0] rank 0 of 2 round 1\n"
     until(lambda: len(rig.workers()) == 2, "two workers")
+    titles, row = rig.call("top").stdout.splitlines()
+    assert (titles.split()[0], row.split()[:4]) == ("NAME", ["job", "Running", "2/2", "2"])
     assert rig.call("fault", "kill-worker", "job", "job-1").returncode == 0
     rig.running(2, after=number)
     rig.finish()
