@@ -115,12 +115,16 @@ async def access_for(
 
 
 async def forget_former_users(users: Users, uid: str, access: Access) -> tuple[str, ...]:
-    """Remove all users of a job but that of its Secret, and return their names.
+    """Remove the users of a job beside that of its Secret, and return their names.
 
-    Before that, etcd checks the password in the Secret: another replica may have set another one
-    in the same rotation. Raises `EtcdError`.
+    These are the user before it, and the next one of a rotation that did not reach the Secret. They
+    are looked up by name: each job does this every few minutes, and a list has the users of all
+    jobs. Before the removal etcd checks the password in the Secret: another replica may have set
+    another one in the same rotation. Raises `EtcdError`.
     """
-    former = tuple(name for name in await _users_of(users, uid) if name != access.user)
+    number = rotations(access.user)
+    names = [user_name(uid, other) for other in (number - 1, number + 1) if other >= 0]
+    former = tuple([name for name in names if await users.has_user(name)])
     if not former or not access.user or not access.password:
         return ()
     await users.put_user(access.user, access.password, check=True)

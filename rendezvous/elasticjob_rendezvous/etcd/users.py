@@ -77,6 +77,10 @@ class Users:
             lambda: self._write("enabling of auth", "AuthEnable", rpc_pb2.AuthEnableRequest())
         )
 
+    async def has_user(self, name: str) -> bool:
+        """Return True if the user exists."""
+        return await self._roles_of(name) is not None
+
     async def has_role(self, name: str) -> bool:
         """Return True if the role exists."""
         return await self._permissions_of(name) is not None
