@@ -141,7 +141,8 @@ def test_mounts_and_volumes_match(rendered: Rendered) -> None:
         volumes = {v["name"] for v in spec.get("volumes", ())} | {
             claim["metadata"]["name"] for claim in claims
         }
-        assert volumes == {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
+        mounted = (*spec.get("initContainers", ()), *spec["containers"])
+        assert volumes == {m["name"] for c in mounted for m in c["volumeMounts"]}
 
 
 def test_selectors_match_their_own_pods_only(rendered: Rendered) -> None:
