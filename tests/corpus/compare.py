@@ -42,6 +42,7 @@ _TIME = "TIME"
 """Time of day to the second in a file's name; files made within one second share the name."""
 _PATTERNS = (
     (r"(?<!\d)20\d{6}[-_T]?\d{6}(?!\d)", _TIME),
+    (r"elasticjob-snapshots-[-\w]+", "elasticjob-snapshots-ID"),
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,17 +17,17 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with contextlib.suppress(ConnectionError):
             await handler(reader, writer)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            writer.close()  # also if the task was cancelled before its first step
+
         task = asyncio.create_task(one(reader, writer))
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task.add_done_callback(ended)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()
@@ -34,7 +35,7 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
         yield f"{host}:{port}"
     finally:
         server.close()
-        for task in tasks:
+        for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -20,7 +20,7 @@ from tests.integration.etcd_server import EtcdServer, Ports, wait_until
 from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 
 Json = dict[str, Any]
-SECONDS = 15.0
+SECONDS = 60.0
 SIDECAR_IMAGE = "sidecar:test"
 _STOP_SECONDS = 20.0
 

@@ -26,7 +26,7 @@ from tests.integration.helm_chart import (
     render,
 )
 
-SECONDS = 30.0
+SECONDS = 120.0
 TAKE = "--take-ownership"
 """Option that takes over the definition, applied to the tests' server by hand."""
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -248,7 +249,7 @@ def test_hanging_workers_are_replaced_and_the_hang_is_the_failure(
     gang.script.write_text(HANGING)
     (pod,) = gang.run(1, slots=2)
     assert gang.ends(pod) == [0], gang.outputs()
-    assert "no progress for 2 s after step 9" in pod.agent.output()
+    assert re.search(r"no progress for 2 s after step \d", pod.agent.output())
     assert gang.round().number == 2
 
 
