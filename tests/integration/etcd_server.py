@@ -166,19 +166,28 @@ class EtcdServer:
         """Return True if the server answers a linearizable read, according to its /health."""
         if self.process is not None and self.process.poll() is not None:
             raise ChildProcessError(f"etcd ended with {self.process.returncode}")
+        try:
+            return b'"true"' in self._get("/health")
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def metric(self, name: str) -> float:
+        """Return the value of a metric without labels."""
+        lines = self._get("/metrics").decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+    def _get(self, path: str) -> bytes:
         tls: ssl.SSLContext | None = None
         if self.certificates:
             tls = ssl.create_default_context(cafile=self.certificates.ca_file)
             tls.load_cert_chain(
                 self.certificates.client.cert_file, self.certificates.client.key_file
             )
-        try:
-            with urllib.request.urlopen(
-                f"{self.url}/health", timeout=_HTTP_SECONDS, context=tls
-            ) as reply:
-                return b'"true"' in reply.read()
-        except (urllib.error.URLError, OSError):
-            return False
+        with urllib.request.urlopen(
+            f"{self.url}{path}", timeout=_HTTP_SECONDS, context=tls
+        ) as reply:
+            body: bytes = reply.read()
+        return body
 
     def ctl(self, *arguments: str, user: str | None = None) -> str:
         """Run etcdctl against this server and return its output."""

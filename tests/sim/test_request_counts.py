@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob_operator.rendezvous.record_store import WRITE_BYTES, quota_of
+from elasticjob_rendezvous.protocol.kv import KeyValue, Range, WatchBatch
 from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.sim.plan import Plan
@@ -38,6 +40,17 @@ def test_first_round_needs_few_requests_per_member(nodes: int) -> None:
     assert len(counts) == nodes
     assert sum(counts) / nodes <= MOST_REQUESTS
     assert sorted(counts)[-2] <= MOST_REQUESTS  # every member but the coordinator
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 16, 64])
+def test_round_writes_less_than_a_hundredth_of_the_quota(nodes: int) -> None:
+    result = simulate(1, plan=gang(nodes))
+    batches: list[WatchBatch] = []
+    result.world.etcd.watch(Range("/", prefix=True), 1, batches.append)
+    events = [event for batch in batches for event in batch.events]
+    values = [event.value if isinstance(event, KeyValue) else b"" for event in events]
+    written = sum(len(event.key) + WRITE_BYTES for event in events) + sum(map(len, values))
+    assert nodes * 400 < written < quota_of(nodes).burst / 100
 
 
 def test_running_round_needs_no_requests() -> None:

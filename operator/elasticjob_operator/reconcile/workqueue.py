@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import count
 
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.reconcile.jobs import JobKey
-from elasticjob_rendezvous.token_bucket import TokenBucket
+from elasticjob_rendezvous.token_bucket import TokenBuckets
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,7 @@ class DelayingQueue:
     """Schedule of due keys and keys in progress. No I/O; times are the caller's clock."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[JobKey, TokenBucket] = OrderedDict()
-        """Rate limits of the jobs, in the order of their last reconciles."""
+        self._buckets = TokenBuckets[JobKey](BURST, RENEWAL_SECONDS)
         self._due: dict[JobKey, float] = {}
         self._heap: list[tuple[float, int, JobKey]] = []
         self._order = count()
@@ -72,7 +70,7 @@ class DelayingQueue:
             at, _, key = heapq.heappop(self._heap)
             if key in self._began or self._due.get(key) != at:
                 continue
-            bucket = self._bucket(key, now)
+            bucket = self._buckets.get(key, now)
             if not bucket.take(now):
                 self._due[key] = bucket.available_at
                 heapq.heappush(self._heap, (bucket.available_at, next(self._order), key))
@@ -116,14 +114,6 @@ class DelayingQueue:
         del self._began[key]
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], next(self._order), key))
-
-    def _bucket(self, key: JobKey, now: float) -> TokenBucket:
-        """Return a job's rate limit; drop those of jobs that were not reconciled lately."""
-        bucket = self._buckets.setdefault(key, TokenBucket(BURST, RENEWAL_SECONDS))
-        self._buckets.move_to_end(key)
-        while len(self._buckets) > 1 and next(iter(self._buckets.values())).is_full(now):
-            self._buckets.popitem(last=False)
-        return bucket
 
 
 class WorkQueue:

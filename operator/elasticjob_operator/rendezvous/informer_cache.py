@@ -24,7 +24,7 @@ from elasticjob_operator.domain.observed.etcd_records import (
     is_progress_only,
     prefix_of,
 )
-from elasticjob_operator.rendezvous.record_store import Quota, RecordStore
+from elasticjob_operator.rendezvous.record_store import Quota, RecordStore, size_of
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
 from elasticjob_rendezvous.protocol.kv import (
@@ -242,11 +242,14 @@ class InformerCache:
         self._tell(*store.jobs, *before.jobs)
 
     def _apply(self, batch: WatchBatch) -> None:
-        store = self._store
+        store, now = self._store, asyncio.get_running_loop().time()
         for event in batch.events:
             if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
                 continue  # already in the range's result
-            if isinstance(event, Deleted):
+            size = len(event.key) if isinstance(event, Deleted) else size_of(event)
+            if store.knows(prefix) and not store.wrote(prefix, size, now):
+                self._log_dropped(store, prefix)
+            elif isinstance(event, Deleted):
                 store.delete(prefix, event.key)
                 if prefix not in store.jobs:
                     self._progress_told.pop(prefix, None)
@@ -265,12 +268,15 @@ class InformerCache:
     def _put(self, store: RecordStore, prefix: str, kv: KeyValue) -> bool:
         if store.put(prefix, kv):
             return True
+        self._log_dropped(store, prefix)
+        return False
+
+    def _log_dropped(self, store: RecordStore, prefix: str) -> None:
         folder = folder_of(prefix)
         log.warning(
             "informer cache %s: dropped the records of %s: more than %s",
             self._target.key, folder, store.exceeded(folder),
         )  # fmt: skip
-        return False
 
     def _progress_is_due(self, prefix: str) -> bool:
         """Return True if a job's progress may be reported again: each reconcile costs requests."""

@@ -1,7 +1,8 @@
-"""Records of all jobs of one etcd, each job within a quota of keys and bytes. No I/O.
+"""Records of all jobs of one etcd, each job within a quota of keys, bytes and writes. No I/O.
 
 Any pod of a job may hold the job's etcd user, which may write any key below the job's folder. The
-operator keeps these records in memory, so their number and size are bounded.
+operator keeps these records in memory, so their number and size are bounded. etcd keeps the former
+values of a key until its next compaction, so the bytes written in a while are bounded too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from elasticjob_operator.domain.observed.etcd_records import folder_of, job_of
 from elasticjob_rendezvous.protocol.kv import KeyValue
+from elasticjob_rendezvous.token_bucket import TokenBuckets
 
 KEYS = 1000
 KEYS_PER_NODE = 16
@@ -20,22 +22,46 @@ BYTES_PER_NODE = 32 << 10
 """Bytes of one node: its record, its assignments in several rosters and a traceback of 8 KiB."""
 UNKNOWN_NODES = 256
 """Size assumed of a job until its object is read."""
+BURST_BYTES = 16 << 20
+BURST_BYTES_PER_NODE = 128 << 10
+"""Bytes that one node writes in about a hundred rounds."""
+BYTES_PER_SECOND = 64 << 10
+BYTES_PER_SECOND_AND_NODE = 1 << 10
+WRITE_BYTES = 128
+"""Bytes counted of each write, besides its key and value: an entry of etcd's index and history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Maximum number of keys of a job, and of bytes in their names and values."""
+    """Maximum of one job.
+
+    Attributes:
+        keys: number of its keys.
+        bytes: bytes in their names and values.
+        burst: bytes that it may write at once.
+        rate: bytes that it may write each second after that.
+    """
 
     keys: int
     bytes: int
+    burst: int
+    rate: int
 
     def __str__(self) -> str:
-        return f"{self.keys:,} keys and {self.bytes / (1 << 20):.1f} MiB"
+        return (
+            f"{self.keys:,} keys, {self.bytes / (1 << 20):.1f} MiB, or writes of "
+            f"{self.burst / (1 << 20):.1f} MiB and then {self.rate / (1 << 10):.0f} KiB/s"
+        )
 
 
 def quota_of(nodes: int) -> Quota:
     """Return the quota of a job with up to this number of nodes."""
-    return Quota(KEYS + KEYS_PER_NODE * nodes, BYTES + BYTES_PER_NODE * nodes)
+    return Quota(
+        keys=KEYS + KEYS_PER_NODE * nodes,
+        bytes=BYTES + BYTES_PER_NODE * nodes,
+        burst=BURST_BYTES + BURST_BYTES_PER_NODE * nodes,
+        rate=BYTES_PER_SECOND + BYTES_PER_SECOND_AND_NODE * nodes,
+    )
 
 
 @dataclass(slots=True)
@@ -91,14 +117,20 @@ class Usage:
 class RecordStore:
     """Records by job and key. `jobs` has those of each prefix: one incarnation of one job."""
 
-    def __init__(self, quotas: Iterable[tuple[str, Quota]] = ()) -> None:
+    def __init__(
+        self,
+        quotas: Iterable[tuple[str, Quota]] = (),
+        written: TokenBuckets[str] | None = None,
+    ) -> None:
         self.jobs: dict[str, dict[str, KeyValue]] = {}
         self._incarnations: dict[tuple[str, str], set[int]] = {}
         self._usages = {folder: Usage(quota) for folder, quota in quotas}
+        self._written = written or TokenBuckets(1, 1.0)  # each gets the size of its job's quota
 
     def emptied(self) -> RecordStore:
-        """Return a store without records, with the quotas of this one."""
-        return RecordStore((folder, usage.quota) for folder, usage in self._usages.items())
+        """Return a store without records, with the quotas and counted writes of this one."""
+        quotas = ((folder, usage.quota) for folder, usage in self._usages.items())
+        return RecordStore(quotas, self._written)
 
     def uids(self) -> tuple[tuple[str, str], ...]:
         """Return namespace and uid of every job that has a record."""
@@ -125,17 +157,31 @@ class RecordStore:
     def forget(self, folder: str) -> None:
         """Count a job's records from zero, after all of them were deleted."""
         self._usages.pop(folder, None)
+        self._written.forget(folder)
+
+    def wrote(self, prefix: str, size: int, now: float) -> bool:
+        """Count a change of `size` bytes; return False if its job's writes exceed their quota:
+        all of its records are dropped."""
+        folder = folder_of(prefix)
+        usage = self._usages.get(folder)
+        quota = usage.quota if usage is not None else quota_of(UNKNOWN_NODES)
+        bucket = self._written.get(folder, now)
+        bucket.size, bucket.refill_seconds = quota.burst, 1 / quota.rate
+        if bucket.take(now, size + WRITE_BYTES):
+            return True
+        self._usage(folder).exceeded = True
+        self._drop_all(folder)
+        return False
 
     def put(self, prefix: str, kv: KeyValue) -> bool:
         """Keep a record; return False if its job's records exceed their quota: all are dropped."""
         folder = folder_of(prefix)
         usage, job = self._usage(folder), self._job(prefix)
         before = job.get(kv.key)
-        if usage.put(_size(kv), None if before is None else _size(before)):
+        if usage.put(size_of(kv), None if before is None else size_of(before)):
             job[kv.key] = kv
             return True
-        for other in [one for one in self.jobs if folder_of(one) == folder]:
-            self._drop(other)
+        self._drop_all(folder)
         return False
 
     def delete(self, prefix: str, key: str) -> None:
@@ -144,7 +190,7 @@ class RecordStore:
         if (kv := job.pop(key, None)) is None:
             return
         usage = self._usage(folder)
-        usage.delete(_size(kv))
+        usage.delete(size_of(kv))
         if not job:
             self._drop(prefix)
         if not usage.keys:
@@ -162,6 +208,10 @@ class RecordStore:
                 self._incarnations.setdefault((namespace, uid), set()).add(incarnation)
         return self.jobs[prefix]
 
+    def _drop_all(self, folder: str) -> None:
+        for prefix in [one for one in self.jobs if folder_of(one) == folder]:
+            self._drop(prefix)
+
     def _drop(self, prefix: str) -> None:
         del self.jobs[prefix]
         if found := job_of(prefix):
@@ -172,5 +222,6 @@ class RecordStore:
                 del self._incarnations[namespace, uid]
 
 
-def _size(kv: KeyValue) -> int:
+def size_of(kv: KeyValue) -> int:
+    """Return the bytes of a record's name and value."""
     return len(kv.key) + len(kv.value)

@@ -1,4 +1,4 @@
-"""Quota of a job's records: keys and bytes counted, dropped when exceeded, others untouched."""
+"""Quota of a job's records: keys, bytes and writes counted, dropped when exceeded, others kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elasticjob_operator.rendezvous.record_store import (
     UNKNOWN_NODES,
+    WRITE_BYTES,
     RecordStore,
     quota_of,
 )
@@ -88,6 +89,54 @@ def test_forgotten_job_counts_from_zero() -> None:
     store.forget(FOLDER)
     assert store.knows(BAD)
     assert all(fill(store, BAD, 10))
+
+
+QUOTA = quota_of(UNKNOWN_NODES)
+EACH = (1 << 20) - WRITE_BYTES
+
+
+def write(store: RecordStore, prefix: str, now: float, most: int = 10_000) -> int:
+    """Write 1 MiB each until refused; return the number of writes that were allowed."""
+    return next(count for count in range(most) if not store.wrote(prefix, EACH, now))
+
+
+def test_job_that_overwrites_its_records_too_fast_is_dropped_alone() -> None:
+    store = RecordStore()
+    fill(store, BAD, 3)
+    fill(store, GOOD, 3)
+    assert write(store, BAD, 0.0) == QUOTA.burst >> 20
+    assert not store.knows(BAD)
+    assert kept(store) == [0, 0, 3]
+    assert store.exceeded(FOLDER) == QUOTA
+    assert store.wrote(GOOD, EACH, 0.0)
+
+
+def test_writes_at_the_allowed_rate_go_on() -> None:
+    store, seconds = RecordStore(), (1 << 20) / QUOTA.rate
+    fill(store, BAD, 1)
+    write(store, AGAIN, 0.0)
+    store = store.emptied()
+    assert all(store.wrote(BAD, EACH, (number + 1) * seconds) for number in range(100))
+    assert not store.wrote(BAD, EACH, 100.5 * seconds)
+
+
+def test_deleting_the_records_or_reading_them_again_allows_no_further_writes() -> None:
+    store = RecordStore()
+    fill(store, BAD, 1)
+    for _ in range(QUOTA.burst >> 20):
+        assert store.wrote(BAD, EACH, 0.0)
+    store.delete(BAD, f"{BAD}0")
+    assert kept(store) == [0, 0, 0]
+    assert not store.emptied().wrote(BAD, EACH, 0.0)
+
+
+def test_larger_job_may_write_more_and_a_forgotten_one_begins_anew() -> None:
+    store, nodes = RecordStore(), 4 * UNKNOWN_NODES
+    store.allow(FOLDER, nodes)
+    assert write(store, BAD, 0.0) == quota_of(nodes).burst >> 20
+    store.forget(FOLDER)
+    assert store.knows(BAD)
+    assert write(store, BAD, 0.0) == QUOTA.burst >> 20
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=60))
