@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from elasticjob_operator.domain.manifests.names import ACCESS_PATH, ROTATE_ANNOTATION
 from tests.e2e.console import Json, until
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
 from tests.e2e.job_namespace import JobNamespace
@@ -13,7 +14,7 @@ from tests.e2e.manifests import counting, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 NAME = "steady"
 
@@ -179,6 +180,34 @@ def test_etcd_that_lost_its_volume_does_not_disturb_training(
     answer = installation.anonymous_read()
     assert "user name is empty" in answer or "permission denied" in answer
     recovers(steady_job)
+
+
+def test_running_agents_log_in_as_the_rotated_etcd_user(
+    steady_job: JobNamespace, installation: Installation
+) -> None:
+    """The kubelet renews the mounted Secret; without the former user a new round is formed."""
+    uid = steady_job.job(NAME)["metadata"]["uid"]
+    (former,) = users_of(installation, uid)
+    steady_job.kubectl("annotate", f"ej/{NAME}", f"{ROTATE_ANNOTATION}=1", "--overwrite")
+    mounted = ("elasticjob-agent", f"cat {ACCESS_PATH}/user")
+
+    def renewed() -> bool:
+        found = {steady_job.exec(f"{NAME}-{index}", *mounted).strip() for index in range(2)}
+        return len(found) == 1 and former not in found
+
+    survive(
+        steady_job,
+        lambda: steady_job.until(renewed, "the kubelets to renew the Secret", 180),
+        lambda: installation.etcdctl("user", "delete", former),
+    )
+    (user,) = users_of(installation, uid)
+    assert user == f"{former}.1"
+    recovers(steady_job)
+    assert users_of(installation, uid) == [user]
+
+
+def users_of(installation: Installation, uid: str) -> list[str]:
+    return sorted(name for name in installation.etcdctl("user", "list").split() if uid in name)
 
 
 def test_standby_replica_takes_over_from_killed_active_replica(
