@@ -138,7 +138,7 @@ SEED ?= 1
 partitions: etcd ## run RUNS real network partitions from SEED on, as root; logs in build/partitions
 	$(PY) -m tests.partitions --runs $(RUNS) --seed $(SEED)
 
-.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods bench-goodput soak soak-cluster
+.PHONY: bench bench-rendezvous bench-recovery bench-frameworks bench-interop bench-crowd bench-overhead bench-pods bench-goodput gpu-check soak soak-cluster
 bench: bench-rendezvous bench-recovery bench-frameworks bench-crowd bench-overhead bench-interop ## run every benchmark
 bench-rendezvous: etcd ## time of N processes to get ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
@@ -156,6 +156,9 @@ bench-goodput: etcd ## steps completed under faults, ours and four other systems
 	$(PY) -m bench.goodput
 bench-pods: install ## recovery of a gang of pods on the cluster of `make cluster`: build/bench/pods.json
 	$(PY) -m bench.pods
+GPU_PYTHON ?= $(PY)
+gpu-check: install ## run NCCL gangs through faults on this machine's GPUs: build/gpu/report.md; GPU_PYTHON= has a CUDA torch
+	$(PY) -m bench.gpu --python $(GPU_PYTHON)
 soak: install ## run one training job through 200 random faults: build/bench/soak.json
 	$(PY) -m bench.soak
 soak-cluster: install etcd ## the same in pods, also killing the operator; on the running cluster, else on a new one

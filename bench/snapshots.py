@@ -1,4 +1,4 @@
-"""Cost of snapshots in memory: `python -m bench.snapshots`.
+"""Cost of snapshots in memory: `python -m bench.snapshots`, or with `--device cuda` on a GPU.
 
 Each model trains with and without snapshots in turns, in one process, so that both see the same
 machine: a snapshot after each step, complete on return; the same, copied during the next step; and
@@ -7,6 +7,7 @@ at the default interval, which adapts to the cost. The small model is that of `e
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import time
@@ -32,15 +33,16 @@ MODES: Mapping[str, Callable[[torch.optim.Optimizer], dict[str, Any]]] = Mapping
 
 
 def training(
-    width: int, depth: int, samples: int
+    width: int, depth: int, samples: int, device: str = "cpu"
 ) -> tuple[Callable[[], None], nn.Module, torch.optim.Optimizer]:
     """Return a training step of a network with `depth` layers, and its objects."""
     layers: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    model = nn.Sequential(*layers, nn.Linear(width, 10)).to(device)
     optimizer = torch.optim.Adam(model.parameters())
-    pixels, labels = torch.randn(samples, 64), torch.randint(10, (samples,))
+    pixels = torch.randn(samples, 64, device=device)
+    labels = torch.randint(10, (samples,), device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -51,10 +53,15 @@ def training(
 
 
 def measure(
-    name: str, mode: str, shape: tuple[int, int, int], steps: int, turns: int = TURNS
+    name: str,
+    mode: str,
+    shape: tuple[int, int, int],
+    steps: int,
+    turns: int = TURNS,
+    device: str = "cpu",
 ) -> None:
     """Print the cost of snapshots in blocks of `steps` steps, with and without them in turns."""
-    step, model, optimizer = training(*shape)
+    step, model, optimizer = training(*shape, device)
     folder = Path(os.environ[layout.SNAPSHOT_FOLDER])
     for path in folder.iterdir():
         path.unlink()
@@ -75,6 +82,8 @@ def measure(
                 taken += snapshots.save(done, state, torch.get_rng_state)
         if saves:
             snapshots.close()
+        if device != "cpu":
+            torch.cuda.synchronize()
         return (time.perf_counter() - began) / steps
 
     seconds(True)
@@ -93,11 +102,19 @@ def measure(
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench.snapshots")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    device = parser.parse_args().device
     torch.set_num_threads(1)
     folder = SnapshotFolder()
     os.environ.update(folder.environment)
     try:
         for mode in MODES:
+            if device == "cuda":
+                measure("8 MB", mode, (800, 1, 8192), 100, device=device)
+                measure("100 MB", mode, (2000, 2, 16384), 40, turns=5, device=device)
+                measure("770 MB", mode, (8000, 1, 16384), 20, turns=3, device=device)
+                continue
             measure("digits", mode, (128, 0, 96), 500)
             measure("8 MB", mode, (800, 1, 512), 30)
             measure("100 MB", mode, (2000, 2, 1024), 8, turns=3)

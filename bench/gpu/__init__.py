@@ -1,0 +1,1 @@
+"""Check of recovery on accelerators: `python -m bench.gpu`."""
