@@ -13,8 +13,9 @@ import sys
 import sysconfig
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import getpid
+from types import CodeType
 from typing import Any
 
 # Packages whose identifiers and exit functions stay within the process. Their other effects, such
@@ -188,10 +189,11 @@ class Identifiers:
         if not new:
             return []
         drawn = _DrawnValues(self._began, getpid() if self._numbered else 0)
+        literals = _Literals(new)
         found = []
         for name in new:
             for value in _values(sys.modules[name], name):
-                if what := drawn.is_one(value):
+                if (what := drawn.is_one(value)) and not literals.include(value, name):
                     found.append((f"keeps {what} (module {name})", name))
                     break
         return found
@@ -248,6 +250,50 @@ class _DrawnValues:
     def _in(self, seconds: float) -> bool:
         low, high = self._wall
         return low - 1 <= seconds <= high and (seconds >= low or seconds == int(seconds))
+
+
+class _Literals:
+    """Literals in the source of these modules.
+
+    A literal may equal a clock by chance: on a machine that has just started, `time.monotonic` is
+    a small number.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._of: dict[str, frozenset[tuple[type, Any]]] = {}
+
+    def include(self, value: Any, module: str) -> bool:
+        """Return True if the module, or a module of its package, has the value as a literal."""
+        key = (type(value), value)
+        if key[0] not in (int, float, str):
+            return False
+        package = module.partition(".")[0]
+        rest = (name for name in self._modules if name.partition(".")[0] == package)
+        return any(key in self._literals(name) for name in (module, *rest))
+
+    def _literals(self, module: str) -> frozenset[tuple[type, Any]]:
+        if module not in self._of:
+            self._of[module] = frozenset(_literals(module))
+        return self._of[module]
+
+
+def _literals(module: str) -> Iterator[tuple[type, Any]]:
+    """Yield the numbers and texts in a module's Python code, with their types."""
+    loader: Any = getattr(getattr(sys.modules[module], "__spec__", None), "loader", None)
+    try:
+        todo = [loader.get_code(module)]
+    except (AttributeError, ImportError, OSError, SyntaxError, ValueError):
+        return
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        if kind is CodeType:
+            todo += value.co_consts
+        elif kind in (tuple, frozenset):
+            todo += value
+        elif kind in (int, float, str):
+            yield kind, value
 
 
 def _utc() -> Any:

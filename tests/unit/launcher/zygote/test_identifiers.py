@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import importlib
+import itertools
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,3 +38,64 @@ def test_value_of_no_clock_is_ignored(monkeypatch: pytest.MonkeyPatch, value: ob
 @pytest.mark.parametrize("clock", [time.time, time.monotonic, time.time_ns, datetime.datetime.now])
 def test_value_of_a_clock_is_recognised(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
     assert found(monkeypatch, clock) == ["keeps the time of its import (module some_pkg)"]
+
+
+def imported(monkeypatch: pytest.MonkeyPatch, folder: Path, **sources: str) -> list[str]:
+    """Return the refusals of a package with these modules, on a machine that runs since 35 s."""
+    package = folder / "some_pkg"
+    package.mkdir()
+    for name, source in {"__init__": "", **sources}.items():
+        (package / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    clock = itertools.chain([35.25], itertools.count(36.123456789))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    identifiers, before = Identifiers(), set(sys.modules)
+    identifiers.begin()
+    try:
+        for name in sources:
+            importlib.import_module(f"some_pkg.{name}")
+        return [reason for reason, _ in identifiers.found()]
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["ZERO = 35.586178159", "ZEROS = [14.1, 35.586178159, 36.01]", "AT = {'x': (35.5, -1)}",
+     "class Zeta:\n    zeros = (35.586178159,)"],
+)  # fmt: skip
+def test_literal_that_equals_the_clock_by_chance_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    assert imported(monkeypatch, tmp_path, zeta=source) == []
+
+
+def test_literal_of_another_module_of_the_package_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = imported(
+        monkeypatch, tmp_path, zeta="ZERO = 35.586178159", names="from some_pkg.zeta import ZERO"
+    )
+    assert found == []
+
+
+def test_clock_that_is_read_beside_literals_is_recognised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = "import time\nZERO = 35.586178159\nBEGAN = time.monotonic()"
+    found = imported(monkeypatch, tmp_path, clock=source)
+    assert found == ["keeps the time of its import (module some_pkg.clock)"]
+
+
+@pytest.mark.parametrize("uptime", [15, 35, 60, 110, 190])
+def test_mpmath_is_preloaded_on_a_machine_that_has_just_started(
+    monkeypatch: pytest.MonkeyPatch, uptime: int
+) -> None:
+    pytest.importorskip("mpmath.functions.zeta")
+    identifiers = Identifiers()
+    clock = iter([float(uptime), float(uptime + 5)])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    identifiers.begin()
+    identifiers._modules -= {name for name in sys.modules if name.startswith("mpmath")}
+    assert identifiers.found() == []
