@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.environment_changes import (
@@ -21,8 +21,11 @@ from elasticjob_launcher.zygote.search_path import added_folders
 
 MAX_FILES = 100
 MAX_SOURCE_BYTES = 1024 * 1024
-# Loaded by torch on demand, in every run of a program that mentions the key: 2 s if cold.
-_IMPLIED = {"DistributedDataParallel": "torch._dynamo"}
+_LAZY = "torch._dynamo"
+"""Module that torch loads on demand when an optimizer is created: 2 to 6 s if cold."""
+_OPTIMIZING = frozenset({"DistributedDataParallel", "optim", "Trainer"})
+"""Names in programs that create an optimizer, or let one of these packages create it."""
+_TRAINING = frozenset({"torch", "accelerate", "lightning", "pytorch_lightning", "transformers"})
 
 
 class WantedImport(NamedTuple):
@@ -137,9 +140,8 @@ class _Program:
                 self._import(found, certain)
 
         self._changes.file(tree, source.path, main, imports, certain)
-        for name, module in _IMPLIED.items():
-            if _mentions(tree, name):
-                self._steps.append(WantedImport(module))
+        if _imports(tree, _TRAINING) and _mentions(tree, _OPTIMIZING):
+            self._steps.append(WantedImport(_LAZY))
 
     def _search_path(self, tree: ast.Module, path: str) -> None:
         put = added_folders(tree, path)
@@ -244,8 +246,22 @@ def _locations(spec: Any) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
-def _mentions(tree: ast.Module, name: str) -> bool:
+def _imports(tree: ast.Module, packages: Collection[str]) -> bool:
+    """Return True if the file imports one of these packages or a part of it."""
     return any(
-        name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
+        found.module.partition(".")[0] in packages
         for node in nodes(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for found in _wanted(node, "")
     )
+
+
+def _mentions(tree: ast.Module, names: Collection[str]) -> bool:
+    """Return True if one of these names is used, imported, or part of an imported module's name."""
+    for node in nodes(tree):
+        parts = (getattr(node, name, None) for name in ("id", "attr", "name", "module"))
+        if any(
+            part in names for each in parts if isinstance(each, str) for part in each.split(".")
+        ):
+            return True
+    return False

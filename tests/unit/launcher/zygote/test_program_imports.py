@@ -66,6 +66,7 @@ import no_such_module
     found = project.read(source).wanted
     assert [wanted.module for wanted in found] == [
         "torch.nn", "numpy", "torch", "yaml", "json", "argparse", "csv", "decimal",
+        "torch._dynamo",
     ]  # fmt: skip
     assert found[2] == WantedImport("torch", ("distributed", "optim"))
 
@@ -113,12 +114,34 @@ def main():
     assert Project(tmp_path).read(source).sets == {"A", "B", "C", "D", "E"}
 
 
-def test_ddp_in_source_preloads_its_lazy_imports(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    for source in ("import torch\nx = torch.nn.parallel.DistributedDataParallel",
-                   "from torch.nn.parallel import DistributedDataParallel as DDP"):  # fmt: skip
-        assert "torch._dynamo" in project.modules(source)
-    assert "torch._dynamo" not in project.modules("import torch")
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nx = torch.nn.parallel.DistributedDataParallel",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "import torch\ntorch.optim.AdamW(())",
+        "from torch.optim import AdamW",
+        "import torch.optim.lr_scheduler as schedulers",
+        "import torch\nfrom torch import nn, optim",
+        "from transformers import Trainer, TrainingArguments",
+        "import lightning as L\nL.Trainer()",
+    ],
+)
+def test_program_with_an_optimizer_preloads_the_modules_that_it_loads(
+    tmp_path: Path, source: str
+) -> None:
+    assert "torch._dynamo" in Project(tmp_path).modules(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import torch", "import optax.optim", "class Trainer: pass", "from .torch import optim",
+     "import torch\noptimism = 'optim'"],
+)  # fmt: skip
+def test_program_without_an_optimizer_of_torch_preloads_no_more(
+    tmp_path: Path, source: str
+) -> None:
+    assert "torch._dynamo" not in Project(tmp_path).modules(source)
 
 
 def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
