@@ -34,6 +34,7 @@ NOT_RUN = {
     r"elasticjob (convert|validate) ": "tests/unit/cli/commands",
     r"make (demo|cluster images|dist)$": "builds or runs for minutes; has tests of its own",
     r"make cluster && ": "starts a cluster",
+    r"make gpu-check": "needs a GPU; tests/integration/test_benchmarks.py runs it on the CPU",
     r"(kubectl|helm) ": "acts on a cluster: tests/e2e runs the workflows of kubectl and helm",
     r"docker |cosign |gh ": "needs a registry or the forge",
     r"(VERSION|MINE)=|for name in |done$": "copies images between registries",

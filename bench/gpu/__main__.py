@@ -75,6 +75,7 @@ def main() -> int:
     chosen = cases(gangs(devices, options.backend), [Fault(each) for each in options.faults])
     if options.warm_only:
         chosen = [case for case in chosen if case.warm]
+    chosen = [case for case in chosen if (case.model or "plain") in options.variants]
     if options.without_peers:
         chosen = [case for case in chosen if case.system is System.OURS]
     logs = options.output / "logs"
@@ -107,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="", help="default: both")
     parser.add_argument("--faults", nargs="+", choices=list(Fault), default=list(Fault))
+    variants = ["plain", "snapshots", "compiled"]
+    parser.add_argument("--variants", nargs="+", choices=variants, default=variants)
     parser.add_argument("--warm-only", action="store_true", help="no cold starts")
     parser.add_argument("--without-peers", action="store_true", help="no torchrun")
     parser.add_argument("--limit-seconds", type=float, default=180.0, help="for each recovery")

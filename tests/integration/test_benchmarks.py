@@ -69,3 +69,27 @@ def test_soak_faults_do_not_stop_training(tmp_path: Path) -> None:
     assert len(content["faults"]) == FAULTS
     assert content["accuracy"] >= 0.95
     assert content["left"] == []
+
+
+@pytest.mark.timeout(240)
+def test_gpu_check_of_snapshots_recovers_on_the_cpu_without_lost_steps(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--device=cpu", "--backend=gloo", "--warm-only",
+         "--variants=snapshots", "--faults=kill-worker", f"--output={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads((tmp_path / "report.json").read_text())["results"]
+    assert result["cause"] == "failure"
+    assert result["seconds"] > 0
+    assert result["steps_lost"] <= 2
+    assert len(list((tmp_path / "logs").iterdir())) == 1
+
+
+def test_gpu_check_without_a_device_says_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", f"--output={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "finds no CUDA device: run this on a machine with one" in done.stderr
