@@ -165,6 +165,8 @@ MESSAGE_CHARACTERS = 16 * 1024
 """Maximum message length. A longer message, such as a log in an exception, keeps its start and
 end: searching it must not block the agent."""
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_NATIVE_WARNING = re.compile(r"^\[[IW]\d{4} \d\d:\d\d:\d\d\.\d+ \S+:\d+\] .*\n?", re.MULTILINE)
+"""Information or warning of torch's native code, such as that of NCCL at exit after a traceback."""
 _SEQUENCES = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 """Colours and cursor movements of a script's output, which a message does not need."""
 _LINE_END = re.compile(r"\r\n?")
@@ -227,7 +229,7 @@ def from_stderr(tail: str, final_only: bool = False) -> ErrorReport | None:
     With `final_only` the traceback must be the last output: a worker that did not end by itself
     may have caught and logged an earlier one.
     """
-    text = _RANK_PREFIX.sub("", encodable(tail))
+    text = _NATIVE_WARNING.sub("", _RANK_PREFIX.sub("", encodable(tail)))
     head, aborted, rest = text.rpartition(ABORTED_AT_EXIT)
     text = head if aborted and not rest.strip() else text
     found = last_raised(text)

@@ -264,6 +264,26 @@ def test_traceback_is_read_from_stderr_without_torch_prefixes() -> None:
     assert failure.traceback.startswith("Traceback (most recent call last):\n  File")
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank0]:"])
+def test_warnings_of_native_code_after_a_traceback_are_no_part_of_its_message(prefix: str) -> None:
+    warning = (
+        f"{prefix}[W1127 03:12:33.615816734 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
+        "destroy_process_group() was not called before program exit (function operator())\n"
+    )
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    account = from_stderr(warning + TRACEBACK + memory + "\n" + warning * 8, final_only=True)
+    assert account is not None
+    assert account.message == memory
+    assert account.traceback == TRACEBACK + memory
+
+
+def test_errors_of_native_code_stay_in_the_message() -> None:
+    error = "[E1127 03:12:33.615816734 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught a timeout"
+    account = from_stderr(f"{TRACEBACK}RuntimeError: stopped\n{error}\n")
+    assert account is not None
+    assert account.message == f"RuntimeError: stopped\n{error}"
+
+
 @pytest.mark.parametrize(
     ("exit_", "message"),
     [
