@@ -107,11 +107,11 @@ format: install ## fix lint errors and format the code
 
 .PHONY: check
 check: lint types imports generated docs ## run lint, types, docs, unit tests, 1,000 simulated schedules: under a minute
-	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
+	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit tests/sim
 
 .PHONY: test
 test: lint types imports generated docs etcd kubernetes corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
-	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) tests/unit tests/sim tests/integration
+	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) --dist worksteal tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 
 .PHONY: mutation
