@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerState
-from elasticjob_agent.core.model import Event, RuntimeEvent, State, WorkersCounted
+from elasticjob_agent.core.model import Event, RuntimeEvent, State
 from elasticjob_agent.polling.agreement import AssignedRanks, RoleInstanceInfo
 from elasticjob_agent.polling.join import HandlerAnswer, hosts_store, partial_roster
 from elasticjob_agent.worker_runtime import Started
@@ -26,7 +26,6 @@ __all__ = [
     "roster_of",
     "update_group",
 ]
-
 
 MASTER_SECONDS = 30.0
 """Maximum wait for rank 0 to write MASTER_ADDR and MASTER_PORT. It gets its rank when all do."""
@@ -87,9 +86,6 @@ def roster_of(group: WorkerGroup, member: str, restarts: int) -> Roster:
 def update_group(group: WorkerGroup, state: State, event: Event) -> bool:
     """Update the group from the agent's state; return True if its workers have just started."""
     directive, node_group = state.directive, state.group
-    if isinstance(event, WorkersCounted):
-        group.spec.local_world_size = event.workers
-        group.workers = [Worker(local_rank=index) for index in range(event.workers)]
     # The group may be ahead: `_rendezvous` updates it before the directive arrives.
     if isinstance(directive, Run) and directive.roster.number > group.round:
         _apply_roster(group, directive)
