@@ -112,8 +112,9 @@ def test_signal_does_not_interrupt_leave(settings: AgentSettings) -> None:
 
 def test_default_rendezvous_is_etcd_v3(settings: AgentSettings) -> None:
     agent = Agent(settings, LocalRuntime(("true",)), lambda state: pytest.fail("not entered"))
-    hello = Hello(("true",), 9, "python", "/", 5000, None)
-    member = member_settings(settings, "session", replace(agent.progress.state, hello=hello))
+    state = replace(agent.progress.state, hello=Hello(("true",), 9, "python", "/", 5000, None))
+    uncounted = replace(settings, slots=None)  # the launcher counted the workers in `state`
+    member = member_settings(uncounted, "session", state)
     identity, bounds = member.config.identity, member.config.bounds
     assert bounds is not None
     assert (identity.role, identity.slots, bounds.max_restarts) == ("trainer", 2, 0)
