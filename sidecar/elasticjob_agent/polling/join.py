@@ -29,7 +29,7 @@ class Place:
 
 
 class RoundJoiner(Protocol):
-    """Port to join a round, called in a thread; `SimpleElasticAgent` implements it."""
+    """Port to join a round, called in a thread: `node_rendezvous.NodeJoiner`, the torch API."""
 
     def join_round(self, charge: bool, restarts: int, least: int) -> Place:
         """Block until this node has a place in a round numbered above `least`.
