@@ -81,14 +81,23 @@ class Listener:
 
     `handle` serves one connection, until it returns or is cancelled; its third argument counts
     the connection as kept and returns False if it must end instead. `limit_bytes` is the maximum
-    size of a line. The listener closes each connection and in the end the socket.
+    size of a line, `accept_again_seconds` the pause after a connection that could not be accepted.
+    The listener closes each connection and in the end the socket.
     """
 
-    def __init__(self, sock: socket.socket, caps: Caps, handle: Handler, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        caps: Caps,
+        handle: Handler,
+        limit_bytes: int,
+        accept_again_seconds: float = ACCEPT_AGAIN_SECONDS,
+    ) -> None:
         sock.setblocking(False)
         self._socket: socket.socket | None = sock
         self._handle = handle
         self._limit_bytes = limit_bytes
+        self._accept_again_seconds = accept_again_seconds
         self._admission: Admission[asyncio.Task[None]] = Admission(caps)
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = False
@@ -133,7 +142,7 @@ class Listener:
                 refusals.warn(log, "could not accept a peer's connection", error)
                 # A pending connection would otherwise cause a busy loop.
                 self._pause()
-                self._loop.call_later(ACCEPT_AGAIN_SECONDS, self._resume)
+                self._loop.call_later(self._accept_again_seconds, self._resume)
                 return
             self._begin(connection, str(peer[0]))
 

@@ -40,7 +40,7 @@ from elasticjob_agent.core.model import (
     Timer,
 )
 from elasticjob_agent.core.step import step, wake_at
-from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous
+from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous, StateReader
 from elasticjob_agent.signals import Signals
 from elasticjob_agent.worker_groups import WorkerGroups
 from elasticjob_agent.worker_runtime import WorkerRuntime
@@ -106,8 +106,8 @@ class Agent:
     Args:
         settings: settings of the node.
         runtime: worker runtime.
-        enter: makes the rendezvous member, given the port at which the launcher answers
-            probes; called once, after the worker runtime's first `Hello`.
+        enter: makes the rendezvous member, given a function that returns the agent's state;
+            called once, after the worker runtime's first `Hello`.
         hooks: see `AgentHooks`.
     """
 
@@ -115,7 +115,7 @@ class Agent:
         self,
         settings: NodeSettings,
         runtime: WorkerRuntime,
-        enter: Callable[[int], Rendezvous],
+        enter: Callable[[StateReader], Rendezvous],
         hooks: AgentHooks | None = None,
     ) -> None:
         self._settings = settings
@@ -199,7 +199,7 @@ class Agent:
             self.progress = Progress(state, now)
             self._hooks.observed(state, event)
             if self._rendezvous is None and state.hello is not None:
-                self._rendezvous = self._enter(state.hello.probe_port)
+                self._rendezvous = self._enter(lambda: self.progress.state)
                 self._groups.set_deadline(self._live_until)
                 self._rendezvous.on_evidence(self._groups.renew)
                 await stack.enter_async_context(self._rendezvous)

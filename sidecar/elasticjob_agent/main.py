@@ -9,23 +9,24 @@ import asyncio
 import logging
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from elasticjob_agent import settings as agent_settings
-from elasticjob_agent.api.native_handler import DirectedHandler
-from elasticjob_agent.api.runtime_agent import NodeElasticAgent
-from elasticjob_agent.api.spec import WorkerSpec
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.agent import Agent
+from elasticjob_agent.core.model import Ending, ExitCode, State
 from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
+from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
+from elasticjob_agent.ports import Rendezvous, StateReader
 from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
 from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
-from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import command_log_folder
 from elasticjob_agent.worker_runtime import NodeCommand, WorkerRuntime
 from elasticjob_rendezvous.api import RendezvousHandler
-from elasticjob_rendezvous.etcd.member import MemberSettings
+from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+from elasticjob_rendezvous.etcd.parameters import BACKEND
 from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.text import printable
@@ -62,10 +63,6 @@ def write_termination_message(path: Path | None, message: str) -> OSError | None
 log = logging.getLogger("elasticjob.agent")
 
 NONCE_BYTES = 6
-LAUNCHERS_COMMAND = "launcher"
-"""Placeholder entrypoint: the launcher, not the agent, has the workers' command."""
-MONITOR_SECONDS = 1.0
-SHUTDOWN_SECONDS = 15.0
 
 
 def run_beside_launcher() -> int:
@@ -149,18 +146,25 @@ def identity_of(settings: AgentSettings) -> Identity:
     )
 
 
-def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
-    """Return the handler of this node for the job's v3 rendezvous."""
+def member_settings(settings: AgentSettings, session: str, state: State) -> MemberSettings:
+    """Return the settings of this node in the job's v3 rendezvous.
+
+    `state` is the agent's, after the first `Hello` of its launcher.
+    """
+    assert state.hello is not None
+    identity = replace(
+        identity_of(settings), slots=state.facts.slots, launcher_port=state.hello.probe_port
+    )
     config = Config(
         prefix=settings.prefix,
-        identity=identity_of(settings),
+        identity=identity,
         session_nonce=session,
         bounds=settings.bounds,
         jitter=secrets.randbelow(1000) / 1000,
         orphan_seconds=settings.orphan_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
     )
-    member = MemberSettings(
+    return MemberSettings(
         endpoints=settings.etcd.endpoints,
         config=config,
         job_key=settings.job_key,
@@ -171,30 +175,11 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         bind_address=settings.bind_address,
         key_in_etcd=settings.key_in_etcd,
     )
-    return DirectedHandler(member, settings.run_id)
 
 
-def elastic_agent(
-    settings: AgentSettings,
-    runtime: WorkerRuntime,
-    handler: RendezvousHandler,
-    reporter: JobReporter | None = None,
-) -> NodeElasticAgent:
-    """Return this node's agent behind torch's elastic agent API."""
-    bounds = settings.bounds or RendezvousParams(1, 1)
-    spec = WorkerSpec(
-        role=settings.role,
-        local_world_size=settings.slots or 1,  # replaced by the number that the launcher counts
-        rdzv_handler=handler,
-        entrypoint=LAUNCHERS_COMMAND,
-        max_restarts=bounds.max_restarts,
-        monitor_interval=MONITOR_SECONDS,
-        local_addr=settings.address,
-    )
-    return NodeElasticAgent(spec, settings, runtime, None if reporter is None else reporter.stepped)
-
-
-def job_reporter(settings: AgentSettings, session: str, handler: RendezvousHandler) -> JobReporter:
+def job_reporter(
+    settings: AgentSettings, session: str, handler: RendezvousHandler | None
+) -> JobReporter:
     """Return the reporter of store problems and, for a job without records in etcd v3, of its
     status."""
     return JobReporter(
@@ -202,7 +187,7 @@ def job_reporter(settings: AgentSettings, session: str, handler: RendezvousHandl
         session,
         settings.prefix,
         settings.bounds or RendezvousParams(1, 1),
-        handler.get_backend(),
+        BACKEND if handler is None else handler.get_backend(),
         settings.job_key,
         getattr(handler, "setting_up", lambda: False),
     )
@@ -221,50 +206,37 @@ async def run_agent(
     `to_the_end`: the process exits right after this, so signals are ignored from then on.
     """
     _prefix_rendezvous_logs(settings)
-    used = v3_handler(settings, session) if handler is None else handler
-    reporter = job_reporter(settings, session, used)
-    elastic = elastic_agent(settings, runtime, used, None if handler is None else reporter)
-    reporter.trouble = lambda: elastic.shell.trouble
-    reporter.workers = lambda: elastic.shell.progress.state.facts.slots
+    reporter = job_reporter(settings, session, handler)
+    polled = None if handler is None else NodeRendezvous(settings, handler, reporter.stepped)
+
+    def enter(state: StateReader) -> Rendezvous:
+        if polled is not None:
+            return polled.enter(state)
+        return RendezvousMember(member_settings(settings, session, state()))
+
+    agent = Agent(settings, runtime, enter)
+    reporter.trouble = lambda: agent.trouble
+    reporter.workers = lambda: agent.progress.state.facts.slots
     # A kubelet's SIGTERM, which follows the trainer's end, must not interrupt the last writes.
-    with elastic.shell.signals.handling(to_the_end):
-        ending = await _run_and_serve(settings, elastic, reporter)
-        if handler is not None:
-            await _release_handler(handler, ending, elastic.alone)
+    with agent.signals.handling(to_the_end):
+        ending = await _run_and_serve(settings, agent, reporter)
+        if polled is not None:
+            await polled.release(ending)
         await explain_end(settings, ending)
     return ending
 
 
-async def _run_and_serve(
-    settings: AgentSettings, elastic: NodeElasticAgent, reporter: JobReporter
-) -> Ending:
+async def _run_and_serve(settings: AgentSettings, agent: Agent, reporter: JobReporter) -> Ending:
     """Run the agent and its health server."""
     address, port = settings.bind_address, settings.health_port
     try:
-        async with serve_status(elastic.shell, address, port, settings.control, reporter):
-            ending = await elastic.run_in_loop()
+        async with serve_status(agent, address, port, settings.control, reporter):
+            ending = await agent.run()
             await reporter.end_read()
             return ending
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         return Ending(ExitCode.USAGE, ExitCode.USAGE, text)
-
-
-async def _release_handler(handler: RendezvousHandler, ending: Ending, alone: bool) -> None:
-    """Release the handler; close the rendezvous only at the job's end.
-
-    Handlers like torch's close the rendezvous on `shutdown`, so otherwise call `leave` if present.
-    """
-    ended = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
-    let_go = (
-        handler.shutdown if ended and not alone else getattr(handler, "leave", handler.shutdown)
-    )
-    for call in (let_go, getattr(handler, "close", None)):
-        try:
-            if call is not None:
-                await in_thread(call, SHUTDOWN_SECONDS)
-        except Exception as error:
-            log.warning("cannot leave the rendezvous: %r", error)
 
 
 async def explain_end(settings: AgentSettings, ending: Ending) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from elasticjob_agent.core.model import Event, State
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_agent.worker_runtime import StartWorkers
 from elasticjob_rendezvous.protocol.directives import Directive
 from elasticjob_rendezvous.protocol.worker_group import Local
+
+StateReader: TypeAlias = Callable[[], State]
+"""Returns the agent's state after its last step; callable in any thread."""
 
 
 class NodeSettings(Protocol):

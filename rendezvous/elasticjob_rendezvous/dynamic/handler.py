@@ -119,12 +119,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
         close_on_shutdown: bool = True,
         clock: Clock | None = None,
         sharing: Sharing | None = None,
+        publish_seconds: float = PUBLISH_SECONDS,
     ) -> None:
         clock = clock or Clock()
         self._node = node
         self._settings = settings
         self._backend = backend
         self._close_on_shutdown = close_on_shutdown
+        self._publish_seconds = publish_seconds
         self._actor = Actor(
             node=node,
             settings=settings,
@@ -316,7 +318,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         monotonic = self._actor.clock.monotonic
         began = monotonic()
         pause = 0.01
-        while (waited := monotonic() - began) < PUBLISH_SECONDS:
+        while (waited := monotonic() - began) < self._publish_seconds:
             info = self._kv(partial(self._masters.look, held, waited))
             if info is not None:
                 return info
@@ -330,8 +332,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             pause = min(0.2, 2 * pause)
         raise RendezvousTimeoutError(
             f"{held.master}, rank 0 of round {held.round}, did not publish its MASTER_ADDR within "
-            f"{PUBLISH_SECONDS:g} s; if it is a node of torch's own, the agent that hosted the "
-            "workers' store is gone: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+            f"{self._publish_seconds:g} s; if it is a node of torch's own, the agent that hosted "
+            "the workers' store is gone: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
         )
 
     def _broken(self, held: RankAssignment) -> bool:

@@ -40,7 +40,6 @@ from elasticjob_rendezvous.protocol.events import (
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2.0
-FIRST_REDIAL_SECONDS = 0.2
 LAST_REDIAL_SECONDS = 2.0
 ASK_AGAIN_TIMES = 4
 ASK_AGAIN_SECONDS = 0.1
@@ -73,6 +72,7 @@ async def hold_link(
     post: Callable[[Event], None],
     leaving: Callable[[], wire.Leaving],
     delay_seconds: float,
+    times: wire.LinkTimes = wire.LINK_TIMES,
 ) -> None:
     """Maintain a link to `link`'s agent until cancelled, and reconnect whenever it breaks.
 
@@ -82,17 +82,19 @@ async def hold_link(
     their new coordinator while it forms a round.
     """
     await asyncio.sleep(delay_seconds)
-    pause = FIRST_REDIAL_SECONDS
+    pause = times.first_redial_seconds
     logged: Refusal | None = None
     while True:
         refused = False
         try:
             async with _connection(link.address, link.port) as (reader, writer):
                 linked_at = asyncio.get_running_loop().time()
-                channel = await _greet(link, Peer(member, session), job_key(), reader, writer)
+                channel = await _greet(
+                    link, Peer(member, session), job_key(), reader, writer, times
+                )
                 post(LinkUp(link.member, link.session))
-                pause, logged = FIRST_REDIAL_SECONDS, None
-                await _listen(link, channel, reader, writer, post, leaving, linked_at)
+                pause, logged = times.first_redial_seconds, None
+                await _listen(link, channel, reader, writer, post, leaving, linked_at, times)
         except ConnectionRefusedError:
             refused = True
         except BadPeer as error:
@@ -112,12 +114,13 @@ async def _greet(
     job_key: bytes,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    times: wire.LinkTimes,
 ) -> Channel:
     """Prove possession of the job's key and verify that the coordinator holds it, too."""
-    exchange = await _challenged(me, Peer(link.member, link.session), reader)
+    exchange = await _challenged(me, Peer(link.member, link.session), reader, times)
     question = link_question(job_key, exchange)
     writer.write(wire.line(question))
-    answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+    answer = await wire.read(reader, times.handshake_seconds)
     exchange, mac = read_link_answer(job_key, exchange, answer, question["mac"])
     if exchange.answerer.member != link.member:
         text = f"the agent at {link.address}:{link.port} is {exchange.answerer.member!r}"
@@ -125,9 +128,11 @@ async def _greet(
     return Channel(job_key, exchange, mac, coordinates=False)
 
 
-async def _challenged(me: Peer, target: Peer, reader: asyncio.StreamReader) -> Exchange:
+async def _challenged(
+    me: Peer, target: Peer, reader: asyncio.StreamReader, times: wire.LinkTimes
+) -> Exchange:
     """Return an exchange with the challenge of the process at the other end."""
-    challenge = read_challenge(await wire.read(reader, wire.HANDSHAKE_SECONDS))
+    challenge = read_challenge(await wire.read(reader, times.handshake_seconds))
     return Exchange(me, wire.nonce(), target, challenge)
 
 
@@ -139,6 +144,7 @@ async def _listen(
     post: Callable[[Event], None],
     leaving: Callable[[], wire.Leaving],
     linked_at: float,
+    times: wire.LinkTimes,
 ) -> None:
     """Post the coordinator's messages and send heartbeats, until either side disconnects."""
     loop = asyncio.get_running_loop()
@@ -150,16 +156,16 @@ async def _listen(
         now = loop.time()
         if now >= next_beat:
             writer.write(channel.seal({**count.line(now), **wire.leaving_line(leaving())}))
-            next_beat = now + wire.HEARTBEAT_SECONDS
-        patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
+            next_beat = now + times.heartbeat_seconds
+        patience = times.silence_seconds if quiet else times.quiet_seconds
         wait = min(next_beat, heard + patience) - now + 0.01
         try:
             line = await wire.read_line(reader, max(wait, wire.LAST_LOOK_SECONDS))
         except TimeoutError:
             silence = loop.time() - heard
-            if silence > wire.SILENCE_SECONDS + wire.LAST_LOOK_SECONDS and quiet:
+            if silence > times.silence_seconds + wire.LAST_LOOK_SECONDS and quiet:
                 raise
-            if silence > wire.QUIET_SECONDS and not quiet:
+            if silence > times.quiet_seconds and not quiet:
                 quiet = True
                 post(LinkQuiet(link.member, link.session))
             continue
@@ -173,31 +179,35 @@ async def _listen(
             post(LeavesTold(told))
 
 
-async def ask(probe: Probe, asker: Peer, job_key: bytes) -> Probed:
+async def ask(
+    probe: Probe, asker: Peer, job_key: bytes, times: wire.LinkTimes = wire.LINK_TIMES
+) -> Probed:
     """Probe a member's launcher, or its agent if the workers are the agent's children.
 
     A dying process may still accept a connection and then drop it; the probe is then repeated.
     """
     for _ in range(ASK_AGAIN_TIMES):
         try:
-            verdict, live_seconds = await _ask_once(probe, asker, job_key)
+            verdict, live_seconds = await _ask_once(probe, asker, job_key, times)
             return Probed(probe.member, probe.session, verdict, live_seconds)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             await asyncio.sleep(ASK_AGAIN_SECONDS)
     return Probed(probe.member, probe.session, Verdict.UNKNOWN)
 
 
-async def _ask_once(probe: Probe, asker: Peer, job_key: bytes) -> tuple[Verdict, float | None]:
+async def _ask_once(
+    probe: Probe, asker: Peer, job_key: bytes, times: wire.LinkTimes
+) -> tuple[Verdict, float | None]:
     """Probe once; return the verdict and the remaining seconds of the workers' deadline."""
     port = probe.launcher_port or probe.agent_port
     try:
         async with _connection(probe.address, port) as (reader, writer):
-            exchange = await _challenged(asker, Peer(probe.member, probe.session), reader)
+            exchange = await _challenged(asker, Peer(probe.member, probe.session), reader, times)
             extends = probe.live_until > 0
             kind = PROBE_LAUNCHER if probe.launcher_port else PROBE_AGENT
             question = probe_question(job_key, exchange, kind, probe.round, extends)
             writer.write(wire.line(question))
-            message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+            message = await wire.read(reader, times.handshake_seconds)
             exchange, answer = read_probe_answer(job_key, exchange, message, question["mac"])
             verdict = _judge(probe, answer, reached_address(writer.get_extra_info("peername")))
             known = verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE)

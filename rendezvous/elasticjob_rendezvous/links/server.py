@@ -73,6 +73,7 @@ class PeerServer:
         live_until: Callable[[], float | None] = lambda: None,
         vouched_until: Callable[[], float | None] = lambda: None,
         session: Callable[[], str] = lambda: "",
+        times: wire.LinkTimes = wire.LINK_TIMES,
     ) -> None:
         self._member = member
         self._job_key = job_key
@@ -82,6 +83,7 @@ class PeerServer:
         self._live_until = live_until
         self._vouched_until = vouched_until
         self._session = session
+        self._times = times
         self._listener: Listener | None = None
         self._links: dict[Peer, _Link] = {}
         self._round = 0
@@ -96,7 +98,9 @@ class PeerServer:
         """Bind and listen; return the port."""
         sock = listening_socket(self._bind_address, 0, BACKLOG)
         port: int = sock.getsockname()[1]
-        self._listener = Listener(sock, CAPS, self._serve, wire.MAX_LINE_BYTES)
+        self._listener = Listener(
+            sock, CAPS, self._serve, wire.MAX_LINE_BYTES, self._times.accept_again_seconds
+        )
         self._beat()
         return port
 
@@ -119,7 +123,7 @@ class PeerServer:
     def _beat(self) -> None:
         self._tell()
         loop = asyncio.get_running_loop()
-        self._heart = loop.call_later(wire.HEARTBEAT_SECONDS, self._beat)
+        self._heart = loop.call_later(self._times.heartbeat_seconds, self._beat)
 
     def _tell(self) -> None:
         now, vouched_until = asyncio.get_running_loop().time(), self._vouched_until()
@@ -148,7 +152,7 @@ class PeerServer:
         """Let the peer prove itself, then answer its probe or keep its link."""
         nonce, asked_at = wire.nonce(), asyncio.get_running_loop().time()
         writer.write(wire.line(challenge(nonce)))
-        message = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+        message = await wire.read(reader, self._times.handshake_seconds)
         question = read_question(self._job_key, message, nonce, (LINK, PROBE_AGENT))
         exchange = answering(question, Peer(self._member, self._session()), nonce)
         if question.ask != LINK:
@@ -189,7 +193,7 @@ class PeerServer:
         try:
             while True:
                 try:
-                    line = await wire.read_line(reader, wire.QUIET_SECONDS)
+                    line = await wire.read_line(reader, self._times.quiet_seconds)
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
                     line = await self._last_word(reader)
@@ -206,10 +210,11 @@ class PeerServer:
                 del self._links[question.asker]
                 self._post(PeerDown(member, session))
 
-    @staticmethod
-    async def _last_word(reader: asyncio.StreamReader) -> bytes:
+    async def _last_word(self, reader: asyncio.StreamReader) -> bytes:
         """Wait for a member that missed heartbeats, up to the maximum silence of a link."""
         try:
-            return await wire.read_line(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
+            return await wire.read_line(
+                reader, self._times.silence_seconds - self._times.quiet_seconds
+            )
         except TimeoutError:
             return await wire.read_line(reader, wire.LAST_LOOK_SECONDS)

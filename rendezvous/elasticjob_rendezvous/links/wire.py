@@ -36,15 +36,12 @@ from elasticjob_launcher.proof import (
     read_seconds,
     read_whole,
 )
+from elasticjob_rendezvous.listener import ACCEPT_AGAIN_SECONDS
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
 from elasticjob_rendezvous.protocol.text import one_line
 
-HEARTBEAT_SECONDS = 0.5
-QUIET_SECONDS = 1.5
-SILENCE_SECONDS = 3.0
 LAST_LOOK_SECONDS = 0.05
 """Last read before a timeout: a process that was suspended first reads the pending lines."""
-HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
 MAX_REASON_CHARACTERS = 100
@@ -52,6 +49,30 @@ REMEMBERED_LINES = 64
 """Maximum number of unacknowledged lines kept; a link is dropped after a silence of six lines."""
 
 Leaving = tuple[LeaveNotice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Times of links and probes.
+
+    Args:
+        heartbeat_seconds: interval of the lines that each side of a link sends.
+        quiet_seconds: silence after which a link counts as quiet.
+        silence_seconds: silence after which a link is closed.
+        handshake_seconds: maximum wait for each line by which the sides prove themselves.
+        first_redial_seconds: pause before the first reconnection of a link; later ones are longer.
+        accept_again_seconds: pause of the server after a connection that it could not accept.
+    """
+
+    heartbeat_seconds: float = 0.5
+    quiet_seconds: float = 1.5
+    silence_seconds: float = 3.0
+    handshake_seconds: float = 2.0
+    first_redial_seconds: float = 0.2
+    accept_again_seconds: float = ACCEPT_AGAIN_SECONDS
+
+
+LINK_TIMES = LinkTimes()
 
 
 def seconds(value: float) -> float:

@@ -9,7 +9,6 @@ may call all of them.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import secrets
@@ -17,26 +16,40 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.api import ranks
+from elasticjob_agent.api.event_emitter import EventEmitter
 from elasticjob_agent.api.events import EventSource
 from elasticjob_agent.api.method_runtime import MethodRuntime
 from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.native_handler import DirectedHandler
-from elasticjob_agent.api.rank_assignment import RankAssigner, RestartBudget
-from elasticjob_agent.api.run_loop import PeriodicRecorder, run_result, run_to_end
-from elasticjob_agent.api.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from elasticjob_agent.api.run_loop import PeriodicRecorder, call_shutdown, run_result, run_to_end
+from elasticjob_agent.api.spec import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from elasticjob_agent.core.model import Ending, Event, State
-from elasticjob_agent.core.polling import JoinTrouble, PollingState, PollingTerms
+from elasticjob_agent.core.polling import JoinTrouble, PollingTerms
+from elasticjob_agent.polling.agreement import (
+    RestartBudget,
+    RoleInstanceInfo,
+    agreement_store,
+    assign_ranks,
+    known_ranks,
+    ranks_between,
+)
 from elasticjob_agent.polling.handler_rendezvous import HandlerRendezvous
-from elasticjob_agent.polling.join import Place
+from elasticjob_agent.polling.join import Place, join_through_handler
 from elasticjob_agent.polling.poll import trouble_of
-from elasticjob_agent.polling.round_store import TERMINAL_STATE_SYNC_ID, barrier
-from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous
+from elasticjob_agent.polling.round_store import TERMINAL_STATE_SYNC_ID, barrier, synchronize
+from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous, StateReader
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_agent.worker_runtime import StartWorkers, WorkerRuntime
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
@@ -99,7 +112,7 @@ class ElasticAgent(ABC):
         """Return the worker group; the agent modifies it while it runs."""
 
 
-class SimpleElasticAgent(RankAssigner, ElasticAgent):
+class SimpleElasticAgent(EventEmitter, ElasticAgent):
     """Agent for one `WorkerSpec`. A subclass starts, stops and monitors the workers.
 
     Args:
@@ -118,11 +131,12 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
         super().__init__(WorkerGroup(spec))
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
+        self._store: Any = None
+        self._budget = RestartBudget()
         self._shell: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ours: HandlerRendezvous | None = None
         self._active_runtime: WorkerRuntime | None = None
-        self._stepped: Callable[[PollingState, PollingState], None] | None = None
 
     # -- for subclasses ---------------------------------------------------------------
 
@@ -166,15 +180,8 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
         return MethodRuntime(self, self._worker_group, spec.monitor_interval)
 
     def _adjust_start(self, order: StartWorkers) -> StartWorkers:
-        """Adjust the order to start workers before the worker runtime gets it.
-
-        If the handler hosts torch's store at MASTER_ADDR and MASTER_PORT, no worker may host it.
-        """
-        if not getattr(self._worker_group.spec.rdzv_handler, "use_agent_store", False):
-            return order
-        env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        workers = tuple(replace(worker, env={**worker.env, **env}) for worker in order.workers)
-        return replace(order, workers=workers)
+        """Adjust the order to start workers before the worker runtime gets it."""
+        return order
 
     def _return_values(self, number: int) -> dict[int, Any]:
         """Return the return values of a successful round's workers, by global rank."""
@@ -209,19 +216,8 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
         finally:
             if self._shell is not None and self._shell.signals.last is not None:
                 death_sig = self._shell.signals.last
-            self._end(death_sig)
+            call_shutdown(self._shutdown, death_sig, self._shutdown_timeout)
             self._total_execution_time = int(time.monotonic() - began)
-
-    def _end(self, death_sig: signal.Signals | None) -> None:
-        """Call `_shutdown` with the arguments it accepts: older subclasses take no timeout."""
-        takes = inspect.signature(self._shutdown).parameters.values()
-        options: dict[str, Any] = {}
-        if any(each.name == "timeout" or each.kind is each.VAR_KEYWORD for each in takes):
-            options["timeout"] = self._shutdown_timeout
-        if death_sig is None:
-            self._shutdown(**options)
-        else:
-            self._shutdown(death_sig, **options)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the agent to its end in a new event loop."""
@@ -244,11 +240,6 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
             )
         return self._shell
 
-    @property
-    def alone(self) -> bool:
-        """True if this node's workers are done and the state of the others is unknown."""
-        return self._ours is not None and self._ours.alone
-
     def leave(self, reason: str) -> None:
         """Ask a running agent to leave the job with its node. Thread-safe."""
         if self._loop is None:
@@ -264,13 +255,15 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
         ):
             return await shell.run()
 
-    def _enter(self, launcher_port: int) -> Rendezvous:
+    def _enter(self, state: StateReader) -> Rendezvous:
         """Return this node's rendezvous: the v3 member itself, or an adapter of the handler."""
         spec = self._worker_group.spec
         directed = self._directed()
         if directed is not None:
+            hello = state().hello
+            assert hello is not None, "the agent enters after it"
             slots, budget = spec.local_world_size, spec.max_restarts
-            return directed.member(slots, spec.role, launcher_port, budget)
+            return directed.member(slots, spec.role, hello.probe_port, budget)
         node = self._node() if self._shell is None else self._shell.settings
         terms = PollingTerms(
             node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds, node.name
@@ -281,7 +274,6 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
             self,
             spec.monitor_interval,
             self._exit_barrier_timeout,
-            self._stepped,
         )
         return self._ours
 
@@ -290,7 +282,7 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
 
         None if `_rendezvous` or `_assign_worker_ranks` is overridden.
         """
-        handler, ours, theirs = self._worker_group.spec.rdzv_handler, RankAssigner, type(self)
+        handler, ours, theirs = self._worker_group.spec.rdzv_handler, SimpleElasticAgent, type(self)
         if (
             theirs._rendezvous is not ours._rendezvous
             or theirs._assign_worker_ranks is not ours._assign_worker_ranks
@@ -307,10 +299,98 @@ class SimpleElasticAgent(RankAssigner, ElasticAgent):
         self._rendezvous(group)
         group.round = max(group.round, least + 1)
         member = self.shell.settings.member
-        total, served = self._budget.total, self._master_served
-        return Place(ranks.roster_of(group, member, total, served), group.store)
+        return Place(ranks.roster_of(group, member, self._budget.total), group.store)
 
-    # -- steps, for a custom run loop -----------------------------------------------------
+    # -- steps, also for a custom run loop --------------------------------------------------
+
+    @prof
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Join the next round and assign ranks to this node's workers. Blocks."""
+        spec = worker_group.spec
+        with self.record_duration("RENDEZVOUS"):
+            place = join_through_handler(spec.rdzv_handler)
+        if place.master is None:  # an old handler: rank 0 writes the address
+            if place.group_rank == 0:
+                self._set_master_addr_port(
+                    place.store, spec.master_addr, spec.master_port, spec.local_addr
+                )
+            place = place.at(*self._get_master_addr_port(place.store))
+        assert place.master is not None
+        self._store = worker_group.store = place.store
+        shared = agreement_store(place.store)
+        self._budget.announce(shared)
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            worker_group.workers = self._assign_worker_ranks(
+                place.store, place.group_rank, place.group_world_size, spec
+            )
+        self._budget.agree(shared)
+        worker_group.group_rank = place.group_rank
+        worker_group.group_world_size = place.group_world_size
+        worker_group.round = max(place.number, worker_group.round + 1)
+        worker_group.master_addr = spec.master_addr or place.master[0]
+        worker_group.master_port = spec.master_port or place.master[1]
+        self._remaining_restarts = min(
+            self._remaining_restarts, spec.max_restarts - self._budget.total
+        )
+        log.info(
+            "[%s] rendezvous %d: group rank %d of %d, workers %s, master %s:%d",
+            spec.role, worker_group.round, place.group_rank, place.group_world_size,
+            worker_group.workers, worker_group.master_addr, worker_group.master_port,
+        )  # fmt: skip
+
+    @prof
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Return this node's workers with ranks that all agents agree on through the store.
+
+        If all nodes are identical (TORCH_ELASTIC_WORKER_IDENTICAL=1), the ranks are computed
+        without the store.
+        """
+        slots = spec.local_world_size
+        mine = RoleInstanceInfo(spec.role, group_rank, slots)
+        known = known_ranks(spec.rdzv_handler, group_rank, slots)
+        return ranks.ranked_workers(assign_ranks(store, mine, group_world_size, known), slots)
+
+    def _share_and_gather(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[RoleInstanceInfo]:
+        """Exchange roles and sizes; return those of all agents in group rank order."""
+        mine = RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
+        found = synchronize(
+            store, mine.serialize(), group_rank, group_world_size, "torchelastic/role_info"
+        )
+        return [RoleInstanceInfo.deserialize(raw) for raw in found]
+
+    def _get_ranks(
+        self,
+        role_infos: list[RoleInstanceInfo],
+        role_idx: int,
+        start_idx: int = 0,
+        end_idx: int = -1,
+    ) -> tuple[int, list[int]]:
+        """Return the number of workers between two indices, and the ranks of one agent's."""
+        return ranks_between(role_infos, role_idx, start_idx, end_idx)
+
+    @staticmethod
+    def _set_master_addr_port(
+        store: Any, master_addr: str | None, master_port: int | None, local_addr: str | None
+    ) -> None:
+        """Write the address of rank 0's store: as given, else this host and a free port."""
+        address = master_addr or local_addr or socket.getfqdn(socket.gethostname())
+        store.set("MASTER_ADDR", address.encode())
+        store.set("MASTER_PORT", str(master_port or ranks.free_port()).encode())
+
+    @staticmethod
+    def _get_master_addr_port(store: Any) -> tuple[str, int]:
+        """Return the address and port that rank 0 wrote with `_set_master_addr_port`.
+
+        Raises:
+            RendezvousTimeoutError: rank 0 did not write it in time, for example because the
+                handler returns bootstrap information instead.
+        """
+        ranks.await_master(store)
+        return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
 
     @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:

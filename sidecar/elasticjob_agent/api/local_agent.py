@@ -1,5 +1,8 @@
 """`LocalElasticAgent`: runs functions or programs as workers on this machine.
 
+`run` passes a worker runtime to the agent. Steps that are called one by one use the same kind of
+runtime, and if a subclass overrides steps, `run` uses those.
+
 A function runs in a program that calls it or, with `fork`, in a fork of this process. Workers
 stuck in uninterruptible sleep in the kernel are detected: no signal ends them.
 """
@@ -7,6 +10,7 @@ stuck in uninterruptible sleep in the kernel are detected: no signal ends them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -19,26 +23,42 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SHUTDOWN_SECONDS, NodeConfig
-from elasticjob_agent.api.runtime_agent import RuntimeElasticAgent
+from elasticjob_agent.api import ranks
+from elasticjob_agent.api.agent import (
+    EXIT_BARRIER_SECONDS,
+    SHUTDOWN_SECONDS,
+    NodeConfig,
+    SimpleElasticAgent,
+)
+from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.spec import (
     DEFAULT_ROLE,
     DefaultLogsSpecs,
+    ProcessFailure,
     RunResult,
     Std,
+    WorkerGroup,
     WorkerSpec,
     WorkerState,
     logs_specs_of,
     streams_of,
 )
-from elasticjob_agent.core.model import Ending
+from elasticjob_agent.core.model import Ending, StartGroup
 from elasticjob_agent.ports import NodeSettings
 from elasticjob_agent.runtimes.forked import ForkedRuntime
 from elasticjob_agent.runtimes.function_entrypoint import CallFolder, FunctionCall, with_local_rank
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.settings import LogSettings, uninterruptible_seconds, visible_devices
 from elasticjob_agent.tempdirs import TempDir
-from elasticjob_agent.worker_runtime import StartWorkers, WorkerRuntime, WorkerStart
+from elasticjob_agent.threads import BlockingRuntime
+from elasticjob_agent.worker_files import RunLogs
+from elasticjob_agent.worker_groups import start_workers
+from elasticjob_agent.worker_runtime import (
+    StartWorkers,
+    WorkerRuntime,
+    WorkerRuntimeError,
+    WorkerStart,
+)
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger("elasticjob.agent")
@@ -94,9 +114,10 @@ def _process_state(pid: int) -> str:
 LOOK_SECONDS = 1.0
 """Maximum interval between checks for workers that are stuck in the kernel."""
 START_METHODS = ("spawn", "fork", "forkserver")
+STEPS = ("_start_workers", "_stop_workers", "_monitor_workers")
 
 
-class LocalElasticAgent(RuntimeElasticAgent):
+class LocalElasticAgent(SimpleElasticAgent):
     """Agent that runs the spec's workers as its child processes, each in its own process group.
 
     Args:
@@ -147,6 +168,7 @@ class LocalElasticAgent(RuntimeElasticAgent):
         self._scratch: TempDir | None = None
         self._call_folder: CallFolder | None = None
         self._settings: NodeConfig | None = None
+        self._blocking: BlockingRuntime | None = None
         self._devices(spec.local_world_size - 1)  # raise for too few devices before the first round
 
     # -- workers that are stuck in the kernel -------------------------------------------
@@ -175,6 +197,7 @@ class LocalElasticAgent(RuntimeElasticAgent):
             await asyncio.wait([life])
 
     def _is_stuck(self) -> bool:
+        """Return True if a worker can neither continue nor be restarted on this machine."""
         pids = [worker.id for worker in self._worker_group.workers if isinstance(worker.id, int)]
         if not self._sleepers.stuck(pids, time.monotonic()):
             return False
@@ -190,7 +213,12 @@ class LocalElasticAgent(RuntimeElasticAgent):
             self._settings = replace(node, logs=LogSettings(self._made_log_folder(node.run_id)))
         return self._settings
 
+    def _runtime(self) -> WorkerRuntime:
+        own = any(getattr(type(self), s) is not getattr(LocalElasticAgent, s) for s in STEPS)
+        return super()._runtime() if own else self._make_runtime()
+
     def _make_runtime(self) -> WorkerRuntime:
+        """Create a worker runtime."""
         spec = self._worker_group.spec
         if isinstance(spec.entrypoint, str):
             return LocalRuntime((spec.entrypoint,))
@@ -204,7 +232,6 @@ class LocalElasticAgent(RuntimeElasticAgent):
         return LocalRuntime(keep_fds=folder.write(call))
 
     def _adjust_start(self, order: StartWorkers) -> StartWorkers:
-        order = super()._adjust_start(order)
         workers = tuple(self._adjust_worker(order.round, worker) for worker in order.workers)
         return replace(order, workers=workers)
 
@@ -269,10 +296,65 @@ class LocalElasticAgent(RuntimeElasticAgent):
             for worker in self._worker_group.workers
         }
 
+    # -- steps, for a custom run loop -----------------------------------------------------
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._blocking is None:
+            self._blocking = BlockingRuntime(self._make_runtime)
+        node = self._node()
+        logs = RunLogs(node.logs)
+        roster = ranks.roster_of(worker_group, node.member, self._restarts)
+        assignment = roster.assignment(node.member)
+        assert assignment is not None, "roster_of includes this node"
+        logs.prepare(roster.number, assignment.slots, assignment.base_rank)
+        order = start_workers(
+            StartGroup(roster, assignment, worker_group.spec.max_restarts),
+            self._blocking.hello,
+            logs,
+            None,
+            node.run_id,
+            node.logs.stream_bytes(assignment.slots),
+            dumps=False,
+        )
+        return dict(self._blocking.start(self._adjust_start(order)))
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._blocking is not None:
+            self._blocking.stop(float(self._shutdown_timeout))
+
+    @prof
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._blocking is None:
+            return RunResult(WorkerState.UNKNOWN)
+        exits = self._blocking.exits
+        logs = RunLogs(self._node().logs)
+        failures = {}
+        for local_rank, exit_ in exits.items():
+            if exit_.exit_code == 0:
+                continue
+            path = logs.error_file(worker_group.round, local_rank)
+            code = -exit_.signal if exit_.signal is not None else exit_.exit_code
+            failures[worker_group.workers[local_rank].global_rank] = ProcessFailure(
+                local_rank, exit_.pid, code or 1, "" if path is None else str(path)
+            )
+        if failures:
+            return RunResult(WorkerState.FAILED, {}, failures)
+        if len(exits) < len(worker_group.workers):
+            return RunResult(WorkerState.UNHEALTHY if self._is_stuck() else WorkerState.HEALTHY)
+        return RunResult(WorkerState.SUCCEEDED, self._return_values(worker_group.round))
+
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
     ) -> None:
-        super()._shutdown(death_sig, timeout)
+        """End the workers that `_start_workers` started. Those of `run` have already ended."""
+        blocking, self._blocking = self._blocking, None
+        if blocking is not None:
+            with contextlib.suppress(WorkerRuntimeError, TimeoutError):
+                blocking.signal(death_sig)
+                blocking.stop(float(timeout))
+            blocking.close()
         scratch, self._scratch, self._call_folder = self._scratch, None, None
         if scratch is not None:
             scratch.close()

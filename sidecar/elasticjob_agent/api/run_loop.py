@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import signal
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -86,6 +88,20 @@ class PeriodicRecorder:
         while True:
             await asyncio.sleep(self._interval_seconds)
             self._record()
+
+
+def call_shutdown(
+    shutdown: Callable[..., None], death_sig: signal.Signals | None, timeout: int
+) -> None:
+    """Call `_shutdown` with the arguments it accepts: older subclasses take no timeout."""
+    takes = inspect.signature(shutdown).parameters.values()
+    options: dict[str, Any] = {}
+    if any(each.name == "timeout" or each.kind is each.VAR_KEYWORD for each in takes):
+        options["timeout"] = timeout
+    if death_sig is None:
+        shutdown(**options)
+    else:
+        shutdown(death_sig, **options)
 
 
 def run_result(

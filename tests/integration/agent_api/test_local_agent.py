@@ -216,6 +216,24 @@ def test_program_entrypoint_receives_arguments(capfd: pytest.CaptureFixture[str]
     assert sorted(out.splitlines()) == ["<0> rank 0 --shard=0", "<1> rank 1 --shard=1"]
 
 
+class OwnSteps(LocalElasticAgent):
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return super()._start_workers(worker_group)
+
+
+@pytest.mark.parametrize("agent", [LocalElasticAgent, OwnSteps])
+def test_no_worker_hosts_the_store_of_a_handler_that_hosts_it(
+    agent: type[LocalElasticAgent], capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Hosting(MemoryHandler):
+        use_agent_store = True
+
+    code = "import os; print(os.environ['TORCHELASTIC_USE_AGENT_STORE'])"
+    job = spec(sys.executable, "-c", code, handler=Hosting(Gang()), local_world_size=1)
+    assert agent(job).run().state is WorkerState.SUCCEEDED
+    assert capfd.readouterr().out == "True\n"
+
+
 def test_killed_program_reports_signal() -> None:
     job = spec("sh", "-c", "kill -9 $$", max_restarts=0, local_world_size=1)
     failure = LocalElasticAgent(job).run().failures[0]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elasticjob_agent.agent import Agent
 from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
-from elasticjob_agent.main import elastic_agent, run_agent, v3_handler
+from elasticjob_agent.main import job_reporter, member_settings, run_agent
+from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
+from elasticjob_agent.worker_runtime import Hello
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.launcher_rig import process_tag
 from tests.unit.agent.memory_rendezvous import Gang, MemoryHandler
@@ -80,9 +85,10 @@ def test_leaving_agent_does_not_close_the_run(settings: AgentSettings) -> None:
     handler = Gang(wanted=2).handler(seconds=30)
 
     async def bounded() -> Ending:
-        agent = elastic_agent(settings, LocalRuntime(("true",)), handler)
+        rendezvous = NodeRendezvous(settings, handler, lambda before, after: None)
+        agent = Agent(settings, LocalRuntime(("true",)), rendezvous.enter)
         async with asyncio.timeout(20):
-            running = asyncio.create_task(agent.run_in_loop())
+            running = asyncio.create_task(agent.run())
             while not handler.calls:
                 await asyncio.sleep(0.01)
             agent.leave("the pod is deleted")
@@ -105,9 +111,13 @@ def test_signal_does_not_interrupt_leave(settings: AgentSettings) -> None:
 
 
 def test_default_rendezvous_is_etcd_v3(settings: AgentSettings) -> None:
-    handler = v3_handler(settings, "session")
-    agent = elastic_agent(settings, LocalRuntime(("true",)), handler)
-    spec = agent.get_worker_group().spec
-    assert (spec.role, spec.local_world_size, spec.max_restarts) == ("trainer", 2, 0)
-    assert handler.identity.id == agent.shell.settings.member == "uid-1"
-    assert (handler.get_backend(), handler.get_run_id()) == ("elasticjob", "digits")
+    agent = Agent(settings, LocalRuntime(("true",)), lambda state: pytest.fail("not entered"))
+    state = replace(agent.progress.state, hello=Hello(("true",), 9, "python", "/", 5000, None))
+    uncounted = replace(settings, slots=None)  # the launcher counted the workers in `state`
+    member = member_settings(uncounted, "session", state)
+    identity, bounds = member.config.identity, member.config.bounds
+    assert bounds is not None
+    assert (identity.role, identity.slots, bounds.max_restarts) == ("trainer", 2, 0)
+    assert identity.id == agent.settings.member == "uid-1"
+    assert (identity.launcher_port, member.config.prefix) == (5000, "/elasticjob/default/digits/0/")
+    assert json.loads(job_reporter(settings, "session", None).answer())["backend"] == "elasticjob"

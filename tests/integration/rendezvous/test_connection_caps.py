@@ -129,13 +129,13 @@ def test_burst_of_members_from_many_addresses_is_linked_whole(
 
     async def member(port: int, number: int) -> None:
         source = f"127.1.{number // 250}.{number % 250 + 1}"
-        link = Link("id-a", "s1", "127.0.0.1", port)
+        link, me = Link("id-a", "s1", "127.0.0.1", port), Peer(f"m-{number}", "s")
         while True:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, local_addr=(source, 0)
             )
             try:
-                await dial._greet(link, Peer(f"m-{number}", "s"), KEY, reader, writer)
+                await dial._greet(link, me, KEY, reader, writer, wire.LINK_TIMES)
                 await wire.read_line(reader, SECONDS)
             except (OSError, EOFError, TimeoutError):  # a busy machine; members dial again
                 writer.close()
@@ -207,7 +207,7 @@ def test_silent_connection_is_closed_by_every_listener() -> None:
             ):
                 held.close()
                 await asyncio.gather(
-                    until_closed("links", links, wire.HANDSHAKE_SECONDS),
+                    until_closed("links", links, wire.LINK_TIMES.handshake_seconds),
                     until_closed("status", ports[0], 5),
                     until_closed("health", ports[1], 5),
                     until_closed("metrics", ports[2], 5),

@@ -193,7 +193,7 @@ def test_agent_learns_its_number_of_workers_before_it_enters_the_rendezvous(
     runtime.counted = 2
     agent: Agent
 
-    def enter(_: int) -> Rendezvous:
+    def enter(_: object) -> Rendezvous:
         numbers.append(agent.progress.state.facts.slots)
         return Rendezvous()
 

@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.api import events, metrics, rank_assignment
-from elasticjob_agent.api.rank_assignment import CHARGED_KEY, RESTARTS_KEY, RestartBudget
-from elasticjob_agent.api.ranks import (
-    AssignedRanks,
-    RoleInstanceInfo,
-    assign_identical,
-    assign_through_store,
-    join_through_handler,
-    known_ranks,
-    ranks_between,
-)
+from elasticjob_agent.api import events, metrics
 from elasticjob_agent.api.spec import (
     NOT_AVAILABLE,
     ProcessFailure,
@@ -32,7 +22,19 @@ from elasticjob_agent.api.spec import (
     streams_of,
 )
 from elasticjob_agent.core.polling import JoinTrouble
-from elasticjob_agent.polling import round_store
+from elasticjob_agent.polling import agreement, round_store
+from elasticjob_agent.polling.agreement import (
+    CHARGED_KEY,
+    RESTARTS_KEY,
+    AssignedRanks,
+    RestartBudget,
+    RoleInstanceInfo,
+    assign_identical,
+    assign_through_store,
+    known_ranks,
+    ranks_between,
+)
+from elasticjob_agent.polling.join import join_through_handler
 from elasticjob_agent.polling.poll import trouble_of
 from elasticjob_agent.runtimes.function_entrypoint import with_local_rank
 from elasticjob_rendezvous import api
@@ -252,8 +254,8 @@ def test_workers_use_store_of_rank_0_node_if_all_know_it(
 ) -> None:
     store = MemoryStore()
     for group_rank, served in offers:
-        rank_assignment.offer_store(store, group_rank, served)
-    assert rank_assignment.agreed_store_port(store, 3) == port
+        agreement.offer_store(store, group_rank, served)
+    assert agreement.agreed_store_port(store, 3) == port
 
 
 def test_rank_assignment_from_old_handlers_and_torch_v3_handlers() -> None:
@@ -270,14 +272,14 @@ def test_rank_assignment_from_old_handlers_and_torch_v3_handlers() -> None:
             return "store", 1, 2
 
     job = spec(rdzv_handler=Old())
-    place = join_through_handler(job)
+    place = join_through_handler(job.rdzv_handler)
     assert (place.store, place.group_rank, place.group_world_size, place.master, place.number) == (
         "store", 1, 2, None, 0,
     )  # fmt: skip
-    assert known_ranks(job, 1) == AssignedRanks(1, 4, 1, 3)
+    assert known_ranks(job.rdzv_handler, 1, 2) == AssignedRanks(1, 4, 1, 3)
     with pytest.raises(ValueError, match="give the handler slots=2"):
-        known_ranks(job, 0)
-    assert known_ranks(spec(), 0) is None
+        known_ranks(job.rdzv_handler, 0, 2)
+    assert known_ranks(spec().rdzv_handler, 0, 2) is None
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler, create_handler, wire
-from elasticjob_rendezvous.dynamic import handler as handler_module
 from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
 from elasticjob_rendezvous.dynamic.core.state import State, completed
+from elasticjob_rendezvous.dynamic.handler import new_node
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore
 from tests.unit.rendezvous.dynamic.builders import UTC_NOW, MemoryBackend, MemoryStore
 
@@ -280,15 +280,19 @@ def test_master_that_dies_before_publishing_is_not_waited_for(gang) -> None:
     assert (info.rank, info.world_size, info.round) == (0, 1, 1)
 
 
-def test_live_master_that_publishes_nothing_is_named(gang, monkeypatch) -> None:
-    monkeypatch.setattr(handler_module, "PUBLISH_SECONDS", 0.3)
+def test_live_master_that_publishes_nothing_is_named(gang) -> None:
     g = gang(min_nodes=2, max_nodes=2)
+    settings = g.handler().settings
+    handler = DynamicRendezvousHandler(
+        new_node("node-1"), settings, g.backend, g.store, publish_seconds=0.3
+    )
+    g.handlers[:] = [handler]
     silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
     with pytest.raises(RendezvousTimeoutError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
-        g.handler("node-1").next_rendezvous()
+        handler.next_rendezvous()
     assert set(g.state.participants) == {silent}
-    assert g.handlers[0].shutdown()
+    assert handler.shutdown()
     assert not g.state.closed  # it never had a round
 
 

@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -59,19 +59,9 @@ PATIENCE_SECONDS = 10.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-@pytest.fixture(autouse=True)
-def _quick_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the heartbeat and redial intervals."""
-    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr(dial, "FIRST_REDIAL_SECONDS", 0.02)
-
-
-@pytest.fixture
-def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reduce the silence limits to a sixth."""
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.25)
-    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
+QUICK = wire.LinkTimes(heartbeat_seconds=0.1, first_redial_seconds=0.02, accept_again_seconds=0.2)
+SHORT = replace(QUICK, silence_seconds=0.5, quiet_seconds=0.25, handshake_seconds=0.5)
+"""Silence limits of a sixth."""
 
 
 class Heard:
@@ -98,9 +88,11 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.asynccontextmanager
 async def coordinator(
-    heard: Heard, job_key: bytes = KEY, workers: int = 0
+    heard: Heard, job_key: bytes = KEY, workers: int = 0, times: wire.LinkTimes = QUICK
 ) -> AsyncIterator[tuple[PeerServer, int]]:
-    server = PeerServer("id-a", job_key, heard.post, HOST, lambda: workers, session=lambda: "s1")
+    server = PeerServer(
+        "id-a", job_key, heard.post, HOST, lambda: workers, session=lambda: "s1", times=times
+    )
     try:
         yield server, await server.start()
     finally:
@@ -114,11 +106,12 @@ async def link_to(
     leaving: Callable[[], wire.Leaving] = tuple,
     member: str = "id-a",
     job_key: bytes = KEY,
+    times: wire.LinkTimes = QUICK,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Hold member b's link to the agent at this port."""
     link = Link(member, "s1", HOST, port)
     task = asyncio.create_task(
-        dial.hold_link(link, "id-b", "s2", lambda: job_key, heard.post, leaving, 0.0)
+        dial.hold_link(link, "id-b", "s2", lambda: job_key, heard.post, leaving, 0.0, times)
     )
     try:
         yield task
@@ -175,7 +168,9 @@ def test_link_reports_the_duration_of_the_coordinator_evidence() -> None:
         here, there = Heard(), Heard()
         loop = asyncio.get_running_loop()
         until = loop.time() + 20.0
-        server = PeerServer("id-a", KEY, here.post, HOST, lambda: 1, vouched_until=lambda: until)
+        server = PeerServer(
+            "id-a", KEY, here.post, HOST, lambda: 1, vouched_until=lambda: until, times=QUICK
+        )
         port = await server.start()
         async with link_to(port, there):
             await there.until(LinkHeard("id-a", "s1", 0))
@@ -304,11 +299,10 @@ def test_member_detects_a_dead_coordinator_and_dials_again() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_short_silence")
 def test_silent_member_is_reported_as_gone() -> None:
     async def scenario() -> None:
         here = Heard()
-        async with coordinator(here) as (_, port):
+        async with coordinator(here, times=SHORT) as (_, port):
             member = await introduced(port)
             await here.until(PeerUp("id-b", "s2"))
             member.beat()
@@ -322,7 +316,6 @@ def test_silent_member_is_reported_as_gone() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_short_silence")
 def test_silent_coordinator_is_reported_as_gone() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = wire.nonce()
@@ -332,7 +325,7 @@ def test_silent_coordinator_is_reported_as_gone() -> None:
 
     async def scenario() -> None:
         there = Heard()
-        async with listening(silent) as port, link_to(port, there):
+        async with listening(silent) as port, link_to(port, there, times=SHORT):
             await there.until(LinkUp("id-a", "s1"))
             await there.until(LinkQuiet("id-a", "s1"))
             await there.until(LinkDown("id-a", "s1", refused=False))
@@ -341,14 +334,13 @@ def test_silent_coordinator_is_reported_as_gone() -> None:
     run(scenario())
 
 
-def test_message_after_missed_heartbeats_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_after_missed_heartbeats_is_received() -> None:
     """None of it is lost, and the next silence counts from there."""
-    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(wire, "SILENCE_SECONDS", PATIENCE_SECONDS)
+    patient = replace(QUICK, quiet_seconds=0.1, silence_seconds=PATIENCE_SECONDS)
 
     async def scenario() -> None:
         here = Heard()
-        async with coordinator(here) as (_, port):
+        async with coordinator(here, times=patient) as (_, port):
             member = await introduced(port)
             for _ in range(2):
                 await here.until(PeerQuiet("id-b", "s2"))
@@ -442,7 +434,6 @@ def test_member_does_not_link_to_another_member() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize(
     "line",
     [
@@ -460,7 +451,7 @@ def test_member_does_not_link_to_another_member() -> None:
 def test_unauthenticated_connection_is_closed_without_effect_on_others(line: bytes) -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
-        async with coordinator(here) as (_, port), link_to(port, there):
+        async with coordinator(here, times=SHORT) as (_, port), link_to(port, there, times=SHORT):
             await here.until(PeerUp("id-b", "s2"))
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(line)
@@ -504,7 +495,6 @@ def test_without_file_descriptors_the_server_pauses_accepting(
         return listeners[-1]
 
     monkeypatch.setattr(socket, "create_server", create_server)
-    monkeypatch.setattr(peer_listener, "ACCEPT_AGAIN_SECONDS", 0.2)
 
     async def scenario() -> None:
         here, there = Heard(), Heard()
@@ -532,7 +522,7 @@ def test_link_is_dialled_again_with_the_key_that_was_read_meanwhile() -> None:
         async with coordinator(here) as (_, port):
             link = Link("id-a", "s1", HOST, port)
             task = asyncio.create_task(
-                dial.hold_link(link, "id-b", "s2", lambda: keys[-1], there.post, tuple, 0.0)
+                dial.hold_link(link, "id-b", "s2", lambda: keys[-1], there.post, tuple, 0.0, QUICK)
             )
             await there.until(LinkDown("id-a", "s1", refused=False))
             keys.append(KEY)
@@ -553,7 +543,7 @@ def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, por
         heard = Heard()
         link = Link("id-a", "s1", address, port)
         task = asyncio.create_task(
-            dial.hold_link(link, "id-b", "s2", lambda: KEY, heard.post, lambda: (), 0.0)
+            dial.hold_link(link, "id-b", "s2", lambda: KEY, heard.post, lambda: (), 0.0, QUICK)
         )
         await heard.until(LinkDown("id-a", "s1", refused=False))
         await heard.until(LinkDown("id-a", "s1", refused=False))
@@ -576,8 +566,13 @@ def test_probe_of_unreachable_address_proves_nothing(address: str, port: int) ->
     run(scenario())
 
 
-async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a") -> Verdict:
-    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), B, KEY)
+async def verdict(
+    launcher_port: int,
+    agent_port: int = 0,
+    member: str = "id-a",
+    times: wire.LinkTimes = QUICK,
+) -> Verdict:
+    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), B, KEY, times)
     assert (probed.member, probed.session) == (member, "s1")
     return probed.verdict
 
@@ -649,7 +644,6 @@ def test_answer_with_another_key_proves_nothing() -> None:
     run(scenario())
 
 
-@pytest.mark.usefixtures("_short_silence")
 @pytest.mark.parametrize("said", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[]\n"])
 def test_silent_or_malformed_answer_proves_nothing(said: bytes | None) -> None:
     async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -659,7 +653,7 @@ def test_silent_or_malformed_answer_proves_nothing(said: bytes | None) -> None:
 
     async def scenario() -> None:
         async with listening(stranger) as port:
-            assert await verdict(port) is Verdict.UNKNOWN
+            assert await verdict(port, times=SHORT) is Verdict.UNKNOWN
 
     run(scenario())
 
