@@ -43,6 +43,7 @@ from elasticjob_operator.model import (
     parse_manifest,
 )
 from elasticjob_operator.reconcile.applier import EXPECTED
+from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.fault_guard import (
     NOW_SECONDS,
     RECONCILE_SECONDS,
@@ -51,7 +52,6 @@ from elasticjob_operator.reconcile.fault_guard import (
     JobApi,
 )
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
-from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
@@ -225,7 +225,7 @@ class Reconciler:
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._dependencies.owned_objects.drop_budget(job, memory)
         again = UNLISTED_SECONDS if memory.pods.unlisted else None
-        return _soonest(due_seconds(planned.wake_at, self._dependencies.now()), again)
+        return _soonest(_due_seconds(planned.wake_at, self._dependencies.now()), again)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed
@@ -233,7 +233,7 @@ class Reconciler:
         """Remove the user of a finished job; return the seconds until that is due."""
         due = None if memory.owned.revoked else access_ends_at(job, observed)
         if due is None or due > self._dependencies.now():
-            return due_seconds(due, self._dependencies.now())
+            return _due_seconds(due, self._dependencies.now())
         await source.revoke_access()
         note_revoked(memory)
         return None
@@ -250,7 +250,7 @@ class Reconciler:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
         # Past its deadline, the job still runs only to save: the plan has the time of its end.
-        return None if due is not None and due <= now else due_seconds(due, now)
+        return None if due is not None and due <= now else _due_seconds(due, now)
 
     async def _read(self, key: JobKey) -> Json | None:
         """Read the job live; drop a deleted predecessor of the same name."""
@@ -360,6 +360,11 @@ class Reconciler:
             *deletions_refused(applied.kept),
         )
         self._dependencies.events.record(Subject.of_job(job), found)
+
+
+def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
+    """Return the seconds until the plan's wake-up time; None without one."""
+    return None if wake_at is None else max((wake_at - now).total_seconds(), 0.0)
 
 
 def _soonest(*seconds: float | None) -> float | None:
