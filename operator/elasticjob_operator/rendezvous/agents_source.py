@@ -68,8 +68,12 @@ class AgentsSource(Unsteered):
         return Observation(self.observe_again(job, memory, Observed(seen, incarnation=newest)))
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
-        records = self.status.records(self.uid, {pod.uid for pod in seen.pods})
+        uids = {pod.uid for pod in seen.pods}
+        ended = {pod.uid for pod in seen.pods if pod.over}
+        records = self.status.records(self.uid, uids)
         memory.rendezvous = memory.rendezvous.with_members(records, seen.pods)
+        if ended:
+            records = self.status.records(self.uid, uids, ended)
         pods = without_members(seen.pods, memory.rendezvous.joined)
         view = self._view(job, memory, pods, records)
         return replace(seen, pods=pods, rendezvous=view, store=self.status.trouble(self.uid))

@@ -160,7 +160,9 @@ class Reported(AgentPoller):
         super().__init__(lambda *_: None, lambda: 0.0)
         self.found = found
 
-    def records(self, uid: str, pods: Collection[str]) -> Records | None:
+    def records(
+        self, uid: str, pods: Collection[str], ended: Set[str] = frozenset()
+    ) -> Records | None:
         return self.found
 
 
