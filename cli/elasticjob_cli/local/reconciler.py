@@ -161,7 +161,7 @@ class ReconcileLoop:
         found = self._rendezvous.records()
         if self.killed.is_set():
             observed = _killed(observed)
-        if found is not None and self._round_log.take(found):
+        if found is not None and self._round_log.take(found, observed.rendezvous.rounds):
             self._failures.clear()
             self._stored.save_rounds(self._round_log.rounds())
         status = next_status(self._stored.planned, observed, observed.rendezvous, _now())
