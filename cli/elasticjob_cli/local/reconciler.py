@@ -177,10 +177,10 @@ class ReconcileLoop:
         if len(self._failures) >= MOST_LAUNCH_FAILURES and phase not in FINISHED:
             last = self._failures[-1]
             # The newest pods' output may not be written yet.
-            said = last_line(*(pod.files.logs / TRAINER for pod in reversed(self._failures)))
+            output = last_line(*(pod.files.logs / TRAINER for pod in reversed(self._failures)))
             raise CommandError(
                 f"{len(self._failures)} pods ended before they were in a round, the last one with "
-                f"{last.launcher_exit}; its logs are in {last.files.logs}{said}"
+                f"{last.launcher_exit}; its logs are in {last.files.logs}{output}"
             )
 
     async def _pause(self, wake_at: datetime | None, seen: Observed) -> None:

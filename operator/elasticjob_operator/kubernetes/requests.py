@@ -57,10 +57,10 @@ def clock_offset_seconds(
     return min(max(known, least), most)
 
 
-def _parse_date(said: str) -> float | None:
+def _parse_date(date: str) -> float | None:
     """Parse a date into seconds since 1970; None if it is malformed."""
     try:
-        found = parsedate_to_datetime(said)
+        found = parsedate_to_datetime(date)
     except ValueError:
         return None
     return found.replace(tzinfo=found.tzinfo or UTC).timestamp()

@@ -319,10 +319,10 @@ class Reconciler:
     def _record_lost_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
         """Post one event per pod that lost its labels; the status shows the lasting condition."""
         lost = [pod for pod in seen.pods if pod.lost_labels]
-        told = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
+        events = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
         unlabelled_now = frozenset(pod.uid for pod in lost)
         memory.report = replace(memory.report, unlabelled=unlabelled_now)
-        self._dependencies.events.record(Subject.of_job(job), told)
+        self._dependencies.events.record(Subject.of_job(job), events)
 
     def _record_events(
         self, job: ElasticJob, before: Status, after: Status, applied: Applied

@@ -220,26 +220,26 @@ class AgentPoller:
         job = self._jobs.get(uid)
         if job is None:
             return None
-        job.reports = {member: said for member, said in job.reports.items() if member in pods}
+        job.reports = {member: report for member, report in job.reports.items() if member in pods}
         return self._merged(job, pods, ended)
 
     def has_seen_end(self, uid: str, member: str) -> bool:
         """Return True if this member reported the end of the job."""
         job = self._jobs.get(uid)
-        _, said = (None, None) if job is None else job.reports.get(member, (None, None))
-        return said is not None and said.state == RoundState.CLOSED
+        _, report = (None, None) if job is None else job.reports.get(member, (None, None))
+        return report is not None and report.state == RoundState.CLOSED
 
     def trouble(self, uid: str) -> SeenTrouble | None:
         """Return the store trouble that the job's agents report; None if they report none."""
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.target.agents}
-        said = (
+        reports = (
             [] if job is None else [one for one in self._valid_reports(job) if one.member in there]
         )
-        trouble = store_trouble(said)
+        trouble = store_trouble(reports)
         if trouble is None:
             return None
-        return SeenTrouble(trouble, tuple(sorted(one.member for one in said if one.store)))
+        return SeenTrouble(trouble, tuple(sorted(one.member for one in reports if one.store)))
 
     def is_settling(self, uid: str) -> bool:
         """Return True while the first poll of the job's agents is incomplete and still recent.
@@ -279,7 +279,9 @@ class AgentPoller:
             job.agents = {one: job.agents.get(one) or _AgentMemory() for one in target.agents}
             if target.sampled:  # its reports say nothing of members whose pods are gone
                 present = {one.member for one in target.agents}
-                job.reports = {name: said for name, said in job.reports.items() if name in present}
+                job.reports = {
+                    name: report for name, report in job.reports.items() if name in present
+                }
             now = self._clock()
             due = [one for one in _sample(job) if job.agents[one].due <= now]
             due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].asked_at))
@@ -322,14 +324,14 @@ class AgentPoller:
         known, began = job.agents[agent], self._clock()
         try:
             body = await self._ask_agent(agent, self._polling.port, job_key, _most_bytes(job))
-            said = read(body)
+            report = read(body)
         except POLL_ERRORS as error:
             log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
             known.fail(began, self._clock(), self._polling)
             return
         known.succeed(self._clock())
-        if said.member == agent.member:  # else another pod has the address by now
-            job.reports[agent.member] = self._clock(), said
+        if report.member == agent.member:  # else another pod has the address by now
+            job.reports[agent.member] = self._clock(), report
 
     def _log_failure(self, job: _PolledJob, error: Exception) -> None:
         logged = f"{type(error).__name__}: {error}"
@@ -353,16 +355,17 @@ class AgentPoller:
         self, job: _PolledJob, pods: Collection[str], ended: Set[str] = frozenset()
     ) -> Records | None:
         whole = [
-            said
-            for said in self._valid_reports(job)
-            if said.member in pods and (said.member not in ended or said.state == RoundState.CLOSED)
+            report
+            for report in self._valid_reports(job)
+            if report.member in pods
+            and (report.member not in ended or report.state == RoundState.CLOSED)
         ]
         if not whole:
             return None
         last = [
-            _failures_of(said)
-            for _, said in job.reports.values()
-            if said.member in ended and said.state != RoundState.CLOSED
+            _failures_of(report)
+            for _, report in job.reports.values()
+            if report.member in ended and report.state != RoundState.CLOSED
         ]
         present = [uid for uid in pods if uid not in ended]
         return merge_reports(job.target.prefix, [*whole, *last], present)
@@ -374,9 +377,9 @@ class AgentPoller:
         if not job.target.sampled:
             lifetime -= self._polling.period_seconds
         return [
-            said
-            for at, said in job.reports.values()
-            if said.state == RoundState.CLOSED or now - at < lifetime
+            report
+            for at, report in job.reports.values()
+            if report.state == RoundState.CLOSED or now - at < lifetime
         ]
 
     def _period_seconds(self, job: _PolledJob) -> float:
@@ -441,10 +444,10 @@ async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _failures_of(said: AgentReport) -> AgentReport:
+def _failures_of(report: AgentReport) -> AgentReport:
     """Return the report with the failures alone."""
-    failures = {key: one for key, one in said.records.items() if key.startswith(FAILURES)}
-    return replace(said, records=failures)
+    failures = {key: one for key, one in report.records.items() if key.startswith(FAILURES)}
+    return replace(report, records=failures)
 
 
 def _most_bytes(job: _PolledJob) -> int:
@@ -461,6 +464,6 @@ def _sample(job: _PolledJob) -> tuple[Agent, ...]:
     first = job.next_sample % len(agents)
     job.next_sample = first + SAMPLE
     some = (agents + agents)[first : first + SAMPLE]
-    reported = {member for member, (_, said) in job.reports.items() if said.store is not None}
+    reported = {member for member, (_, report) in job.reports.items() if report.store is not None}
     again = [agent for agent in agents if agent.member in reported and agent not in some]
     return (*some, *again[:SAMPLE])
