@@ -40,6 +40,15 @@ class RefusingSource(FakeSource):
             raise self.errors.pop(0)
 
 
+class RecordingKubelet(Kubelet):
+    """Kubelet that starts no process; `created` holds the names of the wanted pods."""
+
+    created: list[str]
+
+    async def create(self, index: int, name: str, incarnation: int) -> None:
+        self.created.append(name)
+
+
 @dataclass
 class Rig:
     """Loop of a job whose pods start no process."""
@@ -48,11 +57,12 @@ class Rig:
     source: RefusingSource
     notes: list[str] = field(default_factory=list)
     shown: list[Observed] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stored = StoredJob(job(), JobFolder("default", "job"), lambda: None, lambda text: None)
         processes = cast("Processes", SimpleNamespace(pids={}, gone=asyncio.Event()))
-        kubelet = Kubelet(
+        kubelet = RecordingKubelet(
             processes,
             self.folder,
             self.folder,
@@ -60,10 +70,9 @@ class Rig:
             cast("asyncio.TaskGroup", SimpleNamespace()),
             lambda _: None,
         )
-        kubelet.create = self.create  # type: ignore[method-assign]
+        kubelet.created = self.created
         metadata = self.stored.job.metadata
         memory = JobMemory(JobKey(metadata.namespace, metadata.name), metadata.uid)
-        self.created: list[str] = []
         self.loop = ReconcileLoop(
             self.stored,
             processes,
@@ -73,9 +82,6 @@ class Rig:
             self.shown.append,
             self.notes.append,
         )
-
-    async def create(self, index: int, name: str, incarnation: int) -> None:
-        self.created.append(name)
 
 
 @pytest.fixture
