@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from elasticjob_operator.domain.explain.catalog import OFFENCES
 from elasticjob_operator.domain.explain.phrases import DEPARTURES
 from elasticjob_operator.domain.observed.state import NodeState, Pod, PodEnd, RendezvousView
-from elasticjob_operator.domain.status.rounds import final_at, lasted_ms
+from elasticjob_operator.domain.status.rounds import began_at, final_at
 from elasticjob_operator.model.status import (
     MAX_AVOIDED,
     AvoidedNode,
@@ -65,9 +65,7 @@ def round_reasons(view: RendezvousView, current: str, before: Status) -> dict[in
 
 def round_began_at(found: RoundStatus) -> datetime | None:
     """Return the time of the first symptom behind a round, or of its opening; None if unknown."""
-    if found.final_time is None:
-        return None
-    return found.final_time - timedelta(milliseconds=lasted_ms(found))
+    return None if found.final_time is None else began_at(found.final_time, found)
 
 
 def is_new_incarnation(view: RendezvousView, before: Status) -> bool:
@@ -106,7 +104,7 @@ def _current_began_at(view: RendezvousView) -> datetime | None:
     """Return the start of the current round: pods created later did not cause it."""
     for found in view.rounds:
         if found.number == view.round and (at := final_at(found)) is not None:
-            return at - timedelta(milliseconds=lasted_ms(found))
+            return began_at(at, found)
     return view.since
 
 
