@@ -90,11 +90,11 @@ class Answer:
         """Raise `CommandError` if the call failed: its errors, and a remedy where one is known."""
         if not self.errors:
             return
-        said = list(dict.fromkeys(_PREFIX.sub("", line) for line in self.errors))
-        remedy = next((text for sign, text in _REMEDIES if sign in said[-1]), "")
+        answer = list(dict.fromkeys(_PREFIX.sub("", line) for line in self.errors))
+        remedy = next((text for sign, text in _REMEDIES if sign in answer[-1]), "")
         reason = next((found[1] for line in self.errors if (found := _REASON.match(line))), "")
         raise Refused(
-            f"the cluster's answer: {'; '.join([*said, *([remedy] if remedy else [])])}", reason
+            f"the cluster's answer: {'; '.join([*answer, *([remedy] if remedy else [])])}", reason
         )
 
 
@@ -117,9 +117,9 @@ class Kubectl:
         return self.items(RESOURCE, *words, *(["--all-namespaces"] if everywhere else []))
 
     def get(self, *arguments: str) -> Json:
-        said = self.call("get", *arguments, "--output=json")
+        answer = self.call("get", *arguments, "--output=json")
         try:
-            document = json.loads(said) if said.strip() else {}
+            document = json.loads(answer) if answer.strip() else {}
         except ValueError:
             document = None
         if not isinstance(document, dict):

@@ -55,10 +55,10 @@ def run_dir() -> TempDir:
 
 def is_cluster_default() -> bool:
     """Return True if ELASTICJOB_PLACE makes the cluster the default place of all verbs."""
-    said = os.environ.get("ELASTICJOB_PLACE", "local")
-    if said not in ("local", "cluster"):
-        raise CommandError(f"ELASTICJOB_PLACE must be local or cluster, not {echoed(said)}")
-    return said == "cluster"
+    place = os.environ.get("ELASTICJOB_PLACE", "local")
+    if place not in ("local", "cluster"):
+        raise CommandError(f"ELASTICJOB_PLACE must be local or cluster, not {echoed(place)}")
+    return place == "cluster"
 
 
 def is_worker() -> bool:

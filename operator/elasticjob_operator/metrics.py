@@ -93,8 +93,8 @@ class Metrics:
 
     def count_error(self, error: Exception) -> None:
         """Count a failed reconcile by the error's `kind`, else by the type of its cause."""
-        said = error.kind if isinstance(error, Retry) else ""
-        self.errors.labels(said or type(error.__cause__ or error).__name__).inc()
+        kind = error.kind if isinstance(error, Retry) else ""
+        self.errors.labels(kind or type(error.__cause__ or error).__name__).inc()
 
     def observe_round(self, found: RoundStatus) -> None:
         """Count a round whose cost will not change any more, except for its first step."""

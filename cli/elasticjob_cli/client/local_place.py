@@ -89,9 +89,9 @@ class LocalPlace:
                     log.warning("%s", line)
                 return
             if ended:
-                said = "\n".join(_lines(errors)) or f"the runner ended ({runner.returncode})"
+                message = "\n".join(_lines(errors)) or f"the runner ended ({runner.returncode})"
                 bad = runner.returncode == ExitCode.BAD_INPUT
-                raise BadInput(said) if bad else CommandError(said)
+                raise BadInput(message) if bad else CommandError(message)
             if time.monotonic() > due:
                 raise CommandError(f"the job did not start within {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS / 2)

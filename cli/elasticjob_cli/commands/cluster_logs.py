@@ -104,8 +104,8 @@ class _Reader:
         words = list(self._words)
         if self._options.since is not None:
             words.append(f"--since={max(1, int(self._options.since.total_seconds()))}s")
-        said = self._there.call("logs", pod, *words)
-        lines = list(parsed_lines(pod, said.splitlines()))
+        output = self._there.call("logs", pod, *words)
+        lines = list(parsed_lines(pod, output.splitlines()))
         self._last[pod] = lines[-1].time if lines else ""
         return lines
 

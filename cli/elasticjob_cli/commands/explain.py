@@ -113,13 +113,13 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 def _time(event: Mapping[str, Any]) -> datetime:
     series = event.get("series") or {}
-    said = (
+    time = (
         series.get("lastObservedTime")
         or event.get("eventTime")
         or event.get("lastTimestamp")
         or event["metadata"]["creationTimestamp"]
     )
-    return datetime.fromisoformat(said).astimezone(UTC)
+    return datetime.fromisoformat(time).astimezone(UTC)
 
 
 def parsed(document: Json) -> ElasticJob:
@@ -172,14 +172,14 @@ def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
         return (INTERRUPTED, *map(sentence, stop_texts(found.status)))
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (RUNNER_GONE,)
-    said = tuple(found.status.explanation) or explanation(found, ())
-    return (RUNNER_GONE, *said) if is_runner_gone(found, running) else said
+    sentences = tuple(found.status.explanation) or explanation(found, ())
+    return (RUNNER_GONE, *sentences) if is_runner_gone(found, running) else sentences
 
 
-def _print(told: Explanation) -> None:
+def _print(explained: Explanation) -> None:
     width = terminal_width()
-    lines = list(told.sentences)
-    if told.events:
-        lines += ["", "The newest events:", *(f"  {event}" for event in told.events)]
+    lines = list(explained.sentences)
+    if explained.events:
+        lines += ["", "The newest events:", *(f"  {event}" for event in explained.events)]
     for line in lines:
         show(*wrapped(one_line(line), width, indent=4 if line.startswith(" ") else 0))

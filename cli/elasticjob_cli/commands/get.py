@@ -213,10 +213,10 @@ def _trouble(document: Json) -> str:
     """Return the message that the rendezvous store cannot be used; empty otherwise."""
     conditions = Cells(document).get(list, "status", "conditions")
     for one in conditions if isinstance(conditions, list) else ():
-        told = Cells(one)
-        if told.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE:
-            is_true = told.text("status") == ConditionStatus.TRUE
-            return told.text("message") if is_true else ""
+        cells = Cells(one)
+        if cells.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE:
+            is_true = cells.text("status") == ConditionStatus.TRUE
+            return cells.text("message") if is_true else ""
     return ""
 
 

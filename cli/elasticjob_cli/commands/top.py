@@ -115,9 +115,9 @@ def top(
             _print(read(), all_namespaces, as_document=output is not None)
             return
         while True:
-            told = read()
+            readings = read()
             clear_screen()
-            _print(told, all_namespaces, as_document=False)
+            _print(readings, all_namespaces, as_document=False)
             time.sleep(REFRESH_SECONDS)
 
 
@@ -159,10 +159,12 @@ def _is_running(document: Json) -> bool:
     return Cells(document).text("status", "phase") not in ended
 
 
-def _print(told: list[tuple[Reading, float | None]], namespaced: bool, as_document: bool) -> None:
-    rows = [_cells(one, rate, namespaced) for one, rate in told]
+def _print(
+    readings: list[tuple[Reading, float | None]], namespaced: bool, as_document: bool
+) -> None:
+    rows = [_cells(one, rate, namespaced) for one, rate in readings]
     if as_document:
-        show_text(as_json([_values(one, rate) for one, rate in told]))
+        show_text(as_json([_values(one, rate) for one, rate in readings]))
     elif rows:
         titles = (("NAMESPACE",) if namespaced else ()) + COLUMNS
         show(*aligned([titles, *rows], terminal_width()))

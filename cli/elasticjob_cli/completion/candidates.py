@@ -79,9 +79,9 @@ def candidates(
         return _values(line.pending, incomplete, line.place, lookup)
     option, equals, begun = incomplete.partition("=")
     if equals and (found := _option(command, option)) is not None and found["value"]:
-        told = _values(found, begun, line.place, lookup)
+        completed = _values(found, begun, line.place, lookup)
         return Candidates(
-            tuple((f"{option}={value}", text) for value, text in told.values), told.files
+            tuple((f"{option}={value}", text) for value, text in completed.values), completed.files
         )
     if incomplete.startswith("-"):
         free = (one for one in command["options"] if line.used.isdisjoint(one["names"]))

@@ -58,16 +58,16 @@ def sizes(elastic: Part, replicas: Replicas) -> Json:
 def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
     """Return nprocPerNode; None for its default."""
     old = elastic.count("nProcPerNode")
-    told = spec.text("nprocPerNode")
+    given = spec.text("nprocPerNode")
     if not template.launched:
-        if told not in (None, "1"):
+        if given not in (None, "1"):
             spec.note(
                 "nprocPerNode",
                 "is now 1: without torchrun the command ran once in each pod. Set gpu for one "
                 "worker per GPU",
             )
         return 1
-    value = template.workers or told or (str(old) if old is not None else "auto")
+    value = template.workers or given or (str(old) if old is not None else "auto")
     if value.isdigit() and int(value) >= 1:
         return int(value)
     if value not in NPROC_WORDS:
@@ -80,13 +80,13 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
 def restarts(run_policy: Part, elastic: Part, template: Template, policies: set[str]) -> int | None:
     """Return maxRestarts; None for its default."""
     limit = run_policy.count("backoffLimit")
-    told = elastic.count("maxRestarts")
+    given = elastic.count("maxRestarts")
     if template.restarts is not None and template.restarts.isdigit():
-        told = int(template.restarts)
-    if told is not None:
+        given = int(template.restarts)
+    if given is not None:
         if limit is not None:
-            run_policy.note("backoffLimit", f"left out: maxRestarts ({told}) is the only limit")
-        return told
+            run_policy.note("backoffLimit", f"left out: maxRestarts ({given}) is the only limit")
+        return given
     if limit is not None:
         run_policy.note(
             "backoffLimit",

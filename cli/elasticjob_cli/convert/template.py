@@ -203,8 +203,10 @@ def _clean_pod(spec: Json, source: Part, job: str) -> None:
         text = json.dumps(container)
         if _MASTER.search(text) or f"{job}-master-" in text:
             at = (*pod.location, "initContainers", index)
-            said = "left out: it waits for the master's Service, which an ElasticJob does not have"
-            source.remarks.append(Remark(at, f"{said}; restore any other work it does"))
+            remark = (
+                "left out: it waits for the master's Service, which an ElasticJob does not have"
+            )
+            source.remarks.append(Remark(at, f"{remark}; restore any other work it does"))
         else:
             kept.append(container)
     if "initContainers" in spec:
@@ -221,8 +223,10 @@ def _clean_environment(container: Json, at: Part) -> dict[str, str]:
         name = str(entry.get("name")) if isinstance(entry, dict) else ""
         if _LAUNCH_ENV.fullmatch(name) or _GIVEN_ENV.fullmatch(name):
             taken[name] = str(entry.get("value", ""))
-            who = "an option of torchrun" if name.startswith("PET_") else "set by the job"
-            at.remarks.append(Remark((*at.location, "env", index), f"{name} left out: it is {who}"))
+            setter = "an option of torchrun" if name.startswith("PET_") else "set by the job"
+            at.remarks.append(
+                Remark((*at.location, "env", index), f"{name} left out: it is {setter}")
+            )
         else:
             kept.append(entry)
     if entries:

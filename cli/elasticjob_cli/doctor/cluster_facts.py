@@ -186,8 +186,8 @@ class _Gathering:
             }
             # kubectl's own validation reads a schema, which not every user may read.
             words = ("create", "--filename=-", "--output=json", "--validate=false")
-            said = self._there.call(*words, given=json.dumps(review))
-            found[verb] = bool(json.loads(said)["status"]["allowed"])
+            answer = self._there.call(*words, given=json.dumps(review))
+            found[verb] = bool(json.loads(answer)["status"]["allowed"])
         return found
 
     def _health(self, place: str, pods: Items) -> Mapping[str, str | Unread]:

@@ -89,8 +89,8 @@ def _torch() -> tuple[str | Unread, str | Unread]:
     lines = done.stdout.splitlines()
     if done.returncode == 0 and len(lines) >= 2:
         return lines[-2], lines[-1]
-    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return Unread(f"torch cannot be imported: {said}"), Unread("unknown without torch")
+    reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return Unread(f"torch cannot be imported: {reason}"), Unread("unknown without torch")
 
 
 def _ports() -> int | Unread:

@@ -72,9 +72,9 @@ def _version(program: str) -> tuple[int, ...]:
     answer = _ANSWER.fullmatch(ran.stdout)
     if answer is None:
         lines = (ran.stderr or ran.stdout).strip().splitlines()
-        said = f": {lines[-1]}" if lines else ""
+        reason = f": {lines[-1]}" if lines else ""
         raise BadInput(
-            f"--python must be a Python interpreter: {program} does not run Python code{said}"
+            f"--python must be a Python interpreter: {program} does not run Python code{reason}"
         )
     return int(answer[1]), int(answer[2])
 

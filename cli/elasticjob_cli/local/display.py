@@ -104,11 +104,11 @@ def _state(pod: Pod, observed: Observed) -> str:
 
 def read_progress(logs: Path) -> Mapping[str, object]:
     """Return the newest progress report of all workers, preferably one with metrics."""
-    told = [one for pod in logs.glob(f"*/{WORKERS}/*") for one in _newest_reports(pod)]
-    if not told:
+    reports = [one for pod in logs.glob(f"*/{WORKERS}/*") for one in _newest_reports(pod)]
+    if not reports:
         return {}
     # Often only rank 0 reports metrics; the other workers' steps add nothing then.
-    latest = max(told, key=lambda one: (bool(one.metrics), one.at_ms))
+    latest = max(reports, key=lambda one: (bool(one.metrics), one.at_ms))
     metrics = {name: float(f"{value:.4g}") for name, value in latest.metrics.items()}
     return {"step": latest.step, **metrics}
 
@@ -121,8 +121,8 @@ def _newest_reports(pod: Path) -> list[WorkerProgress]:
     rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
     for number in sorted(rounds, reverse=True):
         found = [read_progress_file(path) for path in rounds[number].glob("*/progress")]
-        if told := [one for one in found if one is not None and one.step >= 0]:
-            return told
+        if reports := [one for one in found if one is not None and one.step >= 0]:
+            return reports
     return []
 
 
@@ -232,14 +232,14 @@ class PlainView:
         self._progress: Mapping[str, object] = {}
 
     def show(self, snapshot: Snapshot) -> None:
-        if said := self._store.new(snapshot.job.status):
-            self.note(snapshot.elapsed_seconds, said)
+        if trouble := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, trouble)
         text = transition_text(snapshot.job.status)
         if text != self._shown:
             self._shown = text
             self.note(snapshot.elapsed_seconds, text)
-        told = bool(snapshot.progress) and snapshot.progress != self._progress
-        if told and snapshot.elapsed_seconds >= self._progress_due:
+        changed = bool(snapshot.progress) and snapshot.progress != self._progress
+        if changed and snapshot.elapsed_seconds >= self._progress_due:
             self._progress = snapshot.progress
             self._progress_due = snapshot.elapsed_seconds + PROGRESS_SECONDS
             self.note(snapshot.elapsed_seconds, progress_text(snapshot.progress))
@@ -280,8 +280,8 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        if said := self._store.new(snapshot.job.status):
-            self.note(snapshot.elapsed_seconds, said)
+        if trouble := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, trouble)
         rendezvous = snapshot.job.status.rendezvous
         if rendezvous is not None and rendezvous.state == "final":
             text = transition_text(snapshot.job.status)

@@ -139,9 +139,9 @@ class EtcdServer:
                 f"{READY_SECONDS:g} s; its output is in {self._log}"
             ) from error
         if not serves:
-            said = last_line(self._log)
+            output = last_line(self._log)
             raise CommandError(
-                f"etcd ({program}) did not come up; its output is in {self._log}{said}"
+                f"etcd ({program}) did not come up; its output is in {self._log}{output}"
             )
         self.endpoint = f"{UNIX}{socket_path}"
 
@@ -153,8 +153,8 @@ class EtcdServer:
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._starts) > MAX_STARTS:
-            said = last_line(self._log)
-            raise CommandError(f"etcd keeps exiting; its output is in {self._log}{said}")
+            output = last_line(self._log)
+            raise CommandError(f"etcd keeps exiting; its output is in {self._log}{output}")
         environment = base_environment()
         try:
             await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
@@ -187,10 +187,10 @@ async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:
 
 def _knows(program: Path, option: str) -> bool:
     try:
-        told = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
+        done = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CommandError(f"etcd ({program}) cannot be run: {error}") from error
-    return option.encode() in told.stdout + told.stderr
+    return option.encode() in done.stdout + done.stderr
 
 
 def free_ports(count: int) -> list[int]:

@@ -169,6 +169,14 @@ class Kubelet:
         """Return True if the pod's agent runs; it may outlive its launcher briefly."""
         return pod.agent in self._processes.pids
 
+    def without_agents(self) -> set[str]:
+        """Return the uids of the ended pods whose agents have ended, too."""
+        return {
+            uid
+            for uid, pod in self.pods.items()
+            if pod.launcher_exit is not None and not self.agent_runs(pod)
+        }
+
     def find(self, name: str) -> LocalPod | None:
         """Return the pod of this name, preferably one that still runs."""
         named = [pod for pod in self.pods.values() if pod.name == name]

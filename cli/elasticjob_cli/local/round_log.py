@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -19,13 +21,18 @@ class RoundLog:
         self._began_ms = began_ms
         self._rounds: dict[int, dict[str, Any]] = {}
 
-    def take(self, found: Records) -> bool:
-        """Add the rounds in the records; return True if anything is new."""
-        changed = False
+    def take(self, found: Records, rounds: Iterable[History] = ()) -> bool:
+        """Add the rounds in the records; return True if anything is new.
+
+        `rounds` are those of the view, whose causes the ends of pods may have corrected.
+        """
+        changed, causes = False, {one.number: one.cause for one in rounds}
         for number, history in found.histories.items():
-            roster = found.rosters.get(number)
+            roster, cause = found.rosters.get(number), causes.get(number, history.cause)
             if roster is None:
                 continue
+            if cause.kind is not history.cause.kind:
+                history = replace(history, cause=cause)
             entry = self._entry(history, roster)
             changed = changed or self._rounds.get(number) != entry
             self._rounds[number] = entry

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from elasticjob_agent.tempdirs import TempDir
 from elasticjob_cli import settings
 from elasticjob_cli.errors import CommandError, ExitCode, Interrupted
 from elasticjob_cli.local import control, etcd
-from elasticjob_cli.local.agent_poller import AgentPoller
+from elasticjob_cli.local.cluster import POLLING, NoSecrets, fetch_report
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.control import ControlCommands
 from elasticjob_cli.local.display import Snapshot, View, node_rows, read_progress
@@ -32,18 +32,24 @@ from elasticjob_cli.local.kubelet import Kubelet
 from elasticjob_cli.local.logs import TRAINER, Tail, pods_with_output
 from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
-from elasticjob_cli.local.reconciler import Applier, ReconcileLoop
+from elasticjob_cli.local.reconciler import LocalRendezvous, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_cli.local.stored_job import RunOutcome, StoredJob
 from elasticjob_cli.local.supervisor import PRIVATE_UMASK
 from elasticjob_cli.log_lines import without_time
-from elasticjob_operator.domain.observed.state import Observed, SeenTrouble
+from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.etcd_records import Records
+from elasticjob_operator.domain.observed.state import Observed
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.types import Backend
+from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory, RendezvousMemory
+from elasticjob_operator.rendezvous.agent_poller import AgentPoller
+from elasticjob_operator.rendezvous.agents_source import AgentsSource
+from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
-from elasticjob_rendezvous.protocol.records.keys import ROOT
+from elasticjob_rendezvous.protocol.records.keys import ROOT, job_prefix
 from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 OUTPUT_SECONDS = 0.1
@@ -124,42 +130,30 @@ class LocalRun:
         programs = PodPrograms(self._stored.job, self._trainer, environment, run_dir, endpoint)
         programs.build()
         async with AsyncExitStack() as stack:
-            written: tuple[Client, InformerCache] | None = None
+            client: Client | None = None
             if self._backend is Backend.ETCD:
                 made = Client([endpoint], request_timeout_seconds=REQUEST_SECONDS)
                 client = await stack.enter_async_context(made)
-                written = client, InformerCache(client)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             kubelet = Kubelet(
                 self._processes, run_dir, self._folder.logs, programs, tasks, self._note
             )
-            applier = Applier(written, kubelet, programs.prefix, self._stored, self._note)
-            cache: InformerCache | AgentPoller
-            trouble: Callable[[], SeenTrouble | None]
-            watched: list[Coroutine[Any, Any, None]] = []
-            if written is not None:
-                cache = written[1]
-                monitor = self._monitor(written[0], endpoint)
-                watched.append(monitor.run())
-                trouble = partial(_seen_by_runner, monitor)
+            memory = _memory(self._stored.job, programs.job_key_file.read_bytes().strip())
+            if client is None:
+                rendezvous, watched = self._read_by_agents(kubelet, memory)
             else:
-                cache = poller = AgentPoller(kubelet, lambda: applier.prefix, programs.job_key_file)
-                trouble = poller.trouble
+                rendezvous, watched = self._in_etcd(client, endpoint, memory)
             loop = ReconcileLoop(
                 self._stored,
                 self._processes,
-                cache,
                 kubelet,
-                applier,
+                rendezvous,
                 self._round_log,
                 self._show,
-                trouble,
+                self._note,
             )
             self._kubelet, self._loop, self._setup = kubelet, loop, None
-            helpers = [
-                tasks.create_task(work)
-                for work in (cache.run(), loop.follow_cache(), self._follow_output(), *watched)
-            ]
+            helpers = [tasks.create_task(work) for work in (*watched, self._follow_output())]
             commands = ControlCommands(self._stored, kubelet, self._processes, self._note)
             server = await control.serve(run_dir / control.SOCKET, commands.act)
             self._announce(run_dir)
@@ -173,6 +167,41 @@ class LocalRun:
                 kubelet.stop()
                 for helper in helpers:
                     helper.cancel()
+
+    def _in_etcd(
+        self, client: Client, endpoint: str, memory: JobMemory
+    ) -> tuple[LocalRendezvous, list[Coroutine[Any, Any, None]]]:
+        """Return the rendezvous in the run's etcd, and the work that keeps it current."""
+        cache, monitor = InformerCache(client), self._monitor(client, endpoint)
+        metadata = self._stored.job.metadata
+        source = EtcdSource(
+            Etcd(client, cache, monitor=monitor), NoSecrets(), metadata.namespace, metadata.uid
+        )
+
+        def records() -> Records | None:
+            newest = memory.rendezvous.incarnation or 1
+            return cache.records(job_prefix(metadata.namespace, metadata.uid, newest))
+
+        async def follow() -> None:
+            async for _ in cache.changes():
+                self._wake()
+
+        return LocalRendezvous(source, memory, records), [cache.run(), follow(), monitor.run()]
+
+    def _read_by_agents(
+        self, kubelet: Kubelet, memory: JobMemory
+    ) -> tuple[LocalRendezvous, list[Coroutine[Any, Any, None]]]:
+        """Return the rendezvous as the agents report it, and the work that polls them."""
+        metadata = self._stored.job.metadata
+        poller = AgentPoller(lambda *_: self._wake(), polling=POLLING, request=fetch_report)
+        source = AgentsSource(poller, NoSecrets(), metadata.namespace, metadata.uid)
+        rendezvous = LocalRendezvous(
+            source,
+            memory,
+            lambda: poller.records(metadata.uid, kubelet.pods.keys(), kubelet.without_agents()),
+            partial(poller.has_seen_end, metadata.uid),
+        )
+        return rendezvous, [poller.run()]
 
     def _monitor(self, client: Client, endpoint: str) -> StoreMonitor:
         """Return a monitor of the run's etcd; the view shows its findings, from the status."""
@@ -307,8 +336,15 @@ class _NoteHandler(logging.Handler):
         self._run._note(record.getMessage())
 
 
-def _seen_by_runner(monitor: StoreMonitor) -> SeenTrouble | None:
-    return None if monitor.trouble is None else SeenTrouble(monitor.trouble)
+def _memory(job: ElasticJob, job_key: bytes) -> JobMemory:
+    """Return the memory of a new job, whose only incarnation is that of this run."""
+    metadata = job.metadata
+    return JobMemory(
+        JobKey(metadata.namespace, metadata.name),
+        metadata.uid,
+        rendezvous=RendezvousMemory(1, goes_on=True),
+        owned=OwnedMemory(Access(job_key, None, None, None)),
+    )
 
 
 def _first_command_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,6 +9,8 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
 
 from elasticjob_operator.domain.manifests.names import secret_name
 from elasticjob_operator.domain.manifests.owned_objects import (
@@ -19,7 +21,8 @@ from elasticjob_operator.domain.manifests.owned_objects import (
     secret_data,
 )
 from elasticjob_operator.domain.plan.credentials import secret_annotations
-from elasticjob_operator.kubernetes.client import SECRETS, Json, Kind, Kube, NotFound
+from elasticjob_operator.kubernetes.errors import NotFound
+from elasticjob_operator.kubernetes.kinds import SECRETS, Json, Kind
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous
@@ -153,7 +156,20 @@ async def access_of_author(
     return author_access(raw, access.job_key)
 
 
-async def renew_revoked_secret(kube: Kube, job: ElasticJob) -> None:
+class SecretWriter(Protocol):
+    """Part of the Kubernetes client that renews a Secret. The calls may raise `KubeError`."""
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        """Read one object. Raises `NotFound`."""
+
+    async def patch(self, kind: Kind, namespace: str | None, name: str, body: Json) -> Json:
+        """Merge `body` into an object."""
+
+    def now(self) -> datetime:
+        """Return the UTC time of the API server's clock."""
+
+
+async def renew_revoked_secret(kube: SecretWriter, job: ElasticJob) -> None:
     """Write another user and password into the Secret of a job whose users were removed.
 
     The user is created when the job is admitted again. A Secret that is absent or not the job's

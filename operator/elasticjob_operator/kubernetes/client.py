@@ -31,7 +31,7 @@ from elasticjob_operator.kubernetes.errors import (
     Unauthorized,
     Unreachable,
 )
-from elasticjob_operator.kubernetes.requests import (
+from elasticjob_operator.kubernetes.kinds import (
     BUDGETS,
     ELASTICJOBS,
     EVENTS,
@@ -42,12 +42,10 @@ from elasticjob_operator.kubernetes.requests import (
     PODS,
     SECRETS,
     SERVICES,
-    Calls,
     Json,
     Kind,
-    Request,
-    load_configuration,
 )
+from elasticjob_operator.kubernetes.requests import Calls, Request, load_configuration
 from elasticjob_operator.model.job import FIELD_MANAGER
 
 __all__ = [

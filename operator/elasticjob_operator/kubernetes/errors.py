@@ -147,10 +147,10 @@ _LONGEST = 2000  # bytes kept of a body that is not a Status, e.g. a proxy's pag
 
 def error_of(operation: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
     """Return the error for a response with an HTTP status of 400 or more."""
-    said = _status_of(body)
-    reason = str(said.get("reason") or "")
-    message = said.get("message") or body[:_LONGEST].decode(errors="replace").strip()
-    details = said.get("details") or {}
+    document = _status_of(body)
+    reason = str(document.get("reason") or "")
+    message = document.get("message") or body[:_LONGEST].decode(errors="replace").strip()
+    details = document.get("details") or {}
     kind = _kind_of(status, reason, str(message), details)
     error = kind(
         operation, str(message) or f"HTTP status {status}", status, reason, _causes(details)
@@ -173,10 +173,10 @@ def _kind_of(status: int, reason: str, message: str, details: Mapping[str, Any])
 
 def _status_of(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) and said.get("kind") == "Status" else {}
+    return document if isinstance(document, dict) and document.get("kind") == "Status" else {}
 
 
 def _causes(details: Mapping[str, Any]) -> tuple[Cause, ...]:
@@ -187,8 +187,8 @@ def _causes(details: Mapping[str, Any]) -> tuple[Cause, ...]:
 
 
 def _retry_after_seconds(details: Mapping[str, Any], headers: Mapping[str, str]) -> float:
-    said = headers.get("Retry-After") or details.get("retryAfterSeconds") or ""
+    seconds = headers.get("Retry-After") or details.get("retryAfterSeconds") or ""
     try:
-        return max(float(said), 0.0)
+        return max(float(seconds), 0.0)
     except ValueError:  # an HTTP date, which API servers do not send
         return TooManyRequests.retry_after_seconds

@@ -1,4 +1,4 @@
-"""Requests to the API server: known kinds of object, timeouts, safe retries, the server's clock.
+"""Requests to the API server: timeouts, safe retries, the server's clock.
 
 Only requests that are safe to repeat are retried, within the timeout.
 
@@ -34,6 +34,7 @@ from elasticjob_operator.kubernetes.errors import (
     Unreachable,
     error_of,
 )
+from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model.job import FIELD_MANAGER
 
 LOGGED_OFFSET_SECONDS = 5.0
@@ -56,53 +57,16 @@ def clock_offset_seconds(
     return min(max(known, least), most)
 
 
-def _parse_date(said: str) -> float | None:
+def _parse_date(date: str) -> float | None:
     """Parse a date into seconds since 1970; None if it is malformed."""
     try:
-        found = parsedate_to_datetime(said)
+        found = parsedate_to_datetime(date)
     except ValueError:
         return None
     return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
 
 
-Json = dict[str, Any]
-
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of object and its API path.
-
-    `group` is empty for the core group, `singular` if it is `plural` without its last letter.
-    """
-
-    group: str
-    version: str
-    plural: str
-    namespaced: bool = True
-    singular: str = ""
-
-    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or collection; None stands for all namespaces, or none."""
-        root = f"/apis/{self.group}" if self.group else "/api"
-        steps = [root, self.version]
-        if namespace is not None and self.namespaced:
-            steps += ["namespaces", namespace]
-        steps += [self.plural, name, subresource]
-        return "/".join(step for step in steps if step)
-
-
-ELASTICJOBS = Kind("elasticjob.dev", "v1alpha1", "elasticjobs")
-PODS = Kind("", "v1", "pods")
-SERVICES = Kind("", "v1", "services")
-SECRETS = Kind("", "v1", "secrets")
-NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
-BUDGETS = Kind("policy", "v1", "poddisruptionbudgets")
-NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", singular="networkpolicy")
-NODES = Kind("", "v1", "nodes", namespaced=False)
-LEASES = Kind("coordination.k8s.io", "v1", "leases")
-EVENTS = Kind("events.k8s.io", "v1", "events")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,14 +93,14 @@ def documents(text: str) -> Iterator[YamlDocument]:
 def _syntax_fault(error: Exception) -> YamlDocument:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
-    said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     if isinstance(error, RecursionError):
-        said = "it is nested too deeply"
-    return _bad_character(place, str(said).splitlines()[0])
+        problem = "it is nested too deeply"
+    return _bad_character(place, str(problem).splitlines()[0])
 
 
-def _bad_character(place: Place, said: str) -> YamlDocument:
-    return YamlDocument(place, faults=[YamlFault(place, (), f"must be YAML: {said}")])
+def _bad_character(place: Place, problem: str) -> YamlDocument:
+    return YamlDocument(place, faults=[YamlFault(place, (), f"must be YAML: {problem}")])
 
 
 class _Reader:
@@ -177,8 +177,8 @@ class _Reader:
         try:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
-            said = getattr(error, "problem", None) or str(error)
-            return self._fault(node, location, f"must be a plain YAML value: {said}")
+            problem = getattr(error, "problem", None) or str(error)
+            return self._fault(node, location, f"must be a plain YAML value: {problem}")
         if isinstance(value, str | int | float | bool) or value is None:
             return value
         return self._fault(node, location, f"must be a plain YAML value, not {node.tag}")

@@ -35,7 +35,7 @@ class JobKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodMemory:
-    """Pods of a job at its last reconcile; the observer replaces it.
+    """Pods of a job at its last reconcile; their reader replaces it.
 
     Args:
         uids: uids of the pods.

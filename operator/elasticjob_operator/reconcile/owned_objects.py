@@ -52,6 +52,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.cluster import NameTaken
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
@@ -63,16 +64,6 @@ PREDECESSOR_SECONDS = 60.0
 
 NEEDED_RECHECK_SECONDS = 10.0
 """Cache lifetime when pods are about to be created, which would wait for missing objects."""
-
-
-class NameTaken(Exception):
-    """An object of this name exists and does not belong to the job."""
-
-    def __init__(self, kind: Kind, name: str) -> None:
-        singular = kind.singular or kind.plural.removesuffix("s")
-        super().__init__(
-            f"{singular} {name} exists and is not this job's; delete it, or name the job otherwise"
-        )
 
 
 class NotServed(Forbidden):

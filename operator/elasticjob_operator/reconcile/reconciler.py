@@ -9,10 +9,9 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from elasticjob_operator.domain.json_object import merge_patch
-from elasticjob_operator.domain.observed.state import Observation, Observed, Refusal
-from elasticjob_operator.domain.plan.actions import WriteNodes
+from elasticjob_operator.domain.observed.state import Observed, Refusal
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, access_ends_at, deadline
-from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.domain.status.events import (
     deletions_refused,
     job_events,
@@ -43,6 +42,7 @@ from elasticjob_operator.model import (
     parse_manifest,
 )
 from elasticjob_operator.reconcile.applier import EXPECTED
+from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import (
     NOW_SECONDS,
     RECONCILE_SECONDS,
@@ -51,8 +51,8 @@ from elasticjob_operator.reconcile.fault_guard import (
     JobApi,
 )
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
-from elasticjob_operator.reconcile.observer import Applied, ReconcileContext, due_seconds
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
+from elasticjob_operator.reconcile.plan_pass import JobObserver, PlanApplier, run_pass
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -73,32 +73,6 @@ class Sources(Protocol):
 
     async def of(self, job: ElasticJob) -> RendezvousSource:
         """Return the source of this job's rendezvous. Raises `EtcdRefused` or `KubeError`."""
-
-
-class JobObserver(Protocol):
-    """Reader of the observed state of jobs."""
-
-    async def observe(
-        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
-    ) -> Observation:
-        """Observe a job."""
-
-    def observe_again(
-        self,
-        job: ElasticJob,
-        memory: JobMemory,
-        source: RendezvousSource,
-        before: Observed,
-        applied: Applied,
-    ) -> Observed:
-        """Return the observation after a plan."""
-
-
-class PlanApplier(Protocol):
-    """Applier of plans."""
-
-    async def apply(self, context: ReconcileContext, planned: Plan) -> Applied:
-        """Apply the plan; return expected errors in the result."""
 
 
 class BudgetKeeper(Protocol):
@@ -179,23 +153,22 @@ class Reconciler:
             return await self._guard.set_aside(memory, raw, aside)
         changed_at = memory.change.take()
         source = await self._source(job, memory)
-        observation = await self._dependencies.observer.observe(job, memory, source)
-        self._record_lost_labels(job, memory, observation.observed)
-        planned = plan(job, observation.observed, self._dependencies.now())
-        first = planned.actions[:1]
-        if first and isinstance(first[0], WriteNodes):
-            # It changes the object: the remaining actions must follow from the changed one.
-            planned = replace(planned, actions=first)
-        context = ReconcileContext(job, memory, source, observation)
-        applied = await self._dependencies.applier.apply(context, planned)
+        done = await run_pass(
+            job,
+            memory,
+            source,
+            self._dependencies.observer,
+            self._dependencies.applier,
+            self._dependencies.now,
+        )
+        seen, applied = done.observation.observed, done.applied
+        self._record_lost_labels(job, memory, seen)
         memory.refusal = applied.refusal
-        if any(isinstance(action, WriteNodes) for action in applied.actions):
+        if done.wrote_nodes:
             memory.change.restore(changed_at)
             self._record_events(job, job.status, job.status, applied)
             return NOW_SECONDS
-        observed = self._dependencies.observer.observe_again(
-            job, memory, source, observation.observed, applied
-        )
+        observed = self._dependencies.observer.observe_again(job, memory, source, seen, applied)
         if source.is_settling(self._dependencies.clock()):
             memory.change.restore(changed_at)
             self._record_events(job, job.status, job.status, applied)
@@ -205,7 +178,7 @@ class Reconciler:
             return NOW_SECONDS
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
-        seconds = await self._next(job, memory, observation.observed, applied, planned)
+        seconds = await self._next(job, memory, seen, applied, done.planned)
         revoke = await self._revoke(job, memory, source, observed)
         return _soonest(seconds, self._due_by(job, status), revoke)
 
@@ -225,7 +198,7 @@ class Reconciler:
         if memory.report.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._dependencies.owned_objects.drop_budget(job, memory)
         again = UNLISTED_SECONDS if memory.pods.unlisted else None
-        return _soonest(due_seconds(planned.wake_at, self._dependencies.now()), again)
+        return _soonest(_due_seconds(planned.wake_at, self._dependencies.now()), again)
 
     async def _revoke(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource, observed: Observed
@@ -233,7 +206,7 @@ class Reconciler:
         """Remove the user of a finished job; return the seconds until that is due."""
         due = None if memory.owned.revoked else access_ends_at(job, observed)
         if due is None or due > self._dependencies.now():
-            return due_seconds(due, self._dependencies.now())
+            return _due_seconds(due, self._dependencies.now())
         await source.revoke_access()
         note_revoked(memory)
         return None
@@ -250,7 +223,7 @@ class Reconciler:
             return None if job.status.phase in FINISHED else NOW_SECONDS
         due, now = deadline(job.model_copy(update={"status": status})), self._dependencies.now()
         # Past its deadline, the job still runs only to save: the plan has the time of its end.
-        return None if due is not None and due <= now else due_seconds(due, now)
+        return None if due is not None and due <= now else _due_seconds(due, now)
 
     async def _read(self, key: JobKey) -> Json | None:
         """Read the job live; drop a deleted predecessor of the same name."""
@@ -346,10 +319,10 @@ class Reconciler:
     def _record_lost_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
         """Post one event per pod that lost its labels; the status shows the lasting condition."""
         lost = [pod for pod in seen.pods if pod.lost_labels]
-        told = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
+        events = tuple(labels_lost(pod) for pod in lost if pod.uid not in memory.report.unlabelled)
         unlabelled_now = frozenset(pod.uid for pod in lost)
         memory.report = replace(memory.report, unlabelled=unlabelled_now)
-        self._dependencies.events.record(Subject.of_job(job), told)
+        self._dependencies.events.record(Subject.of_job(job), events)
 
     def _record_events(
         self, job: ElasticJob, before: Status, after: Status, applied: Applied
@@ -360,6 +333,11 @@ class Reconciler:
             *deletions_refused(applied.kept),
         )
         self._dependencies.events.record(Subject.of_job(job), found)
+
+
+def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
+    """Return the seconds until the plan's wake-up time; None without one."""
+    return None if wake_at is None else max((wake_at - now).total_seconds(), 0.0)
 
 
 def _soonest(*seconds: float | None) -> float | None:

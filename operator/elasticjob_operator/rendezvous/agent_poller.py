@@ -15,8 +15,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from elasticjob_operator.domain.manifests.names import HEALTH_PORT
@@ -55,15 +55,15 @@ POLL_SECONDS = 1.0
 """Time after which a poll of a job begins no further request; the next poll goes on."""
 LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 2.0
-"""Maximum delay after a request that failed at once, as while a container starts."""
 SLOW_SECONDS = 0.5
 MOST_SILENT_BACKOFF_SECONDS = 16.0
-"""Maximum delay after a request that took longer than `SLOW_SECONDS`."""
 MAX_REPORT_BYTES = 8 * 1024 * 1024
 REPORT_BYTES = 256 * 1024
 """Maximum size of an answer without the assignments of its rosters."""
 REPORT_BYTES_PER_NODE = 512
 """Bytes of one node in the rosters of an answer."""
+FAILURES = "failures/"
+"""Beginning of the keys of failures in a report."""
 POLL_ERRORS = (
     OSError,
     TimeoutError,
@@ -106,18 +106,26 @@ Ask = Callable[[Agent, int, bytes, int], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Polling:
-    """Intervals of the polls, in seconds, and the port of the agents.
+    """Intervals of the polls and other durations in seconds, and the port of the agents.
 
     Args:
         period_seconds: time between two polls of a job that is read through its agents.
         least_period_seconds: minimum time between two polls of a job, however often it is
             reconciled.
         sample_seconds: time between two polls of a sample.
+        lifetime_seconds: lifetime of an agent's report.
+        most_backoff_seconds: maximum delay after a request that failed at once, as while a
+            container starts.
+        most_silent_backoff_seconds: maximum delay after a request that took longer than
+            `SLOW_SECONDS`.
     """
 
     period_seconds: float = 1.0
     least_period_seconds: float = 0.2
     sample_seconds: float = 2.0
+    lifetime_seconds: float = REPORT_LIFETIME_SECONDS
+    most_backoff_seconds: float = MOST_BACKOFF_SECONDS
+    most_silent_backoff_seconds: float = MOST_SILENT_BACKOFF_SECONDS
     port: int = HEALTH_PORT
 
 
@@ -143,9 +151,9 @@ class _AgentMemory:
     def succeed(self, now: float) -> None:
         self.failures, self.asked_at = 0, now
 
-    def fail(self, began: float, now: float) -> None:
+    def fail(self, began: float, now: float, polling: Polling) -> None:
         slow = now - began > SLOW_SECONDS
-        most = MOST_SILENT_BACKOFF_SECONDS if slow else MOST_BACKOFF_SECONDS
+        most = polling.most_silent_backoff_seconds if slow else polling.most_backoff_seconds
         base = max(now - began, LEAST_BACKOFF_SECONDS)
         self.due = now + min(base * 2.0 ** min(self.failures, 16), most)
         self.failures, self.asked_at = self.failures + 1, now
@@ -201,25 +209,37 @@ class AgentPoller:
         """Drop a deleted job."""
         self._jobs.pop(uid, None)
 
-    def records(self, uid: str, pods: Collection[str]) -> Records | None:
-        """Return the reported records of members whose pods (uids) exist; None without a report."""
+    def records(
+        self, uid: str, pods: Collection[str], ended: Set[str] = frozenset()
+    ) -> Records | None:
+        """Return the reported records of members whose pods (uids) exist; None without a report.
+
+        The pods in `ended` have no agent any more. Of their last reports only the failures count,
+        unless they saw the end of the job: the other members may not know their round.
+        """
         job = self._jobs.get(uid)
         if job is None:
             return None
-        job.reports = {member: said for member, said in job.reports.items() if member in pods}
-        return self._merged(job, pods)
+        job.reports = {member: report for member, report in job.reports.items() if member in pods}
+        return self._merged(job, pods, ended)
+
+    def has_seen_end(self, uid: str, member: str) -> bool:
+        """Return True if this member reported the end of the job."""
+        job = self._jobs.get(uid)
+        _, report = (None, None) if job is None else job.reports.get(member, (None, None))
+        return report is not None and report.state == RoundState.CLOSED
 
     def trouble(self, uid: str) -> SeenTrouble | None:
         """Return the store trouble that the job's agents report; None if they report none."""
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.target.agents}
-        said = (
+        reports = (
             [] if job is None else [one for one in self._valid_reports(job) if one.member in there]
         )
-        trouble = store_trouble(said)
+        trouble = store_trouble(reports)
         if trouble is None:
             return None
-        return SeenTrouble(trouble, tuple(sorted(one.member for one in said if one.store)))
+        return SeenTrouble(trouble, tuple(sorted(one.member for one in reports if one.store)))
 
     def is_settling(self, uid: str) -> bool:
         """Return True while the first poll of the job's agents is incomplete and still recent.
@@ -259,7 +279,9 @@ class AgentPoller:
             job.agents = {one: job.agents.get(one) or _AgentMemory() for one in target.agents}
             if target.sampled:  # its reports say nothing of members whose pods are gone
                 present = {one.member for one in target.agents}
-                job.reports = {name: said for name, said in job.reports.items() if name in present}
+                job.reports = {
+                    name: report for name, report in job.reports.items() if name in present
+                }
             now = self._clock()
             due = [one for one in _sample(job) if job.agents[one].due <= now]
             due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].asked_at))
@@ -302,14 +324,14 @@ class AgentPoller:
         known, began = job.agents[agent], self._clock()
         try:
             body = await self._ask_agent(agent, self._polling.port, job_key, _most_bytes(job))
-            said = read(body)
+            report = read(body)
         except POLL_ERRORS as error:
             log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
-            known.fail(began, self._clock())
+            known.fail(began, self._clock(), self._polling)
             return
         known.succeed(self._clock())
-        if said.member == agent.member:  # else another pod has the address by now
-            job.reports[agent.member] = self._clock(), said
+        if report.member == agent.member:  # else another pod has the address by now
+            job.reports[agent.member] = self._clock(), report
 
     def _log_failure(self, job: _PolledJob, error: Exception) -> None:
         logged = f"{type(error).__name__}: {error}"
@@ -329,19 +351,35 @@ class AgentPoller:
             job.reported = reported
             self._changed(job.namespace, job.uid)
 
-    def _merged(self, job: _PolledJob, pods: Collection[str]) -> Records | None:
-        present = [said for said in self._valid_reports(job) if said.member in pods]
-        return merge_reports(job.target.prefix, present, pods) if present else None
+    def _merged(
+        self, job: _PolledJob, pods: Collection[str], ended: Set[str] = frozenset()
+    ) -> Records | None:
+        whole = [
+            report
+            for report in self._valid_reports(job)
+            if report.member in pods
+            and (report.member not in ended or report.state == RoundState.CLOSED)
+        ]
+        if not whole:
+            return None
+        last = [
+            _failures_of(report)
+            for _, report in job.reports.values()
+            if report.member in ended and report.state != RoundState.CLOSED
+        ]
+        present = [uid for uid in pods if uid not in ended]
+        return merge_reports(job.target.prefix, [*whole, *last], present)
 
     def _valid_reports(self, job: _PolledJob) -> list[AgentReport]:
         """Return the unexpired reports; the last report of a closed rendezvous never expires."""
-        now, lifetime = self._clock(), REPORT_LIFETIME_SECONDS + self._period_seconds(job)
+        now = self._clock()
+        lifetime = self._polling.lifetime_seconds + self._period_seconds(job)
         if not job.target.sampled:
             lifetime -= self._polling.period_seconds
         return [
-            said
-            for at, said in job.reports.values()
-            if said.state == RoundState.CLOSED or now - at < lifetime
+            report
+            for at, report in job.reports.values()
+            if report.state == RoundState.CLOSED or now - at < lifetime
         ]
 
     def _period_seconds(self, job: _PolledJob) -> float:
@@ -355,29 +393,42 @@ async def fetch_report(
     agent: Agent, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
 ) -> bytes:
     """Return one agent's proven answer. Raises one of `POLL_ERRORS` without a usable one."""
-    request = ReportRequest(agent.member, secrets.token_hex(16), time.time_ns() // 1_000_000)
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_connection(agent.address, port)
         try:
-            writer.write(_http_request(agent.address, port, headers(job_key, request)))
-            head = await reader.readuntil(b"\r\n\r\n")
-            line = head.partition(b"\r\n")[0].split(b" ", 2)
-            if line[1:2] != [b"200"]:
-                raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
-            body = await _body(reader, most_bytes)
-            check_answer(job_key, request, read_headers(head), body)
-            return body
+            host = f"[{agent.address}]" if ":" in agent.address else agent.address
+            return await request_report(
+                reader, writer, f"{host}:{port}", agent.member, job_key, most_bytes
+            )
         finally:
             writer.close()
 
 
-def _http_request(address: str, port: int, proof: Mapping[str, str]) -> bytes:
-    host = f"[{address}]" if ":" in address else address
-    lines = {
-        "Host": f"{host}:{port}",
-        **proof,
-        "Connection": "close",
-    }
+async def request_report(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    host: str,
+    member: str,
+    job_key: bytes,
+    most_bytes: int,
+) -> bytes:
+    """Return the proven answer of this member's agent over a connection to it.
+
+    Raises one of `POLL_ERRORS` without a usable one.
+    """
+    request = ReportRequest(member, secrets.token_hex(16), time.time_ns() // 1_000_000)
+    writer.write(_http_request(host, headers(job_key, request)))
+    head = await reader.readuntil(b"\r\n\r\n")
+    line = head.partition(b"\r\n")[0].split(b" ", 2)
+    if line[1:2] != [b"200"]:
+        raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
+    body = await _body(reader, most_bytes)
+    check_answer(job_key, request, read_headers(head), body)
+    return body
+
+
+def _http_request(host: str, proof: Mapping[str, str]) -> bytes:
+    lines = {"Host": host, **proof, "Connection": "close"}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"GET {PATH} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
 
@@ -391,6 +442,12 @@ async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
             raise MalformedRecord(PATH, f"its answer is longer than {most_bytes} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _failures_of(report: AgentReport) -> AgentReport:
+    """Return the report with the failures alone."""
+    failures = {key: one for key, one in report.records.items() if key.startswith(FAILURES)}
+    return replace(report, records=failures)
 
 
 def _most_bytes(job: _PolledJob) -> int:
@@ -407,6 +464,6 @@ def _sample(job: _PolledJob) -> tuple[Agent, ...]:
     first = job.next_sample % len(agents)
     job.next_sample = first + SAMPLE
     some = (agents + agents)[first : first + SAMPLE]
-    reported = {member for member, (_, said) in job.reports.items() if said.store is not None}
+    reported = {member for member, (_, report) in job.reports.items() if report.store is not None}
     again = [agent for agent in agents if agent.member in reported and agent not in some]
     return (*some, *again[:SAMPLE])

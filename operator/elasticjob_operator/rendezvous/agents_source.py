@@ -19,17 +19,12 @@ from elasticjob_operator.domain.observed.from_agents import (
 from elasticjob_operator.domain.observed.pod_state import without_members
 from elasticjob_operator.domain.observed.state import Observation, Observed, Pod, RendezvousView
 from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
-from elasticjob_operator.kubernetes.client import SECRETS, NotFound
+from elasticjob_operator.kubernetes.errors import NotFound
+from elasticjob_operator.kubernetes.kinds import SECRETS
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory, RendezvousMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
-from elasticjob_operator.rendezvous.sources import (
-    KubeReader,
-    PodReader,
-    Unsteered,
-    agents_of,
-    newest_label,
-)
+from elasticjob_operator.rendezvous.sources import PodReader, SecretReader, Unsteered
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 
 
@@ -38,7 +33,7 @@ class AgentsSource(Unsteered):
     """Rendezvous of one job as reported by its agents."""
 
     status: AgentPoller
-    kube: KubeReader
+    kube: SecretReader
     namespace: str
     uid: str
 
@@ -59,22 +54,26 @@ class AgentsSource(Unsteered):
         No record holds the incarnation: it is that of the pods, or without pods the job's
         generation, which grows with every suspension and resumption.
         """
-        own = await pods.own(job, memory)
-        newest = max(newest_label(own) or job.metadata.generation, 1)
+        own = await pods.read(job, memory)
+        newest = max(own.newest or job.metadata.generation, 1)
         if memory.rendezvous.incarnation != newest:
             # The old attendance is of another incarnation.
             memory.rendezvous = RendezvousMemory(newest)
-        seen = await pods.convert(job, memory, own)
-        if own and (job_key := await self._job_key(job, memory)):
+        seen = await own.convert()
+        if own.uids and (job_key := await self._job_key(job, memory)):
             prefix = job_prefix(self.namespace, self.uid, newest)
             self.status.follow(
-                self.namespace, self.uid, PollTarget(prefix, job_key, agents_of(job, own, newest))
+                self.namespace, self.uid, PollTarget(prefix, job_key, own.agents(newest))
             )
         return Observation(self.observe_again(job, memory, Observed(seen, incarnation=newest)))
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
-        records = self.status.records(self.uid, {pod.uid for pod in seen.pods})
+        uids = {pod.uid for pod in seen.pods}
+        ended = {pod.uid for pod in seen.pods if pod.over}
+        records = self.status.records(self.uid, uids)
         memory.rendezvous = memory.rendezvous.with_members(records, seen.pods)
+        if ended:
+            records = self.status.records(self.uid, uids, ended)
         pods = without_members(seen.pods, memory.rendezvous.joined)
         view = self._view(job, memory, pods, records)
         return replace(seen, pods=pods, rendezvous=view, store=self.status.trouble(self.uid))

@@ -23,19 +23,12 @@ from elasticjob_operator.etcd_tls.job_users import (
     forget_former_users,
     forget_user,
 )
-from elasticjob_operator.kubernetes.client import Json
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
 from elasticjob_operator.rendezvous.informer_cache import InformerCache, RendezvousWriter
-from elasticjob_operator.rendezvous.sources import (
-    KubeReader,
-    PodReader,
-    agents_of,
-    has_pods,
-    newest_label,
-)
+from elasticjob_operator.rendezvous.sources import JobPods, PodReader, SecretReader
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.users import ROOT, Users
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
@@ -144,7 +137,7 @@ class EtcdSource:
     """Rendezvous of one job in this etcd."""
 
     etcd: Etcd
-    kube: KubeReader
+    kube: SecretReader
     namespace: str
     uid: str
 
@@ -163,30 +156,29 @@ class EtcdSource:
         recorded = self.etcd.newest(self.namespace, self.uid) or 0
         newest = max(recorded, memory.rendezvous.incarnation or 0)
         found = self._records(newest) if newest else None
-        own = await pods.own(job, memory)
-        labelled = newest_label(own)
-        if labelled > newest or newest == 0:
-            # etcd has lost the job's records or never had any: the pods' labels decide.
-            newest = max(labelled, 1)
+        own = await pods.read(job, memory)
+        if own.newest > newest or newest == 0:
+            # etcd has lost the job's records or never had any: the pods decide.
+            newest = max(own.newest, 1)
             found = self._records(newest)
         # Suspension ended the last incarnation: while unreadable, the next may have begun.
-        known = self.etcd.cache.known or has_pods(own, newest) or memory.rendezvous.goes_on
+        known = self.etcd.cache.known or own.has(newest) or memory.rendezvous.goes_on
         if known:
             memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
-        found = self._bounded(job, memory, found, {raw["metadata"]["uid"] for raw in own})
+        found = self._bounded(job, memory, found, own.uids)
         unchecked: frozenset[str] = frozenset()
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
             names = _without_pods(job, found, own)
             asked = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
             unchecked = frozenset(one.id for one in found.members if one.name in names - asked)
-            own += await pods.unlisted(job, memory, own, asked)
-        seen = await pods.convert(job, memory, own)
+            await own.look_up(asked)
+        seen = await own.convert()
         if memory.owned.access is not None:
             target = PollTarget(
                 self._prefix(newest),
                 memory.owned.access.job_key,
-                agents_of(job, own, newest),
+                own.agents(newest),
             )
             self.etcd.follow(self.namespace, self.uid, target)
         before = Observed(seen, incarnation=newest, unchecked=unchecked)
@@ -298,13 +290,12 @@ def _pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
             return before, read
 
 
-def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:
+def _without_pods(job: ElasticJob, found: Records, own: JobPods) -> frozenset[str]:
     """Return the names of participating members that match none of these pods.
 
     The records are untrusted: only possible names of the job's pods are returned.
     """
-    uids = {raw["metadata"]["uid"] for raw in own}
-    listed = {raw["metadata"]["name"] for raw in own}
+    uids, listed = own.uids, own.names
     return frozenset(
         member.name
         for member in found.members

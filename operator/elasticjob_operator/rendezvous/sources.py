@@ -6,15 +6,14 @@ torch backends, read through the agents; `UnusableSource` while the job's store 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from dataclasses import replace
 from datetime import datetime
 from typing import NoReturn, Protocol
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
-from elasticjob_operator.domain.observed.pod_state import has_agent, incarnation_of, index_of
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, Pod
-from elasticjob_operator.kubernetes.client import Json, Kind
+from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -23,8 +22,8 @@ from elasticjob_rendezvous.protocol.records.members import Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 
 
-class KubeReader(Protocol):
-    """Part of the Kubernetes client that sources use."""
+class SecretReader(Protocol):
+    """Reader of Secrets: the part of the Kubernetes client that sources use."""
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """Read one object. Raises `NotFound`."""
@@ -33,19 +32,37 @@ class KubeReader(Protocol):
         """Return the UTC time of the API server's clock."""
 
 
+class JobPods(Protocol):
+    """Pods of a job, read at one time."""
+
+    @property
+    def uids(self) -> Set[str]: ...
+
+    @property
+    def names(self) -> Set[str]: ...
+
+    @property
+    def newest(self) -> int:
+        """Newest incarnation of these pods; 0 without pods."""
+
+    def has(self, incarnation: int) -> bool:
+        """Return True if this incarnation has pods that are not being deleted."""
+
+    def agents(self, incarnation: int) -> tuple[Agent, ...]:
+        """Return the agents of this incarnation that can answer."""
+
+    async def look_up(self, names: Set[str]) -> None:
+        """Add the job's pods among these names that are missing here."""
+
+    async def convert(self) -> tuple[Pod, ...]:
+        """Convert the pods to the planner's form, and remember them."""
+
+
 class PodReader(Protocol):
-    """Reader of a job's pods from the API server."""
+    """Reader of a job's pods."""
 
-    async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
+    async def read(self, job: ElasticJob, memory: JobMemory) -> JobPods:
         """Return the job's pods."""
-
-    async def unlisted(
-        self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
-    ) -> list[Json]:
-        """Return the job's pods among these names that are missing from `own`."""
-
-    async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
-        """Convert these pods to the planner's form, and remember them."""
 
 
 class RendezvousSource(Protocol):
@@ -159,12 +176,12 @@ class UnusableSource(Unsteered):
         return False
 
     async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
-        own = await pods.own(job, memory)
-        newest = max(newest_label(own), memory.rendezvous.incarnation or 1)
-        known = has_pods(own, newest) or memory.rendezvous.goes_on
+        own = await pods.read(job, memory)
+        newest = max(own.newest, memory.rendezvous.incarnation or 1)
+        known = own.has(newest) or memory.rendezvous.goes_on
         if known:
             memory.rendezvous = replace(memory.rendezvous, incarnation=newest)
-        seen = await pods.convert(job, memory, own)
+        seen = await own.convert()
         return Observation(Observed(seen, UNREADABLE, memory.rendezvous.bounds, newest), known)
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
@@ -181,44 +198,3 @@ class UnusableSource(Unsteered):
 
 def _refuse() -> NoReturn:
     raise Retry("the job's etcd may not be used")
-
-
-def newest_label(own: Iterable[Json]) -> int:
-    """Return the newest incarnation in the labels of these pods; 0 without pods."""
-    return max((incarnation_of(raw) for raw in own), default=0)
-
-
-def has_pods(own: list[Json], incarnation: int) -> bool:
-    """Return True if this incarnation has pods that are not being deleted."""
-    there = (raw for raw in own if "deletionTimestamp" not in raw["metadata"])
-    return any(incarnation_of(raw) == incarnation for raw in there)
-
-
-SPARE_AGENTS = 8
-"""Agents beyond maxNodes that are polled: those of pods that end, and of their successors."""
-
-
-def agents_of(job: ElasticJob, own: Iterable[Json], incarnation: int) -> tuple[Agent, ...]:
-    """Return the agents of this incarnation's running pods with an address.
-
-    Whoever may create pods in the namespace may give the job any number of them: only pods with
-    the agent's container count, those that the operator may have created first, and at most
-    maxNodes and `SPARE_AGENTS` of them.
-    """
-    found = [
-        raw
-        for raw in own
-        if incarnation_of(raw) == incarnation
-        and (status := raw.get("status") or {}).get("podIP")
-        and status.get("phase") == "Running"
-        and has_agent(raw)
-    ]
-    found.sort(key=lambda raw: _foreign_last(index_of(job, raw["metadata"]["name"])))
-    return tuple(
-        Agent(raw["metadata"]["uid"], raw["status"]["podIP"])
-        for raw in found[: job.spec.max_nodes + SPARE_AGENTS]
-    )
-
-
-def _foreign_last(index: int | None) -> tuple[bool, int]:
-    return index is None, index or 0

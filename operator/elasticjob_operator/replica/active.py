@@ -23,6 +23,8 @@ from elasticjob_operator.kubernetes.event_recorder import EventRecorder
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.jobs import Jobs
+from elasticjob_operator.reconcile.kube_cluster import KubeCluster
+from elasticjob_operator.reconcile.live_pods import LivePods
 from elasticjob_operator.reconcile.observer import Observer
 from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
@@ -154,15 +156,16 @@ class ActiveReplica:
             self._settings.policy_peer,
             self._settings.namespace_selector,
         )
+        cluster = KubeCluster(
+            self._kube, owned_objects, pods, self._metrics, self._kube.now, time.monotonic
+        )
         return Dependencies(
             kube=self._kube,
             jobs=self._jobs,
             sources=etcds,
             close_deleted_job=partial(close_deleted_job, etcds),
-            observer=Observer(self._kube, self._nodes, self._kube.now),
-            applier=Applier(
-                self._kube, owned_objects, pods, self._metrics, self._kube.now, time.monotonic
-            ),
+            observer=Observer(LivePods(self._kube, self._nodes, self._kube.now)),
+            applier=Applier(cluster, self._kube.now),
             owned_objects=owned_objects,
             events=events,
             metrics=self._metrics,

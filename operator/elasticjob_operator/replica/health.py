@@ -36,12 +36,12 @@ class Health:
     ready: bool = False
 
     def ailments(self) -> list[str]:
-        return [said for check in self.checks if (said := check())]
+        return [ailment for check in self.checks if (ailment := check())]
 
     def answer_health(self) -> tuple[HTTPStatus, str]:
         found = self.ailments()
         if found:
-            return HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{said}\n" for said in found)
+            return HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{ailment}\n" for ailment in found)
         return HTTPStatus.OK, "ok\n"
 
     def answer_ready(self) -> tuple[HTTPStatus, str]:
@@ -64,8 +64,8 @@ async def serve_health(
     }
     served = [(health_port, probes)]
     if metrics is not None:
-        said = metrics
-        scrape = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, said())}
+        exposition = metrics
+        scrape = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, exposition())}
         served.append((metrics_port, scrape))
     async with contextlib.AsyncExitStack() as stack:
         for port, pages in served:

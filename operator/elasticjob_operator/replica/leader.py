@@ -207,10 +207,10 @@ class _Held:
         self._abort()
 
     def _warn(self, what: str, error: Exception) -> None:
-        said = f"{what} the Lease: {str(error) or 'no answer in time'}"
-        if said != self._trouble:
-            self._trouble = said
-            log.warning("%s: cannot %s", self, said)
+        trouble = f"{what} the Lease: {str(error) or 'no answer in time'}"
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("%s: cannot %s", self, trouble)
 
     def __str__(self) -> str:
         return f"{self._settings.namespace}/{self._settings.name}"

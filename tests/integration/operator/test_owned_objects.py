@@ -14,8 +14,9 @@ from elasticjob_operator.domain.manifests.names import (
 from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer, network_policy
 from elasticjob_operator.kubernetes.client import NETWORK_POLICIES, SECRETS, SERVICES, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
+from elasticjob_operator.reconcile.cluster import NameTaken
 from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobKey, JobMemory
-from elasticjob_operator.reconcile.owned_objects import Credentials, NameTaken, OwnedObjects
+from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from tests.integration.apiserver import ApiServer

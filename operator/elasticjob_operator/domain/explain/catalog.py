@@ -190,16 +190,16 @@ def failure_meaning(failure: FailureStatus) -> str:
 
 def failure_remedy(failure: FailureStatus) -> str:
     """Return the remedy of a failure, without a full stop."""
-    told = bool(failure.traceback)
+    explained = bool(failure.traceback)
     # A shell reports a signal that ended its command as exit code 128 + signal.
     signum = failure.signal or (failure.exit_code or 0) - 128
     of_signal = _SIGNAL_REMEDIES.get(signum)
     match failure.class_:
-        case FailureClass.USER_ERROR if not told:
+        case FailureClass.USER_ERROR if not explained:
             return "Correct the script: its whole output is in the pod's log"
         case FailureClass.SIGNAL if of_signal is not None:
-            unsaid = signum in _CRASHES and not told
-            more = ", and set PYTHONFAULTHANDLER=1 to see where" if unsaid else ""
+            unexplained = signum in _CRASHES and not explained
+            more = ", and set PYTHONFAULTHANDLER=1 to see where" if unexplained else ""
             return of_signal + more
         case FailureClass.COLLECTIVE_TIMEOUT if failure.traceback.startswith(STACK_HEADER):
             return (

@@ -91,39 +91,39 @@ def round_cause(found: RoundStatus, status: Status) -> str:
 def cause_text(cause: CauseStatus, cut: bool = False) -> str:
     """Return the cause of a round, as text. `cut`: True if the list of members may be cut off."""
     many = len(cause.members) > 1
-    who = named(cause.members, cut) or "a node"
+    names = named(cause.members, cut) or "a node"
     reasons = _reasons(cause)
     detail = quoted(_detail_text(reasons, many) if reasons else cause.detail, MAX_CAUSE)
-    told = f" ({detail})" if detail else ""
+    suffix = f" ({detail})" if detail else ""
     if (
         cause.reason
         and cause.kind in DEPARTURES
         and not (many and _has_other_causes(cause.reason, reasons))
     ):
-        return _departure_text(cause.reason, who, many)
+        return _departure_text(cause.reason, names, many)
     match cause.kind:
         case CauseKind.START:
-            return f"the job starts{told}"
+            return f"the job starts{suffix}"
         case CauseKind.JOIN:
-            return f"{who} joined{told}"
+            return f"{names} joined{suffix}"
         case CauseKind.LEAVE:
-            return f"{who} left{told}"
+            return f"{names} left{suffix}"
         case CauseKind.PREEMPTION:
-            return f"{who} {_were(many)} preempted{told}"
+            return f"{names} {_were(many)} preempted{suffix}"
         case CauseKind.LOSS:
-            return f"{who} {_were(many)} lost{told}"
+            return f"{names} {_were(many)} lost{suffix}"
         case CauseKind.FAILURE:
-            return f"{'workers' if many else 'a worker'} of {who} failed{told}"
+            return f"{'workers' if many else 'a worker'} of {names} failed{suffix}"
         case CauseKind.SCALE_DOWN:
-            return f"fewer nodes are wanted{told}"
+            return f"fewer nodes are wanted{suffix}"
         case CauseKind.UNCONFIRMED:
-            return f"{who} did not confirm the round{told}"
+            return f"{names} did not confirm the round{suffix}"
         case CauseKind.MASTER_PORT:
-            return f"the port of rank 0 was taken by another program{told}"
+            return f"the port of rank 0 was taken by another program{suffix}"
         case CauseKind.DATA_LOST:
-            return f"etcd lost its data{told}"
+            return f"etcd lost its data{suffix}"
         case other:
-            return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
+            return f"{other}{': ' + named(cause.members) if cause.members else ''}{suffix}"
 
 
 def _reasons(cause: CauseStatus) -> Sequence[str]:
@@ -145,33 +145,33 @@ def _has_other_causes(known: str, reasons: Iterable[str]) -> bool:
     return bool(ends - {known})
 
 
-def _departure_text(reason: str, who: str, many: bool) -> str:
+def _departure_text(reason: str, names: str, many: bool) -> str:
     """Return the text for a departure whose cause is known from pods."""
-    nodes = f"the nodes of {who}" if many else f"{who}'s node"
+    nodes = f"the nodes of {names}" if many else f"{names}'s node"
     match reason:
         case PodEnd.DRAINED:
             return f"{nodes} {_were(many)} drained"
         case PodEnd.PREEMPTED:
-            return f"{who} {_were(many)} preempted for pods of higher priority"
+            return f"{names} {_were(many)} preempted for pods of higher priority"
         case PodEnd.EVICTED:
             short = "their nodes" if many else "its node"
-            return f"{who} {_were(many)} evicted, because {short} ran short of something"
+            return f"{names} {_were(many)} evicted, because {short} ran short of something"
         case PodEnd.NODE_TAINTED:
             return f"{nodes} {_were(many)} tainted"
         case PodEnd.NODE_LOST:
             return f"{nodes} {_were(many)} lost"
         case PodEnd.OUT_OF_MEMORY:
-            return f"{who} ran out of memory"
+            return f"{names} ran out of memory"
         case other:
-            return f"{who} left ({other})"
+            return f"{names} left ({other})"
 
 
 def _detail_text(reasons: Iterable[str], many: bool) -> str:
     """Return the reasons of the members as text; each of several may have another reason."""
     known = {**DETAILS, **PLURAL_DETAILS} if many else DETAILS
-    told = {reason: known.get(reason, reason) for reason in reasons}
-    also = told.pop(ABORTED, "")
-    return "; ".join(filter(None, ((", or " if many else "; ").join(told.values()), also)))
+    texts = {reason: known.get(reason, reason) for reason in reasons}
+    also = texts.pop(ABORTED, "")
+    return "; ".join(filter(None, ((", or " if many else "; ").join(texts.values()), also)))
 
 
 def named(names: Iterable[str], cut: bool = False) -> str:
@@ -189,17 +189,17 @@ def listed(items: list[str]) -> str:
     return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])
 
 
-def quoted(said: str, longest: int = MAX_QUOTE) -> str:
+def quoted(message: str, longest: int = MAX_QUOTE) -> str:
     """Return the first line of quoted text, shortened to `longest` characters."""
-    return first_line(said, longest)
+    return first_line(message, longest)
 
 
 _COUNTED = re.compile(r"^\d+ ")
 
 
-def unschedulable(said: str) -> str:
+def unschedulable(message: str) -> str:
     """Extract the missing resources and constraints from the scheduler's message."""
-    listing = said.partition("nodes are available: ")[2].partition(". ")[0] or said
+    listing = message.partition("nodes are available: ")[2].partition(". ")[0] or message
     parts = [_COUNTED.sub("", part.strip(" .")) for part in listing.split(", ")]
     return quoted(", ".join(dict.fromkeys(parts)))
 

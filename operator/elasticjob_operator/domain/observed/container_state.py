@@ -68,8 +68,8 @@ def running(status: Raw | None) -> Raw | None:
 
 def message_of(state: Raw) -> str:
     """Return the message of the container or its runtime; the end of it if it is long."""
-    said = (state.get("message") or "").strip()
-    return said if len(said) <= MAX_MESSAGE else f"[…]{said[-MAX_MESSAGE:]}"
+    message = (state.get("message") or "").strip()
+    return message if len(message) <= MAX_MESSAGE else f"[…]{message[-MAX_MESSAGE:]}"
 
 
 def never_ran(terminated: Raw) -> bool:
@@ -83,14 +83,14 @@ def never_ran(terminated: Raw) -> bool:
 def waiting_trouble(status: Raw) -> Blocked | None:
     """Return the obstacle of a waiting container; None if it waits for no known obstacle."""
     waiting = ((status.get("state") or {}).get("waiting")) or {}
-    reason, said = waiting.get("reason") or "", message_of(waiting)
+    reason, message = waiting.get("reason") or "", message_of(waiting)
     obstacle = _WAITING.get(reason)
     if obstacle is None:
         return None
     named = f"container {status['name']}"
     if obstacle is Obstacle.IMAGE:
         named += f" with image {status.get('image') or 'unknown'}"
-    return Blocked(obstacle, f"{named}: {reason}: {said}" if said else f"{named}: {reason}")
+    return Blocked(obstacle, f"{named}: {reason}: {message}" if message else f"{named}: {reason}")
 
 
 def init_trouble(status: Raw) -> Blocked | None:
@@ -121,9 +121,9 @@ def _backs_off(status: Raw) -> bool:
 
 def ending(terminated: Raw, memory_limit: str | None = None) -> str:
     """Return the end of a container in one sentence, with the fix if one is known."""
-    reason, said = terminated.get("reason") or "", message_of(terminated)
+    reason, message = terminated.get("reason") or "", message_of(terminated)
     if never_ran(terminated):
-        return _not_started(said or reason)
+        return _not_started(message or reason)
     code = terminated["exitCode"]
     how = f"exit code {code}"
     if code > 128:
@@ -133,14 +133,14 @@ def ending(terminated: Raw, memory_limit: str | None = None) -> str:
         how = f"out of memory, {limit}: {how}"
     elif reason not in ("", "Error", "Completed"):
         how += f", {reason}"
-    return f"{how}: {said}" if said else how
+    return f"{how}: {message}" if message else how
 
 
-def _not_started(said: str) -> str:
+def _not_started(message: str) -> str:
     """Return the reason why a container's command did not start, from the runtime's message."""
-    found = _EXECUTABLE.search(said)
+    found = _EXECUTABLE.search(message)
     if found is None:
-        return f"could not be started: {said}"
+        return f"could not be started: {message}"
     file, why = found["file"], found["why"]
     if "permission denied" in why:
         fix = "it must be executable for the container's user"

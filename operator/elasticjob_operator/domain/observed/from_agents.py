@@ -128,7 +128,7 @@ def _reported(
 
 def _done_members(pods: Iterable[Pod], members: Iterable[Member]) -> tuple[Member, ...]:
     """Return members in state done for succeeded pods whose agents are gone."""
-    told = {member.id for member in members}
+    reported = {member.id for member in members}
     return tuple(
         Member(
             id=pod.uid,
@@ -140,7 +140,7 @@ def _done_members(pods: Iterable[Pod], members: Iterable[Member]) -> tuple[Membe
             state=MemberState.DONE,
         )
         for pod in pods
-        if pod.phase is PodPhase.SUCCEEDED and not pod.terminating and pod.uid not in told
+        if pod.phase is PodPhase.SUCCEEDED and not pod.terminating and pod.uid not in reported
     )
 
 
@@ -180,8 +180,8 @@ def _launches(
 
 def _failed_outcome(pods: list[Pod]) -> Outcome:
     first = pods[0]
-    said = f": {first.end_message}" if first.end_message else ""
-    return Outcome(OutcomeKind.FAILED, f"{first.name} ended first{said}")
+    reason = f": {first.end_message}" if first.end_message else ""
+    return Outcome(OutcomeKind.FAILED, f"{first.name} ended first{reason}")
 
 
 def _takes_part(pod: Pod) -> bool:
@@ -282,9 +282,9 @@ def _corrected_cause(
         return view.cause
     if found := _explaining(gone.get(view.round, []), view.cause.kind, view.cause.members):
         return Cause(_kind(found), _names(found))
-    told = before.cause
-    same = before.round == view.round and told is not None and told.kind in _DEPARTURES
-    return told if same else view.cause
+    shown = before.cause
+    same = before.round == view.round and shown is not None and shown.kind in _DEPARTURES
+    return shown if same else view.cause
 
 
 def _corrected_round(
@@ -294,8 +294,8 @@ def _corrected_round(
         return found
     if those := _explaining(gone.get(found.number, []), found.cause.kind, found.cause.members):
         return replace(found, cause=replace(found.cause, kind=_kind(those), members=_names(those)))
-    if told := known.get(found.number):
-        return replace(found, cause=told)
+    if shown := known.get(found.number):
+        return replace(found, cause=shown)
     return found
 
 

@@ -309,8 +309,8 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
     status = raw.get("status") or {}
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        said = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
-        return Blocked(Obstacle.UNSCHEDULABLE, said)
+        message = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
+        return Blocked(Obstacle.UNSCHEDULABLE, message)
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):
             return trouble
@@ -359,7 +359,7 @@ def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
     if finished := end.get("finishedAt"):
         return _time(finished)
     times = [found.get("lastTransitionTime") for found in status.get("conditions") or ()]
-    return max(_time(said) for said in (*times, metadata["creationTimestamp"]) if said)
+    return max(_time(time) for time in (*times, metadata["creationTimestamp"]) if time)
 
 
 def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
@@ -375,7 +375,9 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
         agent = ended(statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER)) or {}
         silent = end["exitCode"] != 0 and not end.get("message")
         return (
-            f"{how}; {AGENT_CONTAINER}: {said}" if silent and (said := message_of(agent)) else how
+            f"{how}; {AGENT_CONTAINER}: {message}"
+            if silent and (message := message_of(agent))
+            else how
         )
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):
@@ -395,6 +397,6 @@ def _memory_limit(raw: Raw, name: str) -> str | None:
     return None
 
 
-def _time(said: str) -> datetime:
+def _time(time: str) -> datetime:
     """Parse a time from the API server, which is always UTC."""
-    return datetime.fromisoformat(said)
+    return datetime.fromisoformat(time)

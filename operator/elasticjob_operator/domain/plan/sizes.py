@@ -95,17 +95,19 @@ class CountedPods:
 def count_pods(job: ElasticJob, observed: Observed, now: datetime) -> CountedPods:
     """Return the counted pods of the job at `now` (UTC)."""
     pods = sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
-    told = (
+    drained = (
         {drain_request.member for drain_request in observed.bounds.marks}
         if observed.bounds
         else set()
     )
-    counted = tuple(pod for pod in pods if pod.uid not in told and _is_counted(pod))
+    counted = tuple(pod for pod in pods if pod.uid not in drained and _is_counted(pod))
     return CountedPods(
         counted=counted,
         given_up=tuple(pod for pod in counted if _is_given_up(job, pod, now)),
         # An ended pod is no longer a member: it needs no drain request.
-        marked=tuple(pod for pod in pods if pod.uid in told or (pod.terminating and not pod.ended)),
+        marked=tuple(
+            pod for pod in pods if pod.uid in drained or (pod.terminating and not pod.ended)
+        ),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
         indices=observed.foreign | {pod.index for pod in pods},
     )

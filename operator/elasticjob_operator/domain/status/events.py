@@ -159,13 +159,15 @@ def deletions_refused(kept: Mapping[str, str]) -> tuple[Event, ...]:
     """Return events for pods that the API server refuses to delete; `kept` maps names to error
     messages."""
     by_words: dict[str, list[str]] = {}
-    for name, said in kept.items():
-        by_words.setdefault(said.replace(f'"{name}"', "…"), []).append(name)
+    for name, message in kept.items():
+        by_words.setdefault(message.replace(f'"{name}"', "…"), []).append(name)
     return tuple(
         Event(
-            EventType.WARNING, "DeletionRefused", f"{_names_text(names)} cannot be deleted: {said}"
+            EventType.WARNING,
+            "DeletionRefused",
+            f"{_names_text(names)} cannot be deleted: {message}",
         )
-        for said, names in by_words.items()
+        for message, names in by_words.items()
     )
 
 
@@ -273,10 +275,9 @@ def _failure(before: Status, after: Status) -> Iterator[Event]:
 def lost_node_text(failure: FailureStatus) -> str:
     """Return one sentence for a lost or preempted node, none of whose workers failed."""
     where = f" on {failure.node}" if failure.node else ""
-    said = f": {failure.message}" if failure.message else ""
-    return (
-        f"{failure.pod}{where} was lost in round {failure.round}: {failure_meaning(failure)}{said}"
-    )
+    detail = f": {failure.message}" if failure.message else ""
+    meaning = failure_meaning(failure)
+    return f"{failure.pod}{where} was lost in round {failure.round}: {meaning}{detail}"
 
 
 def failure_text(failure: FailureStatus) -> str:
@@ -288,8 +289,8 @@ def failure_text(failure: FailureStatus) -> str:
         how = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
     where = f" on {failure.node}" if failure.node else ""
     kind = f"{failure.class_}: " if failure.class_ else ""
-    said = failure.message or "no message"
-    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{how}: {kind}{said}"
+    message = failure.message or "no message"
+    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{how}: {kind}{message}"
     lines = failure.traceback.strip().splitlines()[-TRACEBACK_LINES:]
     return "\n".join([text, *lines])
 

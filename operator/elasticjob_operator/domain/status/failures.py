@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from elasticjob_operator.domain.explain.catalog import OFFENCES
 from elasticjob_operator.domain.explain.phrases import DEPARTURES
 from elasticjob_operator.domain.observed.state import NodeState, Pod, PodEnd, RendezvousView
-from elasticjob_operator.domain.status.rounds import final_at, lasted_ms
+from elasticjob_operator.domain.status.rounds import began_at, final_at
 from elasticjob_operator.model.status import (
     MAX_AVOIDED,
     AvoidedNode,
@@ -65,9 +65,7 @@ def round_reasons(view: RendezvousView, current: str, before: Status) -> dict[in
 
 def round_began_at(found: RoundStatus) -> datetime | None:
     """Return the time of the first symptom behind a round, or of its opening; None if unknown."""
-    if found.final_time is None:
-        return None
-    return found.final_time - timedelta(milliseconds=lasted_ms(found))
+    return None if found.final_time is None else began_at(found.final_time, found)
 
 
 def is_new_incarnation(view: RendezvousView, before: Status) -> bool:
@@ -106,7 +104,7 @@ def _current_began_at(view: RendezvousView) -> datetime | None:
     """Return the start of the current round: pods created later did not cause it."""
     for found in view.rounds:
         if found.number == view.round and (at := final_at(found)) is not None:
-            return at - timedelta(milliseconds=lasted_ms(found))
+            return began_at(at, found)
     return view.since
 
 
@@ -212,7 +210,7 @@ def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FailureStatus:
     pod = pods.get(failure.name)
     end = None if pod is None or not pod.ended else removal_cause(pod)
     vague = failure.kind in _VAGUE and not failure.traceback
-    told = _CLASS_BY_END.get(end) if end is not None and vague else None
+    known = _CLASS_BY_END.get(end) if end is not None and vague else None
     return FailureStatus(
         round=failure.round,
         pod=failure.name,
@@ -220,8 +218,8 @@ def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FailureStatus:
         rank=failure.rank,
         exit_code=failure.exit_code,
         signal=failure.signal,
-        class_=(told or failure.kind).value,
-        message=failure.message if told is None or pod is None else pod.end_message,
+        class_=(known or failure.kind).value,
+        message=failure.message if known is None or pod is None else pod.end_message,
         traceback=failure.traceback,
     )
 
@@ -243,12 +241,12 @@ def _lost_node(
     pod = next((pod for pod in pods if pod.name == name and removal_cause(pod) is not None), None)
     number = max((found.number for found in view.rounds if found.number < view.round), default=0)
     member = next((member for member in before.members if member.pod == name), None)
-    said = pod.end_message if pod is not None else ""
+    message = pod.end_message if pod is not None else ""
     node = pod.node if pod is not None else member.node if member is not None else None
     if known is not None and (known.round, known.pod) == (number, name):
-        said, node = known.message or said, known.node or node
+        message, node = known.message or message, known.node or node
     return FailureStatus(
-        round=number, pod=name, node=node, class_=kind.value, message=said or cause.detail
+        round=number, pod=name, node=node, class_=kind.value, message=message or cause.detail
     )
 
 
@@ -283,13 +281,13 @@ def avoided_names(status: Status, now: datetime) -> tuple[str, ...]:
 
 def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Straggler]:
     """Return the nodes of this round whose own work per step takes longer than their peers'."""
-    told = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
+    timed = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
     known = {each.pod: each for each in before.stragglers if each.round == view.round}
-    times = sorted(each.busy_ms for each in told)
+    times = sorted(each.busy_ms for each in timed)
     if len(times) <= MIN_PEERS:
         return []
     found = []
-    for member in told:
+    for member in timed:
         if member.busy_ms < _median_of_others(times, member.busy_ms) * STRAGGLER_RATIO:
             continue
         earlier = known.get(member.name)

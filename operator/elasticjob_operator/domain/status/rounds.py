@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from elasticjob_operator.model.status import MAX_REASONS, MAX_ROUND_MEMBERS, RoundStatus
@@ -107,6 +107,13 @@ def lasted_ms(found: RoundStatus | History) -> int:
     """Return the sum of the known phases until the round was final."""
     known = parts_ms(found)
     return sum(known.get(part, 0) for part in RECOVERY if part != "start")
+
+
+def began_at(final: datetime, found: RoundStatus | History) -> datetime | None:
+    """Return the time at which a round that was final then began; None for one out of range."""
+    with suppress(OverflowError):
+        return final - timedelta(milliseconds=lasted_ms(found))
+    return None
 
 
 def phases_text(found: RoundStatus) -> str:

@@ -78,13 +78,13 @@ def set_aside_status(raw: Json, aside: SetAside, now: datetime) -> Json:
     if before.get("phase") in FINISHED:
         return dict(before)
     generation, known = raw["metadata"].get("generation", 0), _conditions(raw)
-    told = (
+    conditions = (
         (ConditionType.READY, ConditionStatus.FALSE, aside.text),
         (ConditionType.RECONCILING, ConditionStatus.FALSE, ""),
         (ConditionType.STALLED, ConditionStatus.TRUE, aside.text),
     )
     changed = []
-    for kind, status, message in told:
+    for kind, status, message in conditions:
         old = _condition(known, kind)
         since = old.get("lastTransitionTime") if old.get("status") == status else None
         condition = Condition(
@@ -97,7 +97,7 @@ def set_aside_status(raw: Json, aside: SetAside, now: datetime) -> Json:
         )
         document = condition.model_dump(mode="json", by_alias=True)
         changed.append({**document, "lastTransitionTime": since} if since else document)
-    types = {kind.value for kind, *_ in told}
+    types = {kind.value for kind, *_ in conditions}
     others = [one for one in known if one.get("type") not in types]
     sentence = set_aside_sentence(aside.text) + "."
     sentences = before.get("explanation")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Member
@@ -49,3 +51,15 @@ def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
         }
     ]
     assert book.ranks(2) == {"job-0": "0-1", "job-1": "2-3"}
+
+
+def test_cause_is_that_which_the_ends_of_pods_corrected() -> None:
+    """Agents of torch's backends see a successor join before they miss the lost member."""
+    joined = replace(LOST, cause=Cause(CauseKind.JOIN))
+    found = Records("/p/", rosters={2: seal(2, MEMBERS, 3)}, histories={2: joined})
+    log = RoundLog(began_ms=8_000)
+    assert log.take(found)
+    assert log.rounds()[0]["cause"] == "join"
+    assert log.take(found, [LOST])
+    assert not log.take(found, [LOST])
+    assert (log.rounds()[0]["cause"], log.rounds()[0]["members"]) == ("loss", ["job-2"])

@@ -10,18 +10,16 @@ from typing import Any, cast
 
 import pytest
 
+from elasticjob_cli.local.cluster import LocalCluster
 from elasticjob_cli.local.control import ControlCommands
 from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_cli.local.kubelet import Kubelet, LocalPod, PodFiles
 from elasticjob_cli.local.processes import Processes
-from elasticjob_cli.local.reconciler import Applier
 from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason
 from elasticjob_operator.domain.plan.backends import rendezvous_params
-from elasticjob_operator.domain.plan.planner import Plan
-from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.model.parse import parse_manifest
-from elasticjob_operator.model.types import Phase
+from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 
 UID = "11111111-2222-3333-4444-555555555555"
 
@@ -76,9 +74,11 @@ def test_pods_are_killed_after_the_grace_of_their_members(
     kubelet = cast("Kubelet", recorded)
     job = stored(tmp_path, stop_grace, pod_grace)
 
-    applier = Applier(None, kubelet, str, job, lambda _: None)
-    deletion = DeletePod("job-0", UID, next(iter(DeleteReason)))
-    asyncio.run(applier.apply(Plan((deletion,), Phase.RUNNING, wanted_size(job.job))))
+    cluster = LocalCluster(kubelet, job, lambda _: None)
+    deletion, applied = DeletePod("job-0", UID, next(iter(DeleteReason))), Applied()
+    context = cast("ReconcileContext", SimpleNamespace())
+    asyncio.run(cluster.delete_pods(context, [deletion], applied))
+    assert applied.actions == [deletion]
     commands = ControlCommands(job, kubelet, cast("Processes", SimpleNamespace()), lambda _: None)
     commands.fault("drain", "job-0")
 

@@ -23,10 +23,14 @@ from elasticjob_operator.domain.plan.planner import plan, plan_end
 from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json, Kind, NotFound
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, Phase
-from elasticjob_operator.reconcile.applier import MAX_CONCURRENT_CALLS, PODS_SECONDS, Applier
+from elasticjob_operator.reconcile.applier import Applier
+from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory
-from elasticjob_operator.reconcile.observer import Applied, ReconcileContext
-from elasticjob_operator.reconcile.owned_objects import NameTaken
+from elasticjob_operator.reconcile.kube_cluster import (
+    MAX_CONCURRENT_CALLS,
+    PODS_SECONDS,
+    KubeCluster,
+)
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
@@ -104,7 +108,7 @@ def apply(
     refusal: Refusal | None = None,
 ) -> Applied:
     api = api or Api()
-    applier = Applier(
+    cluster = KubeCluster(
         api,
         owned or Owned(),
         PodSettings("sidecar:1"),
@@ -112,6 +116,7 @@ def apply(
         lambda: NOW,
         lambda: api.seconds,
     )
+    applier = Applier(cluster, lambda: NOW)
     memory = JobMemory(JobKey("default", "job"), "job-uid", refusal=refusal)
     memory.owned = OwnedMemory(Access(b"k", None, None, None))
     wanted = job()

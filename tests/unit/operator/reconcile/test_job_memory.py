@@ -12,7 +12,7 @@ from elasticjob_operator.reconcile.jobs import JobMemory, PendingChange
 
 OPERATOR = Path(elasticjob_operator.__file__).parent
 WRITERS = {
-    "pods": {"reconcile/observer.py"},
+    "pods": {"reconcile/live_pods.py"},
     "rendezvous": {
         *("rendezvous/agents_source.py", "rendezvous/etcd_source.py", "rendezvous/sources.py"),
     },

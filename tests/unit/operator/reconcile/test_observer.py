@@ -10,8 +10,10 @@ from elasticjob_operator.domain.observed.state import Observation, Observed, Obs
 from elasticjob_operator.domain.plan.actions import CreatePod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, PodMemory
-from elasticjob_operator.reconcile.observer import Applied, Observer
+from elasticjob_operator.reconcile.live_pods import LivePods
+from elasticjob_operator.reconcile.observer import Observer
 from elasticjob_operator.reconcile.watches import NodeCache
 from elasticjob_operator.rendezvous.sources import PodReader
 from tests.unit.operator.builders import NOW, job
@@ -57,9 +59,9 @@ class Records(FakeSource):
     """Rendezvous with a member in pod job-1."""
 
     async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
-        own = await pods.own(job, memory)
-        own += await pods.unlisted(job, memory, own, {"job-1"})
-        return Observation(Observed(await pods.convert(job, memory, own)))
+        own = await pods.read(job, memory)
+        await own.look_up({"job-1"})
+        return Observation(Observed(await own.convert()))
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Rig:
 
     @property
     def observer(self) -> Observer:
-        return Observer(self.api, NodeCache(), lambda: NOW)
+        return Observer(LivePods(self.api, NodeCache(), lambda: NOW))
 
     def observe(self) -> Observed:
         observation = asyncio.run(self.observer.observe(job(), self.memory, Records()))

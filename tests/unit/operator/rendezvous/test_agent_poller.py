@@ -34,6 +34,7 @@ from elasticjob_rendezvous.protocol.records.agent_reports import (
     written,
 )
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
+from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -218,6 +219,59 @@ def test_changed_report_wakes_the_job_and_ended_job_is_forgotten() -> None:
         assert found is not None
         assert found.round is not None
         return found.round.number
+
+    run(scenario)
+
+
+def failed(member: str) -> bytes:
+    """Return the report of a member whose worker failed in round 2, which others do not know."""
+    records: dict[str, object] = {
+        KEYS.session(member, "s"): Member(member, "s", member, "10.0.0.1", 0, round=2),
+        KEYS.round: Round(2, RoundState.FINAL, Cause(CauseKind.START)),
+        KEYS.failure(2, member): Failure(2, member, member, 0, 0, FailureClass.USER_ERROR, 1),
+    }
+    return json.dumps(written(agent_report(PREFIX, "c10d", member, records, "final"))).encode()
+
+
+def test_of_an_ended_agent_only_failures_count_until_its_pod_is_gone() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        late = 0.0
+        async with (
+            serving(answer("one", 1)) as running,
+            serving(failed("two"), "127.0.0.2", running.port, "two"),
+        ):
+            status = AgentPoller(lambda *_: None, lambda: loop.time() + late, often(running.port))
+            asking = asyncio.create_task(status.run())
+            agents = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
+            status.follow("team", "uid", PollTarget(PREFIX, b"key", agents))
+            await until(lambda: len(members(status)) == 2)
+            assert not status.has_seen_end("uid", "two")
+            status.follow("team", "uid", PollTarget(PREFIX, b"key", agents[:1]))
+            late = agent_poller.REPORT_LIFETIME_SECONDS + 1
+            questions = len(running.heard)
+            await until(lambda: len(running.heard) > questions + 1)
+            found = status.records("uid", {"one", "two"}, {"two"})
+            assert found is not None
+            assert [one.id for one in found.members] == ["one"]
+            assert found.round is not None
+            assert found.round.number == 1
+            assert [one.member for one in found.failures] == ["two"]
+            assert status.records("uid", {"one", "two"}, {"one", "two"}) is None
+            found = status.records("uid", {"one"})
+            assert found is not None
+            assert found.failures == ()
+            running.says(answer("one", 1, RoundState.CLOSED))
+            await until(lambda: status.has_seen_end("uid", "one"))
+            found = status.records("uid", {"one"}, {"one"})
+            assert found is not None
+            assert found.round is not None
+            assert found.round.state is RoundState.CLOSED
+        asking.cancel()
+
+    def members(status: AgentPoller) -> list[str]:
+        found = status.records("uid", {"one", "two"})
+        return [] if found is None else [one.id for one in found.members]
 
     run(scenario)
 

@@ -18,6 +18,7 @@ from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.live_pods import PodObjects
 from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
 from elasticjob_rendezvous.etcd.client import Client
@@ -108,8 +109,8 @@ class FakePods:
     hidden: tuple[int, ...] = ()
     asked: list[Set[str]] = field(default_factory=list)
 
-    async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
-        return [_raw(index) for index in self.listed]
+    async def read(self, job: ElasticJob, memory: JobMemory) -> PodObjects:
+        return PodObjects(self, job, memory, [_raw(index) for index in self.listed])
 
     async def unlisted(
         self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]

@@ -18,18 +18,15 @@ from elasticjob_operator.domain.observed.from_agents import Attendance, Particip
 from elasticjob_operator.domain.observed.pod_state import PREFIX_VARIABLE
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
+from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.live_pods import SPARE_AGENTS, PodObjects, agents_of
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache
-from elasticjob_operator.rendezvous.sources import (
-    SPARE_AGENTS,
-    RendezvousSource,
-    UnusableSource,
-    agents_of,
-)
+from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.protocol.records.keys import job_prefix
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
@@ -54,12 +51,12 @@ class Pods:
     incarnations: tuple[int, ...] = ()
     terminating: bool = False
 
-    async def own(self, job: object, memory: JobMemory) -> list[Json]:
+    async def read(self, job: ElasticJob, memory: JobMemory) -> PodObjects:
         found = [raw(f"u{one}", one) for one in self.incarnations]
         if self.terminating:
             for one in found:
                 one["metadata"]["deletionTimestamp"] = "now"
-        return found
+        return PodObjects(self, job, memory, found)
 
     async def unlisted(
         self, job: object, memory: JobMemory, own: list[Json], names: Set[str]
@@ -163,7 +160,9 @@ class Reported(AgentPoller):
         super().__init__(lambda *_: None, lambda: 0.0)
         self.found = found
 
-    def records(self, uid: str, pods: Collection[str]) -> Records | None:
+    def records(
+        self, uid: str, pods: Collection[str], ended: Set[str] = frozenset()
+    ) -> Records | None:
         return self.found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from elasticjob_operator.domain.status.rounds import (
+    began_at,
     history,
     parts_ms,
     phases_text,
@@ -19,6 +21,7 @@ from elasticjob_operator.domain.status.rounds import (
 from elasticjob_operator.model.status import RoundStatus
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind
 from elasticjob_rendezvous.protocol.records.timings import History
+from tests.unit.operator.builders import NOW
 
 WHOLE = RoundStatus(
     round=2, cause="loss", nodes=3, detect_ms=5, stop_ms=10, join_ms=20, confirm_ms=30,
@@ -54,6 +57,13 @@ def test_recovery_is_unknown_before_workers_run() -> None:
 
 def test_round_of_older_agent_sums_its_known_parts() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"confirm_ms": None})) == 435
+
+
+@pytest.mark.parametrize("ms", [2**53, 10**18])
+def test_begin_of_a_round_that_lasted_thousands_of_years_is_unknown(ms: int) -> None:
+    """A pod's author may write any duration into its records."""
+    assert began_at(NOW, WHOLE.model_copy(update={"stop_ms": ms})) is None
+    assert began_at(NOW, WHOLE) == NOW - timedelta(milliseconds=65)
 
 
 @pytest.mark.parametrize("cause", ["join", "scaleDown"])
