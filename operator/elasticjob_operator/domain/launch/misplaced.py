@@ -46,7 +46,7 @@ def misplaced(words: Sequence[str]) -> str:
     if program in _SHELL_COMMANDS:
         return f"{program} is a command of a shell, not a program: {_REMEDY}"
     first = program.split()
-    if len(first) > 1 and _is_command(first[0]):
+    if len(first) > 1 and (_is_command(first[0]) or first[1].startswith("-")):
         return (
             f"the program {program!r} contains spaces: write each word as an item of its own, or "
             f"{_REMEDY}"
@@ -86,7 +86,11 @@ def _nothing(words: Sequence[str]) -> str:
 
 
 def _is_command(word: str) -> bool:
-    known = is_python(word) or _name(word) in shell.SHELLS or word in _SHELL_COMMANDS
+    """Return True if the first part of a word with spaces is a command rather than the beginning of
+    a path."""
+    if "/" not in word:
+        return True
+    known = is_python(word) or _name(word) in shell.SHELLS or wrapped_at((word, "x")) is not None
     return known or is_launcher_word(word) or launcher_of_program(word, ("launch",)) is not None
 
 
