@@ -240,7 +240,7 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
     option, value, arguments = target
     if option == "-c":
         found = _IN_CODE.search(value)
-        name = found[0].strip(" '\"/\t\n") if found else ""
+        name = _code_name(found[0]) if found else ""
         return [Finding(FindingKind.LAUNCHER, name, None, "python -c")] if name else []
     if option == "-m":
         if launcher := launcher_of_module(value, arguments):
@@ -273,7 +273,7 @@ def _in_foreign_shell(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if found := [one for word in words[1:] for one in _in_text(word, inner)]:
         return found
     script = next((word for word in words[1:] if not word.startswith("-")), "")
-    is_line = any(re.fullmatch(r"-\w*c|-Command", word) for word in words[1:])
+    is_line = any(re.fullmatch(r"-\w*[ce]|-Command", word) for word in words[1:])
     return [] if is_line or not script else [Finding(FindingKind.SCRIPT, script, None, at.inside)]
 
 
@@ -284,7 +284,7 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
         line = shell.read(text)
     except shell.Unreadable:
         return _in_text(text, at)
-    values = dict(at.values)
+    whole, values = text, dict(at.values)
     values.update({str(number): word for number, word in enumerate(positional)})
     findings: list[Finding] = []
     for number, command in enumerate(line.commands):
@@ -297,6 +297,8 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
         inner = _Context(values, at.inside, at.depth + 1)
         positional = _positional(command, positional)
         findings += _in_simple(command, positional, inner)
+        if _reads_code(command) and (found := _IN_CODE.search(whole)):
+            findings.append(Finding(FindingKind.LAUNCHER, _code_name(found[0]), None, "python"))
         if _sources(command) and all(map(_runs_nothing, line.commands[number + 1 :])):
             findings.append(Finding(FindingKind.SCRIPT, command.words[1].value, None, at.inside))
         for word in command.parts:
@@ -307,6 +309,18 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
                     if one.kind is FindingKind.LAUNCHER
                 ]
     return findings
+
+
+def _reads_code(command: shell.Simple) -> bool:
+    """Return True if a command is Python that reads its program from a here-document."""
+    words = [word.value for word in command.words]
+    given = any(one.operator in ("<<", "<<-", "<<<") for one in command.redirections)
+    return given and bool(words) and is_python(words[0]) and python_target(words[1:]) is None
+
+
+def _code_name(found: str) -> str:
+    """Return the name of a launcher that a program's text mentions."""
+    return found.strip(" '\"/\t\n")
 
 
 def _positional(command: shell.Simple, before: tuple[str, ...]) -> tuple[str, ...]:

@@ -401,8 +401,11 @@ def _closing(text: str, opening: int) -> int:
     raise Unreadable(f"{text[opening]} is not closed")
 
 
-FOREIGN_SHELLS = frozenset({"csh", "tcsh", "fish", "xonsh", "nu", "pwsh", "rc", "elvish"})
-"""Shells with a grammar of their own."""
+FOREIGN_SHELLS = frozenset(
+    {"csh", "tcsh", "fish", "xonsh", "nu", "pwsh", "rc", "elvish"}
+    | {"perl", "ruby", "node", "tclsh", "expect"}
+)
+"""Shells and script interpreters with a grammar of their own."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "rbash"})
 _VALUED = frozenset({"--rcfile", "--init-file"})
 
