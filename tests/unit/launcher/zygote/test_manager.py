@@ -312,7 +312,7 @@ def test_workers_wait_for_a_zygote_with_a_lead_as_long_as_a_cold_start_takes(
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the manager's time, which the test changes, and its activity, as a second item."""
     now = [100.0, 0.0]
-    monkeypatch.setattr(standbys.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("elasticjob_launcher.zygote.manager.time.monotonic", lambda: now[0])
     monkeypatch.setattr(standbys, "activity", lambda pid: int(now[1]))
     return now
 
