@@ -21,6 +21,7 @@ def main() -> None:
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
+    from elasticjob_launcher.program_check import ProgramError, check_program
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import CountError, count_workers
 
@@ -32,6 +33,8 @@ def main() -> None:
             init_fd = fork_launcher()
         prepared = prepare(settings, os.environ, init_fd)
         settings = settings._replace(argv=prepared.argv)
+        if settings.program:
+            check_program(settings.program, prepared.environ)
         workers = None
         if settings.nproc:
             # Before the agent can connect: a launcher that cannot count has failed to launch.
@@ -43,7 +46,7 @@ def main() -> None:
         exit_code = Launcher(settings, prepared.environ, init_fd=init_fd, workers=workers).run()
     except PreparationFailed as error:  # said where it happened
         exit_code = error.exit_code
-    except CountError as error:
+    except (CountError, ProgramError) as error:
         print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
         write_termination_message(settings.termination_log, str(error))
         exit_code = EXIT_USAGE

@@ -57,6 +57,7 @@ _TORCHX = Launcher("torchx run", False, "it submits a job of its own to a schedu
 _RAY = Launcher("ray", False, "its nodes join a Ray cluster")
 _XLA = Launcher("xla_dist", False, "it reaches other nodes by ssh")
 _IPEX = Launcher("ipexrun", False, _HOSTFILE)
+_FASTAI = Launcher("fastai.launch", False, "it starts the workers of one node only")
 
 
 def _only(launcher: Launcher, *subcommands: str) -> _Command:
@@ -111,7 +112,6 @@ _MODULES: Mapping[str, _Command] = {
     "accelerate": _PROGRAMS["accelerate"],
     "torchtune._cli.tune": _PROGRAMS["tune"],
     "axolotl.cli.main": _PROGRAMS["axolotl"],
-    "axolotl.cli.train": _Command(_AXOLOTL),
     "llamafactory.cli": _PROGRAMS["llamafactory-cli"],
     "llamafactory.launcher": _Command(_LLAMAFACTORY),
     "swift.cli.main": _PROGRAMS["swift"],
@@ -129,6 +129,7 @@ _MODULES: Mapping[str, _Command] = {
     "lightning_fabric.cli": _PROGRAMS["fabric"],
     "torchx.cli.main": _PROGRAMS["torchx"],
     "torch_xla.distributed.xla_dist": _Command(_XLA),
+    "fastai.launch": _Command(_FASTAI),
     "intel_extension_for_pytorch.cpu.launch": _Command(_IPEX),
     "intel_extension_for_pytorch.launcher": _Command(_IPEX),
 }
@@ -144,6 +145,21 @@ def launcher_of_module(module: str, arguments: Sequence[str]) -> Launcher | None
     """Return the launcher that a Python module is, or None."""
     name = module[: -len(".__main__")] if module.endswith(".__main__") else module
     return _launcher(_MODULES.get(name), arguments)
+
+
+def launcher_of_script(path: str, arguments: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a Python file is by its path, such as `…/torch/distributed/run.py`,
+    or that a console script is by its name; None otherwise."""
+    if not path.endswith(".py"):
+        return launcher_of_program(path, arguments)
+    parts = path[: -len(".py")].split("/")
+    if parts[-1] == "__main__":
+        parts.pop()
+    for start in range(len(parts) - 1):
+        launcher = launcher_of_module(".".join(parts[start:]), arguments)
+        if launcher is not None:
+            return launcher
+    return None
 
 
 def is_launcher_word(word: str) -> bool:

@@ -50,9 +50,13 @@ DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
+PROGRAM_OPTION = "--program"
 # Time to import torch and count, also from a slow network disk.
 DEFAULT_COUNT_SECONDS = 120.0
-USAGE = "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] -- COMMAND [ARGUMENT ...]"
+USAGE = (
+    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--program FILE] -- "
+    "COMMAND [ARGUMENT ...]"
+)
 
 
 class SettingsError(Exception):
@@ -74,7 +78,8 @@ class Settings(NamedTuple):
     inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
     for launchers outside a container. `setup` is a command that runs once before the first round.
-    `prepare`: the command prepares, and then reports the command of the workers. `nproc` is the
+    `prepare`: the command prepares, and then reports the command of the workers. `program` is a
+    file that must be no launcher; empty if nothing is to be checked. `nproc` is the
     number of workers to report to the agent, or the word by which it is counted within
     `count_seconds`; empty if the agent knows the number.
     """
@@ -95,6 +100,7 @@ class Settings(NamedTuple):
     init: bool = False
     setup: tuple[str, ...] = ()
     prepare: bool = False
+    program: str = ""
     nproc: str = ""
     count_seconds: float = DEFAULT_COUNT_SECONDS
 
@@ -105,8 +111,9 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     probe_port = environ.get(PROBE_PORT, "0")
     setup, rest = _setup(arguments)
     prepare = rest[:1] == [PREPARE_OPTION]
+    program, rest = _program(rest[1:] if prepare else rest)
     settings = Settings(
-        argv=_command(rest[1:] if prepare else rest, required=agent_fd < 0 or prepare),
+        argv=_command(rest, required=agent_fd < 0 or prepare),
         socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
         agent_fd=agent_fd if agent_fd >= 0 else None,
         probe_address=environ.get(PROBE_ADDRESS, ""),
@@ -124,6 +131,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         init=_whole(environ, INIT, 0, most=1) == 1,
         setup=setup,
         prepare=prepare,
+        program=program,
         nproc=environ.get(NPROC, ""),
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
     )
@@ -180,6 +188,15 @@ def _setup(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         )
     end = 2 + int(count)
     return tuple(arguments[2:end]), list(arguments[end:])
+
+
+def _program(arguments: list[str]) -> tuple[str, list[str]]:
+    """Split the arguments into the program to check and the rest."""
+    if arguments[:1] != [PROGRAM_OPTION]:
+        return "", arguments
+    if len(arguments) < 2 or not arguments[1]:
+        raise SettingsError(f"{PROGRAM_OPTION} must be followed by a file; {USAGE}")
+    return arguments[1], arguments[2:]
 
 
 def _command(arguments: Sequence[str], required: bool) -> tuple[str, ...]:

@@ -65,7 +65,9 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
     """Return torchrun's defaults for a command that runs once for the node.
 
     Options in the command take precedence, and the plug-in makes those for the rendezvous
-    ineffective.
+    ineffective. Two variables are those by which frameworks decide if they use torchrun at all:
+    LLaMA-Factory does not for one device without FORCE_TORCHRUN, ms-swift and XTuner only with
+    NPROC_PER_NODE.
     """
     return {
         "PET_RDZV_BACKEND": PER_NODE_BACKEND,
@@ -73,6 +75,8 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
         "PET_RDZV_ID": run_id,
         "PET_NNODES": nnodes,
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
+        **({"NPROC_PER_NODE": nproc} if nproc.isdigit() else {}),
+        "FORCE_TORCHRUN": "1",
         "PET_ROLE": role,
         "PET_MAX_RESTARTS": "1000000",  # the job has a budget of its own
         "PET_MONITOR_INTERVAL": "0.1",

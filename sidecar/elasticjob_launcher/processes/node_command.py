@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "ELASTICJOB_TORCHRUN"
 """Variable of the command with the token and the socket for the plug-in."""
-NPROC = "PET_NPROC_PER_NODE"
+OWN_DEFAULTS = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE", "FORCE_TORCHRUN")
+"""Variables whose value in the container takes precedence."""
 ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
 
@@ -108,8 +109,7 @@ class NodeCommand:
         self._on_joined = joined
         self._token = secrets.token_hex(16)
         self._env = {**base_env, **command.env, ADDRESS: f"{self._token}@{socket_path}"}
-        if NPROC in base_env:
-            self._env[NPROC] = base_env[NPROC]
+        self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
         self._server = AgentServer(loop, socket_path, self._connected, output.say)
         self._memory = MemoryCgroup()
         self._process: Spawned | None = None

@@ -24,7 +24,7 @@ from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
 from elasticjob_launcher.zygote.preload_cache import LearnSchedule, PreloadCache
-from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess
+from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess, activity
 from elasticjob_launcher.zygote.worker_environment import shared_variables
 
 if TYPE_CHECKING:
@@ -122,10 +122,16 @@ def receive_worker(told: socket.socket, deadline: float) -> ForkedWorker | str:
 if TYPE_CHECKING:
     from elasticjob_launcher.wire import Prepare
 
-# Used until a load time has been measured: about the load time of a worker.
+# Limits until a load time has been measured; the first is about that of a worker.
 START_WAIT_SECONDS = 5.0
+MOST_START_WAIT_SECONDS = 20.0
 LEAST_WAIT_SECONDS = 2.0
-MOST_WAIT_SECONDS = 20.0
+# Part of a load that the zygote must be ahead of workers that would start cold: its checks of the
+# imports take some of it, and its workers share one import.
+LEAD = 1 / 6
+STALLED_SECONDS = 2.0
+LOOK_SECONDS = 0.25
+PRELOADING = "the standby is still preloading"
 MOST_STARTS = 4
 MOST_REFUSALS = 20
 REST_SECONDS = 600.0
@@ -134,17 +140,22 @@ MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the learn
 
 
 def wait_seconds(load_seconds: float, elapsed_seconds: float) -> float:
-    """Return the maximum wait of workers for a zygote that has been loading for this time.
+    """Return the maximum wait of workers for a zygote that has been loading for this time; 0 if
+    they start sooner without it.
 
-    A zygote that takes longer than the last one is not worth a long wait: the workers that start
-    cold after it have lost the wait in addition.
+    Workers that start cold load the same modules, so they need about the duration of a load. A
+    zygote without a lead brings nothing. One with a lead is waited for as long as a cold start
+    takes, so that even a wait for nothing costs no more than a second cold start;
+    `ZygoteManager` ends the wait sooner if the zygote stalls.
 
     Args:
         load_seconds: duration of the last load; 0 if unknown.
     """
     if not load_seconds:
-        return START_WAIT_SECONDS
-    return min(max(load_seconds - elapsed_seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
+        return min(max(elapsed_seconds, START_WAIT_SECONDS), MOST_START_WAIT_SECONDS)
+    if load_seconds > LEAST_WAIT_SECONDS and elapsed_seconds < LEAD * load_seconds:
+        return 0.0
+    return max(load_seconds, LEAST_WAIT_SECONDS)
 
 
 class ZygoteState:
@@ -193,6 +204,7 @@ class ZygoteManager:
         self._state = ZygoteState.OFF
         self._reason = "warm start was not asked for"
         self._waiting: Callable[[], None] | None = None
+        self._watching: Timer | None = None
 
     @property
     def asked_for(self) -> bool:
@@ -232,13 +244,31 @@ class ZygoteManager:
         self._start()
 
     def when_settled(self, then: Callable[[], None]) -> None:
-        """Call back once: when ready, when given up, or after the load time of a cold start."""
-        if self.settled:
+        """Call back once: when ready, when given up, or when a cold start is faster."""
+        elapsed = time.monotonic() - self._began
+        seconds = 0.0 if self.settled else wait_seconds(self._load_seconds, elapsed)
+        if not seconds:
             then()
             return
         self._waiting = then
-        seconds = wait_seconds(self._load_seconds, time.monotonic() - self._began)
         self._loop.call_later(seconds, lambda: self._waited(then))
+        self._watch(then, time.monotonic(), None)
+
+    def _watch(self, then: Callable[[], None], since: float, before: int | None) -> None:
+        """End the wait once the loading process has done nothing for `STALLED_SECONDS`."""
+        if self._waiting is not then or self._process is None:
+            return
+        now, current = time.monotonic(), activity(self._process.pid)
+        if current is None or current != before:
+            since = now
+        if now - since >= STALLED_SECONDS:
+            module = self._import_limits.module
+            self._reason = f"{PRELOADING}, stalled" + (f" at {module}" if module else "")
+            self._go_on()
+            return
+        self._watching = self._loop.call_later(
+            LOOK_SECONDS, lambda: self._watch(then, since, current)
+        )
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Prepare a zygote for workers like this one from now on."""
@@ -310,7 +340,7 @@ class ZygoteManager:
             self._give_up(error.message)
             return
         self._state = ZygoteState.LOADING
-        self._reason = "the standby is still preloading"
+        self._reason = PRELOADING
         self._import_limits.begin(process.pid, "preloading", self._exceeded)
         process.send(
             {
@@ -438,6 +468,9 @@ class ZygoteManager:
             self._starts, self._most_starts = 0, MOST_STARTS
         if self._starts < self._most_starts:
             self._start()
+            if self._state == ZygoteState.LOADING and self._waiting is not None:
+                self._reason = f"{PRELOADING}, again: {reason}"
+                self._go_on()  # the new process has no lead over a cold start
             return
         self._give_up(f"given up after {self._starts} standbys: {reason}")
         # The cause, such as a memory shortage, may be gone by then.
@@ -484,5 +517,8 @@ class ZygoteManager:
 
     def _go_on(self) -> None:
         waiting, self._waiting = self._waiting, None
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         if waiting is not None:
             waiting()

@@ -99,10 +99,32 @@ def test_setup_longer_than_the_pending_timeout_is_awaited(rig: LocalRig) -> None
     rig.nothing_left()
 
 
+def test_program_that_is_a_shell_script_is_not_started_once_for_each_worker(rig: LocalRig) -> None:
+    script = rig.job / "train"
+    script.write_text("#!/bin/bash\necho ran >> ran\nexec python3 work.py\n")
+    script.chmod(0o755)
+    rig.finish()
+    manifest = rig.manifest(command=["./train"], nprocPerNode=2, nodes=1, maxNodes=1)
+    ran = rig.call("run", manifest, "--plain")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 1, said
+    assert "./train is a shell script, which may start the workers itself" in said
+    assert count(rig.job / "ran") == 0
+    manifest = rig.manifest(
+        "other", command=["./train"], nprocPerNode=2, nodes=1, maxNodes=1, launch="PerWorker"
+    )
+    ran = rig.call("run", manifest, "--plain")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert count(rig.job / "ran") == 2
+    rig.nothing_left()
+
+
 @pytest.mark.parametrize("verb", ["run", "validate"])
 @pytest.mark.parametrize(
     ("command", "said"),
     [
+        (["python3 work.py"], "write each word as an item of its own"),
+        (["python3", "work.py", "&&", "true"], "because no shell reads the command"),
         (["bash", "-c", "python3 work.py | tee log"], "because of a pipeline"),
         (["deepspeed", "work.py"], "each of the nodes would train alone"),
     ],

@@ -101,6 +101,26 @@ async def joined(launcher: LauncherProcess, orphan_seconds: float = 30.0):
     return runtime, events, hello, workers
 
 
+def test_values_of_the_container_take_precedence(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        defaults = {"NPROC_PER_NODE": "2", "FORCE_TORCHRUN": "1", "PET_NPROC_PER_NODE": "2"}
+        line = 'echo "$NPROC_PER_NODE $FORCE_TORCHRUN $PET_NPROC_PER_NODE" > "$FOLDER/seen"'
+        launcher = start_launcher(
+            command=("bash", "-c", line),
+            FOLDER=str(tmp_path),
+            NPROC_PER_NODE="4",
+            FORCE_TORCHRUN="0",
+        )
+        runtime = launcher.runtime(orphan_seconds=30.0, command=NodeCommand(defaults, "", 0))
+        await runtime.node_workers()
+        assert (tmp_path / "seen").read_text().split() == ["4", "0", "2"]
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_round_is_answered_stopped_and_followed_by_another(
     start_launcher: StartLauncher, tmp_path: Path
 ) -> None:

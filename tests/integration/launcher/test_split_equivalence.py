@@ -29,6 +29,7 @@ PIECES = (
     ),
     *("printf '%s' \"it's\" >> f || true", "false || D=4", "IFS=,", "E='1,2'", "set -f", "# note"),
     *("cat > g <<E\n$A && python\nE", "test -d sub && cd sub", "export P=`pwd`", "set -a", "F=6"),
+    *("set -- 1 '2 3' \"$A\"", "set -- $B"),
 )
 CONNECTORS = ("; ", "\n", " && ")
 LASTS = (
@@ -38,6 +39,7 @@ LASTS = (
     "{} * # a comment",
     "{} \\\n  --x \\\n  $D\"$D\"'$D'\n",
     "env -u A {} $(echo 1 2) `echo 3`;",
+    'exec {} "$@" $# $1 "$*"',
 )
 RECORD = """
 import json, os, sys
@@ -76,7 +78,7 @@ def cleaned(found: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_split_line_starts_the_command_that_the_whole_line_starts(
     tmp_path: Path, shell: str, seed: int
 ) -> None:
@@ -85,10 +87,11 @@ def test_split_line_starts_the_command_that_the_whole_line_starts(
     line = generated(seed, f"{sys.executable} {record}")
     place, base = tmp_path / "place", {"PATH": os.environ["PATH"]}
     out, split = tmp_path / "whole.json", tmp_path / "split.json"
-    whole = run([shell, "-c", line], folder(place), {**base, "OUT": str(out)})
+    words = [shell, "-c", line, "name", "first word", "*"]
+    whole = run(words, folder(place), {**base, "OUT": str(out)})
     place.rename(tmp_path / "used")
 
-    found = trainer_command([shell, "-c", line], (), 8)
+    found = trainer_command(words, (), 8)
     assert found.reason is LaunchReason.PREPARATION_SPLIT
     read_fd, write_fd = os.pipe()
     own = {PYTHON: sys.executable, CODE: REPORT, DESCRIPTOR: str(write_fd), "OUT": str(split)}

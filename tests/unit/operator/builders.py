@@ -86,9 +86,8 @@ class PodBuilder:
         return self._with(
             phase=PodPhase.PENDING,
             ready=False,
-            launcher_since=None,
             created_at=ago(seconds),
-            **changes,
+            **{"launcher_since": None, **changes},
         )
 
     def failed(self, seconds: float = 300) -> Self:

@@ -43,6 +43,7 @@ from elasticjob_operator.model.types import (
     Backend,
     ConditionStatus,
     ConditionType,
+    Launch,
     Phase,
     RendezvousState,
     ScaleUp,
@@ -72,7 +73,8 @@ def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) 
         )
     absent = [pod for pod in pods if pod.name not in present]
     found += _obstacles([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
-    found += _transient([pod for pod in absent if pod.obstacle is None or pod.terminating])
+    per_node = status.launch is not None and status.launch.mode is Launch.PER_NODE
+    found += _transient([p for p in absent if p.obstacle is None or p.terminating], per_node)
     if not absent and not found and not _has_pods(status):
         found.append(Blocker("its pods are not created yet"))
     return found
@@ -99,7 +101,7 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
         )
 
 
-def _transient(pods: list[Pod]) -> Iterator[Blocker]:
+def _transient(pods: list[Pod], per_node: bool) -> Iterator[Blocker]:
     lost = [pod.name for pod in pods if removal_cause(pod) is PodEnd.NODE_LOST and not pod.ended]
     if lost:
         its = "their nodes do" if len(lost) > 1 else "its node does"
@@ -108,7 +110,13 @@ def _transient(pods: list[Pod]) -> Iterator[Blocker]:
     if stopping:
         yield Blocker(f"{named(stopping)} {_are(stopping)} being stopped")
     rest = [p for p in pods if p.active and p.name not in lost]
-    placed = [pod.name for pod in rest if pod.node or pod.launcher_since]
+    commands = [pod.name for pod in rest if per_node and pod.launcher_since]
+    placed = [p.name for p in rest if (p.node or p.launcher_since) and p.name not in commands]
+    if commands:
+        yield Blocker(
+            f"no torchrun in the command of {named(commands)} has asked for a round yet",
+            "If the command starts none, set spec.launch to PerWorker",
+        )
     if placed:
         yield Blocker(f"{named(placed)} {_are(placed)} starting")
     waiting = [pod.name for pod in rest if not (pod.node or pod.launcher_since)]

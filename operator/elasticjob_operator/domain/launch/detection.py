@@ -16,6 +16,7 @@ from elasticjob_launcher.launchers import (
     is_launcher_word,
     launcher_of_module,
     launcher_of_program,
+    launcher_of_script,
 )
 from elasticjob_operator.domain.launch import shell
 from elasticjob_operator.domain.launch.wrappers import (
@@ -23,8 +24,10 @@ from elasticjob_operator.domain.launch.wrappers import (
     is_entrypoint,
     is_script,
     line_of,
+    may_be_task,
     module_wrapped,
     runs_python,
+    runs_task,
     split_string,
     wrapped_at,
 )
@@ -37,16 +40,12 @@ _IN_CODE = re.compile(
     r"torch\.distributed\.(run|launch)\b|accelerate\.commands|deepspeed\.launcher"
     r"|['\"\s/](torchrun|deepspeed|horovodrun|mpirun)['\"\s]|accelerate['\", ]+launch"
 )
-_IN_TEXT = re.compile(
-    r"(?:^|[\s;&|()'\"`/])(torchrun|deepspeed|mpirun|horovodrun|accelerate(?:\s+|-)launch)"
-    r"(?=$|[\s;&|()'\"`])|\b(torch\.distributed\.(?:run|launch))\b"
-)
+_TEXT_WORD = re.compile(r"[^\s;&|()'\"`$<>{}]+")
 _TEXT_TOOLS = frozenset(
     {"echo", "printf", "grep", "egrep", "rg", "sed", "awk", "cat", "which", "type", "command"}
     | {"pip", "pip3", "apt", "apt-get", "ls", "cp", "mv", "rm", "mkdir", "touch", "chmod", "chown"}
     | {"export", "alias", "unset", "test", "[", ":", "true", "false", "cd", "git", "wget", "curl"}
     | {
-        "find",
         "ln",
         "pgrep",
         "pkill",
@@ -61,13 +60,23 @@ _TEXT_TOOLS = frozenset(
     }
 )
 """Programs that take names of programs as plain text."""
-_SCRIPT_RUNNERS = frozenset({"make", "gmake", "just"})
-"""Programs that run commands of a file."""
+_EXECUTING = frozenset({"--", "-exec", "-execdir", "-ok", "-okdir", "--exec", "-e"})
+"""Words after which a program's arguments are a command."""
+_NAMING = re.compile(
+    r"--?\w*(launcher|backend|engine|runner|mode|method|type|strategy|name|env|tag|key)s?"
+)
+"""Options whose value names a launcher and runs none."""
+_LAUNCHER_ARGUMENT = re.compile(
+    r"--(n?nproc|nnodes|standalone|rdzv|num|multi|config|hostfile|use)[-_\w]*(=.*)?|-m|.*\.py"
+)
+"""First argument of a launcher, unlike one of another program."""
 _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _SOURCING = frozenset({"source", "."})
 _MAX_DEPTH = 8
+UNKNOWN = "$UNKNOWN"
+"""Positional parameter that the shell computes."""
 
 
 class FindingKind(StrEnum):
@@ -140,6 +149,36 @@ def is_python(program: str) -> bool:
     return PYTHON.fullmatch(_name(program)) is not None
 
 
+def program_file(words: Sequence[str]) -> str:
+    """Return the program that a command runs, behind its wrappers and a shell that runs nothing
+    else; empty if it is Python, or known only when it runs."""
+    left, expands = list(words), False
+    for _ in range(_MAX_DEPTH):
+        while left and left[0] in _PASSING:
+            del left[0]
+        if not left or is_python(left[0]) or split_string(left) or expands:
+            return ""
+        if left[0] in shell.SHELLS or _name(left[0]) in shell.SHELLS:
+            call = shell.invocation(left)
+            try:
+                line = shell.read("" if call.line_at is None else left[call.line_at])
+            except shell.Unreadable:
+                return ""
+            if len(line.commands) != 1 or line.compound or not line.commands[0].words:
+                return ""
+            command = line.commands[0].words
+            left = [word.value for word in command]
+            expands = any(word.expands for word in command[:1])
+        elif (index := wrapped_at(left)) is not None:
+            if runs_python(left, index) or may_be_task(left, index):
+                return ""
+            del left[:index]
+        else:
+            known = left[0].startswith("-") or left[0] in _TEXT_TOOLS or "$" in left[0]
+            return "" if known or left[0].endswith(".py") else left[0]
+    return ""
+
+
 def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if not words or at.depth > _MAX_DEPTH:
         return []
@@ -152,6 +191,8 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
         return _in_python(words[1:], at)
     if name in shell.SHELLS:
         return _in_shell(words, at)
+    if name in shell.FOREIGN_SHELLS:
+        return _in_foreign_shell(words, at)
     if split := split_string(words):
         return _find(split, at.within(program))
     if (line := line_of(words)) is not None:
@@ -162,10 +203,21 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if index is not None:
         if runs_python(words, index):
             return _in_python(words[index:], at.within(program))
-        return _find(words[index:], at.within(program))
-    if is_script(program) or is_entrypoint(program) or name in _SCRIPT_RUNNERS:
+        found = _find(words[index:], at.within(program))
+        if not found and may_be_task(words, index) and _is_unknown(words[index:]):
+            task = f"{name} {words[index]}"
+            return [Finding(FindingKind.SCRIPT, task, None, at.inside)]
+        return found
+    if is_script(program) or is_entrypoint(program) or runs_task(name, words[1:]):
         return [Finding(FindingKind.SCRIPT, program, None, at.inside)]
     return _in_arguments(words, at)
+
+
+def _is_unknown(words: tuple[str, ...]) -> bool:
+    """Return True if nothing is known of a program."""
+    name = _name(words[0])
+    known = is_python(name) or name in shell.SHELLS or wrapped_at(words) is not None
+    return not known and not words[0].endswith(".py") and not words[0].startswith("-")
 
 
 def _computed(words: tuple[str, ...], at: _Context) -> list[Finding]:
@@ -188,24 +240,41 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
     option, value, arguments = target
     if option == "-c":
         found = _IN_CODE.search(value)
-        return [Finding(FindingKind.LAUNCHER, found[0].strip(), None, "python -c")] if found else []
+        name = _code_name(found[0]) if found else ""
+        return [Finding(FindingKind.LAUNCHER, name, None, "python -c")] if name else []
     if option == "-m":
         if launcher := launcher_of_module(value, arguments):
             return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
+        if runs_task(value.partition(".")[0], arguments):
+            return [Finding(FindingKind.SCRIPT, value, None, at.inside)]
         run = module_wrapped(value, arguments)
         return [] if run is None else _in_python(run, at.within(value))
-    if launcher := launcher_of_program(value, arguments):
+    if launcher := launcher_of_script(value, arguments):
         return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
-    if found := re.search(r"[$`]", value) and _IN_TEXT.search(value):
-        return [_named(found[1] or found[2], at)]
+    if re.search(r"[$`]", value):
+        return _in_text(value, at)
     return []
 
 
 def _in_shell(words: tuple[str, ...], at: _Context) -> list[Finding]:
     call = shell.invocation(words)
     if call.line_at is None:
-        return [Finding(FindingKind.SCRIPT, call.script, None, at.inside)] if call.script else []
+        script = call.script
+        if not script and at.depth:
+            script = f"the standard input of {_name(words[0])}"
+        return [Finding(FindingKind.SCRIPT, script, None, at.inside)] if script else []
     return _in_line(words[call.line_at], words[call.line_at + 1 :], at.within(words[0]))
+
+
+def _in_foreign_shell(words: tuple[str, ...], at: _Context) -> list[Finding]:
+    """Return the findings of a shell whose grammar is not read: a launcher in its text, otherwise
+    its script."""
+    inner = at.within(words[0])
+    if found := [one for word in words[1:] for one in _in_text(word, inner)]:
+        return found
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    is_line = any(re.fullmatch(r"-\w*[ce]|-Command", word) for word in words[1:])
+    return [] if is_line or not script else [Finding(FindingKind.SCRIPT, script, None, at.inside)]
 
 
 def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Finding]:
@@ -214,13 +283,11 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
     try:
         line = shell.read(text)
     except shell.Unreadable:
-        found = _IN_TEXT.search(text)
-        name = (found[1] or found[2]) if found else ""
-        return [_named(name, at)] if name else []
-    values = dict(at.values)
+        return _in_text(text, at)
+    whole, values = text, dict(at.values)
     values.update({str(number): word for number, word in enumerate(positional)})
     findings: list[Finding] = []
-    for command in line.commands:
+    for number, command in enumerate(line.commands):
         for word in _assigned(command):
             name, _, value = word.value.partition("=")
             if not word.expands:
@@ -228,7 +295,12 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
             else:
                 values.pop(name.rstrip("+"), None)
         inner = _Context(values, at.inside, at.depth + 1)
+        positional = _positional(command, positional)
         findings += _in_simple(command, positional, inner)
+        if _reads_code(command) and (found := _IN_CODE.search(whole)):
+            findings.append(Finding(FindingKind.LAUNCHER, _code_name(found[0]), None, "python"))
+        if _sources(command) and all(map(_runs_nothing, line.commands[number + 1 :])):
+            findings.append(Finding(FindingKind.SCRIPT, command.words[1].value, None, at.inside))
         for word in command.parts:
             for text in word.substitutions:
                 findings += [
@@ -237,6 +309,36 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
                     if one.kind is FindingKind.LAUNCHER
                 ]
     return findings
+
+
+def _reads_code(command: shell.Simple) -> bool:
+    """Return True if a command is Python that reads its program from a here-document."""
+    words = [word.value for word in command.words]
+    given = any(one.operator in ("<<", "<<-", "<<<") for one in command.redirections)
+    return given and bool(words) and is_python(words[0]) and python_target(words[1:]) is None
+
+
+def _code_name(found: str) -> str:
+    """Return the name of a launcher that a program's text mentions."""
+    return found.strip(" '\"/\t\n")
+
+
+def _positional(command: shell.Simple, before: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the positional parameters after a command, of which `set --` makes new ones."""
+    words = command.words
+    if len(words) < 3 or words[0].value != "set" or words[1].value != "--":
+        return before
+    known = [UNKNOWN if word.expands else word.value for word in words[2:]]
+    return (before[0] if before else "", *known)
+
+
+def _sources(command: shell.Simple) -> bool:
+    return len(command.words) > 1 and command.words[0].value in _SOURCING
+
+
+def _runs_nothing(command: shell.Simple) -> bool:
+    """Return True if a command runs no program but tools."""
+    return not command.words or command.words[0].value in (_TEXT_TOOLS | {"exit", "wait", "return"})
 
 
 def _assigned(command: shell.Simple) -> list[shell.Word]:
@@ -275,13 +377,15 @@ def _in_expanded(
 ) -> list[Finding]:
     """Return the findings of a command whose program the shell computes."""
     if raw[0].raw.strip('"') in ("$@", "$*", "${@}", "${*}"):
+        if positional[1:2] == (UNKNOWN,):
+            return [Finding(FindingKind.COMPUTED, raw[0].raw, None, at.inside)]
         return _find(tuple(positional[1:]), at) if positional[1:] else []
     known = resolved(words[0], at.values)
     if known is not None:
         head = known.split() if '"' not in raw[0].raw else [known]
         return _find((*head, *words[1:]), at)
-    if found := _IN_TEXT.search(words[0]):
-        return [_named(found[1] or found[2], at)]
+    if found := _in_text(words[0], at):
+        return found
     ending = _name(words[0])
     if "$" not in ending and "`" not in ending and "*" not in ending:
         return _find((ending, *words[1:]), at)  # ${VENV}/bin/python
@@ -311,39 +415,74 @@ def resolved(text: str, values: Mapping[str, str]) -> str | None:
 
 
 def _in_arguments(words: tuple[str, ...], at: _Context) -> list[Finding]:
-    """Return the launcher that an unknown program runs, judging from its arguments: words after
-    `--`, or a launcher with arguments of its own that is no value of an option."""
+    """Return the findings of the command that an unknown program runs, judging from its arguments:
+    a launcher, a Python program, a shell or a script that is no value of an option."""
     if _name(words[0]) in _TEXT_TOOLS or ASSIGNMENT.fullmatch(words[0]):
         return []
-    if "--" in words:
-        rest = words[words.index("--") + 1 :]
-        if rest and (is_python(rest[0]) or _name(rest[0]) in shell.SHELLS or wrapped_at(rest)):
-            return _find(rest, at.within(words[0]))
-    for index in range(1, len(words) - 1):
-        before, word = words[index - 1], words[index]
-        is_value = before.startswith("-") and before != "--" and index > 1
-        if not is_value and (
-            is_launcher_word(word) or launcher_of_program(word, words[index + 1 :])
-        ):
-            launcher = launcher_of_program(word, words[index + 1 :]) or launcher_of_module(
-                word, words[index + 1 :]
-            )
-            name = launcher.name if launcher else word
-            return [Finding(FindingKind.LAUNCHER, name, launcher, at.inside or _name(words[0]))]
-        if is_python(word) and not is_value:
-            return _in_python(words[index + 1 :], at.within(words[0]))
+    inner = at.within(words[0])
+    for index in range(1, len(words)):
+        before, rest = words[index - 1], words[index:]
+        is_value = index > 1 and before.startswith("-") and before not in _EXECUTING
+        if found := _launched(rest, before if is_value else "", inner):
+            return found
+        if " " in rest[0].strip():
+            if found := _commanded(rest[0], inner):
+                return found
+            continue
+        if _name(rest[0]) in shell.SHELLS and shell.invocation(rest).line_at is not None:
+            return _in_shell(rest, inner)
+        if is_value:
+            continue
+        if is_python(rest[0]):
+            return _in_python(rest[1:], inner) if rest[1:] else []
+        runs = _name(rest[0]) in shell.SHELLS or is_script(rest[0]) or wrapped_at(rest) is not None
+        if runs and (len(rest) > 1 or is_script(rest[0])):
+            return _find(rest, inner)
     return []
 
 
-def _named(name: str, at: _Context) -> Finding:
-    launcher = launcher_of_program(*_program(name)) or launcher_of_module(name, ())
-    shown = launcher.name if launcher else name
-    return Finding(FindingKind.LAUNCHER, shown, launcher, at.inside)
+def _launched(words: tuple[str, ...], option: str, at: _Context) -> list[Finding]:
+    """Return a finding if words, of which the first may be the value of an option, begin with a
+    launcher and its arguments."""
+    launcher = launcher_of_program(words[0], words[1:])
+    if launcher is None and words[0] and is_launcher_word(words[0]):
+        launcher = launcher_of_module(words[0], words[1:])
+    if launcher is None or len(words) < 2:
+        return []
+    runs = _LAUNCHER_ARGUMENT.fullmatch(words[1]) and not _NAMING.fullmatch(option)
+    if option and not runs:
+        return []
+    return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
 
 
-def _program(name: str) -> tuple[str, tuple[str, ...]]:
-    program, *arguments = name.split() or [""]
-    return program, tuple(arguments)
+def _commanded(text: str, at: _Context) -> list[Finding]:
+    """Return the launchers that begin a command of a text, which may be a shell line."""
+    try:
+        line = shell.read(text)
+    except shell.Unreadable:
+        return []
+    for command in line.commands:
+        words = tuple(word.value for word in command.words)
+        while words and (index := wrapped_at(words)) is not None:
+            words = words[index:]
+        if not words:
+            continue
+        if launcher_of_program(words[0], words[1:]) or is_python(words[0]):
+            found = _find(words, at)
+            if found and found[0].kind is FindingKind.LAUNCHER:
+                return found
+    return []
+
+
+def _in_text(text: str, at: _Context) -> list[Finding]:
+    """Return the first launcher that a text names anywhere."""
+    words = _TEXT_WORD.findall(text)
+    for index, word in enumerate(words):
+        launcher = launcher_of_program(word, words[index + 1 :])
+        launcher = launcher or launcher_of_module(word, words[index + 1 :])
+        if launcher is not None:
+            return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
+    return []
 
 
 def _name(program: str) -> str:

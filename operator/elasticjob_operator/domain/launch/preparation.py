@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator.domain.launch import shell
-from elasticjob_operator.domain.launch.detection import is_python, python_target
-from elasticjob_operator.domain.launch.wrappers import is_transparent, wrapped_at
+from elasticjob_operator.domain.launch.detection import UNKNOWN, is_python, python_target
+from elasticjob_operator.domain.launch.wrappers import (
+    is_transparent,
+    line_of,
+    split_string,
+    wrapped_at,
+)
 
 REPORT = '"$ELASTICJOB_PREPARE_PYTHON" -IS -c "$ELASTICJOB_PREPARE_REPORT"'
 """Command that reports its arguments, environment and working directory to the launcher, which
@@ -75,10 +80,12 @@ class Prepared:
     Args:
         words: the shell's command line.
         last: text of the workers' command.
+        positional: positional parameters of the shell, from `$0`.
     """
 
     words: tuple[str, ...]
     last: str
+    positional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +104,13 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     there is nothing to split: no shell line, or a single command."""
     at = 0
     while (index := wrapped_at(words[at:])) is not None and _name(words[at]) not in shell.SHELLS:
+        if split_string(words[at:]):
+            break
         at += index
         if at >= len(words):
             return None
     if _name(words[at]) not in shell.SHELLS:
-        return None
+        return _nested(words[at:])
     call = shell.invocation(words[at:])
     if call.line_at is None:
         return None
@@ -114,7 +123,9 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     if not line.commands:
         return Whole(line.compound) if line.compound else None
     if len(line.commands) == 1 and _is_single(line):
-        return None
+        return _nested([word.value for word in line.commands[0].words])
+    if nested := _nested([word.value for word in line.commands[-1].words]):
+        return nested
     if reason := _obstacle(text, line, words[place + 1 :]):
         return Whole(reason)
     wrappers = _opaque_wrapper(words[:at])
@@ -125,7 +136,48 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     inserted = _inserted(words[shell_at:place], text, last, line.commands[:-1])
     if isinstance(inserted, Whole):
         return inserted
-    return Prepared((*words[:place], inserted, *words[place + 1 :]), text[last.start : last.end])
+    rest = tuple(words[place + 1 :])
+    sets = any(
+        one.words[:1] and one.words[0].value == "set" and "--" in [word.value for word in one.words]
+        for one in line.commands
+    )
+    positional = ("sh", UNKNOWN) if sets else rest
+    return Prepared((*words[:place], inserted, *rest), text[last.start : last.end], positional)
+
+
+def _nested(words: Sequence[str]) -> Whole | None:
+    """Return the shell line inside of a command if it is more than one plain command; None if
+    there is no such line."""
+    if not words:
+        return None
+    name, inner = _name(words[0]), words[1:]
+    if words[0] == "exec":
+        return _nested(inner)
+    if expanded := split_string(words):
+        return _nested(expanded[1:])
+    if name in shell.FOREIGN_SHELLS:
+        return Whole(f"the grammar of {name}") if len(words) > 2 else None
+    text = line_of(words)
+    if text is None and name in shell.SHELLS:
+        call = shell.invocation(words)
+        text = None if call.line_at is None else words[call.line_at]
+    if text is None:
+        if is_python(name):
+            return None
+        if (index := wrapped_at(words)) is not None:
+            return _nested(words[index:])
+        starts = (at for at, word in enumerate(inner) if _name(word) in _LINE_PROGRAMS)
+        return next((found for at in starts if (found := _nested(inner[at:]))), None)
+    try:
+        line = shell.read(text)
+    except shell.Unreadable as error:
+        return Whole(f"text that is no complete shell line: {error}")
+    if len(line.commands) == 1 and _is_single(line):
+        return _nested([word.value for word in line.commands[0].words])
+    return Whole(f"the shell line inside of {name}")
+
+
+_LINE_PROGRAMS = shell.SHELLS | shell.FOREIGN_SHELLS | {"env", "su", "runuser", "script", "flock"}
 
 
 def _is_single(line: shell.Line) -> bool:
@@ -183,7 +235,8 @@ def _unquoted(line: shell.Line) -> str:
 
 def _command_obstacle(command: shell.Simple, is_last: bool) -> str:
     names = [name for word in command.parts for name in word.names]
-    if special := next((name for name in names if name in "0123456789@*#?!-"), ""):
+    positional = "" if is_last else "0123456789@*#"
+    if special := next((name for name in names if name in f"{positional}?!-"), ""):
         return "$?" if special == "?" else f"the parameter ${special}"
     if not command.words:
         if command.redirections:
@@ -256,6 +309,8 @@ def _inserted(
         return f"{text[: words[0].start]}{REPORT} {text[words[0].start :]}"
     if others := _left_in_the_shell(names, before):
         return Whole(f"a last command with {others} beside variables of the worker")
+    if special := next((one for one in names if one in "0123456789@*#"), ""):
+        return Whole(f"a last command with ${special} beside variables of the worker")
     if any(word.substitutions for word in last.parts):
         return Whole("a last command with a command substitution beside variables of the worker")
     assigned = text[last.start : last.words[0].start].strip()

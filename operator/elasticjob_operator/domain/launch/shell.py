@@ -184,9 +184,13 @@ class _Reader:
         return Simple(before=operator)
 
     def _redirection(self, current: Simple, operator: str) -> None:
-        self._skip_blanks()
         if operator in ("<", ">") and self._text.startswith("(", self._at):
             self._mark("a process substitution")
+            return
+        self._skip_blanks()
+        if self._text.startswith((">(", "<("), self._at):  # > >(tee log)
+            self._mark("a process substitution")
+            self._at += 1
             return
         target = self._word()
         if not target.raw:
@@ -268,7 +272,11 @@ class _Reader:
                 if self._word().raw == "in":
                     return
             else:
+                start = self._at
                 self._word()
+                self._skip_blanks()
+                if head == "coproc" and self._text[self._at : self._at + 1] not in ("{", "("):
+                    self._at = start  # no name, but the command itself
                 return
 
     def _mark(self, name: str) -> None:
@@ -393,6 +401,11 @@ def _closing(text: str, opening: int) -> int:
     raise Unreadable(f"{text[opening]} is not closed")
 
 
+FOREIGN_SHELLS = frozenset(
+    {"csh", "tcsh", "fish", "xonsh", "nu", "pwsh", "rc", "elvish"}
+    | {"perl", "ruby", "node", "tclsh", "expect"}
+)
+"""Shells and script interpreters with a grammar of their own."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "rbash"})
 _VALUED = frozenset({"--rcfile", "--init-file"})
 
@@ -403,7 +416,7 @@ class Invocation:
 
     Args:
         line_at: index of the text after `-c` among the words; None for a script or standard input.
-        script: script file; empty if there is none.
+        script: script file; empty for standard input.
     """
 
     line_at: int | None
@@ -412,7 +425,7 @@ class Invocation:
 
 def invocation(words: Sequence[str]) -> Invocation:
     """Return the parts of a shell's command line; `words` begin with the shell."""
-    at, has_line = 1, False
+    at, has_line, reads_input = 1, False, False
     while at < len(words):
         word = words[at]
         if word in ("--", "-"):
@@ -422,9 +435,12 @@ def invocation(words: Sequence[str]) -> Invocation:
             at += 2 if word in _VALUED else 1
         elif word[:1] in "-+" and len(word) > 1:
             has_line |= word[0] == "-" and "c" in word
+            reads_input |= word[0] == "-" and "s" in word
             at += 1 + word.count("o") + word.count("O")
         else:
             break
     if at >= len(words):
         return Invocation(None)
-    return Invocation(at) if has_line else Invocation(None, words[at])
+    if has_line:
+        return Invocation(at)
+    return Invocation(None, "" if reads_input else words[at])

@@ -156,6 +156,23 @@ _PYTHON_MODULES: Mapping[str, _Wrapper] = {
 }
 """Python modules that run a script or `-m` module, as Python itself does."""
 _MODULE_OPTIONS = ("-m", "--module")
+_ALL: frozenset[str] = frozenset()
+_TASK_RUNNERS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("make", "gmake", "just", "task", "go-task", "mage", "ninja", "rake"), _ALL),
+    **dict.fromkeys(("invoke", "inv", "nox", "tox", "doit", "poe", "scons", "pants", "fab"), _ALL),
+    **dict.fromkeys(("snakemake", "nextflow", "luigi", "guild"), _ALL),
+    **dict.fromkeys(("npm", "yarn", "pnpm"), frozenset({"run", "run-script", "exec", "start"})),
+    **dict.fromkeys(("bazel", "bazelisk"), frozenset({"run", "test"})),
+    "dvc": frozenset({"repro", "exp"}),
+    "mlflow": frozenset({"run"}),
+    "wandb": frozenset({"agent", "launch", "launch-agent"}),
+    "clearml-agent": frozenset({"execute", "daemon"}),
+    "sbatch": _ALL,
+    "salloc": _ALL,
+}
+"""Programs that run commands of a file, with the subcommands that do; none means all of them."""
+_TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye"})
+"""Wrappers whose command may be a task of the project's file."""
 _PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
 """Wrappers that run a script or `-m` module with Python, and any other command as it is."""
 _INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit"})
@@ -202,6 +219,22 @@ def is_script(program: str) -> bool:
     return _SCRIPT.fullmatch(program) is not None
 
 
+def runs_task(program: str, arguments: Sequence[str]) -> bool:
+    """Return True if a program or Python module runs commands that a file defines."""
+    subcommands = _TASK_RUNNERS.get(program.rpartition("/")[2])
+    if subcommands is None:
+        return False
+    first = next((word for word in arguments if not word.startswith("-")), "")
+    return not subcommands or first in subcommands
+
+
+def may_be_task(words: Sequence[str], at: int) -> bool:
+    """Return True if the command at `at`, which a wrapper runs, may be a task of a project's
+    file."""
+    manages = words[0].rpartition("/")[2] in _TASK_MANAGERS
+    return manages and re.fullmatch(r"[\w.:-]+", words[at]) is not None
+
+
 def is_transparent(words: Sequence[str]) -> bool:
     """Return True if a wrapper changes nothing of its process but variables."""
     name = words[0].rpartition("/")[2]
@@ -225,12 +258,17 @@ def runs_python(words: Sequence[str], at: int) -> bool:
     return words[0].rpartition("/")[2] in _PYTHON_RUNNERS and of_python
 
 
+_ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
+
+
 def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
     """Return the words that `env -S` makes of its string and the rest; None if there is none."""
     if words[0].rpartition("/")[2] != "env":
         return None
     for index, word in enumerate(words[1:], 1):
         text = ""
+        if words[index - 1] in _ENV_VALUED:
+            continue
         if word in ("-S", "--split-string") and index + 1 < len(words):
             text, rest = words[index + 1], words[index + 2 :]
         elif word.startswith("--split-string="):
@@ -247,9 +285,6 @@ def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
         if not word.startswith("-") and not ASSIGNMENT.fullmatch(word):
             return None
     return None
-
-
-_ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
 
 
 def _env(words: Sequence[str]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob_operator.domain.launch.misplaced import misplaced
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
@@ -12,6 +13,7 @@ from elasticjob_operator.domain.manifests.trainer_command import (
     trainer_command,
 )
 from elasticjob_operator.model.job import Container, ElasticJob
+from elasticjob_operator.model.problems import Problem
 from elasticjob_operator.model.status import LaunchStatus
 
 
@@ -22,6 +24,8 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         TemplateRefused: no way of launching the command is safe.
     """
     container, spec = job.trainer(), job.spec
+    if reason := misplaced(spec.setup):
+        raise TemplateRefused(Problem.at(("spec", "setup"), reason))
     launch = LaunchSpec(
         spec.launch,
         tuple(spec.setup),

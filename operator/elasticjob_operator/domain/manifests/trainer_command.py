@@ -11,7 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
-from elasticjob_operator.domain.launch.detection import Finding, FindingKind, find, is_python
+from elasticjob_operator.domain.launch.detection import (
+    Finding,
+    FindingKind,
+    find,
+    is_python,
+    program_file,
+)
+from elasticjob_operator.domain.launch.misplaced import misplaced
 from elasticjob_operator.domain.launch.preparation import Prepared, Whole, split
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
 from elasticjob_operator.domain.manifests.torchrun import (
@@ -29,6 +36,7 @@ from elasticjob_operator.model.types import Launch, LaunchReason
 DEFAULT_PYTHON = "python3"
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
+PROGRAM_OPTION = "--program"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PYTHON_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)")
 """Pattern of `-m`, alone or after other letters, with the module if it is in the same word."""
@@ -191,6 +199,8 @@ def _decided(
 ) -> TrainerCommand:
     values = spec.values or {}
     plain = TrainerCommand(_interpreter(_parse((*command, *args))), command, args)
+    if spec.launch is Launch.AUTO and (reason := misplaced((*command, *args))):
+        raise CannotUnwrap(f"{reason}, or set spec.launch if the command is meant as it is")
     found = find(words, values)
     _check_rendezvous(found, spec.max_nodes)
     if spec.launch is Launch.PER_NODE:
@@ -233,6 +243,11 @@ def _without_launcher(
     if launcher is None:
         return None
     taken = unwrap(launcher, rest, workers)
+    script = expanded(taken.words[0], values)
+    if re.match(r"\$\(|-(?!m$)", script):
+        raise LosesOption(
+            f"{taken.words[0]} may be options of {launcher.name}, which only the container knows"
+        )
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
     inner = find(tuple(expanded(word, values) for word in started), values)
@@ -255,7 +270,8 @@ def _only_prepares(
     once for each pod."""
     if found.kind is FindingKind.LAUNCHER or not isinstance(prepared, Prepared):
         return False
-    return find(("sh", "-c", expanded(prepared.last, values)), values) is None
+    last = expanded(prepared.last, values)
+    return find(("sh", "-c", last, *prepared.positional), values) is None
 
 
 def _per_worker(
@@ -273,7 +289,7 @@ def _per_worker(
             plain,
             words=prepared.words[:count],
             args=prepared.words[count:],
-            options=(PREPARE_OPTION,),
+            options=(PREPARE_OPTION, *_checked(("sh", "-c", prepared.last), spec.launch)),
             reason=LaunchReason.PREPARATION_SPLIT,
             message="the preparation is run once for each pod, and once for each worker: "
             + prepared.last,
@@ -281,7 +297,7 @@ def _per_worker(
     if requested:
         return replace(plain, reason=LaunchReason.REQUESTED, message="spec.launch is PerWorker")
     if prepared is None:
-        return plain
+        return replace(plain, options=_checked((*plain.words, *plain.args), spec.launch))
     if workers == 1 or (workers is None and spec.single):
         return replace(
             plain,
@@ -295,6 +311,13 @@ def _per_worker(
         f"the shell line cannot be split into a preparation and the command of {several} because "
         f"of {prepared.reason}: {_WAYS_OUT}"
     )
+
+
+def _checked(words: Sequence[str], launch: Launch) -> tuple[str, ...]:
+    """Return the option by which the launcher checks the file of a program that no rule knows; an
+    explicit spec.launch needs no check."""
+    program = program_file(words) if launch is Launch.AUTO else ""
+    return (PROGRAM_OPTION, program) if program else ()
 
 
 def _structural(prepared: Prepared, values: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from elasticjob_operator.domain.explain.phrases import (
     saving_text,
     stop_report,
 )
+from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
@@ -37,6 +38,7 @@ from elasticjob_operator.model.types import (
     Backend,
     ConditionStatus,
     ConditionType,
+    Launch,
     Phase,
     RendezvousState,
 )
@@ -223,6 +225,13 @@ def pods_ready(
         return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
     names = f"; waiting for {_names_text(waiting)}" if waiting else ""
+    runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)
+    launch = launch_status(job) if runs else None
+    if launch is not None and launch.mode is Launch.PER_NODE:
+        names += (
+            "; a pod joins once torchrun in its command asks for a round: if the command starts "
+            "none, set spec.launch to PerWorker"
+        )
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_agent.core.worker_environment import Run, WorkerFiles, worker_environment
+from elasticjob_agent.core.worker_environment import (
+    Run,
+    WorkerFiles,
+    command_environment,
+    worker_environment,
+)
 from elasticjob_rendezvous.protocol.records.members import Member
 from elasticjob_rendezvous.protocol.records.roster import seal
 
@@ -81,3 +86,11 @@ def test_error_handling_of_user_is_inherited() -> None:
     names = frozenset({"TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"})
     given = environment("a", 0, names)
     assert not names & given.keys()
+
+
+@pytest.mark.parametrize(("nproc", "number"), [("8", "8"), ("auto", None), ("", None)])
+def test_command_environment_makes_frameworks_use_torchrun(nproc: str, number: str | None) -> None:
+    env = command_environment("job", "default", "1:4", nproc)
+    assert env["FORCE_TORCHRUN"] == "1"
+    assert env.get("NPROC_PER_NODE") == number
+    assert env.get("PET_NPROC_PER_NODE") == (nproc or None)

@@ -65,3 +65,16 @@ def test_every_error_of_template_has_its_line_and_path(tmp_path: Path) -> None:
     ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
     assert ran.exit_code == 2
     assert ran.stderr.splitlines() == [f"{file}:{error}" for error in ERRORS]
+
+
+def test_setup_that_needs_a_shell_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    for setup, reason in (
+        ("[pip install -r r.txt]", "the program 'pip install -r r.txt' contains spaces"),
+        ("[cd, /app]", "cd is a command of a shell, not a program"),
+        ("[bash, -c]", "bash is given no script and no line after -c"),
+    ):
+        file.write_text(JOB.replace("  template:", f"  setup: {setup}\n  template:"))
+        ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
+        assert ran.exit_code == 2
+        assert f"{file}:6:3: spec.setup: {reason}" in ran.stderr

@@ -98,7 +98,6 @@ def test_env_that_needs_a_cluster_is_unresolved_unless_given(tmp_path: Path) -> 
         (["-c", "pass"], False),
         (["-"], False),
         (["there.py", "nowhere.py"], False),
-        ([], False),
     ],
 )
 def test_missing_script_is_refused(tmp_path: Path, arguments: list[str], missing: bool) -> None:
@@ -184,7 +183,7 @@ def test_launcher_in_a_shell_line_runs_once_per_pod(tmp_path: Path) -> None:
 
 def test_preparation_becomes_an_option_of_the_launcher(tmp_path: Path) -> None:
     found = trainer(job(command=["sh", "-c", "cd /; train"]), tmp_path, PATH, sys.executable)
-    assert found.options == ("--prepare",)
+    assert found.options == ("--prepare", "--program", "train")
     assert found.argv[2] == f"cd /; {REPORT} train"
 
 

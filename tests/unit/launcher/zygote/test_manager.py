@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,15 +15,17 @@ from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.wire import Prepare
 from elasticjob_launcher.zygote import manager as standbys
 from elasticjob_launcher.zygote.manager import (
+    LOOK_SECONDS,
     MOST_REFUSALS,
     MOST_STARTS,
     REST_SECONDS,
+    STALLED_SECONDS,
     ForkRequest,
     ZygoteManager,
     wait_seconds,
 )
 from elasticjob_launcher.zygote.preload_cache import AFTER_SECONDS
-from elasticjob_launcher.zygote.process import ZygoteEvents
+from elasticjob_launcher.zygote.process import ZygoteEvents, activity
 
 
 class Due:
@@ -287,17 +291,105 @@ def test_refusals_of_one_package_and_reason_are_one_line() -> None:
     ("load_seconds", "elapsed_seconds", "expected"),
     [
         (0.0, 0.0, 5.0),
-        (0.0, 30.0, 5.0),
-        (8.0, 0.0, 8.0),
-        (8.0, 3.0, 5.0),
-        (8.0, 7.0, 2.0),
-        (8.0, 30.0, 2.0),
+        (0.0, 12.0, 12.0),
+        (0.0, 30.0, 20.0),
+        (8.0, 0.0, 0.0),
+        (8.0, 1.0, 0.0),
+        (8.0, 3.0, 8.0),
+        (8.0, 30.0, 8.0),
         (1.0, 0.0, 2.0),
-        (45.0, 0.0, 20.0),
-        (45.0, 30.0, 15.0),
+        (45.0, 7.0, 0.0),
+        (45.0, 30.0, 45.0),
     ],
 )
-def test_workers_wait_at_most_the_rest_of_the_last_load(
+def test_workers_wait_for_a_zygote_with_a_lead_as_long_as_a_cold_start_takes(
     load_seconds: float, elapsed_seconds: float, expected: float
 ) -> None:
     assert wait_seconds(load_seconds, elapsed_seconds) == expected
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the manager's time, which the test changes, and its activity, as a second item."""
+    now = [100.0, 0.0]
+    monkeypatch.setattr("elasticjob_launcher.zygote.manager.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(standbys, "activity", lambda pid: int(now[1]))
+    return now
+
+
+def loading(zygote: ZygoteManager, clock: list[float], load: float, lead: float) -> None:
+    """Let a load take `load` seconds, and the next one run for `lead` seconds."""
+    zygote.prepare(Prepare((sys.executable, "other.py"), {}, (), ""))
+    clock[0] += load
+    Process.made[-1].says({"is": "ready"})
+    Process.made[-1].dies("it ended")
+    clock[0] += lead
+    assert not zygote.settled
+
+
+def test_workers_start_cold_at_once_beside_a_zygote_without_a_lead(
+    loop: Loop, zygote: ZygoteManager, clock: list[float]
+) -> None:
+    loading(zygote, clock, load=12.0, lead=1.0)
+    gone: list[str] = []
+    zygote.when_settled(lambda: gone.append(zygote.reason))
+    assert gone == ["the standby is still preloading"]
+
+
+def test_workers_wait_for_a_zygote_that_works_and_not_for_one_that_stalls(
+    loop: Loop, zygote: ZygoteManager, clock: list[float]
+) -> None:
+    loading(zygote, clock, load=12.0, lead=5.0)
+    gone: list[str] = []
+    zygote.when_settled(lambda: gone.append(zygote.reason))
+    Process.made[-1].says({"is": "importing", "module": "torch"})
+    for step in range(40):
+        clock[0] += LOOK_SECONDS
+        clock[1] += step < 20
+        loop.due(LOOK_SECONDS)[-1].action()
+        assert bool(gone) == (step >= 20 + STALLED_SECONDS / LOOK_SECONDS - 1), step
+        if gone:
+            break
+    assert gone == ["the standby is still preloading, stalled at torch"]
+
+
+def test_workers_start_cold_at_once_if_the_zygote_they_wait_for_begins_again(
+    loop: Loop, zygote: ZygoteManager, clock: list[float]
+) -> None:
+    loading(zygote, clock, load=12.0, lead=6.0)
+    gone: list[str] = []
+    zygote.when_settled(lambda: gone.append(zygote.reason))
+    assert not gone
+    Process.made[-1].says({"is": "unfit", "refused": {"pkg": "it starts threads"}, "reason": ""})
+    assert gone == ["the standby is still preloading, again: it starts threads"]
+    Process.made[-1].says({"is": "ready"})
+    assert zygote.reason == ""
+    loop.due(12.0)[-1].action()  # the maximum wait, which nobody waits for any more
+    assert len(gone) == 1
+
+
+def test_activity_grows_while_a_process_computes() -> None:
+    before = activity(os.getpid())
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        pass
+    after = activity(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after > before
+
+
+def test_activity_of_a_process_that_is_gone_is_unknown() -> None:
+    assert activity(0) is None
+
+
+def test_activity_of_a_sleeping_interpreter_does_not_grow() -> None:
+    code = "import sys, time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)
+        before = activity(process.pid)
+        time.sleep(0.3)
+        assert activity(process.pid) == before is not None
+        process.kill()

@@ -253,6 +253,16 @@ PENDING = {
 }
 
 
+def test_command_that_starts_no_torchrun_is_explained_with_its_remedy() -> None:
+    running_command = pod(1).pending(5, launcher_since=ago(5)).get()
+    here = observed(running_command, pod(2).pending(5).get(), view=waiting())
+    text = said(here, launch="PerNode")
+    assert "no torchrun in the command of job-1 has asked for a round yet" in text
+    assert "job-2 is starting" in text
+    assert "If the command starts none, set spec.launch to PerWorker" in text
+    assert "torchrun" not in said(here, launch="PerWorker")
+
+
 @pytest.mark.parametrize(("here", "text"), PENDING.values(), ids=PENDING)
 def test_before_first_round(here: Observed, text: str) -> None:
     assert said(here) == text

@@ -91,6 +91,34 @@ PLAIN = [
     "bash -c '$VENV/bin/python train.py'",
     "busybox sh -c 'python train.py'",
     "$(VENV)/bin/python train.py",
+    # Arguments of programs, options, and other uses of a launcher's name.
+    "./train --launcher torchrun --nproc-per-node 8",
+    "./train --backend=torchrun train.py",
+    "python train.py bash -c 'pip install x && torchrun t.py'",
+    "python train.py run.sh",
+    "python -m pytest torchrun",
+    "sudo -Eu user python train.py",
+    "env -vS 'A=b python train.py'",
+    "env -C /app -S 'python train.py'",
+    "poetry run train",
+    "pixi run python train.py",
+    "pdm run ./train.py --lr 1",
+    "dvc pull torchrun",
+    "wandb login torchrun",
+    "python -m axolotl.cli.train c.yml",
+    "python -m torch.utils.collect_env",
+    "python /app/torch/run.py --x",
+    "python /app/my/distributed/run.py torchrun",
+    "'/my dir/bin/python' 'my train.py'",
+    "find . -name torchrun -newer x",
+    "bash -c -- 'python train.py'",
+    "bash --norc --noprofile -c 'python train.py'",
+    "bash -c '  python train.py\n\n'",
+    "bash -c 'python train.py $(which torchrun)'",
+    "bash -c 'exec \"$@\"' _ python train.py",
+    'bash -c \'exec "$0" "$@"\' python train.py',
+    "bash -c 'gosu me bash -c \"python train.py\"'",
+    "bash -c 'python train.py --cmd \"$(cat cmd)\"'",
 ]
 
 
@@ -99,8 +127,9 @@ def test_plain_command_runs_unchanged_for_each_worker(command: str) -> None:
     found = decide(command)
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PLAIN_COMMAND)
     assert found.words == tuple(shlex.split(command))
-    assert found.options == ()
-    assert decide(command, launch=Launch.PER_WORKER).words == found.words
+    assert found.options[:1] in ((), ("--program",))
+    requested = decide(command, launch=Launch.PER_WORKER)
+    assert (requested.words, requested.options) == (found.words, ())
 
 
 LAUNCHERS = [
@@ -190,7 +219,6 @@ LAUNCHERS = [
     ("python -c 'from torch.distributed.run import main; main()'", "torch.distributed.run"),
     ("my-wrapper torchrun train.py", "torchrun"),
     ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
-    ("python -m axolotl.cli.train c.yml", "axolotl"),
     ("axolotl train c.yml", "axolotl"),
     ("tune run --nproc_per_node 2 lora --config c", "tune run"),
     ("llamafactory-cli train c.yaml", "llamafactory-cli"),
@@ -206,6 +234,69 @@ LAUNCHERS = [
     ("fabric run --devices 2 train.py", "fabric run"),
     ("torchx run dist.ddp --script t.py", "torchx run"),
     ("ray job submit -- python t.py", "ray"),
+    # Other options of env -S.
+    ("env -u A -S 'torchrun t.py'", "torchrun"),
+    ("env -C /app -S 'torchrun t.py'", "torchrun"),
+    ("env -uA -vS 'B=c torchrun t.py'", "torchrun"),
+    (["env", "-S", "bash -euo pipefail -c", "torchrun t.py"], "torchrun"),
+    ("/usr/bin/env -S torchrun t.py", "torchrun"),
+    # Positions in a line.
+    (bash("2>/dev/null torchrun t.py"), "torchrun"),
+    (bash("A=$(x y) B='c d' torchrun t.py"), "torchrun"),
+    (bash("true&&torchrun t.py"), "torchrun"),
+    (bash("if ! torchrun t.py;then exit 1;fi"), "torchrun"),
+    (bash("case $A in (a) torchrun t.py;; esac"), "torchrun"),
+    (bash("for ((i=0;i<3;i++)); do torchrun t.py; done"), "torchrun"),
+    (bash("(( i = 1 << 2 )); torchrun t.py"), "torchrun"),
+    (bash("time -p torchrun t.py"), "torchrun"),
+    (bash("coproc torchrun t.py"), "torchrun"),
+    (bash("coproc T { torchrun t.py; }; wait"), "torchrun"),
+    (bash("tor'chrun' t.py"), "torchrun"),
+    (bash("\\torchrun t.py"), "torchrun"),
+    (bash("~/venv/bin/torchrun t.py"), "torchrun"),
+    (bash("builtin exec torchrun t.py"), "torchrun"),
+    (bash("cd x\r\ntorchrun t.py\r\n"), "torchrun"),
+    (bash("torchrun t.py > >(tee log) 2>&1"), "torchrun"),
+    (bash("tune run --nproc_per_node 2 lora > >(tee log)"), "tune run"),
+    (bash("llamafactory-cli train c.yaml 2> >(tee err >&2)"), "llamafactory-cli"),
+    (bash("nohup torchrun t.py > log 2>&1 &\nwait $!"), "torchrun"),
+    (bash("out=$(torchrun t.py); echo $out"), "torchrun"),
+    (bash("ls *.py | xargs torchrun"), "torchrun"),
+    (bash("find . -name t.py -exec torchrun {} \\;"), "torchrun"),
+    (bash('A=(--standalone); torchrun "${A[@]}" t.py'), "torchrun"),
+    (bash("OPT='--nproc 8'; CMD=\"torchrun\"; eval $CMD $OPT t.py"), "torchrun"),
+    (bash("C='torchrun t.py'; bash -c \"$C\""), "torchrun"),
+    (bash('set -- torchrun t.py; exec "$@"'), "torchrun"),
+    (["bash", "-c", 'cd x && exec "$@"', "_", "torchrun", "t.py"], "torchrun"),
+    (["bash", "-c", "$0 $@", "torchrun", "t.py"], "torchrun"),
+    (["bash", "-c", "--", "torchrun t.py"], "torchrun"),
+    # Files of a launcher.
+    ("python /x/site-packages/torch/distributed/run.py t.py", "torchrun"),
+    ("python3 /x/torch/distributed/launch.py t.py", "torch.distributed.launch"),
+    ("python -u /x/accelerate/commands/launch.py t.py", "accelerate launch"),
+    ("python -m fastai.launch t.py", "fastai.launch"),
+    (bash("cd x && python /x/deepspeed/launcher/runner.py t.py"), "deepspeed"),
+    # Unknown programs.
+    ("my-wrapper bash -c 'torchrun t.py'", "torchrun"),
+    ("my-wrapper --verbose torchrun t.py", "torchrun"),
+    ("my-wrapper --quiet torchrun --nproc_per_node 8 t.py", "torchrun"),
+    ("retry 3 'torchrun t.py'", "torchrun"),
+    ("parallel 'torchrun {}' ::: a.py b.py", "torchrun"),
+    ("tmux new-session -d 'cd x; torchrun t.py'", "torchrun"),
+    ("sops exec-env secrets.yaml 'torchrun t.py'", "torchrun"),
+    ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
+    ("uvx torchrun t.py", "torchrun"),
+    ("fish -c 'torchrun t.py'", "torchrun"),
+    ("perl -e 'exec \"torchrun t.py\"'", "torchrun"),
+    ("ssh worker-1 torchrun t.py", "torchrun"),
+    (bash("python - <<'E'\nimport os\nos.system('torchrun t.py')\nE"), "torchrun"),
+    (
+        bash("cd x\npython3 <<E\nfrom torch.distributed.run import main\nmain()\nE"),
+        "torch.distributed.run",
+    ),
+    ("tcsh -c 'cd x; accelerate launch t.py'", "accelerate launch"),
+    ("script -qefc 'torchrun t.py' /dev/null", "torchrun"),
+    ("busybox ash -c 'torchrun t.py'", "torchrun"),
 ]
 
 
@@ -236,6 +327,32 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         bash("cd /app && ./run.sh"),
         bash("cd /app && bash run.sh 8"),
         bash("cd /app; . ./env.sh; exec /app/run.sh"),
+        bash("source run.sh"),
+        bash("cd /app && . ./train.sh && echo done"),
+        bash("bash <<EOF\ntorchrun t.py\nEOF"),
+        bash("bash -s <<'EOF'\ntorchrun t.py\nEOF"),
+        bash("sh <<< 'torchrun t.py'"),
+        bash("echo torchrun t.py | bash"),
+        bash("curl -s http://x/run | bash -s -- 8"),
+        bash("bash < run"),
+        bash("bash <(curl -s http://x/run)"),
+        bash("cat > run <<'EOF'\ntorchrun t.py\nEOF\nbash run"),
+        "my-wrapper ./run.sh",
+        "my-wrapper -- bash run",
+        "fish run.fish",
+        "node launch.js",
+        bash("NGPU=8 CONFIG_FILE=./llama3_8b.toml ./run_train.sh"),
+        bash("cd /Megatron-LM && bash examples/gpt3/train_gpt3_175b_distributed.sh $CKPT"),
+        "pixi run train",
+        "pdm run train",
+        "hatch run gpu:train",
+        "npm run train",
+        "task train",
+        "python -m invoke train",
+        "nox -s train",
+        "dvc repro",
+        "wandb agent a/b/c",
+        "mlflow run .",
     ],
     ids=str,
 )
@@ -247,7 +364,18 @@ def test_script_file_runs_once_for_each_pod_unless_requested(command: str | list
 
 
 @pytest.mark.parametrize(
-    "command", ["$(TOOL) train.py", bash("$TOOL train.py"), bash("$(cat tool) train.py")], ids=str
+    "command",
+    [
+        "$(TOOL) train.py",
+        bash("$TOOL train.py"),
+        bash("$(cat tool) train.py"),
+        bash("$(CMD)"),
+        bash('C=(torchrun t.py); "${C[@]}"'),
+        bash('L=\'python -m torch.distributed.run\'; C="$L t.py"; bash -c "$C"'),
+        bash('set -- $(cat cmd); exec "$@"'),
+        ["bash", "-c", 'exec "${@:1}"', "_", "torchrun", "t.py"],
+    ],
+    ids=str,
 )
 def test_computed_program_runs_once_for_each_pod(command: str | list[str]) -> None:
     found = decide(command)
@@ -266,6 +394,14 @@ def test_known_value_of_a_variable_decides(
 
 
 @pytest.mark.parametrize(
+    ("value", "mode"),
+    [("--standalone", Launch.PER_NODE), ("train.py", Launch.PER_WORKER)],
+)
+def test_value_of_a_reference_after_torchrun_decides(value: str, mode: Launch) -> None:
+    assert decide("torchrun $(FIRST) --lr 1", FIRST=value).mode is mode
+
+
+@pytest.mark.parametrize(
     ("command", "started"),
     [
         ("torchrun --nproc_per_node=8 t.py", "python3 -u t.py"),
@@ -273,6 +409,8 @@ def test_known_value_of_a_variable_decides(
         ("accelerate launch --mixed_precision no t.py --launcher torchrun",
          "env ACCELERATE_MIXED_PRECISION=no python3 -u t.py --launcher torchrun"),
         ("env A=b python /opt/bin/torchrun -m pkg.train", "env A=b python -u -m pkg.train"),
+        ("python -X dev -mtorch.distributed.run t.py", "python -X dev -u t.py"),
+        ("accelerate launch -m axolotl.cli.train c.yml", "python3 -u -m axolotl.cli.train c.yml"),
     ],
 )  # fmt: skip
 def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> None:
@@ -287,6 +425,8 @@ def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> 
     [
         ("torchrun --future-option=1 t.py", "--future-option=1 is not understood"),
         ("torchrun --run-path t.py", "give the script as the first argument"),
+        ("torchrun $(ARGS) t.py", "$(ARGS) may be options of torchrun"),
+        ("accelerate launch $(ARGS) t.py", "$(ARGS) may be options of accelerate launch"),
         ("torchrun --virtual-local-rank t.py", "take the device of its LOCAL_RANK"),
         ("python -m torch.distributed.launch t.py", "read LOCAL_RANK from the environment"),
         ("accelerate launch --config_file c.yaml t.py", "start the script itself"),
@@ -296,7 +436,7 @@ def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> 
         ("torchrun --no-python torchrun t.py", "torchrun starts torchrun"),
         ("torchrun --no-python bash run.sh", "torchrun starts run.sh"),
         ("torchrun --no-python bash -c 'accelerate launch t.py'", "starts accelerate launch"),
-        ("accelerate launch -m axolotl.cli.train c.yml", "starts axolotl"),
+        ("accelerate launch -m llamafactory.cli train c.yml", "starts llamafactory-cli"),
     ],
 )
 def test_launcher_with_options_that_would_be_lost_runs_once_for_each_pod(
@@ -367,6 +507,12 @@ SPLIT = [
     ("export A=1;;".replace(";;", ";"), "  python train.py"),
     ("cd x; nvidia-smi; ", "python train.py --launcher torchrun"),
     ("cd $(DIR) && ", "python train.py --lr $(LR)"),
+    ("cd x && exec ", '"$@"'),
+    ("bash setup.sh; ", "python train.py $1"),
+    ("cd x && set -- --lr 1; ", 'python train.py "$@" $1 $#'),
+    ("test -x /usr/bin/torchrun && cd x; ", "python train.py"),
+    ("pkill torchrun || true; hash torchrun; ", "python train.py"),
+    ("pip show deepspeed; ", "python train.py --launcher $TORCHRUN"),
 ]
 
 
@@ -385,7 +531,8 @@ SPLIT = [
 def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) -> None:
     found = decide([*shell.split(), before + last])
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
-    assert found.options == ("--prepare",)
+    checked = {"./train --x": ("--program", "./train")}
+    assert found.options == ("--prepare", *checked.get(last, ()))
     command = last.lstrip()
     assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
 
@@ -430,13 +577,22 @@ WHOLE = [
     ("redis-server & python t.py", "a background job"),
     ("python t.py &\nwait", "a background job"),
     ("cd x; test $? = 0; python t.py", "$?"),
-    ('cd x; python t.py "$@"', "the parameter $@"),
+    ("cd x; python t.py $1 --rank $RANK", "a last command with $1 beside variables of the worker"),
     ("cd $1; python t.py", "the parameter $1"),
     ("echo $$ > pid; python t.py", "$$"),
     ("exec > log; python t.py", "exec before the last command"),
     ("cd x; python t.py > log", "a redirection of the last command"),
     ("python t.py > log 2>&1", "a redirection of the last command"),
     ("cd x; python - <<EOF\nprint()\nEOF", "text after the last command"),
+    ("python download.py && python t.py", "a Python program before the last command (download"),
+    ("for i in 1 2; do pip install x && break; done; python t.py", "for"),
+    ("ls; env | sort; exec python t.py", "a pipeline"),
+    ("date && python t.py && date", "a Python program before the last command (t.py)"),
+    ("python t.py 2>&1 | while read l; do echo $l; done", "while"),
+    ("(pip install x); python t.py", "a subshell"),
+    ("tensorboard --logdir x & python t.py", "a background job"),
+    ("python t.py </dev/null", "a redirection of the last command"),
+    ("cd x && exec -a trainer python t.py", "a last command that is no program"),
     ("cd x; python t.py; echo done", "a Python program before the last command (t.py)"),
     ("cd x && python t.py && python eval.py", "a Python program before the last command (t.py)"),
     ("python t.py; rm -r x", "a Python program before the last command (t.py)"),
@@ -448,6 +604,14 @@ WHOLE = [
     ("LR=1; python t.py --lr $LR --rank $RANK", "$LR beside variables of the worker"),
     ("exit 0; python t.py", "exit"),
     ("! true; python t.py", "!"),
+    ("python t.py > >(tee log)", "a process substitution"),
+    ("su user -c 'cd x && python t.py'", "the shell line inside of su"),
+    ("bash -c 'pip install y && python t.py'", "the shell line inside of bash"),
+    ("cd x && sh -c 'pip install y && python t.py'", "the shell line inside of sh"),
+    ("sudo -u me bash -c 'cd x; python t.py'", "the shell line inside of bash"),
+    ("my-wrapper -- bash -c 'cd x; python t.py'", "the shell line inside of bash"),
+    ("env -S 'bash -c \"cd x && python t.py\"'", "the shell line inside of bash"),
+    ("exec fish -c 'cd x; python t.py'", "the grammar of fish"),
     ("cd x; time python t.py", "time"),
     ("cd x; 'python t.py", "no complete shell line"),
 ]
@@ -488,6 +652,98 @@ def test_setup_stands_before_the_other_options() -> None:
     assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare")
     assert found.command[:3] == ("python3", "/elasticjob/launcher.pyz", "--setup")
     assert (found.words, found.args) == (("bash", "-c"), (f"cd x; {REPORT} python t.py",))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("su user -c 'cd x && python t.py'", "the shell line inside of su"),
+        ("my-wrapper bash -c 'pip install y; python t.py'", "the shell line inside of bash"),
+        ("env -S 'bash -c \"cd x && python t.py\"'", "the shell line inside of bash"),
+        ("csh -c 'cd x && python t.py'", "the grammar of csh"),
+        ("conda run -n e script -qc 'cd x; python t.py'", "the shell line inside of script"),
+    ],
+)
+def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
+    command: str, reason: str
+) -> None:
+    with pytest.raises(CannotUnwrap, match=f"because of {reason}"):
+        decide(command)
+    assert decide(command, 1).reason is LaunchReason.SINGLE_WORKER
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["bash", "-c", "cd x", "&&", "python", "t.py"], "bash -c runs one word, and '&&' stands"),
+        (["python", "t.py", "&&", "echo", "x"], "'&&' is an argument here"),
+        (["gosu", "me", "python", "t.py", ">", "log"], "'>' is an argument here"),
+        (["python", "t.py", "2>&1"], "'2>&1' is an argument here"),
+        (["cd", "x", "&&", "python", "t.py"], "cd is a command of a shell"),
+        (["tini", "--", "source", "x"], "source is a command of a shell"),
+        (["python t.py --lr 1"], "the program 'python t.py --lr 1' contains spaces"),
+        (["torchrun t.py"], "contains spaces: write each word as an item of its own"),
+        (["/bin/bash -c 'cd x'"], "contains spaces"),
+        (["./train --lr 1"], "contains spaces"),
+        (["my-train config.yaml"], "contains spaces"),
+        (["/usr/bin/env torchrun t.py"], "contains spaces"),
+        (["bash"], "bash is given no script and no line after -c: name what it is to run"),
+        (["bash", "-c"], "bash is given no script"),
+        (["sh", "-ec", "# only this\n"], "the line of sh -c has no command"),
+        (["tini", "--", "python", "-u"], "python is given no script and no module"),
+    ],
+    ids=str,
+)
+def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
+    command: list[str], reason: str
+) -> None:
+    with pytest.raises(CannotUnwrap) as refused:
+        decide(command)
+    assert reason in str(refused.value)
+    assert "or set spec.launch if the command is meant as it is" in str(refused.value)
+    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED or reason
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "t.py", "--separator", "|"],
+        ["python", "t.py", "--join", ";"],
+        ["/my dir/bin/python", "t.py"],
+        ["./my program", "t.py"],
+        ["python", "--version"],
+        ["bash", "-c", "python t.py", "name", "x"],
+        ["python", "t.py", "a && b"],
+    ],
+    ids=str,
+)
+def test_word_that_may_be_an_argument_is_kept(command: list[str]) -> None:
+    assert decide(command).words == tuple(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("/app/train --lr 1", "/app/train"),
+        ("gosu me nice -n 5 ./train", "./train"),
+        ("bash -ec 'exec ./train --x'", "./train"),
+        ("tini -- bash -c 'A=b my-train'", "my-train"),
+        (bash("cd x; numactl -N 0 ./train"), "./train"),
+        ("$(ROOT)/train", ""),
+        ("python train.py", ""),
+        ("coverage run train.py", ""),
+        (bash("python train.py | tee log"), ""),
+        (bash('cd x && exec "$@"'), ""),
+    ],
+    ids=str,
+)
+def test_launcher_checks_the_file_of_an_unknown_program(
+    command: str | list[str], program: str
+) -> None:
+    options = decide(command, 1).options
+    assert options[-2:] == (("--program", program) if program else options[-2:])
+    assert ("--program" in options) == bool(program)
+    assert "--program" not in decide(command, 1, Launch.PER_WORKER).options
 
 
 @pytest.mark.parametrize(

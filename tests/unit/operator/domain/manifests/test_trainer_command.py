@@ -13,9 +13,10 @@ PYZ = "/elasticjob/launcher.pyz"
 def run(text: str, workers: int | str | None = None) -> tuple[str, str]:
     """Return the launcher's interpreter and the started command, for a command line."""
     found = trainer_command(text.split(), (), workers)
-    assert found.command[1:3] == (PYZ, "--")
+    begin = 2 + len(found.options)
+    assert (found.command[1], found.command[begin]) == (PYZ, "--")
     assert found.args == ()
-    return found.command[0], " ".join(found.command[3:])
+    return found.command[0], " ".join(found.command[begin + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_plain_command_is_unchanged(command: str, interpreter: str) -> None:
 
 def test_arguments_stay_where_the_kubelet_expands_them() -> None:
     found = trainer_command(["bash", "-c"], ["exec train $(LR) $$HOME"])
-    assert found.command == ("python3", PYZ, "--", "bash", "-c")
+    assert found.command == ("python3", PYZ, "--program", "train", "--", "bash", "-c")
     assert found.args == ("exec train $(LR) $$HOME",)
 
 

@@ -431,6 +431,21 @@ def test_pods_ready_names_the_pod_and_the_reason(pods: Any, reason: str, message
     assert (found.status is ConditionStatus.TRUE) == (reason == "AllReady")
 
 
+def test_pods_ready_names_the_remedy_of_a_command_without_torchrun() -> None:
+    here = observed(pod(0).get(), pod(1).pending(3, launcher_since=ago(3)).get())
+    messages = {
+        launch: condition(
+            status_of(job(maxNodes=2, launch=launch), here), ConditionType.PODS_READY
+        ).message
+        for launch in ("PerNode", "PerWorker")
+    }
+    assert messages["PerWorker"] == "1 of 2 are ready; waiting for job-1"
+    assert messages["PerNode"] == (
+        "1 of 2 are ready; waiting for job-1; a pod joins once torchrun in its command asks for a "
+        "round: if the command starts none, set spec.launch to PerWorker"
+    )
+
+
 def test_message_stays_short_for_a_large_job() -> None:
     pods = [pod(index).pending(1).get() for index in range(50)]
     found = condition(status_of(job(maxNodes=50), observed(*pods)), ConditionType.PODS_READY)

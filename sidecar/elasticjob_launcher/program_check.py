@@ -1,0 +1,80 @@
+"""Check of the program that runs once for each worker: it must be no launcher by another name.
+
+The operator decides by the words of a command and cannot see the files of the image. A program
+without a suffix may be a shell script, or a console script of Python that starts torchrun. Such a
+file would start workers in each worker.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from elasticjob_launcher.launchers import launcher_of_module
+
+HEAD_BYTES = 4096
+"""Maximum size of a console script."""
+_INTERPRETER = re.compile(rb"#!\s*(\S+)[ \t]*([^\n]*)")
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+([\w.]+)(?:\s+import\s+(\w+))?", re.MULTILINE)
+# Names of interpreters of shell scripts.
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"})
+_FIX = "set spec.launch to PerNode if it does, or to PerWorker if it does not"
+
+
+class ProgramError(Exception):
+    """Program that may start the workers itself; the message names the cause and the fix."""
+
+
+def check_program(program: str, environ: Mapping[str, str]) -> None:
+    """Raise ProgramError if a program's file is a shell script or starts a launcher.
+
+    A file that cannot be found or read is not judged: its start reports the error.
+    """
+    path = program if "/" in program else shutil.which(program, path=environ.get("PATH", ""))
+    if not path:
+        return
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return
+    found = _INTERPRETER.match(head)
+    if found is None:
+        return
+    interpreter = _interpreter(found[1], found[2])
+    if interpreter in _SHELLS:
+        raise ProgramError(
+            f"{path} is a shell script, which may start the workers itself and would run once for "
+            f"each worker: {_FIX}"
+        )
+    if interpreter.startswith("python") and (launcher := _launcher_in(head)):
+        raise ProgramError(
+            f"{path} starts {launcher}, which would run once for each worker: set spec.launch to "
+            f"PerNode, or start the script itself in place of it"
+        )
+
+
+def _interpreter(program: bytes, rest: bytes) -> str:
+    """Return the name of the interpreter in the first line of a script; `env` names it last."""
+    words = [os.fsdecode(program), *os.fsdecode(rest).split()]
+    if words[0].rpartition("/")[2] == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return words[0].rpartition("/")[2] if words else ""
+
+
+def _launcher_in(head: bytes) -> str:
+    """Return the launcher whose `main` a console script imports; empty if there is none.
+
+    Longer files are programs of their own, which are not read.
+    """
+    if len(head) == HEAD_BYTES:
+        return ""
+    for module, name in _IMPORT.findall(head.decode("utf-8", "replace")):
+        for candidate in (module, f"{module}.{name}"):
+            launcher = launcher_of_module(candidate, ())
+            if launcher is not None and (name in ("", "main") or candidate != module):
+                return launcher.name
+    return ""

@@ -1,0 +1,86 @@
+"""Check of the file of a program that runs once for each worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_launcher.program_check import ProgramError, check_program
+from elasticjob_launcher.settings import SettingsError, read_settings
+
+CONSOLE = "import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    {name}()\n"
+
+
+def program(folder: Path, text: str | bytes) -> str:
+    path = folder / "train"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["#!/bin/sh", "#!/bin/bash -e", "#! /usr/bin/env bash", "#!/usr/bin/env -S bash -euo pipefail"],
+)
+def test_shell_script_is_refused(tmp_path: Path, first: str) -> None:
+    path = program(tmp_path, f"{first}\npython train.py\n")
+    with pytest.raises(ProgramError, match=r"is a shell script.*set spec\.launch to PerNode"):
+        check_program(path, {})
+    with pytest.raises(ProgramError, match=path):
+        check_program("train", {"PATH": f"/nowhere:{tmp_path}"})
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "launcher"),
+    [
+        ("torch.distributed.run", "main", "torchrun"),
+        ("accelerate.commands.launch", "main", "accelerate launch"),
+        ("torch.distributed", "run", "torchrun"),
+        ("deepspeed.launcher.runner", "main", "deepspeed"),
+    ],
+)
+def test_console_script_of_a_launcher_is_refused(
+    tmp_path: Path, module: str, name: str, launcher: str
+) -> None:
+    text = "#!/opt/conda/bin/python3.11\n" + CONSOLE.format(module=module, name=name)
+    with pytest.raises(ProgramError, match=f"train starts {launcher}, which would run once"):
+        check_program(program(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\x7fELF\x02\x01",
+        "",
+        "#!",
+        "#!/opt/conda/bin/python\n" + CONSOLE.format(module="my.package", name="main"),
+        "#!/usr/bin/env python\nfrom torch.distributed.run import get_args_parser\n",
+        "#!/usr/bin/perl\n",
+        "#!/usr/bin/env python3\n" + "x = 1\n" * 1000 + "from torch.distributed.run import main\n",
+    ],
+    ids=str,
+)
+def test_other_file_is_accepted(tmp_path: Path, text: str | bytes) -> None:
+    check_program(program(tmp_path, text), {})
+
+
+def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:
+    check_program(str(tmp_path / "absent"), {})
+    check_program("absent", {"PATH": str(tmp_path)})
+    check_program(str(tmp_path), {})
+
+
+def test_program_is_read_after_the_other_options() -> None:
+    environ = {"ELASTICJOB_LAUNCHER_SOCKET": "/tmp/s"}
+    words = ["--setup", "1", "true", "--prepare", "--program", "./train", "--", "sh", "x"]
+    settings = read_settings(words, environ)
+    assert (settings.program, settings.prepare, settings.argv) == (
+        "./train",
+        True,
+        ("sh", "x"),
+    )
+    assert read_settings(["--", "--program", "x"], environ).program == ""
+    for wrong in (["--program"], ["--program", "", "--", "x"]):
+        with pytest.raises(SettingsError, match="--program must be followed by a file"):
+            read_settings(wrong, environ)
