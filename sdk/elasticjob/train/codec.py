@@ -10,7 +10,7 @@ import base64
 import collections
 import ctypes
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.buffers import Body, CorruptSnapshot
 
@@ -27,6 +27,14 @@ _MAPPINGS: dict[type[Any], str] = {
     collections.OrderedDict: "OrderedDict",
     collections.Counter: "Counter",
 }
+
+
+class Sharded(NamedTuple):
+    """Description of a distributed tensor, whose shards are in the ranks' own parts."""
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def encode(state: object, stage: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Body:
@@ -77,6 +85,8 @@ class _Encoder:
             return value
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if kind is Sharded:
+            return ["sharded", [value.number, value.dtype, list(value.shape)]]
         if kind is torch.Size:
             return ["Size", list(value)]
         if kind in _SEQUENCES:
@@ -103,6 +113,11 @@ class _Encoder:
         import torch
 
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+            if hasattr(tensor, "full_tensor"):
+                raise TypeError(
+                    f"{path} is a distributed tensor, which only a sharded snapshot can hold: "
+                    "create Snapshots with sharded=True, and save it in the shared state"
+                )
             raise TypeError(
                 f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}, which a "
                 "snapshot cannot hold: convert it to a whole, dense tensor"
@@ -137,6 +152,11 @@ def _decoded(described: Any, data: memoryview) -> Any:
         return _tensor_of(content, data)
     if kind == "bytes":
         return base64.b64decode(content)
+    if kind == "sharded":
+        number, dtype, shape = content
+        if not isinstance(getattr(torch, dtype), torch.dtype):
+            raise ValueError(f"unknown dtype {dtype!r}")
+        return Sharded(int(number), dtype, tuple(shape))
     if kind == "Size":
         return torch.Size(content)
     for sequence, name in _SEQUENCES.items():

@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
-from elasticjob_operator.domain.manifests.names import LOGS_PATH, RESERVED_VOLUMES, SHARED_PATH
+from elasticjob_operator.domain.manifests.names import (
+    LOGS_PATH,
+    RESERVED_VOLUMES,
+    SHARED_PATH,
+    SNAPSHOTS_PATH,
+    STORAGE_PATH,
+)
 from elasticjob_operator.model.problems import Location, Problem
 
 POD_SPEC: Location = ("spec", "template", "spec")
@@ -68,6 +74,14 @@ _TRAINER = {
 }
 
 
+_OWN_PATHS = {
+    SHARED_PATH: "the launcher is",
+    LOGS_PATH: "the launcher is",
+    SNAPSHOTS_PATH: "snapshots are",
+    STORAGE_PATH: "snapshots are",
+}
+
+
 def own_variable(name: str) -> str:
     """Return the full name of a variable in the agent's and the launcher's environment."""
     return f"{OWN_VARIABLES}{name}"
@@ -116,11 +130,11 @@ def _trainer_conflicts(trainer: Json, location: Location) -> Iterator[TemplateRe
                 f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
             )
     for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
-        for path in (SHARED_PATH, LOGS_PATH):
+        for path, what in _OWN_PATHS.items():
             if is_inside(mount.get("mountPath"), path):
                 yield TemplateRefused.at(
                     (*location, "volumeMounts", index, "mountPath"),
-                    f"must not be {path} or below it: the launcher is there",
+                    f"must not be {path} or below it: {what} there",
                 )
 
 
