@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64
 _PLAIN = (type(None), bool, int, float, str)
-_SEQUENCES: dict[type[Any], str] = {list: "list", tuple: "tuple", set: "set"}
+_SEQUENCES: dict[type[Any], str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+}
 _MAPPINGS: dict[type[Any], str] = {
     dict: "dict",
     collections.OrderedDict: "OrderedDict",
@@ -75,6 +80,8 @@ class _Encoder:
         self._stage = stage
         self.views: list[memoryview] = []
         self._size = 0
+        self._known: dict[Any, Any] = {}
+        self._alive: list[torch.Tensor] = []  # so that no other tensor gets the same memory
 
     def described(self, value: Any, path: str) -> Any:
         """Return the description of a value: itself if JSON has its type, else [type, content]."""
@@ -100,13 +107,35 @@ class _Encoder:
                     for key, item in value.items()
                 ],
             ]
-        if kind is bytes:
-            return ["bytes", base64.b64encode(value).decode()]
+        if kind in (bytes, bytearray):
+            return [kind.__name__, base64.b64encode(value).decode()]
+        if kind is complex:
+            return ["complex", [value.real, value.imag]]
+        if kind in (torch.dtype, torch.device):
+            return [kind.__name__, str(value).rpartition("torch.")[2]]
+        if kind.__module__.partition(".")[0] == "numpy":
+            return self._of_numpy(value, path)
         if isinstance(value, float):  # such as numpy.float64 in a learning rate
             return float(value)
         raise TypeError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which a snapshot cannot hold: "
             "convert it to tensors, numbers, strings, lists and dicts"
+        )
+
+    def _of_numpy(self, value: Any, path: str) -> Any:
+        """Return the description of an array of numbers, or of one number."""
+        import numpy
+        import torch
+
+        if isinstance(value, numpy.generic) and isinstance(value.item(), (bool, int, float)):
+            return value.item()
+        if type(value) is numpy.ndarray and value.dtype.kind in "biufc":
+            flat = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).copy()
+            content = self._tensor(torch.from_numpy(flat), path)
+            return ["ndarray", [value.dtype.str, list(value.shape), content]]
+        raise TypeError(
+            f"{path} is a numpy {type(value).__name__}, which a snapshot cannot hold unless it is "
+            "a number or an array of numbers"
         )
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
@@ -124,6 +153,18 @@ class _Encoder:
             )
         if tensor.is_quantized or tensor.is_meta:
             raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")
+        # Tied weights, and other names of the same memory, are written once.
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        plain = tensor.numel() and not (tensor.is_conj() or tensor.is_neg())
+        if plain and key in self._known:
+            return self._known[key]
+        described = self._written(tensor)
+        if plain:
+            self._known[key] = described
+            self._alive.append(tensor)
+        return described
+
+    def _written(self, tensor: torch.Tensor) -> Any:
         staged = self._stage(tensor)
         offset, size = self._size, staged.numel() * staged.element_size()
         if size:
@@ -150,12 +191,20 @@ def _decoded(described: Any, data: memoryview) -> Any:
     kind, content = described
     if kind == "tensor":
         return _tensor_of(content, data)
-    if kind == "bytes":
-        return base64.b64decode(content)
+    if kind in ("bytes", "bytearray"):
+        found = base64.b64decode(content)
+        return found if kind == "bytes" else bytearray(found)
+    if kind == "complex":
+        return complex(*content)
+    if kind == "device":
+        return torch.device(content)
+    if kind == "dtype":
+        return _dtype(content)
+    if kind == "ndarray":
+        return _array_of(content, data)
     if kind == "sharded":
         number, dtype, shape = content
-        if not isinstance(getattr(torch, dtype), torch.dtype):
-            raise ValueError(f"unknown dtype {dtype!r}")
+        _dtype(dtype)
         return Sharded(int(number), dtype, tuple(shape))
     if kind == "Size":
         return torch.Size(content)
@@ -168,13 +217,30 @@ def _decoded(described: Any, data: memoryview) -> Any:
     raise ValueError(f"unknown type {kind!r}")
 
 
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")
+    return dtype
+
+
+def _array_of(content: Any, data: memoryview) -> Any:
+    import numpy
+
+    name, shape, described = content
+    dtype = numpy.dtype(name)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"unknown dtype {name!r}")
+    return _decoded(described, data).numpy().view(dtype).reshape(shape)
+
+
 def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
     import torch
 
     name, shape, offset, size = content
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown dtype {name!r}")
+    dtype = _dtype(name)
     empty = torch.empty(shape, dtype=dtype, device="meta")
     if empty.numel() * empty.element_size() != size or not 0 <= offset <= len(data) - size:
         raise ValueError(f"a tensor of {size} bytes at {offset} does not fit its shape or the data")

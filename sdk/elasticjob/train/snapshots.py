@@ -321,23 +321,14 @@ class Snapshots:
         if parted is not None:
             state, rank_state = parted
         ranks = 0 if rank_state is None else gang.size
+        part = Part(version, SHARED, ranks, self._last_step, parted is not None)
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
         if rank_state is not None:
-            parts.append(
-                (
-                    Part(version, gang.rank, ranks, self._last_step, parted is not None),
-                    encode(rank_state, stage),
-                )
-            )
+            parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
         if writes_shared:
-            parts.append(
-                (
-                    Part(version, SHARED, ranks, self._last_step, parted is not None),
-                    encode(state, stage),
-                )
-            )
+            parts.append((part, encode(state, stage)))
         stored = []
         if self._storage is not None and (store or store_due):
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]

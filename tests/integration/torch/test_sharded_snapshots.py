@@ -1,4 +1,4 @@
-"""Snapshots of FSDP2's distributed tensors: restored by n, fewer and more ranks, after lost nodes."""
+"""Snapshots of FSDP2's distributed tensors, restored by as many, fewer and more ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def one(name, rank, world, folder, last, width, into, settings):
                             world_size=world)
     torch.manual_seed(0)
     # 7 and 5 rows do not divide by 2, 3 or 4, and a bias of one element leaves ranks without any.
-    model = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+    layers = torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+    model = torch.nn.Sequential(*layers)
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     if settings.pop("overlaps", False):
