@@ -134,13 +134,13 @@ class Assembly:
             for key, item in value.items():
                 value[key] = self._with_targets(item, inner.get(key), f"{path}[{key!r}]")
             return value
-        if isinstance(value, list | tuple):
-            inner = into if isinstance(into, list | tuple) and len(into) == len(value) else ()
-            items = [
-                self._with_targets(item, inner[at] if inner else None, f"{path}[{at}]")
-                for at, item in enumerate(value)
-            ]
-            return type(value)(items)
+        if type(value) in (list, tuple):
+            is_alike = isinstance(into, (list, tuple)) and len(into) == len(value)
+            given = into if is_alike else [None] * len(value)
+            return type(value)(
+                self._with_targets(item, other, f"{path}[{at}]")
+                for at, (item, other) in enumerate(zip(value, given))
+            )
         return value
 
 

@@ -48,7 +48,7 @@ from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, los
 from elasticjob.train.overlap import Overlap
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
-from elasticjob.train.sharding import Assembly, ShapeMismatch, own_state, split
+from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state, split
 
 log = logging.getLogger("elasticjob.train")
 
@@ -250,7 +250,8 @@ class Snapshots:
                 "the shards of the snapshot are not complete: create Snapshots with sharded=True, "
                 "as for the snapshot"
             )
-        trouble, rank_state, assembly, shards = "", None, None, []
+        trouble, rank_state, assembly = "", None, None
+        shards: list[Shard] = []
         try:
             assembly = Assembly(shared, _value(into))
         except ShapeMismatch as error:
