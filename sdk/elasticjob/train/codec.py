@@ -10,6 +10,7 @@ import base64
 import collections
 import ctypes
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.buffers import Body, CorruptSnapshot
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 64
+_NUMBERS = re.compile(r"[<>|=][biufc]\d+")
+"""Pattern of numpy's types of numbers."""
 _PLAIN = (type(None), bool, int, float, str)
 _SEQUENCES: dict[type[Any], str] = {
     list: "list",
@@ -124,13 +127,13 @@ class _Encoder:
 
     def _of_numpy(self, value: Any, path: str) -> Any:
         """Return the description of an array of numbers, or of one number."""
-        import numpy
         import torch
 
-        if isinstance(value, numpy.generic) and isinstance(value.item(), (bool, int, float)):
+        name = type(value).__name__
+        if name != "ndarray" and isinstance(value.item(), (bool, int, float)):
             return value.item()
-        if type(value) is numpy.ndarray and value.dtype.kind in "biufc":
-            flat = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8).copy()
+        if name == "ndarray" and value.dtype.kind in "biufc":
+            flat = value.copy(order="C").reshape(-1).view("u1")
             content = self._tensor(torch.from_numpy(flat), path)
             return ["ndarray", [value.dtype.str, list(value.shape), content]]
         raise TypeError(
@@ -227,13 +230,10 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _array_of(content: Any, data: memoryview) -> Any:
-    import numpy
-
     name, shape, described = content
-    dtype = numpy.dtype(name)
-    if dtype.kind not in "biufc":
+    if not _NUMBERS.fullmatch(name):
         raise ValueError(f"unknown dtype {name!r}")
-    return _decoded(described, data).numpy().view(dtype).reshape(shape)
+    return _decoded(described, data).numpy().view(name).reshape(shape)
 
 
 def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:

@@ -83,10 +83,7 @@ class Replication:
         self._key = bytes.fromhex(told[0]["key"])
         self._addresses = [(each["address"], each["port"]) for each in told]
         places = domains([(each["domain"], each["topology"]) for each in told])
-        self.members = [
-            Member(rank, each["node"], place)
-            for rank, (each, place) in enumerate(zip(told, places))
-        ]
+        self.members = [Member(rank, each["node"], places[rank]) for rank, each in enumerate(told)]
         to = receivers(self.members, replicas)
         self._receivers = to[gang.rank]
         self._here = copies_at(self.members, replicas, str(folder), is_sharded)
