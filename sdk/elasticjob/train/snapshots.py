@@ -216,9 +216,9 @@ class Snapshots:
                 )
             return None
         shared, own = exchanged(gang, plan, bodies)
-        self._seed(plan, gang.rank, shared, own)
         if self._memory is not None:
-            self._memory.keep(plan.version)
+            self._memory.keep(plan.version)  # other ranks may not have read theirs yet
+        self._seed(plan, gang.rank, shared, own)
         is_same_size = len(plan.own) == gang.size
         if plan.own and is_same_size and self._replicates(gang):
             self._announce(plan.version)
