@@ -66,8 +66,17 @@ def kind(field: Schema) -> str:
     return f"{field['format']}" if field.get("format") == "date-time" else name
 
 
+ALTERNATIVES = {
+    "spec.recovery.snapshots.intervalSeconds": 30,
+    "spec.recovery.snapshots.storage.path": "/data/snapshots",
+}
+"""Examples of fields that exclude another one of the manifest with all fields."""
+
+
 def example(document: Any, path: str) -> str | None:
     """Return the value of a field in a manifest as YAML, None if the manifest lacks it."""
+    if path in ALTERNATIVES:
+        return json.dumps(ALTERNATIVES[path])
     for name in path.split("."):
         if not isinstance(document, dict) or name not in document:
             return None

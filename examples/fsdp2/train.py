@@ -1,7 +1,8 @@
-"""Elastic training with FSDP2 (`fully_shard`) and distributed checkpoints: handwritten digits.
+"""Elastic training with FSDP2 (`fully_shard`) and snapshots of its shards: handwritten digits.
 
-A checkpoint of n workers is loaded by m: torch.distributed.checkpoint reshards it. The lines marked
-`elastic` are all that differs from a script for a fixed number of workers.
+A snapshot of n workers is restored by m, from the memory of the nodes that are left, or from
+storage. It is also taken before a planned stop. The lines marked `elastic` are all that differs
+from a script for a fixed number of workers.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from sklearn.datasets import load_digits
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from elasticjob import train  # elastic
-from elasticjob.train.integrations import newest  # elastic
 
 
 def main() -> None:
@@ -39,15 +39,16 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
 
-    step = 0
-    if (found := newest(options.folder, ".metadata")) is not None:  # elastic
+    def state() -> dict[str, Any]:
         weights, moments = get_state_dict(model, optimizer)
-        state = {"model": weights, "optimizer": moments, "step": 0}
-        dcp.load(state, checkpoint_id=found)
-        set_state_dict(
-            model, optimizer, model_state_dict=weights, optim_state_dict=state["optimizer"]
-        )
-        step = int(state["step"])
+        return {"model": weights, "optimizer": moments}
+
+    step = 0
+    snapshots = train.Snapshots(options.folder, sharded=True, store_every=50)  # elastic
+    if (found := snapshots.restore(into=state)) is not None:  # elastic
+        weights, moments = found.state["model"], found.state["optimizer"]
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        step = found.step  # elastic
     while step < options.steps:
         batch = torch.randperm(len(targets), generator=torch.Generator().manual_seed(step))[:96]
         mine = batch[rank::world]  # elastic: the global batch is the same at every world size
@@ -58,12 +59,7 @@ def main() -> None:
         time.sleep(options.step_seconds)
         step += 1
         train.progress(step, loss=loss.item())  # elastic
-        if train.should_checkpoint() or step % 50 == 0:  # elastic
-            weights, moments = get_state_dict(model, optimizer)
-            state = {"model": weights, "optimizer": moments, "step": step}
-            dcp.save(state, checkpoint_id=options.folder / f"checkpoint-{step}")
-            if rank == 0:
-                train.checkpointed(step)  # elastic
+        snapshots.save(step, state)  # elastic
     if rank == 0:
         print(f"done at step {step}", flush=True)
     dist.destroy_process_group()

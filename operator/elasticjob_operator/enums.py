@@ -117,6 +117,13 @@ class ConditionType(StrEnum):
     TEMPLATE_INVALID = "TemplateInvalid"
     TEMPLATE_WARNINGS = "TemplateWarnings"
     RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
+    SNAPSHOTS_IN_MEMORY = "SnapshotsInMemory"
+
+
+class ReplicaState(StrEnum):
+    NOT_USED = "NotUsed"
+    HEALTHY = "Healthy"
+    INCOMPLETE = "Incomplete"
 
 
 class ConditionStatus(StrEnum):

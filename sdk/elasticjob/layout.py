@@ -7,6 +7,8 @@ replace the file with a JSON object instead (docs/training.md).
 The agent writes `ELASTICJOB_REQUEST_FILE`: one line of text of `REQUEST_BYTES`, blank until it
 requests a checkpoint.
 
+A report on snapshots follows the record in the progress file; earlier releases do not read it.
+
 `ELASTICJOB_SAVED_FILE` is for programs that cannot use the other files: its existence announces
 that the worker saves on request, and each write to it reports a complete checkpoint.
 """
@@ -25,6 +27,8 @@ REQUEST_FILE = "ELASTICJOB_REQUEST_FILE"
 SAVED_FILE = "ELASTICJOB_SAVED_FILE"
 SNAPSHOT_FOLDER = "ELASTICJOB_SNAPSHOT_FOLDER"
 """Variable with the node's folder in memory for snapshots, which its launcher owns."""
+SNAPSHOTS = "ELASTICJOB_SNAPSHOTS"
+"""Variable with the job's `recovery.snapshots` for the training script: a JSON object."""
 
 # -- progress -----------------------------------------------------------------------
 
@@ -122,6 +126,61 @@ def metrics_of(record: Record) -> dict[str, float]:
         raw = record.names[index * NAME_BYTES : (index + 1) * NAME_BYTES]
         found[raw.rstrip(b"\0").decode("utf-8", "replace")] = record.values[index]
     return found
+
+
+# -- snapshots ----------------------------------------------------------------------
+
+_REPORT_MAGIC = b"EJS1"
+_REPORT = struct.Struct("<qqqqQIqqQQ")
+REPORT_BYTES = _HEAD.size + _REPORT.size
+FILE_BYTES = RECORD_BYTES + REPORT_BYTES
+FITS, NO_ROOM, UNUSABLE = range(3)
+"""State of the memory for snapshots: it holds two; two do not fit; another error."""
+
+
+class SnapshotReport(NamedTuple):
+    """Report of a worker on its snapshots. `NO_STEP` where there is none.
+
+    Args:
+        step: step of the newest snapshot that is complete in the memory of this node.
+        stored: step of the newest snapshot of which this rank's parts are in storage.
+        replicated: step of the newest snapshot with confirmed copies on other nodes.
+        replicas: number of copies of each rank's own state; 0 for none.
+        size: bytes of one snapshot in the memory of this node, of this worker's parts.
+        trouble: `FITS`, `NO_ROOM` or `UNUSABLE`.
+        restored: step with which this round began.
+        lost: steps of earlier rounds that are repeated; `NO_STEP` if unknown.
+        lost_ms: duration of these steps.
+        limit: bytes that the job allows for the snapshots of a node; 0 without a limit.
+    """
+
+    step: int = NO_STEP
+    stored: int = NO_STEP
+    replicated: int = NO_STEP
+    replicas: int = 0
+    size: int = 0
+    trouble: int = FITS
+    restored: int = NO_STEP
+    lost: int = NO_STEP
+    lost_ms: int = 0
+    limit: int = 0
+
+
+def pack_report(report: SnapshotReport) -> bytes:
+    """Encode a report on snapshots."""
+    body = _REPORT.pack(*report)
+    return _HEAD.pack(_REPORT_MAGIC, binascii.crc32(body)) + body
+
+
+def unpack_report(content: bytes) -> SnapshotReport | None:
+    """Decode the report in a progress file; return None if it is missing or incomplete."""
+    content = content[RECORD_BYTES:FILE_BYTES]
+    if len(content) < REPORT_BYTES or content[:4] != _REPORT_MAGIC:
+        return None
+    body = content[_HEAD.size :]
+    if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
+        return None
+    return SnapshotReport(*_REPORT.unpack(body))
 
 
 # -- requests -----------------------------------------------------------------------

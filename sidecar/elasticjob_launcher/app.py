@@ -79,7 +79,9 @@ class Launcher:
         self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
-        self._snapshots = SnapshotFolder()
+        self._snapshots = SnapshotFolder(
+            None if settings.snapshot_volume == "off" else Path(settings.snapshot_volume)
+        )
         self._env = {
             **worker_environment(environ, settings.library),
             **self._snapshots.environment,

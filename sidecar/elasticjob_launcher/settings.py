@@ -24,6 +24,7 @@ STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
 STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
 NPROC = "ELASTICJOB_NPROC"
 COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
+SNAPSHOT_VOLUME = "ELASTICJOB_SNAPSHOT_VOLUME"
 
 OWN_VARIABLES = (
     SOCKET,
@@ -40,6 +41,7 @@ OWN_VARIABLES = (
     STANDBY_MIB,
     NPROC,
     COUNT_SECONDS,
+    SNAPSHOT_VOLUME,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
 # Signals without another meaning for a program.
@@ -53,6 +55,7 @@ PREPARE_OPTION = "--prepare"
 PROGRAM_OPTION = "--program"
 # Time to import torch and count, also from a slow network disk.
 DEFAULT_COUNT_SECONDS = 120.0
+DEFAULT_SNAPSHOT_VOLUME = "/dev/shm"
 USAGE = (
     "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--program FILE] -- "
     "COMMAND [ARGUMENT ...]"
@@ -81,7 +84,8 @@ class Settings(NamedTuple):
     `prepare`: the command prepares, and then reports the command of the workers. `program` is a
     file that must be no launcher; empty if nothing is to be checked. `nproc` is the
     number of workers to report to the agent, or the word by which it is counted within
-    `count_seconds`; empty if the agent knows the number.
+    `count_seconds`; empty if the agent knows the number. `snapshot_volume` is the folder in memory
+    for snapshots, or "off" for none.
     """
 
     argv: tuple[str, ...]
@@ -103,6 +107,7 @@ class Settings(NamedTuple):
     program: str = ""
     nproc: str = ""
     count_seconds: float = DEFAULT_COUNT_SECONDS
+    snapshot_volume: str = DEFAULT_SNAPSHOT_VOLUME
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -134,6 +139,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         program=program,
         nproc=environ.get(NPROC, ""),
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),
+        snapshot_volume=environ.get(SNAPSHOT_VOLUME) or DEFAULT_SNAPSHOT_VOLUME,
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)

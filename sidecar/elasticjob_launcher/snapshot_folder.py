@@ -22,10 +22,12 @@ PREFIX = "elasticjob-snapshots-"
 class SnapshotFolder:
     """Folder of this launcher; `path` is None if there is no place for one."""
 
-    def __init__(self, parent: Path = SHARED_MEMORY) -> None:
-        remove_abandoned(parent)
+    def __init__(self, parent: Path | None = SHARED_MEMORY) -> None:
         self.path: Path | None = None
         self._held = -1
+        if parent is None:
+            return
+        remove_abandoned(parent)
         path = parent / f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
         with contextlib.suppress(OSError):
             # Locked under another name first: another launcher removes folders without a lock.

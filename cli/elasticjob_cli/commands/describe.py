@@ -16,8 +16,15 @@ from elasticjob_cli.local.job_store import find_job
 from elasticjob_cli.local.stored_job import read_job
 from elasticjob_cli.output import show, terminal_width
 from elasticjob_operator.domain.status.failures import latest_failure
+from elasticjob_operator.domain.status.snapshots import lost_text, size_text
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import FailureStatus, Interruptions, MemberStatus, PodCounts
+from elasticjob_operator.model.status import (
+    FailureStatus,
+    Interruptions,
+    MemberStatus,
+    PodCounts,
+    SnapshotsStatus,
+)
 from elasticjob_rendezvous.protocol.text import one_line
 
 
@@ -100,6 +107,18 @@ def _pods_text(counts: PodCounts) -> str:
     return ", ".join([text, *(f"{number} {state}" for state, number in others if number)])
 
 
+def snapshot_lines(found: SnapshotsStatus) -> list[str]:
+    """Format the snapshots: steps, memory, losses and goodput."""
+    goodput = "" if found.goodput_percent is None else f", goodput {found.goodput_percent} %"
+    return [
+        f"Restorable step: {_cell(found.restorable_step)} (in storage "
+        f"{_cell(found.stored_step)}, on other nodes {_cell(found.replicated_step)})",
+        f"Replicas: {found.replicas}",
+        f"Memory: twice {size_text(found.bytes_per_node)} on each node",
+        f"Since the start: {lost_text(found.lost_steps, found.lost_ms)}{goodput}",
+    ]
+
+
 def restarts_text(job: ElasticJob) -> str:
     """Format the charged failures of `status.restarts`: `1 of 3`."""
     most, charged = job.spec.max_restarts, job.status.restarts
@@ -158,6 +177,8 @@ def description(
             for item in status.members
         ]  # fmt: skip
         lines += ["Members:", *("  " + line for line in aligned(rows, inner))]
+    if found := status.snapshots:
+        lines += ["Snapshots:", *("  " + line for line in snapshot_lines(found))]
     if status.rounds:
         title = "Rounds (times in milliseconds):"
         shown = [item.model_dump(by_alias=True) for item in status.rounds]

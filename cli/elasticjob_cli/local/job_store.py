@@ -11,7 +11,8 @@
 | `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
 
 A job of a Python function also has `elasticjob/.functions/<namespace>/<name>/`. Its working folder
-in it, with checkpoints, is kept by the next run.
+in it, with checkpoints, is kept by the next run. Snapshots for a PersistentVolumeClaim are in
+`elasticjob/.claims/<namespace>/<claim>/<name>/`, and are kept too.
 
 Only its user can enter the folders: manifests and logs may hold secrets. Only the runner
 writes the files of a job; `delete` removes the folders of a job that does not run. The stored
@@ -89,6 +90,8 @@ class JobFolder:
         self.logs = self.path / "logs"
         self.functions = state_root() / ".functions" / namespace / name
         """Folder of a function job: pickled calls, return values, and its working folder."""
+        self.claims = state_root() / ".claims" / namespace
+        """Folder with a folder for each PersistentVolumeClaim that jobs name for snapshots."""
         self._lock: IO[bytes] | None = None
 
     @property

@@ -17,6 +17,7 @@ from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.sidecar import COUNTED
+from elasticjob_operator.domain.manifests.snapshots import snapshot_variables
 from elasticjob_operator.domain.plan.backends import STORE_INDEX, agent_params, is_steered
 from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.records.codec import encode
@@ -35,6 +36,8 @@ class PodPrograms:
     run_dir: Path
     endpoint: str
     """Endpoint of etcd or of the c10d store."""
+    claims: Path
+    """Folder with one folder for each PersistentVolumeClaim that a job names for its snapshots."""
 
     @property
     def pyz(self) -> Path:
@@ -64,11 +67,17 @@ class PodPrograms:
             "ELASTICJOB_INIT": "1",
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
+            **snapshot_variables(self.job, str(self.claims / self._claim()), ""),
         }
         if trainer.launch is Launch.PER_WORKER and not trainer.workers.isdigit():
             env["ELASTICJOB_NPROC"] = trainer.workers
         argv = (trainer.interpreter, str(self.pyz), *trainer.options, "--", *trainer.argv)
         return Program(argv, env, trainer.cwd, is_trainer=True)
+
+    def _claim(self) -> str:
+        snapshots = self.job.spec.recovery.snapshots
+        storage = None if snapshots is None else snapshots.storage
+        return "" if storage is None else storage.claim or ""
 
     def agent(self, files: PodFiles) -> Program:
         recovery, workers = self.job.spec.recovery, self.trainer.workers

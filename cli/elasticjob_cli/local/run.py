@@ -127,7 +127,9 @@ class LocalRun:
             raise asyncio.CancelledError
         self._stored.save()
         endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
-        programs = PodPrograms(self._stored.job, self._trainer, environment, run_dir, endpoint)
+        programs = PodPrograms(
+            self._stored.job, self._trainer, environment, run_dir, endpoint, self._folder.claims
+        )
         programs.build()
         async with AsyncExitStack() as stack:
             client: Client | None = None

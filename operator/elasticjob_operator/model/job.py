@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from elasticjob_operator.model.status import Status
 from elasticjob_operator.model.types import (
+    INT32_MAX,
     LABEL,
     MAX_ENTRIES,
     MAX_KEYS,
@@ -169,6 +170,8 @@ Endpoint = Annotated[
 ModuleName = Annotated[
     str, Field(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")
 ]
+MEMORY_AMOUNT = "^[1-9][0-9]*(k|M|G|T|Ki|Mi|Gi|Ti)?$"
+"""Pattern of an amount of memory: whole numbers of bytes or of a unit."""
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=SUBDOMAIN)]
 ContainerName = Annotated[str, Field(min_length=1, max_length=63)]
 Words = Annotated[list[Argument], Field(max_length=256)]
@@ -215,6 +218,41 @@ class Elasticity(SpecModel):
     """True creates a PodDisruptionBudget that keeps minNodes during drains."""
 
 
+class SnapshotStorage(SpecModel):
+    """Storage of snapshots, for the loss of all nodes and for suspended jobs. The snapshots of a
+    job are in a folder with its name."""
+
+    claim: ObjectName | None = None
+    """PersistentVolumeClaim in the job's namespace that all nodes can mount and write. Either claim
+    or path must be given."""
+    path: Annotated[str, Field(min_length=2, max_length=1024, pattern="^/")] | None = None
+    """Absolute path in the trainer container, of a volume of the template that all nodes share."""
+    every_seconds: PositiveSeconds = 300
+    """Seconds between two snapshots in storage, at least."""
+    keep: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
+    """Number of complete snapshots to keep."""
+
+
+class Snapshots(SpecModel):
+    """Snapshots of the training state by elasticjob.train.Snapshots. Arguments in the script take
+    precedence."""
+
+    enabled: Flag = True
+    """False keeps no snapshots in memory; those in storage go on."""
+    interval_seconds: PositiveSeconds | None = None
+    """Approximate seconds between two snapshots. Without it and everySteps the interval follows
+    from the measured cost."""
+    every_steps: Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)] | None = None
+    """Steps between two snapshots. Excludes intervalSeconds."""
+    replicas: Annotated[int, Field(strict=True, ge=0, le=8)] = 1
+    """Number of other nodes that hold a copy of the state of each rank alone."""
+    memory_limit: Annotated[str, Field(max_length=20, pattern=MEMORY_AMOUNT)] | None = None
+    """Size of a volume in memory for the snapshots of a node, such as 8Gi: more than twice the
+    state. It counts towards the memory limit of the trainer container. Absent: /dev/shm."""
+    storage: SnapshotStorage | None = None
+    """Storage of snapshots. Absent: the script's own, or none."""
+
+
 class Recovery(SpecModel):
     """Stop and start of workers when the membership changes."""
 
@@ -228,6 +266,8 @@ class Recovery(SpecModel):
     """Seconds from SIGTERM to SIGKILL when workers stop for a planned change."""
     hang_timeout_seconds: Seconds = 0
     """Seconds without progress after which workers are restarted. 0 is off."""
+    snapshots: Snapshots | None = None
+    """Settings of snapshots of the training state. Absent: those of the script."""
 
 
 class SchedulingPolicy(SpecModel):

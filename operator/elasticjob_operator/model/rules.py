@@ -29,6 +29,8 @@ NODE_INCREMENT: Location = ("nodeIncrement",)
 SECRET_NAME: Location = ("rendezvous", "secretName")
 JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
 LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
+SNAPSHOTS: Location = ("recovery", "snapshots")
+STORAGE: Location = (*SNAPSHOTS, "storage")
 QUEUE: Location = ("runPolicy", "schedulingPolicy", "queue")
 PRIORITY_CLASS: Location = ("runPolicy", "schedulingPolicy", "priorityClass")
 SETUP: Location = ("setup",)
@@ -112,6 +114,19 @@ def _trainer_exists(spec: Document) -> Iterable[Location]:
     name = _value(spec, ("trainer",))
     if name is not None and all(found["name"] != name for found in _value(spec, CONTAINERS)):
         yield ("trainer",)
+
+
+def _one_interval(spec: Document) -> Iterable[Location]:
+    at = (*SNAPSHOTS, "everySteps")
+    if None not in (_value(spec, at), _value(spec, (*SNAPSHOTS, "intervalSeconds"))):
+        yield at
+
+
+def _one_storage(spec: Document) -> Iterable[Location]:
+    if _value(spec, STORAGE) is not None:
+        claim, path = (_value(spec, (*STORAGE, name)) for name in ("claim", "path"))
+        if (claim is None) == (path is None):
+            yield STORAGE
 
 
 def _trainers(spec: Document) -> list[tuple[int, Any]]:
@@ -293,6 +308,20 @@ RULES: tuple[Rule, ...] = (
         "self.recovery.warmStartModules.all(m, "
         "self.recovery.warmStartModules.exists_one(n, n == m))",
         _unique(MODULES),
+    ),
+    Rule(
+        (*SNAPSHOTS, "everySteps"),
+        "must be absent if intervalSeconds is given: both are the interval of the snapshots",
+        "!has(self.recovery.snapshots) || !has(self.recovery.snapshots.everySteps) || "
+        "!has(self.recovery.snapshots.intervalSeconds)",
+        _one_interval,
+    ),
+    Rule(
+        STORAGE,
+        "must have either claim or path",
+        "!has(self.recovery.snapshots) || !has(self.recovery.snapshots.storage) || "
+        "has(self.recovery.snapshots.storage.claim) != has(self.recovery.snapshots.storage.path)",
+        _one_storage,
     ),
     Rule(
         SECRET_NAME,

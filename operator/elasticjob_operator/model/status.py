@@ -17,6 +17,7 @@ from elasticjob_operator.model.types import (
     Milliseconds,
     Phase,
     RendezvousState,
+    ReplicaState,
     StatusModel,
     Step,
     Timestamp,
@@ -174,6 +175,10 @@ class RoundStatus(StatusModel):
     recovery.warmStart is Never."""
     cold_reason: str | None = None
     """Reason for the cold start on the slowest node."""
+    lost_steps: Step | None = None
+    """Number of completed steps that this round repeats, if the script takes snapshots."""
+    lost_ms: Milliseconds | None = None
+    """Milliseconds that these steps had taken."""
 
 
 class FailureStatus(StatusModel):
@@ -281,6 +286,34 @@ class Interruptions(StatusModel):
     """Rounds ended for other reasons: fewer nodes wanted, master port in use, etcd's data lost."""
 
 
+class SnapshotsStatus(StatusModel):
+    """Snapshots of the training state, as the workers report them every few seconds."""
+
+    restorable_step: Step | None = None
+    """Newest step with which training would continue: complete in the memory of all nodes, or in
+    storage."""
+    stored_step: Step | None = None
+    """Newest step of this round in storage."""
+    replicated_step: Step | None = None
+    """Newest step with copies of each rank's own state on other nodes."""
+    replicas: ReplicaState = ReplicaState.NOT_USED
+    """NotUsed, Healthy, or Incomplete: the loss of a node would cost the state of its ranks."""
+    bytes_per_node: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
+    """Size of one snapshot in the memory of a node; a node holds two."""
+    lost_steps: Step = 0
+    """Number of steps that were repeated since the start, or the last resumption."""
+    lost_ms: Milliseconds = 0
+    """Milliseconds that these steps had taken."""
+    paused_ms: Milliseconds = 0
+    """Milliseconds without training in recoveries and planned changes, up to the first step."""
+    goodput_percent: int | None = None
+    """Share of the time since the first round that was neither repeated nor paused."""
+    counted_round: int = 0
+    """Last round in lostSteps, lostMs and pausedMs."""
+    since: Timestamp | None = None
+    """Time at which the first round became final."""
+
+
 class PodCounts(StatusModel):
     """Number of pods by state, as last observed."""
 
@@ -345,6 +378,8 @@ class Status(StatusModel):
         list[RoundStatus], Field(max_length=MAX_ROUNDS, json_schema_extra=by("round"))
     ] = Field(default_factory=list)
     """Last ten rounds, oldest first."""
+    snapshots: SnapshotsStatus | None = None
+    """Snapshots of the training state; absent if the script takes none."""
     explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
     """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
     first_failure: FailureStatus | None = None

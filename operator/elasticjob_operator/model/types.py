@@ -45,6 +45,9 @@ from elasticjob_operator.enums import (
     RendezvousState as RendezvousState,
 )
 from elasticjob_operator.enums import (
+    ReplicaState as ReplicaState,
+)
+from elasticjob_operator.enums import (
     RestartPolicy as RestartPolicy,
 )
 from elasticjob_operator.enums import (

@@ -123,6 +123,9 @@ class MemberKey:
             saved=local.saved,
             completed=local.completed,
             cold=local.cold if local.workers is Workers.RUNNING else None,
+            lost_steps=local.lost_steps if local.workers is Workers.RUNNING else -1,
+            lost_ms=local.lost_ms if local.workers is Workers.RUNNING else 0,
+            snapshots=local.snapshots,
         )
 
 

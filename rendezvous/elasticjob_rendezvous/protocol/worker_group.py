@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.records.failures import Failure
-from elasticjob_rendezvous.protocol.records.members import Round
+from elasticjob_rendezvous.protocol.records.members import Round, Snapshots
 
 
 class Workers(StrEnum):
@@ -38,7 +38,8 @@ class Local:
         busy_ms: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, cold: see `members.Member`.
+        saves, passed, saved, completed, cold, lost_steps, lost_ms, snapshots: see
+            `members.Member`.
     """
 
     ready: bool = False
@@ -60,6 +61,9 @@ class Local:
     completed: bool = False
     cold: str | None = None
     live_until: float | None = None
+    lost_steps: int = -1
+    lost_ms: int = 0
+    snapshots: Snapshots | None = None
 
 
 @dataclass(slots=True)

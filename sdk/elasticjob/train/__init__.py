@@ -64,7 +64,7 @@ def progress(step: int, **metrics: float) -> None:
     Raises:
         ValueError: `step` is not a whole number from 0 to 2**63 - 1, or a metric is not a number.
     """
-    _link().progress(step, metrics)
+    link().progress(step, metrics)
 
 
 def checkpointed(step: int) -> None:
@@ -73,7 +73,7 @@ def checkpointed(step: int) -> None:
     One rank may report for all. After a requested checkpoint the call waits for the stop, since
     further steps would be lost. Raises ValueError as `progress` does.
     """
-    _link().checkpointed(step)
+    link().checkpointed(step)
 
 
 def should_checkpoint() -> bool:
@@ -82,7 +82,7 @@ def should_checkpoint() -> bool:
     True at most once per round, on all ranks in the same call: saving may use collectives. The
     call blocks while the ranks agree, and between the checkpoint and the stop.
     """
-    return _link().should_checkpoint()
+    return link().should_checkpoint()
 
 
 def on_leave(callback: Callable[[], object]) -> None:
@@ -91,7 +91,7 @@ def on_leave(callback: Callable[[], object]) -> None:
     `progress` calls it, in its own thread, on all ranks at the same step. It should save a
     checkpoint. Raises ValueError if it is not callable, such as the result of a function.
     """
-    _link().on_leave(callback)
+    link().on_leave(callback)
 
 
 def accumulation(global_batch: int, micro_batch: int) -> int:
@@ -120,7 +120,8 @@ class Link:
         self._asks = False
         self._seconds = 0.0
         self._deadline: float | None = None
-        self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content())
+        blank = bytes(layout.REPORT_BYTES)
+        self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
         self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -154,6 +155,17 @@ class Link:
         self._asks = True
         return self._told is not None and self._point()
 
+    def stops_unasked(self) -> bool:
+        """Return True before a planned stop if the script itself does not ask for it."""
+        if self._told is None or self._asks or self._callbacks:
+            return False
+        return self._point()
+
+    def snapshots(self, report: layout.SnapshotReport) -> None:
+        """Report on the snapshots of this worker."""
+        if self._told is not None:
+            self._told[layout.RECORD_BYTES :] = layout.pack_report(report)
+
     def on_leave(self, callback: Callable[[], object]) -> None:
         if not callable(callback):
             raise ValueError(
@@ -177,7 +189,7 @@ class Link:
 
     def _say(self) -> None:
         if self._told is not None:
-            self._told[:] = self._content()
+            self._told[: layout.RECORD_BYTES] = self._content()
 
     def _content(self) -> bytes:
         return layout.pack(
@@ -328,7 +340,7 @@ def _read(path: str) -> mmap.mmap | None:
 _shared: Link | None = None
 
 
-def _link() -> Link:
+def link() -> Link:
     """Return this process's link; created on first use, as a worker may fork after the import."""
     global _shared
     if _shared is None:

@@ -42,12 +42,14 @@ class Part(NamedTuple):
         rank: rank that the part belongs to, or `SHARED`.
         ranks: number of ranks with a part of their own in this version; 0 if there are none.
         before: step of the gang's snapshot before this one, or the step at which the gang began.
+        reshards: True if any number of ranks can load the ranks' own parts together.
     """
 
     version: Version
     rank: int
     ranks: int
     before: int
+    reshards: bool = False
 
 
 class Offer(NamedTuple):
@@ -72,7 +74,7 @@ class Source(NamedTuple):
 class Plan(NamedTuple):
     """Snapshot to load, with the source of each part.
 
-    `own` is by rank; it is empty if the ranks load no parts of their own.
+    `own` is by the rank that wrote the part; it is empty if the ranks load no parts of their own.
     """
 
     shared: Source
@@ -139,7 +141,7 @@ def _own_sources(shared: Part, offers: Sequence[Offer]) -> tuple[Source, ...] | 
     """Return the source of each rank's part; None if some are missing or the size differs."""
     if not shared.ranks:
         return ()
-    if shared.ranks != len(offers):
+    if shared.ranks != len(offers) and not shared.reshards:
         return None
     found = []
     for rank in range(shared.ranks):

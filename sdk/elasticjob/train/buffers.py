@@ -8,6 +8,7 @@ buffer is overwritten its record is erased.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -23,7 +24,7 @@ from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrit
 from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 log = logging.getLogger("elasticjob.train")
 
@@ -31,6 +32,8 @@ RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
 BUFFERS = 2
 _RECORD = struct.Struct("<8sQQiIQQQI")
+_RESHARDS = 1 << 31
+"""Bit of the number of ranks in a record: any number of ranks can load the parts."""
 _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
@@ -42,6 +45,14 @@ _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 class CorruptSnapshot(Exception):
     """Snapshot that is incomplete or damaged."""
+
+
+class NoRoom(OSError):
+    """Limit of the job's memory for snapshots that two snapshots of this node exceed."""
+
+    def __init__(self, needed: int, limit: int) -> None:
+        text = f"two snapshots of this node take {needed} bytes, the job's memoryLimit is {limit}"
+        super().__init__(errno.ENOSPC, text)
 
 
 class Body(NamedTuple):
@@ -60,15 +71,24 @@ def allocated(size: int) -> memoryview:
     return memoryview(bytearray(size) if size < _LARGE_BYTES else mmap.mmap(-1, size))
 
 
+def fields_of(part: Part) -> tuple[int, int, int, int, int]:
+    """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
+    ranks = part.ranks | (_RESHARDS if part.reshards else 0)
+    return *part.version, part.rank, ranks, part.before
+
+
+def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
+    """Return the part with these fields of a record."""
+    reshards = bool(ranks & _RESHARDS)
+    return Part(Version(step, gang), rank, ranks & ~_RESHARDS, before, reshards)
+
+
 def pack_record(part: Part, body: Body) -> bytes:
     """Encode the record of a part."""
     checksum = 0
     for view in body.views:
         checksum = zlib.crc32(view, checksum)
-    (step, gang), rank, ranks, before = part
-    record = _RECORD.pack(
-        MAGIC, step, gang, rank, ranks, before, body.head_bytes, body.size, checksum
-    )
+    record = _RECORD.pack(MAGIC, *fields_of(part), body.head_bytes, body.size, checksum)
     return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
 
 
@@ -81,7 +101,7 @@ def _unpack_record(record: bytes) -> tuple[Part, int, int, int] | None:
     magic, step, gang, rank, ranks, before, head, size, checksum = _RECORD.unpack_from(record)
     if magic != MAGIC or head > size:
         return None
-    return Part(Version(step, gang), rank, ranks, before), head, size, checksum
+    return part_of(step, gang, rank, ranks, before), head, size, checksum
 
 
 def held(path: Path) -> Part | None:
@@ -162,12 +182,14 @@ class MemoryBuffers:
     """Buffers of a node in a folder in memory.
 
     The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
-    buffers `rank-LOCAL.N` for its own part.
+    buffers `rank-LOCAL.N` for its own part. With a `limit` in bytes, two snapshots of the node and
+    the copies for other nodes must fit.
     """
 
-    def __init__(self, folder: Path, local_rank: int) -> None:
+    def __init__(self, folder: Path, local_rank: int, limit: int = 0) -> None:
         self.folder = folder
         self._local_rank = local_rank
+        self._limit = limit
         self._last: dict[str, Part] = {}
         self._held: dict[str, list[Part | None]] = {}
 
@@ -183,10 +205,24 @@ class MemoryBuffers:
         """Write a part beside the last one, then let it take that one's place. Raises OSError."""
         name = self._name(part)
         holds = self._buffers(name)
+        self._check_room(name, RECORD_BYTES + body.size)
         index = buffer_to_overwrite(holds, self._last.get(name))
         holds[index] = None
         overwrite(self._path(name, index), part, body)
         self._last[name] = holds[index] = part
+
+    def _check_room(self, name: str, size: int) -> None:
+        """Raise NoRoom if the buffers of this node would exceed the limit."""
+        if not self._limit:
+            return
+        sizes = {name: size}
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob("*.[01]"):
+                with contextlib.suppress(OSError):
+                    sizes[path.stem] = max(sizes.get(path.stem, 0), path.stat().st_size)
+        needed = BUFFERS * sum(sizes.values())
+        if needed > self._limit:
+            raise NoRoom(needed, self._limit)
 
     def restored(self, part: Part) -> bool:
         """Keep a part until the next one is committed; return False if no buffer here holds it."""
@@ -195,6 +231,13 @@ class MemoryBuffers:
             return False
         self._last[name] = part
         return True
+
+    def keep(self, version: Version) -> None:
+        """Keep the parts of a version until the next ones are committed, of whatever ranks."""
+        for name in ("shared", f"rank-{self._local_rank}"):
+            for part in self._buffers(name):
+                if part is not None and part.version == version:
+                    self._last[name] = part
 
     def damaged(self, part: Part) -> None:
         """Overwrite this part next, which failed its check."""
@@ -307,17 +350,26 @@ class StorageWrite(threading.Thread):
     The interpreter waits for the thread before it exits.
     """
 
-    def __init__(self, storage: StorageFolder, parts: list[tuple[Part, Body]], keep: int) -> None:
+    def __init__(
+        self,
+        storage: StorageFolder,
+        parts: list[tuple[Part, Body]],
+        keep: int,
+        on_end: Callable[[int], None],
+    ) -> None:
         super().__init__(name="elasticjob-snapshots")
         self._storage = storage
         self._parts = parts
         self._keep = keep
+        self._on_end = on_end  # with the step that is in storage
         self.trouble = ""
 
     def run(self) -> None:
         try:
             for part, body in self._parts:
                 self._storage.store(part, body)
+            if self._parts:
+                self._on_end(self._parts[0][0].version.step)
             if self._keep:
                 self._storage.remove_expired(self._keep)
         except OSError as error:

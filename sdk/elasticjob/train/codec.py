@@ -10,7 +10,8 @@ import base64
 import collections
 import ctypes
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.buffers import Body, CorruptSnapshot
 
@@ -20,13 +21,28 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 64
+_NUMBERS = re.compile(r"[<>|=][biufc]\d+")
+"""Pattern of numpy's types of numbers."""
 _PLAIN = (type(None), bool, int, float, str)
-_SEQUENCES: dict[type[Any], str] = {list: "list", tuple: "tuple", set: "set"}
+_SEQUENCES: dict[type[Any], str] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+}
 _MAPPINGS: dict[type[Any], str] = {
     dict: "dict",
     collections.OrderedDict: "OrderedDict",
     collections.Counter: "Counter",
 }
+
+
+class Sharded(NamedTuple):
+    """Description of a distributed tensor, whose shards are in the ranks' own parts."""
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def encode(state: object, stage: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Body:
@@ -67,6 +83,8 @@ class _Encoder:
         self._stage = stage
         self.views: list[memoryview] = []
         self._size = 0
+        self._known: dict[Any, Any] = {}
+        self._alive: list[torch.Tensor] = []  # so that no other tensor gets the same memory
 
     def described(self, value: Any, path: str) -> Any:
         """Return the description of a value: itself if JSON has its type, else [type, content]."""
@@ -77,6 +95,8 @@ class _Encoder:
             return value
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if kind is Sharded:
+            return ["sharded", [value.number, value.dtype, list(value.shape)]]
         if kind is torch.Size:
             return ["Size", list(value)]
         if kind in _SEQUENCES:
@@ -90,8 +110,14 @@ class _Encoder:
                     for key, item in value.items()
                 ],
             ]
-        if kind is bytes:
-            return ["bytes", base64.b64encode(value).decode()]
+        if kind in (bytes, bytearray):
+            return [kind.__name__, base64.b64encode(value).decode()]
+        if kind is complex:
+            return ["complex", [value.real, value.imag]]
+        if kind in (torch.dtype, torch.device):
+            return [kind.__name__, str(value).rpartition("torch.")[2]]
+        if kind.__module__.partition(".")[0] == "numpy":
+            return self._of_numpy(value, path)
         if isinstance(value, float):  # such as numpy.float64 in a learning rate
             return float(value)
         raise TypeError(
@@ -99,16 +125,49 @@ class _Encoder:
             "convert it to tensors, numbers, strings, lists and dicts"
         )
 
+    def _of_numpy(self, value: Any, path: str) -> Any:
+        """Return the description of an array of numbers, or of one number."""
+        import torch
+
+        name = type(value).__name__
+        if name != "ndarray" and isinstance(value.item(), (bool, int, float)):
+            return value.item()
+        if name == "ndarray" and value.dtype.kind in "biufc":
+            flat = value.copy(order="C").reshape(-1).view("u1")
+            content = self._tensor(torch.from_numpy(flat), path)
+            return ["ndarray", [value.dtype.str, list(value.shape), content]]
+        raise TypeError(
+            f"{path} is a numpy {type(value).__name__}, which a snapshot cannot hold unless it is "
+            "a number or an array of numbers"
+        )
+
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
         import torch
 
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+            if hasattr(tensor, "full_tensor"):
+                raise TypeError(
+                    f"{path} is a distributed tensor, which only a sharded snapshot can hold: "
+                    "create Snapshots with sharded=True, and save it in the shared state"
+                )
             raise TypeError(
                 f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}, which a "
                 "snapshot cannot hold: convert it to a whole, dense tensor"
             )
         if tensor.is_quantized or tensor.is_meta:
             raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")
+        # Tied weights, and other names of the same memory, are written once.
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        plain = tensor.numel() and not (tensor.is_conj() or tensor.is_neg())
+        if plain and key in self._known:
+            return self._known[key]
+        described = self._written(tensor)
+        if plain:
+            self._known[key] = described
+            self._alive.append(tensor)
+        return described
+
+    def _written(self, tensor: torch.Tensor) -> Any:
         staged = self._stage(tensor)
         offset, size = self._size, staged.numel() * staged.element_size()
         if size:
@@ -135,8 +194,21 @@ def _decoded(described: Any, data: memoryview) -> Any:
     kind, content = described
     if kind == "tensor":
         return _tensor_of(content, data)
-    if kind == "bytes":
-        return base64.b64decode(content)
+    if kind in ("bytes", "bytearray"):
+        found = base64.b64decode(content)
+        return found if kind == "bytes" else bytearray(found)
+    if kind == "complex":
+        return complex(*content)
+    if kind == "device":
+        return torch.device(content)
+    if kind == "dtype":
+        return _dtype(content)
+    if kind == "ndarray":
+        return _array_of(content, data)
+    if kind == "sharded":
+        number, dtype, shape = content
+        _dtype(dtype)
+        return Sharded(int(number), dtype, tuple(shape))
     if kind == "Size":
         return torch.Size(content)
     for sequence, name in _SEQUENCES.items():
@@ -148,13 +220,27 @@ def _decoded(described: Any, data: memoryview) -> Any:
     raise ValueError(f"unknown type {kind!r}")
 
 
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {name!r}")
+    return dtype
+
+
+def _array_of(content: Any, data: memoryview) -> Any:
+    name, shape, described = content
+    if not _NUMBERS.fullmatch(name):
+        raise ValueError(f"unknown dtype {name!r}")
+    return _decoded(described, data).numpy().view(name).reshape(shape)
+
+
 def _tensor_of(content: Any, data: memoryview) -> torch.Tensor:
     import torch
 
     name, shape, offset, size = content
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown dtype {name!r}")
+    dtype = _dtype(name)
     empty = torch.empty(shape, dtype=dtype, device="meta")
     if empty.numel() * empty.element_size() != size or not 0 <= offset <= len(data) - size:
         raise ValueError(f"a tensor of {size} bytes at {offset} does not fit its shape or the data")

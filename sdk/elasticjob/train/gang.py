@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import TYPE_CHECKING
 
 from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
 from elasticjob.train.buffers import Body
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FRAME = struct.Struct("<qQQ")
 _CHUNK_BYTES = 1 << 30
@@ -96,6 +100,8 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
     assert shared is not None
     if not plan.own:
         return shared, None
+    if len(plan.own) != gang.size:
+        return shared, None
     own = bodies.get(plan.own[gang.rank].part)
     for rank, source in enumerate(plan.own):
         reader = source.readers[0]
@@ -105,6 +111,15 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
             if content is not None:
                 own = unpack_body(content)[rank]
     return shared, own
+
+
+def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
+    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks."""
+    for source in plan.own:
+        reader = source.readers[0]
+        content = b"" if gang.rank != reader else pack_body(SHARED, bodies[source.part])
+        body = unpack_body(gang.broadcast(content, reader))[SHARED]
+        yield body
 
 
 def pack_offer(offer: Offer) -> bytes:
@@ -119,8 +134,8 @@ def unpack_offer(content: memoryview) -> Offer:
     )
 
 
-def _part(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
-    return Part(Version(step, gang), rank, ranks, before)
+def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:
+    return Part(Version(step, gang), rank, ranks, before, reshards)
 
 
 def pack_body(rank: int, body: Body) -> bytes:

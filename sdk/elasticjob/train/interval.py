@@ -23,6 +23,12 @@ def at_least_one(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def seconds_within_a_day(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is a duration above 0 and of at most a day."""
+    if not 0 < value <= MAX_SECONDS:
+        raise ValueError(f"{name} must be above 0 and at most {MAX_SECONDS}, got {value!r}")
+
+
 class Interval:
     """Interval that one rank proposes; the ranks take the longest proposal.
 
@@ -42,10 +48,8 @@ class Interval:
             raise ValueError("give every_steps or every_seconds, not both")
         if every_steps is not None:
             at_least_one("every_steps", every_steps)
-        if every_seconds is not None and not 0 < every_seconds <= MAX_SECONDS:
-            raise ValueError(
-                f"every_seconds must be above 0 and at most {MAX_SECONDS}, got {every_seconds!r}"
-            )
+        if every_seconds is not None:
+            seconds_within_a_day("every_seconds", every_seconds)
         if not 0 < max_overhead <= 1:
             raise ValueError(f"max_overhead must be above 0 and at most 1, got {max_overhead!r}")
         self._every_steps = every_steps

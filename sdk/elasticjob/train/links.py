@@ -26,7 +26,7 @@ import time
 from typing import Any
 
 from elasticjob.train.agreement import Part, Version
-from elasticjob.train.buffers import Body, ReplicaBuffers, allocated
+from elasticjob.train.buffers import Body, ReplicaBuffers, allocated, fields_of, part_of
 from elasticjob.train.replicas import Accepted
 
 log = logging.getLogger("elasticjob.train")
@@ -187,17 +187,14 @@ class Receiver:
 
 
 def _packed(part: Part, keep: Version | None, body: Body) -> bytes:
-    (step, gang), rank, ranks, before = part
-    kept_step, kept_gang = (-1, 0) if keep is None else keep
-    return _HEADER.pack(
-        step, gang, rank, ranks, before, kept_step, kept_gang, body.head_bytes, body.size
-    )
+    kept = (-1, 0) if keep is None else keep
+    return _HEADER.pack(*fields_of(part), *kept, body.head_bytes, body.size)
 
 
 def _unpacked(header: bytes) -> tuple[Part, Version | None, int, int]:
     step, gang, rank, ranks, before, kept_step, kept_gang, head, size = _HEADER.unpack(header)
     keep = None if kept_step < 0 else Version(kept_step, kept_gang)
-    return Part(Version(step, gang), rank, ranks, before), keep, head, size
+    return part_of(step, gang, rank, ranks, before), keep, head, size
 
 
 def _mac(key: bytes, purpose: bytes, nonce: bytes, content: bytes) -> bytes:

@@ -160,7 +160,7 @@ def kept(
             at.setdefault(part, set()).add(member)
     found = []
     for shared in at:
-        if shared.rank == SHARED and shared.ranks == len(offers):
+        if shared.rank == SHARED and (shared.ranks == len(offers) or shared.reshards):
             parts = [shared, *(shared._replace(rank=rank) for rank in range(shared.ranks))]
             places = [at.get(part, set()) for part in parts]
             nodes = min(len({member.node for member in each}) for each in places)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("elasticjob.train")
 
+TOPOLOGY = "ELASTICJOB_TOPOLOGY_DOMAIN"
+"""Variable with the zone or rack of this node, set by the user."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -80,9 +82,8 @@ class Replication:
         told = _exchanged(gang, folder, self._listener)
         self._key = bytes.fromhex(told[0]["key"])
         self._addresses = [(each["address"], each["port"]) for each in told]
-        self.members = [
-            Member(rank, each["node"], each["domain"]) for rank, each in enumerate(told)
-        ]
+        places = domains([(each["domain"], each["topology"]) for each in told])
+        self.members = [Member(rank, each["node"], places[rank]) for rank, each in enumerate(told)]
         to = receivers(self.members, replicas)
         self._receivers = to[gang.rank]
         self._here = copies_at(self.members, replicas, str(folder), is_sharded)
@@ -169,6 +170,16 @@ class Replication:
                     raise PeerError(f"rank {rank}: {reason}") from error
 
 
+def domains(places: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the domain of each rank, of whose machine and topology domain are given.
+
+    It is the topology domain if every rank has one and there are two or more, else the machine.
+    """
+    named = {topology for _, topology in places}
+    is_used = len(named) > 1 and "" not in named
+    return [topology if is_used else machine for machine, topology in places]
+
+
 def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list[dict[str, Any]]:
     """Exchange addresses, and the key that rank 0 draws."""
     address, port = ("", 0) if listener is None else listener.getsockname()[:2]
@@ -177,6 +188,7 @@ def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list
     except OSError:
         machine = str(folder)
     said = {"node": str(folder), "domain": machine, "address": address, "port": port}
+    said["topology"] = os.environ.get(TOPOLOGY, "")
     if gang.rank == 0:
         said["key"] = secrets.token_hex(32)
     return [json.loads(bytes(content)) for content in gang.gather(json.dumps(said).encode())]

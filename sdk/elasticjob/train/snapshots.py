@@ -35,22 +35,30 @@ from elasticjob.train.buffers import (
     Body,
     CorruptSnapshot,
     MemoryBuffers,
+    NoRoom,
     ReplicaBuffers,
     StorageFolder,
     StorageWrite,
     read,
 )
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.gang import Gang, exchanged, pack_offer, unpack_offer
-from elasticjob.train.interval import Interval, at_least_one
+from elasticjob.train.gang import Gang, exchanged, own_parts, pack_offer, unpack_offer
+from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
+from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since, reached_on
 from elasticjob.train.overlap import Overlap
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
+from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state, split
 
 log = logging.getLogger("elasticjob.train")
 
 MAX_REPLICAS = 8
-_PROPOSAL = struct.Struct("<QB")
+MAX_OVERHEAD = 0.01
+STORE_EVERY = 500
+KEEP = 2
+REPLICAS_BY_DEFAULT = 1
+_PROPOSAL = struct.Struct("<QBB")
+_BEGIN = struct.Struct("<IqQ")
 
 
 class SnapshotError(Exception):
@@ -66,12 +74,17 @@ class Restored(NamedTuple):
         rank_state: this rank's own state; None on all ranks if the number of ranks has changed, or
             if the part of any rank was lost with its node and the nodes that had copies.
         place: "memory" or "storage".
+        lost_steps: number of completed steps after `step`, which are repeated; None if it is
+            unknown, such as at the first start and after the loss of all nodes.
+        lost_seconds: their approximate duration.
     """
 
     step: int
     state: Any
     rank_state: Any
     place: str
+    lost_steps: int | None = None
+    lost_seconds: float | None = None
 
 
 class Snapshots:
@@ -83,20 +96,25 @@ class Snapshots:
     The ranks' own state is copied to other nodes in the background, so that it survives the loss of
     a node. The interval is adapted to the measured cost of a snapshot, unless one is given.
 
+    An argument that is not given is that of the job, in `spec.recovery.snapshots`, or the default.
+
     Args:
-        storage: folder that all nodes share, for the snapshots that survive the loss of all nodes;
-            None for none.
+        storage: folder that all nodes share, for the snapshots that survive the loss of all nodes.
         every_steps: steps between two snapshots.
         every_seconds: alternatively the approximate time between two snapshots.
-        max_overhead: largest share of the training time that snapshots take, without an interval.
+        max_overhead: without an interval, largest share of the training time that snapshots take;
+            0.01 by default.
         optimizers: the optimizer, or all of them, if nothing else changes parameters and the
             optimizers' state: they are then copied during the next step.
-        store_every: steps between two snapshots in storage, at least.
-        keep: number of complete snapshots in storage.
-        replicas: number of other nodes that hold copies of each rank's own state; 0 for none.
+        store_every: steps between two snapshots in storage, at least; 500 by default.
+        store_seconds: alternatively the time between two snapshots in storage, at least.
+        keep: number of complete snapshots in storage; 2 by default.
+        replicas: number of other nodes that hold copies of each rank's own state; 0 for none, 1 by
+            default.
         replica_rate: largest number of bytes that one rank sends to other nodes each second.
-        sharded: True if `rank_state` has what no other rank has, such as the rank's shard of a
-            model: then only a snapshot with the state of all ranks is restored.
+        sharded: True if the state has distributed tensors (DTensor, as with FSDP2), or `rank_state`
+            has what no other rank has: then only a snapshot with the state of all ranks is
+            restored. Another number of ranks can load distributed tensors.
 
     Raises:
         ValueError: an argument is out of range, or both intervals are given.
@@ -108,30 +126,50 @@ class Snapshots:
         *,
         every_steps: int | None = None,
         every_seconds: float | None = None,
-        max_overhead: float = 0.01,
+        max_overhead: float | None = None,
         optimizers: Any = (),
-        store_every: int = 500,
-        keep: int = 2,
-        replicas: int = 1,
+        store_every: int | None = None,
+        store_seconds: float | None = None,
+        keep: int | None = None,
+        replicas: int | None = None,
         replica_rate: float = 250e6,
         sharded: bool = False,
     ) -> None:
-        at_least_one("store_every", store_every)
+        job = job_settings(os.environ)
+        if every_steps is None and every_seconds is None and max_overhead is None:
+            every_steps, every_seconds = job.every_steps, job.every_seconds
+        if store_every is None and store_seconds is None:
+            store_seconds = job.store_seconds
+        keep = _first(keep, job.keep, KEEP)
+        replicas = _first(replicas, job.replicas, REPLICAS_BY_DEFAULT)
+        if store_every is not None and store_seconds is not None:
+            raise ValueError("give store_every or store_seconds, not both")
+        if store_seconds is not None:
+            seconds_within_a_day("store_seconds", store_seconds)
+        at_least_one("store_every", _first(store_every, STORE_EVERY))
         at_least_one("keep", keep)
         if replicas not in range(MAX_REPLICAS + 1):
             raise ValueError(f"replicas must be from 0 to {MAX_REPLICAS}, got {replicas!r}")
         if not replica_rate > 0:
             raise ValueError(f"replica_rate must be above 0, got {replica_rate!r}")
-        self._interval = Interval(every_steps, every_seconds, max_overhead)
+        self._interval = Interval(every_steps, every_seconds, _first(max_overhead, MAX_OVERHEAD))
         given = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
         self._overlap = Overlap(given) if given else None
         self._cost: float | None = None
-        self._store_every = store_every
+        self._store_every = _first(store_every, STORE_EVERY)
+        self._store_seconds = store_seconds
+        self._stored_at = 0.0
         self._keep = keep
+        storage = _first(storage, job.storage)
         self._storage = None if storage is None else StorageFolder(Path(storage))
         folder = os.environ.get(layout.SNAPSHOT_FOLDER, "")
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._memory = MemoryBuffers(Path(folder), self._local_rank) if folder else None
+        self._memory = (
+            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes) if folder else None
+        )
+        self._reached = ReachedFile(Path(folder), self._local_rank) if folder else None
+        self._report = Report()
+        self._limit = job.memory_bytes
         self._gang: Gang | None = None
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
@@ -140,27 +178,33 @@ class Snapshots:
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
 
-    def restore(self) -> Restored | None:
+    def restore(self, into: Any = None) -> Restored | None:
         """Return the newest snapshot that the ranks hold together; None if there is none.
 
         The same call at the first start and after a fault, on all ranks, once the process group is
         initialized. A rank without a copy receives it from one that has it. A snapshot that is
         incomplete or damaged is passed over.
 
+        Args:
+            into: state like the saved one, or a function that returns it, which is called if there
+                is a snapshot. Its distributed tensors are overwritten with their restored shards,
+                and are those of the result. Without it distributed tensors are restored whole.
+
         Raises:
-            SnapshotError: all snapshots of sharded state are of another number of ranks.
+            SnapshotError: all snapshots of sharded state are of another number of ranks, or a
+                distributed tensor has another shape.
         """
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
-        drawn = int.from_bytes(gang.gather(secrets.token_bytes(4))[0], "little")
-        self._number = next_gang(offers, drawn)
         step = self._last_step = 0 if plan is None else plan.version.step
+        lost = self._begun(gang, step, offers)
         self._interval.start(step, time.monotonic())
         self._next_step = step + self._interval.first
         stored = (part for offer in offers for part in offer.storage if part.rank == SHARED)
         self._stored_step = max(
             (p.version.step for p in stored if p.version.step <= step), default=0
         )
+        self._stored_at = self._stored_last()
         self._found = (offers, plan)
         if plan is None:
             sizes = sorted(sizes_of(offers))
@@ -172,14 +216,59 @@ class Snapshots:
                 )
             return None
         shared, own = exchanged(gang, plan, bodies)
+        if self._memory is not None:
+            self._memory.keep(plan.version)  # other ranks may not have read theirs yet
         self._seed(plan, gang.rank, shared, own)
-        if plan.own and self._replicates(gang):
+        is_same_size = len(plan.own) == gang.size
+        if plan.own and is_same_size and self._replicates(gang):
             self._announce(plan.version)
             mine = [plan.own[gang.rank].part]
             self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
-        rank_state = None if own is None else decode(own)
         place = STORAGE if plan.shared.place == STORAGE else MEMORY
-        return Restored(step, decode(shared), rank_state, place)
+        if plan.shared.part.reshards:
+            state, rank_state = self._assembled(gang, plan, bodies, decode(shared), own, into)
+            return Restored(step, state, rank_state, place, *lost)
+        rank_state = None if own is None else decode(own)
+        return Restored(step, decode(shared), rank_state, place, *lost)
+
+    def _assembled(
+        self,
+        gang: Gang,
+        plan: Plan,
+        bodies: dict[Part, Body],
+        shared: Any,
+        own: Body | None,
+        into: Any,
+    ) -> tuple[Any, Any]:
+        """Return the state with its distributed tensors, and the own state of this rank.
+
+        Ranks with exactly the shards that they need read no others; otherwise all ranks read all
+        shards, one part at a time.
+        """
+        if not plan.own:
+            raise SnapshotError(
+                "the shards of the snapshot are not complete: create Snapshots with sharded=True, "
+                "as for the snapshot"
+            )
+        trouble, rank_state, assembly = "", None, None
+        shards: list[Shard] = []
+        try:
+            assembly = Assembly(shared, _value(into))
+        except ShapeMismatch as error:
+            trouble = str(error)
+        if own is not None:
+            shards, rank_state = own_state(decode(own))
+        whole = assembly is not None and assembly.needs_own_alone(shards)
+        told = [bytes(each).decode() for each in gang.gather(f"{int(whole)}{trouble}".encode())]
+        bad = next((text[1:] for text in told if text[1:]), "")
+        if bad or assembly is None:
+            raise SnapshotError(bad)
+        if all(text[0] == "1" for text in told):
+            assembly.add(shards)
+        else:
+            for body in own_parts(gang, plan, bodies):
+                assembly.add(own_state(decode(body))[0])
+        return assembly.state, rank_state
 
     def save(
         self, step: int, state: object, rank_state: object = None, *, store: bool = False
@@ -210,35 +299,41 @@ class Snapshots:
         if store and self._storage is None:
             raise SnapshotError("there is no storage: give Snapshots a folder that all nodes share")
         step = train.whole_step(step)
+        if self._reached is not None:
+            self._reached.write(step)
         if step < self._last_step:
             raise ValueError(
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
+        unasked = not store and self._storage is not None and train.link().stops_unasked()
+        store = store or unasked
         if step < self._next_step and not store:
             return False
         if self._overlap is not None:
             self._overlap.begin()
-        begins = self._schedule(gang, step)
+        begins, store_due = self._schedule(gang, step)
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = None if store else self._overlap
         stage = None if overlap is None else overlap.stage
         version = Version(step, self._number)
+        parted = split(state, rank_state) if self._sharded else None
+        if parted is not None:
+            state, rank_state = parted
         ranks = 0 if rank_state is None else gang.size
+        part = Part(version, SHARED, ranks, self._last_step, parted is not None)
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
         if rank_state is not None:
-            parts.append(
-                (Part(version, gang.rank, ranks, self._last_step), encode(rank_state, stage))
-            )
+            parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
         if writes_shared:
-            parts.append((Part(version, SHARED, ranks, self._last_step), encode(state, stage)))
+            parts.append((part, encode(state, stage)))
         stored = []
-        if self._storage is not None and (store or step - self._stored_step >= self._store_every):
+        if self._storage is not None and (store or store_due):
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._stored_step = step
+            self._stored_step, self._stored_at = step, time.time()
         if rank_state is not None and self._replication is None:
             self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
@@ -252,8 +347,14 @@ class Snapshots:
         self._last_step = step
         self._cost = time.perf_counter() - began
         if store:
-            self._confirm(gang)
-            train.checkpointed(step)
+            try:
+                self._confirm(gang)
+            except SnapshotError as error:
+                if not unasked:
+                    raise
+                log.error("%s. The job stops without it", error)
+            else:
+                train.checkpointed(step)
         return True
 
     def close(self) -> None:
@@ -316,11 +417,35 @@ class Snapshots:
     def _in_storage(self) -> dict[Part, Path]:
         return {} if self._storage is None else self._storage.parts()
 
+    def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
+        """Number this gang; return the lost steps and their duration in seconds."""
+        folder = None if self._memory is None else self._memory.folder
+        reached = Reached() if folder is None else reached_on(folder)
+        told = gang.gather(_BEGIN.pack(secrets.randbits(32), *reached), is_fixed=True)
+        drawn = [_BEGIN.unpack(content) for content in told]
+        self._number = next_gang(offers, drawn[0][0])
+        lost = lost_since(step, [Reached(*fields) for _, *fields in drawn])
+        self._report.change(replicas=0, limit=self._limit, **lost)
+        if "lost" not in lost:
+            return None, None
+        return lost["lost"], lost["lost_ms"] / 1000
+
+    def _stored_last(self) -> float:
+        """Return the time of the newest snapshot in storage, in seconds since 1970; 0 if none."""
+        if self._storage is None or self._store_seconds is None:
+            return 0.0
+        try:
+            times = [path.stat().st_mtime for path in self._storage.parts().values()]
+        except OSError:
+            return 0.0
+        return max(times, default=0.0)
+
     def _seed(self, plan: Plan, rank: int, shared: Body, own: Body | None) -> None:
         """Commit the restored parts to this node's memory where it lacks them.
 
         A second fault before the first save then finds them.
         """
+        own = own if len(plan.own) > rank else None
         wanted = [] if own is None else [(plan.shared.part._replace(rank=rank), own)]
         if self._local_rank == 0:
             wanted.append((plan.shared.part, shared))
@@ -342,6 +467,7 @@ class Snapshots:
         if self._replication is None:
             self._replicas = 0
             return False
+        self._report.change(replicas=self._replicas)
         self._replication.restored(*self._found)
         return True
 
@@ -363,14 +489,13 @@ class Snapshots:
             self._memory.commit(part, body)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+            trouble = layout.NO_ROOM if full else layout.UNUSABLE
+            self._report.change(trouble=trouble, size=body.size)
             log.warning(
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
                 self._memory.folder,
                 error.strerror,
-                f": {BUFFERS} snapshots of {body.size} bytes must fit; enlarge /dev/shm and the "
-                "memory limit"
-                if full
-                else "",
+                _remedy(error, body) if full else "",
                 "with snapshots in storage" if self._storage else "without snapshots of this node",
             )
             self._memory = None
@@ -380,6 +505,9 @@ class Snapshots:
     ) -> None:
         for part, body in parts:
             self._commit(part, body)
+        if self._memory is not None and parts:
+            size = sum(body.size for _, body in parts)
+            self._report.change(step=parts[0][0].version.step, size=size)
         if replicates:
             self._replicate([part for part, _ in parts])
         if stored and self._storage is not None:
@@ -389,8 +517,11 @@ class Snapshots:
         self._end_storing()
         copies = [(part, Body(body.head_bytes, [_copy(body)])) for part, body in parts]
         keep = self._keep if any(part.rank == SHARED for part, _ in parts) else 0
-        self._writing = StorageWrite(storage, copies, keep)
+        self._writing = StorageWrite(storage, copies, keep, self._is_stored)
         self._writing.start()
+
+    def _is_stored(self, step: int) -> None:
+        self._report.change(stored=step)
 
     def _confirm(self, gang: Gang) -> None:
         """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""
@@ -402,27 +533,47 @@ class Snapshots:
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
 
-    def _schedule(self, gang: Gang, step: int) -> bool:
+    def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
 
-        Returns True if the ranks may begin to copy this snapshot to other nodes. A rank enters with
-        its last snapshot complete, so after the exchange all ranks have that one, and may overwrite
-        the one before.
+        Returns True first if the ranks may begin to copy this snapshot to other nodes, then if it
+        is due for storage. A rank enters with its last snapshot complete, so after the exchange all
+        ranks have that one, and may overwrite the one before.
         """
         cost = self._cost
         if cost is not None and self._overlap is not None:
             cost += self._overlap.cost_seconds()
         steps = self._interval.proposed(step, time.monotonic(), cost)
         replication, begins = self._replication, False
-        if self._interval.is_measured or self._overlap is not None or replication is not None:
+        timed = self._storage is not None and self._store_seconds is not None
+        store_due = not timed and step - self._stored_step >= self._store_every
+        exchanges = self._interval.is_measured or self._overlap is not None or timed
+        if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
-            told = gang.gather(_PROPOSAL.pack(steps, state), is_fixed=True)
+            due = timed and time.time() - self._stored_at >= (self._store_seconds or 0.0)
+            told = gang.gather(_PROPOSAL.pack(steps, state, due), is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
-            steps = max(proposed for proposed, _ in proposals)
+            steps = max(proposed for proposed, _, _ in proposals)
+            store_due = store_due or bool(proposals[0][2])
             if replication is not None:
-                begins = replication.exchanged([State(each) for _, each in proposals])
+                begins = replication.exchanged([State(each) for _, each, _ in proposals])
+                confirmed = replication.generations.confirmed
+                if confirmed is not None:
+                    self._report.change(replicated=confirmed.step)
         self._next_step = step + steps
-        return begins
+        return begins, store_due
+
+
+def _remedy(error: OSError, body: Body) -> str:
+    if isinstance(error, NoRoom):
+        return "; enlarge recovery.snapshots.memoryLimit and the memory limit"
+    size = f"{BUFFERS} snapshots of {body.size} bytes"
+    return f": {size} must fit; enlarge /dev/shm and the memory limit"
+
+
+def _first(*given: Any) -> Any:
+    """Return the first value that is not None, else None."""
+    return next((each for each in given if each is not None), None)
 
 
 def _value(given: Any) -> Any:

@@ -102,6 +102,8 @@ def _observe_workers(known: ObservedJob, after: PollingState, who: Identity) -> 
         known = replace(known, histories=(*known.histories[:-1], last))
     elif last is not None and local.round == last.number and not last.first_step_ms:
         last = replace(last, first_step_ms=local.first_step_ms or None)
+        if local.first_step_ms and local.lost_steps >= 0:
+            last = replace(last, lost_steps=local.lost_steps, lost_ms=local.lost_ms)
         known = replace(known, histories=(*known.histories[:-1], last))
     return known
 

@@ -11,6 +11,7 @@ from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.worker_runtime import Hello, WorkerExited, WorkerRuntimeEvent
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Left, Refused, Run
 from elasticjob_rendezvous.protocol.records.failures import Failure
+from elasticjob_rendezvous.protocol.records.members import Snapshots
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.worker_group import Local
 
@@ -188,6 +189,7 @@ class ReportedProgress:
     checkpoint_step: int
     at: float
     busy_ms: int = 0
+    snapshots: Snapshots | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from elasticjob import layout
 
 TEXT_BYTES = 64 * 1024
 """Maximum size of a progress file in text form."""
+_MAX_REPLICAS = 1000
+_MAX_MS = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class WorkerProgress:
         saves: True if the script wants to save before a planned stop.
         metrics: numbers for display.
         saved_ns: last write time of the checkpoint-only file; 0 for never.
+        snapshots: report on the worker's snapshots; None before the first.
     """
 
     step: int = -1
@@ -37,6 +40,7 @@ class WorkerProgress:
     saves: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_ns: int = 0
+    snapshots: layout.SnapshotReport | None = None
 
 
 def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
@@ -62,6 +66,26 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
             name: math.nan if math.isnan(value) else value
             for name, value in layout.metrics_of(record).items()
         },
+        snapshots=_plausible(layout.unpack_report(content)),
+    )
+
+
+def _plausible(report: layout.SnapshotReport | None) -> layout.SnapshotReport | None:
+    """Return the report with all numbers in the range of the records."""
+    if report is None:
+        return None
+    steps = (report.step, report.stored, report.replicated, report.restored, report.lost)
+    step, stored, replicated, restored, lost = (max(layout.NO_STEP, each) for each in steps)
+    return report._replace(
+        step=step,
+        stored=stored,
+        replicated=replicated,
+        replicas=min(max(report.replicas, 0), _MAX_REPLICAS),
+        size=min(report.size, layout.MAX_STEP),
+        restored=restored,
+        lost=lost,
+        lost_ms=min(max(report.lost_ms, 0), _MAX_MS),
+        limit=min(report.limit, layout.MAX_STEP),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from elasticjob import layout
 from elasticjob_agent.core.checkpoint_requests import (
     completed,
     is_unasked,
@@ -41,7 +42,13 @@ from elasticjob_agent.worker_runtime import (
 )
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure
-from elasticjob_rendezvous.protocol.records.members import Cause, Outcome, OutcomeKind
+from elasticjob_rendezvous.protocol.records.members import (
+    Cause,
+    Outcome,
+    OutcomeKind,
+    Snapshots,
+    SnapshotTrouble,
+)
 from elasticjob_rendezvous.protocol.records.saving import SaveReport
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
@@ -140,7 +147,40 @@ def _latest(state: State, now: float) -> ReportedProgress | None:
     step = max(worker.step for worker in workers)
     saved = max(worker.checkpoint_step for worker in workers)
     busy = max(group.busy_seconds.values(), default=0.0)
-    return ReportedProgress(group.round, step, saved, now, round(busy * 1000))
+    return ReportedProgress(group.round, step, saved, now, round(busy * 1000), _snapshots(group))
+
+
+_TROUBLES = {
+    layout.FITS: SnapshotTrouble.NONE,
+    layout.NO_ROOM: SnapshotTrouble.NO_ROOM,
+    layout.UNUSABLE: SnapshotTrouble.UNUSABLE,
+}
+
+
+def _snapshots(group: WorkerGroup) -> Snapshots | None:
+    """Return the snapshots of a node: a version counts if every worker that reports has it."""
+    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
+    if not told:
+        return None
+    writes = [found for found in told if found.stored >= 0]
+    return Snapshots(
+        step=min(found.step for found in told),
+        stored=min((found.stored for found in writes), default=-1),
+        replicated=min(found.replicated for found in told),
+        replicas=max(found.replicas for found in told),
+        restored=max(found.restored for found in told),
+        bytes=min(sum(found.size for found in told), layout.MAX_STEP),
+        limit=max(found.limit for found in told),
+        trouble=_TROUBLES.get(max(found.trouble for found in told), SnapshotTrouble.UNUSABLE),
+    )
+
+
+def _lost(group: WorkerGroup | None) -> tuple[int, int]:
+    """Return the repeated steps and their milliseconds, once all workers reached a step."""
+    if group is None or not group.first_step_ms:
+        return -1, 0
+    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
+    return max(((found.lost, found.lost_ms) for found in told), default=(-1, 0))
 
 
 def _node_count(state: State) -> int:
@@ -159,6 +199,7 @@ def local_state(state: State) -> Local:
         reported_progress = None
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
+    lost_steps, lost_ms = _lost(group)
     return Local(
         ready=able,
         workers=_workers(state),
@@ -179,6 +220,9 @@ def local_state(state: State) -> Local:
         completed=training is not None and completed(training),
         cold=_cold(state),
         live_until=None if state.hello is None else state.hello.live_until,
+        lost_steps=lost_steps,
+        lost_ms=lost_ms,
+        snapshots=None if reported_progress is None else reported_progress.snapshots,
     )
 
 

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.local_rig import LocalRig, rig
+from tests.integration.local_rig import LocalRig, rig, until
 from tests.paths import ROOT
 
 __all__ = ["rig"]
@@ -103,3 +104,97 @@ def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
     steps = [step for step, _ in losses(output)]
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert [step for step, loss in losses(output) if expected[step] != loss] == []
+
+
+JOB = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+from elasticjob import train
+
+dist.init_process_group("gloo")
+pathlib.Path(f"worker-{os.getpid()}").write_text(os.environ["RANK"])
+snapshots = train.Snapshots()
+step, found = 0, snapshots.restore()
+if found is not None:
+    step = found.step
+    print("restored", step, found.place, found.lost_steps, flush=True)
+size = int(sys.argv[1])
+while not pathlib.Path("finish").exists():
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    time.sleep(0.05)
+    step += 1
+    train.progress(step)
+    snapshots.save(step, {"x": torch.full((size,), step)}, torch.get_rng_state())
+"""
+
+
+def configured(rig: LocalRig, name: str, size: int, **snapshots: Any) -> Path:
+    """Return the manifest of a job whose script takes its settings from the job."""
+    (rig.job / "work.py").write_text(JOB)
+    recovery = {"stopGraceSeconds": 3, "snapshots": {"everySteps": 1, **snapshots}}
+    command = ["python3", "work.py", str(size)]
+    return rig.manifest(name, command=command, recovery=recovery, minNodes=2, maxNodes=2)
+
+
+@pytest.mark.timeout(180)
+def test_job_configures_snapshots_and_shows_losses_and_goodput(rig: LocalRig) -> None:
+    storage = {"claim": "checkpoints", "everySeconds": 600, "keep": 1}
+    manifest = configured(rig, "told", 1000, memoryLimit="64Mi", storage=storage)
+    runner = rig.start(manifest, "--plain", "--logs")
+    until(lambda: rig.status("told").get("nodes") == 2, "two nodes")
+    healthy = until(
+        lambda: (
+            (found := rig.status("told").get("snapshots"))
+            and found["replicas"] == "Healthy"
+            and found
+        ),
+        "confirmed replicas",
+    )
+    assert healthy["bytesPerNode"] > 8000
+    assert healthy["lostSteps"] == 0
+    time.sleep(1)
+    assert rig.call("fault", "kill-worker", "told", "told-0").returncode == 0
+    after = until(
+        lambda: (found := rig.status("told"))["snapshots"]["countedRound"] == 2 and found,
+        "the second round",
+    )
+    assert after["rounds"][-1]["lostSteps"] <= 2
+    assert after["snapshots"]["restorableStep"] >= 1
+    assert after["snapshots"]["pausedMs"] > 0
+    assert 0 <= after["snapshots"]["goodputPercent"] <= 100
+    assert condition_of(after, "SnapshotsInMemory")["status"] == "True"
+    told = rig.call("explain", "told").stdout
+    assert re.search(r", lost (no step|[12] steps? \([\d.]+ m?s of work\))", told), told
+    assert "Restorable step: " in rig.call("describe", "told").stdout
+    # The claim, a folder of this machine here, keeps the last snapshot of the stopped job.
+    assert rig.call("suspend", "told").returncode == 0
+    until(lambda: rig.status("told").get("phase") == "Suspended", "the suspension")
+    stop = rig.status("told")["lastStop"]
+    assert stop["result"] == "Saved"
+    [stored] = rig.state.glob("elasticjob/.claims/default/checkpoints/told/step-*")
+    assert int(stored.name[5:17]) == stop["checkpointStep"] == stop["step"]
+    runner.communicate(timeout=30)
+    rig.start(manifest, "--plain", "--logs")
+    resumed = until(
+        lambda: re.search(r"restored (\d+) storage", rig.call("logs", "told").stdout), "storage"
+    )
+    assert int(resumed[1]) == stop["step"]
+
+
+@pytest.mark.timeout(120)
+def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
+    manifest = configured(rig, "small", 400_000, memoryLimit="5M")  # snapshots of 3.2 MB
+    rig.start(manifest, "--plain", "--logs")
+    found = until(
+        lambda: (one := condition_of(rig.status("small"), "SnapshotsInMemory")) and one,
+        "the condition",
+    )
+    assert (found["status"], found["reason"]) == ("False", "MemoryLimitTooSmall")
+    assert "recovery.snapshots.memoryLimit (4.8 MiB): set more than 6." in found["message"]
+    assert "Snapshots are not in memory" in rig.call("explain", "small").stdout
+    assert rig.status("small")["phase"] == "Running"
+
+
+def condition_of(status: Any, kind: str) -> Any:
+    return next((one for one in status.get("conditions", ()) if one["type"] == kind), None)

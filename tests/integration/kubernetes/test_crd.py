@@ -43,6 +43,13 @@ STARTED_WITH: dict[str, tuple[str, Json]] = {
         name: ("recovery", {"recovery": {name: value}})
         for name, value in {
             "hangTimeoutSeconds": 60,
+            "snapshots": {
+                "enabled": False,
+                "everySteps": 5,
+                "replicas": 2,
+                "memoryLimit": "8Gi",
+                "storage": {"claim": "checkpoints", "everySeconds": 60, "keep": 4},
+            },
             "stopGraceSeconds": 1,
             "warmStart": "Never",
             "warmStartModules": ["numpy"],

@@ -194,6 +194,26 @@ INVALID: dict[str, tuple[Json, str, str]] = {
         "spec.recovery.warmStartModules[0]",
         "should match",
     ),
+    "two intervals of snapshots": (
+        elasticjob(recovery={"snapshots": {"everySteps": 1, "intervalSeconds": 9}}),
+        "spec.recovery.snapshots.everySteps",
+        "must be absent if intervalSeconds is given",
+    ),
+    "a storage for snapshots without a place": (
+        elasticjob(recovery={"snapshots": {"storage": {"keep": 3}}}),
+        "spec.recovery.snapshots.storage",
+        "must have either claim or path",
+    ),
+    "a storage for snapshots in two places": (
+        elasticjob(recovery={"snapshots": {"storage": {"claim": "c", "path": "/data"}}}),
+        "spec.recovery.snapshots.storage",
+        "must have either claim or path",
+    ),
+    "a fraction of memory for snapshots": (
+        elasticjob(recovery={"snapshots": {"memoryLimit": "1.5Gi"}}),
+        "spec.recovery.snapshots.memoryLimit",
+        "should match",
+    ),
     "a deadline of nothing": (
         elasticjob(runPolicy={"activeDeadlineSeconds": 0}),
         "spec.runPolicy.activeDeadlineSeconds",

@@ -51,8 +51,9 @@ def step(rig: LocalRig) -> int:
 
 def saved(folder: Path) -> int:
     """Return the step of the newest checkpoint in the folder."""
-    found = [re.search(r"(\d+)(\.ckpt|\.pt)?$", path.name) for path in folder.glob("[cs]*")]
-    return max((int(match[1]) for match in found if match), default=0)
+    last = re.compile(r"step-(?P<snapshot>\d{12})-|(?P<other>\d+)(\.ckpt|\.pt)?$")
+    found = [last.search(path.name) for path in folder.glob("[cs]*")]
+    return max((int(match["snapshot"] or match["other"]) for match in found if match), default=0)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -11,6 +11,8 @@ from pathlib import Path
 from elasticjob import layout
 from elasticjob_cli.local import supervisor
 from elasticjob_launcher import snapshot_folder
+from elasticjob_launcher.app import Launcher
+from elasticjob_launcher.settings import read_settings
 from elasticjob_launcher.snapshot_folder import SnapshotFolder, remove_abandoned
 from tests.paths import ROOT
 
@@ -78,3 +80,20 @@ def test_launcher_library_and_supervisor_agree_on_the_names() -> None:
     assert snapshot_folder.VARIABLE == layout.SNAPSHOT_FOLDER
     assert f"{snapshot_folder.PREFIX}*" == supervisor.SNAPSHOTS
     assert snapshot_folder.SHARED_MEMORY == supervisor.SHARED_MEMORY
+
+
+def test_folder_can_be_elsewhere_or_absent(tmp_path: Path) -> None:
+    settings = read_settings(["--", "true"], {"ELASTICJOB_SNAPSHOT_VOLUME": str(tmp_path)})
+    launcher = Launcher(settings, {})
+    made = worker_variable(launcher)
+    assert made is not None
+    assert Path(made).parent == tmp_path
+    launcher._snapshots.close()
+    off = read_settings(["--", "true"], {"ELASTICJOB_SNAPSHOT_VOLUME": "off"})
+    assert worker_variable(Launcher(off, {snapshot_folder.VARIABLE: "/inherited"})) == ""
+    other = Launcher(off, {"ELASTICJOB_SNAPSHOT_VOLUME": "off"})
+    assert worker_variable(other, "VOLUME") is None  # of the launcher alone
+
+
+def worker_variable(launcher: Launcher, name: str = "FOLDER") -> str | None:
+    return launcher._env.get(f"ELASTICJOB_SNAPSHOT_{name}")

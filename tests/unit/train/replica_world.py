@@ -90,7 +90,12 @@ class Rank:
 
 
 class World:
-    def __init__(self, seed: int, rules: Rules, k: int, is_sharded: bool) -> None:
+    """Gang with faults; with `reshards` its size changes, and any number of ranks restores."""
+
+    def __init__(
+        self, seed: int, rules: Rules, k: int, is_sharded: bool, reshards: bool = False
+    ) -> None:
+        self.reshards = reshards
         self.random = random.Random(seed)
         self.rules, self.k, self.is_sharded = rules, k, is_sharded
         self.names = itertools.count()
@@ -99,6 +104,7 @@ class World:
         self.safe: Version | None = None
         self.lost: set[str] = set()
         self.losses = 0
+        self.most = k
         self.homes: dict[str, str] = {}
         self.committed: set[tuple[str, Part]] = set()
 
@@ -118,23 +124,31 @@ class World:
     def lose(self) -> None:
         """Replace some nodes, or a whole domain; count them since the last confirmed version."""
         kind = self.random.randrange(6)
-        gone = self.random.sample(self.nodes, self.random.choice((0, 0, 1, self.k)))
+        gone = self.random.sample(
+            self.nodes, min(len(self.nodes), self.random.choice((0, 0, 1, self.k)))
+        )
         if kind == 0:
             gone = [node for node in self.nodes if node.domain == gone[0].domain] if gone else []
         if kind == 1:
-            gone = self.random.sample(self.nodes, self.k + 1)
+            gone = self.random.sample(self.nodes, min(len(self.nodes), self.k + 1))
         if gone:
             self.losses += 1
         for node in gone:
             self.lost.add(node.name)
             self.homes[node.name] = node.domain
             new = Node(f"node{next(self.names)}", node.domain)
-            self.nodes[self.nodes.index(node)] = new
+            if self.reshards and len(self.nodes) > 2 and self.random.random() < 0.5:
+                self.nodes.remove(node)
+            else:
+                self.nodes[self.nodes.index(node)] = new
+        if self.reshards and len(self.nodes) < NODES and self.random.random() < 0.5:
+            self.nodes.append(self.node(self.random.randrange(NODES)))
 
     def survives(self) -> bool:
         """Return True if the losses since the confirmed version are those that it survives."""
         domains = {self.homes[name] for name in self.lost}
-        return len(self.lost) <= self.k or (len(domains) == 1 and self.losses == 1)
+        is_one_domain = len(domains) == 1 and self.losses == 1 and not self.reshards
+        return len(self.lost) <= self.most or is_one_domain
 
     # --- training
 
@@ -142,7 +156,7 @@ class World:
         while True:
             step += 1
             gathered = [rank.state for rank in self.ranks]
-            actors = [self.save(rank, step, gathered) for rank in range(NODES)]
+            actors = [self.save(rank, step, gathered) for rank in range(len(self.nodes))]
             # The next exchange needs all ranks; copies of the one before go on meanwhile.
             slow = self.random.choice([None, *actors])
             while actors:
@@ -164,11 +178,12 @@ class World:
         yield from self.drop(number)
         version = Version(step, self.gang)
         for of in (number, SHARED):
-            part = Part(version, of, NODES, step - 1)
-            buffers = node.own.setdefault(of, pair())
-            index = buffer_to_overwrite([each.part for each in buffers], rank.last.get(of))
+            part = Part(version, of, len(self.nodes), step - 1, self.reshards)
+            name = min(of, 0)  # the buffers of a node are those of its local ranks
+            buffers = node.own.setdefault(name, pair())
+            index = buffer_to_overwrite([each.part for each in buffers], rank.last.get(name))
             yield from self.write(node, buffers[index], part)
-            rank.last[of] = part
+            rank.last[name] = part
         if begins:
             self.begin(number, version)
 
@@ -250,22 +265,28 @@ class World:
         if newest is not None:
             self.check_survival(newest)
             self.safe, self.lost, self.losses = newest, set(), 0
+            self.most = min(self.k, len(self.nodes) - 1)
 
     def check_survival(self, version: Version) -> None:
         """Check that a confirmed version survives each loss that it must."""
         domains = {node.domain for node in self.nodes}
-        losses = [set(gone) for gone in itertools.combinations(range(NODES), self.k)]
+        size = len(self.nodes)
+        losses = [set(gone) for gone in itertools.combinations(range(size), min(self.k, size - 1))]
         losses += [{i for i, n in enumerate(self.nodes) if n.domain == d} for d in domains]
+        # The copies of the nodes of a domain with more than half of all cannot all be elsewhere.
+        losses = [gone for gone in losses if len(gone) <= min(size - 1, max(self.k, size // 2))]
         for gone in losses if self.is_sharded else ():
             left = [node for i, node in enumerate(self.nodes) if i not in gone]
-            for rank in (SHARED, *range(NODES)):
+            for rank in (SHARED, *range(len(self.nodes))):
                 held = [
                     each.part
                     for node in left
-                    for each in itertools.chain(node.copies.get(rank, ()), node.own.get(rank, ()))
+                    for each in itertools.chain(
+                        node.copies.get(rank, ()), node.own.get(min(rank, 0), ())
+                    )
                     if each.part is not None and each.part == each.content
                 ]
-                if version not in [part.version for part in held]:
+                if (version, rank) not in [(part.version, part.rank) for part in held]:
                     raise Violation("a confirmed version does not survive a loss")
 
     # --- restore
@@ -308,8 +329,11 @@ class World:
             return
         if self.is_sharded and not plan.own:
             raise Violation("sharded state is restored without the parts of the ranks")
+        ranks = plan.shared.part.ranks
+        if plan.own and not self.reshards and ranks != len(self.nodes):
+            raise Violation("parts of another number of ranks are loaded")
         if plan.own and [s.part for s in plan.own] != [
-            plan.shared.part._replace(rank=rank) for rank in range(NODES)
+            plan.shared.part._replace(rank=rank) for rank in range(ranks)
         ]:
             raise Violation("parts of several versions or ranks are combined")
         for source in (plan.shared, *plan.own):
@@ -328,13 +352,21 @@ class World:
         self.background: list[Actor] = []
         if plan is None:
             return
+        is_same_size = len(plan.own) == len(self.nodes)
         for number, node in enumerate(self.nodes):
-            for part in (plan.shared.part, *(s.part for s in plan.own[number : number + 1])):
-                rank, buffers = self.ranks[number], node.own.setdefault(part.rank, pair())
+            rank = self.ranks[number]
+            for name, buffers in node.own.items():
+                for each in buffers:
+                    if each.part is not None and each.part.version == plan.version:
+                        rank.last[name] = each.part
+            own = plan.own[number : number + 1] if is_same_size else ()
+            for part in (plan.shared.part, *(source.part for source in own)):
+                name = min(part.rank, 0)
+                buffers = node.own.setdefault(name, pair())
                 if part not in (each.part for each in buffers):
-                    index = buffer_to_overwrite([b.part for b in buffers], rank.last.get(part.rank))
+                    index = buffer_to_overwrite([b.part for b in buffers], rank.last.get(name))
                     for _ in self.write(node, buffers[index], part):
                         pass
-                rank.last[part.rank] = part
-            if plan.own:
+                rank.last[name] = part
+            if own:
                 self.begin(number, plan.version)

@@ -22,6 +22,16 @@ def test_invariants_hold_under_random_crashes_losses_and_delays(k: int, is_shard
         World(seed, Rules(), k, is_sharded).run()
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_invariants_hold_at_changing_numbers_of_ranks(k: int) -> None:
+    sizes = set()
+    for seed in range(SEEDS):
+        world = World(seed, Rules(), k, is_sharded=True, reshards=True)
+        world.run()
+        sizes.add(len(world.nodes))
+    assert sizes == {2, 3, 4}
+
+
 @pytest.mark.parametrize(("k", "is_sharded"), WORLDS)
 def test_training_without_faults_confirms_new_versions(k: int, is_sharded: bool) -> None:
     world = World(1, Rules(), k, is_sharded)
@@ -39,6 +49,8 @@ def fails(rules: Rules) -> bool:
         for k, is_sharded in WORLDS:
             try:
                 World(seed, rules, k, is_sharded).run()
+                if is_sharded:
+                    World(seed, rules, k, is_sharded, reshards=True).run()
             except Violation:
                 return True
     return False
@@ -106,6 +118,16 @@ def newest_copies(
     return None if found is None else found.version
 
 
+def kept_at_the_same_size(
+    offers: Sequence[Offer], members: Sequence[Member], plan: Plan | None, is_sharded: bool
+) -> Version | None:
+    same = [
+        Offer(replicas=tuple(part for part in offer.replicas if part.ranks == len(offers)))
+        for offer in offers
+    ]
+    return replicas.kept(same, members, plan, is_sharded)
+
+
 BUGS = {
     "confirms a generation with one rank": Rules(generations=ConfirmsWithOne),
     "counts a failed copy": Rules(generations=CountsFailures),
@@ -135,6 +157,7 @@ BUGS = {
     "mixes versions": Rules(decide=mixes_gangs),
     "acknowledges before the commit": Rules(acknowledges_early=True),
     "sender does not name the confirmed version": Rules(names_the_confirmed=False),
+    "keeps nothing of another number of ranks": Rules(kept=kept_at_the_same_size),
     "loads without a check, and writes in place": Rules(
         checks_the_content=False, erases_the_record=False
     ),

@@ -21,6 +21,52 @@ from elasticjob.train.replicas import (
     receivers,
     replica_to_overwrite,
 )
+from elasticjob.train.replication import domains
+
+
+def test_topology_domains_replace_machines_where_every_rank_has_one() -> None:
+    places = [
+        ("host-1", "rack-a"),
+        ("host-2", "rack-a"),
+        ("host-3", "rack-b"),
+        ("host-4", "rack-b"),
+    ]
+    assert domains(places) == ["rack-a", "rack-a", "rack-b", "rack-b"]
+    members = [Member(rank, f"n{rank}", place) for rank, place in enumerate(domains(places))]
+    to = holders(members, 1)
+    rack = {f"n{rank}": place for rank, place in enumerate(domains(places))}
+    assert all(rack[node] != rack[other] for node, [other] in to.items())
+    machines = [machine for machine, _ in places]
+    assert domains([(machine, "rack-a") for machine in machines]) == machines
+    assert domains([*places[:3], ("host-4", "")]) == machines
+
+
+def test_reshardable_version_of_another_number_of_ranks_is_restored() -> None:
+    version = Version(3, 9)
+    parts = [Part(version, rank, 3, 2, True) for rank in (SHARED, 0, 1, 2)]
+    first = Offer(memory=(parts[0], parts[1]), replicas=(parts[3],))
+    second = Offer(memory=(parts[0], parts[2]))
+    plan = decide([first, second], True)
+    assert plan is not None
+    assert [(source.part.rank, source.readers) for source in plan.own] == [
+        (0, (0,)), (1, (1,)), (2, (0,)),
+    ]  # fmt: skip
+    rigid = [Offer(*(tuple(p._replace(reshards=False) for p in at) for at in offer)) for offer in
+             (first, second)]  # fmt: skip
+    assert decide(rigid, True) is None
+    assert decide([first._replace(replicas=()), second], True) is None
+
+
+def test_copies_of_a_reshardable_version_stay_at_another_number_of_ranks() -> None:
+    version = Version(3, 9)
+    parts = tuple(Part(version, rank, 3, 2, True) for rank in (SHARED, 0, 1, 2))
+    members = [Member(rank, f"n{rank}", f"host-{rank}") for rank in range(2)]
+    offers = [Offer(replicas=(parts[0], parts[1], parts[3])), Offer(replicas=(parts[0], parts[2]))]
+    assert kept(offers, members, None, True) == version
+    rigid = [
+        Offer(replicas=tuple(p._replace(reshards=False) for p in each.replicas)) for each in offers
+    ]
+    assert kept(rigid, members, None, True) is None
 
 
 def gang(*domains: int, local_ranks: int = 1) -> list[Member]:

@@ -68,6 +68,17 @@ for step in (1, 2, 3, 4):
 """
 
 
+def test_parts_of_other_ranks_stay_until_the_next_commit(tmp_path: Path) -> None:
+    """After a restore by fewer ranks another rank may still need the part in this buffer."""
+    before = MemoryBuffers(tmp_path, 0)
+    for step in (1, 2):
+        before.commit(Part(Version(step, 7), 3, 4, step - 1, True), body(step))
+    after = MemoryBuffers(tmp_path, 0)
+    after.keep(Version(2, 7))
+    after.commit(Part(Version(3, 8), 1, 2, 2, True), body(3))
+    assert {(part.version.step, part.rank) for part in after.parts()} == {(2, 3), (3, 1)}
+
+
 @pytest.mark.parametrize("kind", ["memory", "storage"])
 def test_writer_killed_at_any_call_leaves_the_snapshot_before(tmp_path: Path, kind: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "sdk")))}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -81,6 +82,10 @@ def trained() -> dict[str, Any]:
         [torch.arange(12).reshape(3, 4).T, torch.tensor([1j]).conj(), torch.tensor([True])],
         {"big": 2**100, "small": -0.0, "text": "\u00e9\n", "set": {1, 2}, "inf": float("inf")},
         collections.Counter("aab"),
+        [torch.bfloat16, torch.device("cuda", 1), 2 + 3j, frozenset({1}), bytearray(b"\0x")],
+        [torch.zeros(2, 3, dtype=torch.float8_e5m2), torch.zeros((), dtype=torch.complex64)],
+        [torch.tensor([1, 2], dtype=torch.uint8), torch.zeros(0, dtype=torch.bool)],
+        torch.nn.Linear(2, 2, dtype=torch.bfloat16).state_dict(),
         {"large": torch.arange(400_000)},
         [["tensor", []], ["bytes", "x"]],
     ],
@@ -101,6 +106,8 @@ class Pickled:
     ("state", "named"),
     [
         ({"a": [1, Pickled()]}, r"state\['a'\]\[1\] is a .*Pickled"),
+        ({"g": torch.Generator()}, r"state\['g'\] is a torch._C.Generator"),
+        ({"a": numpy.array(["x"])}, r"state\['a'\] is a numpy ndarray"),
         ({"f": print}, r"state\['f'\] is a builtins.builtin_function"),
         ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
         ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
@@ -127,6 +134,35 @@ def test_malformed_description_is_corrupt(head: bytes) -> None:
     data = b"".join(body.views)[body.head_bytes :]
     with pytest.raises(CorruptSnapshot, match="invalid"):
         decode(body._replace(head_bytes=len(head), views=[memoryview(bytearray(head + data))]))
+
+
+def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
+    numpy.random.seed(4)
+    arrays = [numpy.arange(6, dtype=">i4").reshape(2, 3).T, numpy.array(2.5), numpy.zeros((0, 2))]
+    state = {"rng": numpy.random.get_state(), "arrays": arrays, "lr": numpy.float32(0.5)}
+    started().save(1, state)
+    expected = numpy.random.random()
+    found = Snapshots().restore()
+    assert found is not None
+    numpy.random.set_state(found.state["rng"])
+    assert numpy.random.random() == expected
+    assert found.state["lr"] == 0.5
+    for before, after in zip(arrays, found.state["arrays"], strict=True):
+        assert (after.dtype, after.shape) == (before.dtype, before.shape)
+        assert numpy.array_equal(after, before)
+
+
+def test_tied_weights_are_written_once_and_stay_tied(memory: Path) -> None:
+    weight = torch.randn(500, 20)
+    tied = {"in": weight, "out": torch.nn.Parameter(weight), "rows": weight[100:200]}
+    alone = encode({"in": weight}).size
+    assert encode(tied).size < alone + 100 * 20 * 4 + 1000
+    started().save(1, {**tied, "other": weight.t()})
+    found = Snapshots().restore()
+    assert found is not None
+    assert all(torch.equal(found.state[name], tied[name]) for name in tied)
+    assert found.state["in"].data_ptr() == found.state["out"].data_ptr()
+    assert torch.equal(found.state["other"], weight.t())
 
 
 def test_newest_snapshot_of_a_killed_worker_is_restored(memory: Path) -> None:

@@ -18,6 +18,7 @@ from elasticjob_operator.domain.status.rounds import (
     recovery_parts_ms,
     seconds_text,
 )
+from elasticjob_operator.domain.status.snapshots import lost_text
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import Phase
@@ -47,7 +48,10 @@ def _round_sentences(begin: str, found: RoundStatus, status: Status) -> Iterator
         return
     parts = _phases_text(found)
     lasted = "with a pause of" if found.cause in PLANNED_CAUSES else "recovered in"
-    yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
+    lost = ""
+    if found.lost_steps is not None:
+        lost = f", {lost_text(found.lost_steps, found.lost_ms or 0)}"
+    yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "") + lost
     if found.first_step_ms is not None:
         yield f"The first step followed {seconds_text(found.first_step_ms)} after the start"
     if cold := cold_text(found):

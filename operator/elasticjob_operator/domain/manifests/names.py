@@ -29,6 +29,8 @@ CONTROL_VOLUME = "elasticjob-control"
 ACCESS_VOLUME = "elasticjob-access"
 SHM_VOLUME = "elasticjob-shm"
 NO_TOKEN_VOLUME = "elasticjob-no-token"
+SNAPSHOTS_VOLUME = "elasticjob-snapshots"
+STORAGE_VOLUME = "elasticjob-storage"
 RESERVED_VOLUMES = (
     SHARED_VOLUME,
     LOGS_VOLUME,
@@ -36,6 +38,8 @@ RESERVED_VOLUMES = (
     ACCESS_VOLUME,
     SHM_VOLUME,
     NO_TOKEN_VOLUME,
+    SNAPSHOTS_VOLUME,
+    STORAGE_VOLUME,
 )
 
 SHARED_PATH = "/elasticjob"
@@ -48,6 +52,10 @@ CONTROL_PATH = "/run/elasticjob"
 CONTROL_SOCKET_PATH = f"{CONTROL_PATH}/control.sock"
 ACCESS_PATH = "/run/elasticjob-access"
 SHM_PATH = "/dev/shm"
+SNAPSHOTS_PATH = "/elasticjob-snapshots"
+"""Directory in memory for snapshots, in the trainer."""
+STORAGE_PATH = "/elasticjob-storage"
+"""Directory of the claim for snapshots, in the trainer."""
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Directory of the pod's service account token."""
 

@@ -22,6 +22,7 @@ from elasticjob_operator.domain.manifests.sidecar import (
     mount,
     variable,
 )
+from elasticjob_operator.domain.manifests.snapshots import snapshot_variables, snapshot_volumes
 from elasticjob_operator.domain.manifests.template_rules import (
     TemplateRefused,
     is_same,
@@ -59,6 +60,9 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand, workers: str, s
     ]
     if shm:
         mounts.append(mount(names.SHM_VOLUME, names.SHM_PATH))
+    mounts += [mount(volume["name"], path) for volume, path in snapshot_volumes(job)]
+    given = snapshot_variables(job, names.STORAGE_PATH, names.SNAPSHOTS_PATH)
+    variables += [{"name": name, "value": value} for name, value in given.items()]
     return {
         **rest,
         "command": list(command.command),
@@ -198,7 +202,8 @@ def _labels_and_annotations(
         if mesh not in labels and mesh not in annotations:
             (labels if mesh in _MESH_LABELS else annotations)[mesh] = off
     annotations.setdefault(_DEFAULT_CONTAINER, job.trainer().name)
-    losable = filter(None, (annotations.get(_LOSABLE_VOLUMES), *_SCRATCH))
+    scratch = [volume["name"] for volume, _ in snapshot_volumes(job) if "emptyDir" in volume]
+    losable = filter(None, (annotations.get(_LOSABLE_VOLUMES), *_SCRATCH, *scratch))
     annotations[_LOSABLE_VOLUMES] = ",".join(losable)
     if note:
         annotations[names.COMMAND_ANNOTATION] = note
@@ -252,6 +257,7 @@ def _volumes(job: ElasticJob, shm: bool, traits: PodTraits) -> list[Json]:
     ]
     if shm:
         found.append({"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+    found += [volume for volume, _ in snapshot_volumes(job)]
     if traits.token:
         found.append({"name": names.NO_TOKEN_VOLUME, "emptyDir": {}})
     return found

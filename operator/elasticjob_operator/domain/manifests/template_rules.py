@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
-from elasticjob_operator.domain.manifests.names import LOGS_PATH, RESERVED_VOLUMES, SHARED_PATH
+from elasticjob_operator.domain.manifests.names import (
+    LOGS_PATH,
+    RESERVED_VOLUMES,
+    SHARED_PATH,
+    SNAPSHOTS_PATH,
+    STORAGE_PATH,
+)
 from elasticjob_operator.model.problems import Location, Problem
 
 POD_SPEC: Location = ("spec", "template", "spec")
@@ -55,7 +61,7 @@ def mappings(holder: Json, name: str, location: Location) -> list[Json]:
 OWN_VARIABLES = "ELASTICJOB_"
 USERS_VARIABLES = frozenset(
     {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
-    | {"ELASTICJOB_COUNT_SECONDS"}
+    | {"ELASTICJOB_COUNT_SECONDS", "ELASTICJOB_TOPOLOGY_DOMAIN"}
 )
 """Variables with this prefix that users may set."""
 _EVERY_POD = {
@@ -65,6 +71,14 @@ _EVERY_POD = {
 _TRAINER = {
     "restartPolicy": "must be absent: the job restarts workers itself, the kubelet must not",
     "restartPolicyRules": "must be absent: the job restarts workers itself, the kubelet must not",
+}
+
+
+_OWN_PATHS = {
+    SHARED_PATH: "the launcher is",
+    LOGS_PATH: "the launcher is",
+    SNAPSHOTS_PATH: "snapshots are",
+    STORAGE_PATH: "snapshots are",
 }
 
 
@@ -116,11 +130,11 @@ def _trainer_conflicts(trainer: Json, location: Location) -> Iterator[TemplateRe
                 f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
             )
     for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
-        for path in (SHARED_PATH, LOGS_PATH):
+        for path, what in _OWN_PATHS.items():
             if is_inside(mount.get("mountPath"), path):
                 yield TemplateRefused.at(
                     (*location, "volumeMounts", index, "mountPath"),
-                    f"must not be {path} or below it: the launcher is there",
+                    f"must not be {path} or below it: {what} there",
                 )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.names import SHM_PATH
-from elasticjob_operator.domain.manifests.resources import quantity, requests_devices
+from elasticjob_operator.domain.manifests.resources import amounts, quantity, requests_devices
+from elasticjob_operator.domain.manifests.snapshots import memory_bytes
 from elasticjob_operator.domain.manifests.template_rules import POD_SPEC, is_same
 from elasticjob_operator.domain.plan.lifecycle import MARGIN_SECONDS, grace_seconds
 from elasticjob_operator.model.job import ElasticJob
@@ -39,6 +40,7 @@ class WarningKind(StrEnum):
     READINESS_GATES = "ReadinessGates"
     READINESS_PROBE = "ReadinessProbe"
     SCHEDULER_WITHOUT_QUEUE = "SchedulerWithoutQueue"
+    SNAPSHOT_MEMORY = "SnapshotMemory"
     UNKNOWN_CAPABILITY = "UnknownCapability"
     VARIABLE_REPLACED = "VariableReplaced"
 
@@ -406,6 +408,21 @@ def _is_written(template: _Template, volume: object) -> bool:
     return any(one.get("name") == volume and one.get("readOnly") is not True for one in mounts)
 
 
+def _snapshots(template: _Template) -> Iterator[_Found]:
+    snapshots = template.job.spec.recovery.snapshots
+    limit = quantity(amounts(template.trainer, "limits").get("memory"))
+    if snapshots is None or not snapshots.enabled or not limit or not snapshots.memory_limit:
+        return
+    if memory_bytes(snapshots) >= limit:
+        yield (
+            WarningKind.SNAPSHOT_MEMORY,
+            (*template.at, "resources", "limits", "memory"),
+            f"snapshots count towards it, and recovery.snapshots.memoryLimit "
+            f"({snapshots.memory_limit}) leaves nothing for the workers, which may be killed; add "
+            "the memory of the workers, or lower memoryLimit to a little more than two snapshots",
+        )
+
+
 _RULES: tuple[Callable[[_Template], Iterable[_Found]], ...] = (
     _scheduler,
     _host_ipc,
@@ -420,4 +437,5 @@ _RULES: tuple[Callable[[_Template], Iterable[_Found]], ...] = (
     _capabilities,
     _host_ports,
     _volumes,
+    _snapshots,
 )

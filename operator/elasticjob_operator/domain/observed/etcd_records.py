@@ -316,7 +316,17 @@ def is_progress_only(before: KeyValue | None, after: KeyValue) -> bool:
     except MalformedRecord:
         return False
     told = replace(old, step=new.step, checkpoint_step=new.checkpoint_step, busy_ms=new.busy_ms)
+    if _snapshot_health(old) == _snapshot_health(new):
+        told = replace(told, snapshots=new.snapshots)
     return told == new
+
+
+def _snapshot_health(member: Member) -> tuple[object, ...]:
+    """Return the part of a member's snapshots whose change is urgent: not their steps."""
+    found = member.snapshots
+    if found is None:
+        return ()
+    return found.trouble, found.replicas, found.replicated >= 0, found.step >= 0
 
 
 def _first_failure(found: Records, current: Round) -> Failure | None:

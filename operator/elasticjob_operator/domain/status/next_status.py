@@ -34,6 +34,7 @@ from elasticjob_operator.domain.status.failures import (
 )
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
+from elasticjob_operator.domain.status.snapshots import snapshots_status
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
@@ -77,6 +78,9 @@ def next_status(
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
     stop = _last_stop(view, before)
+    rounds = before.rounds
+    if view.readable:
+        rounds = _rounds(view, round_reasons(view, reason, past), past)
     status = Status(
         phase=phase,
         launch=before.launch if before.phase in FINISHED else launch_status(job),
@@ -93,9 +97,8 @@ def next_status(
             _interruptions(view.interruptions) if view.readable else before.interruptions
         ),
         members=_members(view) if view.readable else before.members,
-        rounds=_rounds(view, round_reasons(view, reason, past), past)
-        if view.readable
-        else before.rounds,
+        rounds=rounds,
+        snapshots=snapshots_status(view, rounds, past, phase, now),
         first_failure=first_failure(run, latest),
         last_failure=latest,
         last_stop=stop,

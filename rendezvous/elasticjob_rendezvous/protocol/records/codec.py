@@ -48,9 +48,10 @@ LARGEST_MS = 2**53
 """Maximum number of milliseconds; their sums fit into 64 bits."""
 _WIDE = frozenset(
     {"lease", "confirmed", "step", "checkpointStep", "passed", "point", "maxRestarts"}
+    | {"stored", "replicated", "restored", "lostSteps", "bytes", "limit"}
 )
-"""Numbers of 64 bits: those of etcd, steps, which a script may count in tokens, and a limit that
-users of torchrun choose."""
+"""Numbers of 64 bits: those of etcd, steps, which a script may count in tokens, sizes in bytes, and
+a limit that users of torchrun choose."""
 _UNREADABLE = (
     ValueError,
     TypeError,

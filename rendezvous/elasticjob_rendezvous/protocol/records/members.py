@@ -153,6 +153,39 @@ class Outcome:
     save: SaveReport | None = None
 
 
+class SnapshotTrouble(StrEnum):
+    """Reason for which a node holds no snapshots in memory."""
+
+    NONE = ""
+    NO_ROOM = "noRoom"
+    UNUSABLE = "unusable"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Snapshots that the workers of a node report; steps are -1 while there is none.
+
+    Args:
+        step: newest snapshot that is complete in the memory of the node.
+        stored: newest snapshot of which the node's parts are in storage.
+        replicated: newest snapshot with copies of the ranks' own parts on other nodes.
+        replicas: number of these copies that the workers make; 0 for none.
+        restored: step with which the workers' round began.
+        bytes: size of one snapshot in the memory of the node.
+        limit: memory of the node for snapshots in bytes; 0 without a limit of the job.
+        trouble: see `SnapshotTrouble`.
+    """
+
+    step: int = -1
+    stored: int = -1
+    replicated: int = -1
+    replicas: int = 0
+    restored: int = -1
+    bytes: int = 0
+    limit: int = 0
+    trouble: SnapshotTrouble = SnapshotTrouble.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """Session of one agent.
@@ -191,6 +224,9 @@ class Member:
         completed: one of them has reported a checkpoint since then: that of the whole gang.
         cold: for `running`: reason why they were not forked from a zygote; empty if they
             were, None where that was not wanted or is unknown.
+        lost_steps, lost_ms: for `running`: completed steps of earlier rounds that its workers
+            repeat, and their duration, from their first step on; -1 and 0 while unknown.
+        snapshots: its workers' snapshots, updated with `step`; None without a report.
     """
 
     id: str
@@ -222,6 +258,9 @@ class Member:
     saved: bool = False
     completed: bool = False
     cold: str | None = None
+    lost_steps: int = -1
+    lost_ms: int = 0
+    snapshots: Snapshots | None = None
 
     @property
     def runs(self) -> bool:

@@ -19,6 +19,8 @@ class History:
     backoff: delay after a failure, part of none of the other phases.
     cold_nodes: number of nodes with cold-started workers; None if no agent reports it.
     cold_reason: reason of the cold start that took longest.
+    lost_steps, lost_ms: completed steps that this round repeats, and their duration; None if no
+        worker reports it.
     """
 
     number: int
@@ -34,6 +36,8 @@ class History:
     backoff_ms: int | None = None
     cold_nodes: int | None = None
     cold_reason: str = ""
+    lost_steps: int | None = None
+    lost_ms: int | None = None
 
 
 def spent_ms(begin: float | None, end: float | None) -> int | None:
@@ -59,6 +63,7 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
     step = None
     if all(member.first_step_ms for member in running):
         step = max(member.start_ms + member.first_step_ms for member in running) - (start or 0)
+        history = _with_lost(history, running)
     return replace(
         history,
         start_ms=start,
@@ -75,7 +80,13 @@ def slowest(one: History, other: History) -> History:
         if history.start_ms is not None and history.first_step_ms is not None
     ]
     step = max(steps) - start if len(steps) == 2 and start is not None else None
-    return replace(one, start_ms=start, first_step_ms=None if step is None else max(1, step))
+    return replace(
+        one,
+        start_ms=start,
+        first_step_ms=None if step is None else max(1, step),
+        lost_steps=longest(one.lost_steps, other.lost_steps),
+        lost_ms=longest(one.lost_ms, other.lost_ms),
+    )
 
 
 def longest(one: int | None, other: int | None) -> int | None:
@@ -91,6 +102,14 @@ def _with_cold(history: History, running: list[Member]) -> History:
     slowest = max(cold, key=lambda member: member.start_ms, default=None)
     reason = slowest.cold if slowest is not None else None
     return replace(history, cold_nodes=len(cold), cold_reason=reason or "")
+
+
+def _with_lost(history: History, running: list[Member]) -> History:
+    told = [member for member in running if member.lost_steps >= 0]
+    if not told or history.lost_steps is not None:
+        return history
+    steps, ms = max((member.lost_steps, member.lost_ms) for member in told)
+    return replace(history, lost_steps=steps, lost_ms=ms)
 
 
 def _runs(member: Member, history: History) -> bool:

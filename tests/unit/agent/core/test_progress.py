@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob.layout import (
+    MAX_METRICS,
+    MAX_STEP,
+    NO_ROOM,
+    SnapshotReport,
+    pack,
+    pack_names,
+    pack_report,
+)
 from elasticjob_agent.core.model import ReportLocal, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.reports import BUSY_METRIC, CHECKPOINT_SECONDS, STEP_SECONDS
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_files import ProgressFiles
 from elasticjob_launcher.settings import LIBRARY, library_beside, worker_environment
+from elasticjob_rendezvous.protocol.records.members import Snapshots, SnapshotTrouble
 from tests.unit.agent.builders import Driven, running, stopped
 
 UTC_MS = 1_700_000_000_000
@@ -74,6 +84,59 @@ def test_first_step_time_counts_from_start_until_all_workers_made_it() -> None:
     assert driven.only(ReportLocal)[-1].local.first_step_ms == driven.state.group.first_step_ms
     driven.feed(said(2, one=UTC_MS - 400, other=UTC_MS), after=1.0)
     assert driven.state.group.first_step_ms == pytest.approx(900, abs=1), "it is known once"
+
+
+# -- snapshots ----------------------------------------------------------------------
+
+
+def snapped(step: int, one: SnapshotReport, other: SnapshotReport) -> WorkersProgressed:
+    """Return an event with both ranks at one step, with these reports."""
+    workers = {
+        rank: WorkerProgress(step, UTC_MS, first_step_ms=UTC_MS, snapshots=report)
+        for rank, report in enumerate((one, other))
+    }
+    return WorkersProgressed(1, workers, UTC_MS)
+
+
+def test_snapshots_of_a_node_are_those_that_all_its_workers_have() -> None:
+    driven = running()
+    one = SnapshotReport(9, 8, 7, 1, 100, restored=4, limit=900)
+    other = SnapshotReport(8, -1, 6, 1, 50, restored=4, limit=900)
+    driven.feed(snapped(9, one, other))
+    assert driven.only(ReportLocal)[-1].local.snapshots == Snapshots(8, 8, 6, 1, 4, 150, 900)
+    trouble = other._replace(trouble=NO_ROOM, step=-1)
+    orders = driven.only(ReportLocal, driven.feed(snapped(10, one, trouble), STEP_SECONDS))
+    assert orders[-1].local.snapshots == Snapshots(
+        -1, 8, 6, 1, 4, 150, 900, SnapshotTrouble.NO_ROOM
+    )
+    driven.feed(stopped())
+    assert driven.only(ReportLocal)[-1].local.snapshots is None
+
+
+def test_lost_steps_are_reported_with_the_first_step_of_all_workers() -> None:
+    driven = running()
+    lost = SnapshotReport(restored=4, lost=2, lost_ms=300)
+    early = WorkersProgressed(1, {0: WorkerProgress(snapshots=lost)}, UTC_MS)
+    driven.feed(early)
+    local = driven.only(ReportLocal)[-1].local
+    assert (local.lost_steps, local.lost_ms) == (-1, 0)
+    driven.feed(snapped(5, lost, SnapshotReport(restored=4)), after=0.1)
+    local = driven.only(ReportLocal)[-1].local
+    assert local.first_step_ms
+    assert (local.lost_steps, local.lost_ms) == (2, 300)
+
+
+def test_report_in_the_progress_file_is_bounded(tmp_path: Path) -> None:
+    files = ProgressFiles(tmp_path)
+    files.prepare(1, slots=1)
+    record = pack(0, 0, 3, 1, 1, -1, 0, 0, [0.0] * MAX_METRICS, pack_names(()))
+    huge = SnapshotReport(-9, 5, -(2**63), 10**9, 2**64 - 1, 77, 2, -9, 2**63, 2**64 - 1)
+    files.file(1, 0).write_bytes(record + pack_report(huge))
+    found = files.read(1, 1)[0]
+    assert found.step == 3
+    assert found.snapshots == (-1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP)
+    files.file(1, 0).write_bytes(record)
+    assert files.read(1, 1)[0].snapshots is None
 
 
 # -- location -----------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_workers_per_node_match_a_pod(
     made = made.model_copy(update={"spec": made.spec.model_copy(update={"nproc_per_node": asked})})
     run = trainer(made, tmp_path, PATH, sys.executable)
     files = PodFiles("job-0", "uid", 1, tmp_path / "sock", tmp_path / "logs")
-    programs = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1")
+    programs = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1", tmp_path / "claims")
     assert programs.agent(files).env["ELASTICJOB_SLOTS"] == workers
     assert programs.launcher(files).env.get("ELASTICJOB_NPROC") == counted
 

@@ -97,6 +97,37 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.NPROCPERNODE", 4, "spec.NPROCPERNODE", "did you mean nprocPerNode?"),
     ("spec.zzz", 4, "spec.zzz", "known fields are minNodes"),
     ("replicas", 4, "replicas", "must not be set"),
+    ("spec.recovery", {"snapshots": []}, "spec.recovery.snapshots", "must be a mapping"),
+    (
+        "spec.recovery",
+        {"snapshots": {"everySteps": 1, "intervalSeconds": 5}},
+        "spec.recovery.snapshots.everySteps",
+        "must be absent if intervalSeconds is given",
+    ),
+    *(
+        (
+            "spec.recovery",
+            {"snapshots": {"storage": storage}},
+            "spec.recovery.snapshots.storage",
+            "must have either claim or path",
+        )
+        for storage in ({}, {"keep": 3}, {"claim": "c", "path": "/p"})
+    ),
+    *(
+        (
+            "spec.recovery",
+            {"snapshots": {"memoryLimit": limit}},
+            "spec.recovery.snapshots.memoryLimit",
+            "must",
+        )
+        for limit in ("0", "-1Gi", "1.5Gi", "4 Gi", "much", 4)
+    ),
+    (
+        "spec.recovery",
+        {"snapshots": {"storage": {"path": "relative"}}},
+        "spec.recovery.snapshots.storage.path",
+        "must",
+    ),
     ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
     ("spec.trainer", "", "spec.trainer", "must not be empty"),
     ("spec.rendezvous.backend", "zookeeper", "spec.rendezvous.backend", "must be one of Etcd,"),
@@ -217,6 +248,10 @@ VALID: list[dict[str, Any]] = [
     {"nprocPerNode": "gpu"},
     {"nprocPerNode": "cpu"},
     {"nprocPerNode": None},
+    {"recovery": {"snapshots": {}}},
+    {"recovery": {"snapshots": {"enabled": False, "replicas": 0, "memoryLimit": "512Mi"}}},
+    {"recovery": {"snapshots": {"everySteps": 1, "storage": {"claim": "checkpoints"}}}},
+    {"recovery": {"snapshots": {"intervalSeconds": 9, "storage": {"path": "/data", "keep": 5}}}},
     {"trainer": "trainer"},
     {"rendezvous": {"endpoints": ["https://etcd.example.com:2379", "[::1]:2379"]}},
     {"rendezvous": {"endpoints": ["10.0.0.1:2379"], "secretName": "etcd.access"}},

@@ -11,6 +11,7 @@ import pytest
 from elasticjob_rendezvous.protocol import member_key as own_key
 from elasticjob_rendezvous.protocol.kv import Compare, Target, Txn
 from elasticjob_rendezvous.protocol.member_key import MemberKey
+from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
     Done,
@@ -19,6 +20,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Outcome,
     OutcomeKind,
     RoundState,
+    Snapshots,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
@@ -82,15 +84,18 @@ def test_record_has_the_state_of_the_workers(workers: Workers) -> None:
     """The start is reported only while workers run; it is unknown for others."""
     told: dict[str, Any] = {
         "step": 7, "checkpoint_step": 5, "master_served": True, "busy_ms": 40, "saves": True,
-        "passed": 3, "saved": True, "completed": True,
+        "passed": 3, "saved": True, "completed": True, "snapshots": Snapshots(6, bytes=2**40),
     }  # fmt: skip
     starts = {"start_ms": 250, "first_step_ms": 900, "cold": "a shell"}
+    starts |= {"lost_steps": 2, "lost_ms": 700}
     own = Job("a").own("a", local=busy(3, workers=workers, **told, **starts))
     said = own.record(confirmed=8, known=6)
     runs = workers is Workers.RUNNING
     assert {name: getattr(said, name) for name in told} == told
     assert (said.start_ms, said.first_step_ms) == ((250, 900) if runs else (0, 0))
     assert said.cold == ("a shell" if runs else None)
+    assert (said.lost_steps, said.lost_ms) == ((2, 700) if runs else (-1, 0))
+    assert decode(Member, "key", encode(said)) == said
     assert (said.confirmed, said.known, said.reason) == (8, 6, "")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob.train import replication
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.settings import (
     AgentSettings,
@@ -16,7 +17,12 @@ from elasticjob_agent.settings import (
     from_environment,
 )
 from elasticjob_launcher import worker_count
-from elasticjob_launcher.settings import OWN_VARIABLES, SettingsError, read_settings
+from elasticjob_launcher.settings import (
+    OWN_VARIABLES,
+    SettingsError,
+    read_settings,
+    worker_environment,
+)
 from elasticjob_launcher.worker_count import Count, count_workers, usable_cpus
 from elasticjob_operator.domain.manifests import names, pod, trainer_command
 from elasticjob_operator.domain.manifests.owned_objects import Access, secret_data
@@ -107,7 +113,14 @@ def test_agent_of_other_backend_reads_endpoints_and_parameters(tmp_path: Path) -
     assert found.slots is None, "the launcher counts"
 
 
-@pytest.mark.parametrize("name", sorted(USERS_VARIABLES))
+def test_users_may_name_the_topology_domain_for_the_script() -> None:
+    name = "ELASTICJOB_TOPOLOGY_DOMAIN"
+    check_template({"containers": [{"name": "t", "env": [{"name": name}]}]}, "t")
+    assert name == replication.TOPOLOGY
+    assert worker_environment({name: "rack-1"}) == {name: "rack-1"}
+
+
+@pytest.mark.parametrize("name", sorted(USERS_VARIABLES - {"ELASTICJOB_TOPOLOGY_DOMAIN"}))
 def test_launcher_reads_variables_that_users_may_set(name: str) -> None:
     check_template({"containers": [{"name": "t", "env": [{"name": name}]}]}, "t")
     with pytest.raises(SettingsError, match=name):

@@ -138,6 +138,17 @@ FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
         K.HOST_PATH_PER_MACHINE,
         f"{POD}.volumes[0].hostPath",
     ),
+    *(
+        (
+            job_of(
+                trainer={"resources": {"limits": {"memory": "4Gi"}}},
+                recovery={"snapshots": {"memoryLimit": limit}},
+            ),
+            K.SNAPSHOT_MEMORY,
+            f"{C0}.resources.limits.memory",
+        )
+        for limit in ("4Gi", "4294967296", "5G")
+    ),
 ]
 
 SILENT: list[ElasticJob] = [
@@ -188,6 +199,17 @@ SILENT: list[ElasticJob] = [
     job_of(*host(None)),
     job_of(*host("DirectoryOrCreate", read_only=True)),
     job_of(trainer={"resources": {"limits": {"cpu": 1}}}),
+    *(
+        job_of(
+            trainer={"resources": {"limits": {"memory": "4Gi"}}},
+            recovery={"snapshots": snapshots},
+        )
+        for snapshots in (
+            {},
+            {"memoryLimit": "4095Mi"},
+            {"memoryLimit": "4Gi", "enabled": False},
+        )
+    ),
 ]
 
 

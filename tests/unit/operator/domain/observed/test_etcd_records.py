@@ -36,6 +36,8 @@ from elasticjob_rendezvous.protocol.records.members import (
     OutcomeKind,
     Round,
     RoundState,
+    Snapshots,
+    SnapshotTrouble,
 )
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import seal
@@ -327,6 +329,14 @@ def told(name: str = "pod-0", **fields: Any) -> KeyValue:
         (told(step=1), told(step=2, round=4), False),
         (told(), told(round=4), False),
         (None, told(step=2), False),
+        (told(snapshots=Snapshots(4)), told(step=2, snapshots=Snapshots(5, stored=4)), True),
+        (told(step=1), told(step=2, snapshots=Snapshots(5)), False),
+        (told(snapshots=Snapshots(4)), told(step=2, snapshots=Snapshots(5, replicated=4)), False),
+        (
+            told(snapshots=Snapshots(4)),
+            told(step=2, snapshots=Snapshots(4, trouble=SnapshotTrouble.NO_ROOM)),
+            False,
+        ),
         (told(step=1), replace(told(step=2), value=b'{"step":'), False),
         (told(step=1), replace(told(step=2), create_revision=7), False),
         (told(step=1), replace(told(step=2), value=told(step=2).value + b" " * 9000), False),

@@ -1,0 +1,172 @@
+"""Snapshots of a job as its workers report them: restorable step, losses, goodput, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from elasticjob_operator.domain.observed.state import RendezvousView
+from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.status.readiness import Finding
+from elasticjob_operator.domain.status.rounds import recovery_ms, seconds_text
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import RoundStatus, SnapshotsStatus, Status
+from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, ReplicaState
+from elasticjob_rendezvous.protocol.records.members import (
+    CauseKind,
+    Member,
+    Snapshots,
+    SnapshotTrouble,
+)
+from elasticjob_rendezvous.protocol.records.roster import natural_order
+
+MEMORY_LIMIT_TOO_SMALL = "MemoryLimitTooSmall"
+SHARED_MEMORY_FULL = "SharedMemoryFull"
+MEMORY_UNUSABLE = "MemoryUnusable"
+_MOST = 2**63 - 1
+"""Maximum of a total: that of the schema."""
+_VERSIONS = 2
+"""Number of snapshots that a node holds: one of them is always complete."""
+
+
+def snapshots_status(
+    view: RendezvousView, rounds: Sequence[RoundStatus], past: Status, phase: Phase, now: datetime
+) -> SnapshotsStatus | None:
+    """Return the status of the snapshots; None for a job without any.
+
+    `past` is the status of this incarnation. Between rounds the last known steps stay.
+    """
+    before = past.snapshots
+    told = [snapshots for _, snapshots in _reports(view)]
+    if not view.readable or past.phase in FINISHED or (before is None and not told):
+        return before
+    counted = _with_rounds(before or SnapshotsStatus(), rounds, view.round)
+    counted = counted.model_copy(update={"goodput_percent": goodput_percent(counted, now)})
+    if not told or phase in FINISHED:
+        return counted
+    memory, stored = min(each.step for each in told), max(each.stored for each in told)
+    # Right after a restore the memory has the version with which the round began.
+    memory = max([memory, *(each.restored for each in told if each.restored > 0)])
+    return counted.model_copy(
+        update={
+            "restorable_step": _step(max(memory, stored)),
+            "stored_step": _step(stored) if stored >= 0 else counted.stored_step,
+            "replicated_step": _step(min(each.replicated for each in told)),
+            "replicas": _replicas(told),
+            "bytes_per_node": max(each.bytes for each in told),
+        }
+    )
+
+
+def goodput_percent(snapshots: SnapshotsStatus, now: datetime) -> int | None:
+    """Return the share of the time in which steps were computed that count; None at the start."""
+    if snapshots.since is None:
+        return None
+    elapsed = (now - snapshots.since).total_seconds() * 1000
+    wasted = snapshots.lost_ms + snapshots.paused_ms
+    return None if elapsed <= 0 else max(0, int(100 * (1 - min(1, wasted / elapsed))))
+
+
+def lost_text(steps: int, ms: int) -> str:
+    """Return text such as `lost 1 step (0.2 s of work)`."""
+    if not steps:
+        return "lost no step"
+    return f"lost {steps} step{'s' * (steps > 1)} ({seconds_text(ms)} of work)"
+
+
+def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
+    """Return SnapshotsInMemory, only for jobs whose workers take snapshots."""
+    kind = ConditionType.SNAPSHOTS_IN_MEMORY
+    told = _reports(view)
+    bad = [(each.name, found) for each, found in told if found.trouble is not SnapshotTrouble.NONE]
+    if bad:
+        name, found = bad[0]
+        reason, message = _trouble(found)
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
+    if any(found.step >= 0 for _, found in told):
+        return [Finding(kind, ConditionStatus.TRUE, "Held")]
+    known = [one for one in job.status.conditions if one.type is kind]
+    return [Finding(kind, one.status, one.reason, one.message) for one in known]
+
+
+def memory_sentences(status: Status) -> Iterator[str]:
+    """Yield the sentence of an explanation while snapshots are not in memory."""
+    for one in status.conditions:
+        if one.type is ConditionType.SNAPSHOTS_IN_MEMORY and one.status is ConditionStatus.FALSE:
+            yield f"Snapshots are not in memory, so that a fault costs more steps: {one.message}"
+
+
+def size_text(size: int) -> str:
+    """Format a number of bytes: 900 B, 12.5 MiB."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def _reports(view: RendezvousView) -> list[tuple[Member, Snapshots]]:
+    """Return the members of the current round that report snapshots, in natural order."""
+    members = sorted(view.members, key=lambda member: natural_order(member.name))
+    return [
+        (member, member.snapshots)
+        for member in members
+        if member.snapshots is not None and member.round == view.round
+    ]
+
+
+def _trouble(found: Snapshots) -> tuple[str, str]:
+    if found.trouble is not SnapshotTrouble.NO_ROOM:
+        return MEMORY_UNUSABLE, "the folder in memory cannot be written; see the worker's log"
+    size, needed = size_text(found.bytes), size_text(_VERSIONS * found.bytes)
+    if found.limit:
+        return (
+            MEMORY_LIMIT_TOO_SMALL,
+            f"two snapshots of {size}, and copies for other nodes, do not fit into "
+            f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than {needed}, "
+            "and enlarge the trainer's memory limit by as much",
+        )
+    return (
+        SHARED_MEMORY_FULL,
+        f"two snapshots of {size} do not fit into /dev/shm: it needs more than {needed}; set "
+        "recovery.snapshots.memoryLimit, or enlarge its volume and the trainer's memory limit",
+    )
+
+
+def _with_rounds(
+    counted: SnapshotsStatus, rounds: Sequence[RoundStatus], current: int
+) -> SnapshotsStatus:
+    """Return the totals with the rounds that were not counted: those with a first step, or over."""
+    lost_steps, lost_ms, paused_ms = counted.lost_steps, counted.lost_ms, counted.paused_ms
+    last, since = counted.counted_round, counted.since
+    for found in rounds:
+        since = since or found.final_time
+        if found.round <= last or (found.first_step_ms is None and found.round >= current):
+            continue
+        last = found.round
+        lost_steps += max(0, found.lost_steps or 0)
+        lost_ms += max(0, found.lost_ms or 0)
+        if found.cause != CauseKind.START:
+            paused_ms += max(0, (recovery_ms(found) or 0) + (found.first_step_ms or 0))
+    return counted.model_copy(
+        update={
+            "lost_steps": min(lost_steps, _MOST),
+            "lost_ms": min(lost_ms, _MOST),
+            "paused_ms": min(paused_ms, _MOST),
+            "counted_round": last,
+            "since": since,
+        }
+    )
+
+
+def _replicas(told: list[Snapshots]) -> ReplicaState:
+    if not any(each.replicas for each in told):
+        return ReplicaState.NOT_USED
+    whole = all(each.replicated >= 0 for each in told)
+    return ReplicaState.HEALTHY if whole else ReplicaState.INCOMPLETE
+
+
+def _step(step: int) -> int | None:
+    return step if step >= 0 else None

@@ -1,0 +1,147 @@
+"""Exchange between snapshots and their job: settings from the job, reports, steps reached.
+
+`ELASTICJOB_SNAPSHOTS` has the fields of `recovery.snapshots` as a JSON object. The file `reached-N`
+in the node's memory has the last step of local rank N; it outlives the worker, so that the next
+round knows the number of lost steps.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import mmap
+import os
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticjob import layout, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+_REACHED = struct.Struct("<qQqQ")
+_CHECK = struct.Struct("<I")
+_BYTES = _REACHED.size + _CHECK.size
+_NEVER = layout.NO_STEP
+_MODE = 0o600
+
+
+class JobSettings(NamedTuple):
+    """Settings of the job, which apply where the script gives no argument; None if absent.
+
+    Args:
+        memory_bytes: memory of a node for snapshots; 0 without a limit.
+        storage: folder of this job.
+    """
+
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    replicas: int | None = None
+    memory_bytes: int = 0
+    storage: str | None = None
+    store_seconds: float | None = None
+    keep: int | None = None
+
+
+def job_settings(environ: Mapping[str, str]) -> JobSettings:
+    """Return the settings in the environment; raise ValueError if they are malformed."""
+    text = environ.get(layout.SNAPSHOTS, "")
+    if not text:
+        return JobSettings()
+    try:
+        said = json.loads(text)
+        storage = said.get("storage") or {}
+        return JobSettings(
+            said.get("everySteps"),
+            said.get("intervalSeconds"),
+            said.get("replicas"),
+            int(said.get("memoryBytes", 0)),
+            storage.get("folder"),
+            storage.get("everySeconds"),
+            storage.get("keep"),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{layout.SNAPSHOTS} must be a JSON object, got {text!r}") from error
+
+
+class Report:
+    """Report of this worker on its snapshots, which the agent reads. Threads may change it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._report = layout.SnapshotReport()
+
+    def change(self, **fields: int) -> None:
+        """Replace fields of the report."""
+        with self._lock:
+            changed = self._report._replace(**fields)
+            if changed != self._report:
+                self._report = changed
+                train.link().snapshots(changed)
+
+
+class Reached(NamedTuple):
+    """Last step of a worker, and the mean duration of its steps in nanoseconds."""
+
+    step: int = _NEVER
+    step_ns: int = 0
+
+
+class ReachedFile:
+    """File with the last step of this worker; without effect if it cannot be written."""
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self._path = folder / f"reached-{local_rank}"
+        self._memory: mmap.mmap | None = None
+        self._first: tuple[int, int] | None = None
+
+    def write(self, step: int) -> None:
+        """Record that `step` is complete."""
+        now = time.monotonic_ns()
+        if self._first is None:
+            self._first = (step, now)
+            with contextlib.suppress(OSError, ValueError):
+                self._memory = self._mapped()
+        if self._memory is not None:
+            fields = _REACHED.pack(step, now, *self._first)
+            self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields))
+
+    def _mapped(self) -> mmap.mmap:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._path, flags, _MODE)
+        try:
+            os.pwrite(fd, bytes(_BYTES), 0)
+            return mmap.mmap(fd, _BYTES)
+        finally:
+            os.close(fd)
+
+
+def reached_on(folder: Path) -> Reached:
+    """Return the last step of the workers of a node's earlier rounds."""
+    found = [Reached()]
+    with contextlib.suppress(OSError):
+        for path in folder.glob("reached-*"):
+            with contextlib.suppress(OSError):
+                found.append(_decoded(path.read_bytes()))
+    return max(found)
+
+
+def _decoded(content: bytes) -> Reached:
+    fields = content[: _REACHED.size]
+    if len(content) != _BYTES or _CHECK.pack(binascii.crc32(fields)) != content[_REACHED.size :]:
+        return Reached()
+    step, at_ns, first, first_ns = _REACHED.unpack(fields)
+    return Reached(step, (at_ns - first_ns) // (step - first) if step > first else 0)
+
+
+def lost_since(step: int, reached: Iterable[Reached]) -> dict[str, Any]:
+    """Return the fields of a report after a restore of `step`: the steps that are repeated."""
+    last = max(reached, default=Reached())
+    if last.step < 0:
+        return {"restored": step}
+    lost = max(0, last.step - step)
+    return {"restored": step, "lost": lost, "lost_ms": round(lost * last.step_ns / 1e6)}

@@ -1,0 +1,282 @@
+"""Snapshots of a job: its settings, its memory limit, reports, and planned stops."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elasticjob import layout, train
+from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
+
+MIB = 2**20
+
+
+class Job:
+    """Files of one worker of a job, as its launcher and its agent provide them."""
+
+    def __init__(self, top: Path, patch: pytest.MonkeyPatch) -> None:
+        self.memory, self.storage = top / "memory", top / "storage"
+        self.progress, self.request = top / "progress", top / "request"
+        self.memory.mkdir()
+        self.request.write_bytes(layout.pack_request(None))
+        self._patch = patch
+        patch.setenv(layout.SNAPSHOT_FOLDER, str(self.memory))
+        patch.setenv(layout.PROGRESS_FILE, str(self.progress))
+        patch.setenv(layout.REQUEST_FILE, str(self.request))
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the files of this process, as a new worker does."""
+        self._patch.setattr(train, "_shared", None)
+        self.progress.unlink(missing_ok=True)
+
+    def settings(self, **said: Any) -> None:
+        self._patch.setenv(layout.SNAPSHOTS, json.dumps(said))
+
+    def started(self, **arguments: Any) -> Snapshots:
+        snapshots = Snapshots(**arguments)
+        snapshots.restore()
+        return snapshots
+
+    def report(self) -> layout.SnapshotReport:
+        found = layout.unpack_report(self.progress.read_bytes())
+        assert found is not None
+        return found
+
+    def stored(self) -> list[int]:
+        folder = self.storage / "demo"
+        return [int(path.name[5:17]) for path in sorted(folder.glob("step-*"))]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(tmp_path, monkeypatch)
+
+
+def taken(snapshots: Snapshots, last: int, first: int = 1) -> list[int]:
+    """Return the steps at which a snapshot was taken."""
+    return [step for step in range(first, last + 1) if snapshots.save(step, {"x": step}, step)]
+
+
+def test_settings_of_the_job_apply_without_arguments(job: Job) -> None:
+    job.settings(everySteps=3, storage={"folder": str(job.storage / "demo"), "keep": 1})
+    snapshots = job.started()
+    assert taken(snapshots, 9) == [3, 6, 9]
+    snapshots.close()
+    assert job.stored() == []  # no interval for storage but the default of 500 steps
+    assert snapshots.save(10, {"x": 10}, 10, store=True)
+    assert job.stored() == [10]
+
+
+def test_arguments_of_the_script_take_precedence(job: Job, tmp_path: Path) -> None:
+    job.settings(everySteps=3, storage={"folder": str(job.storage / "demo"), "everySeconds": 1})
+    snapshots = job.started(storage=tmp_path / "other", every_steps=2, store_every=4)
+    assert taken(snapshots, 5) == [2, 4]
+    snapshots.close()
+    assert len(list((tmp_path / "other").iterdir())) == 1
+    assert not job.storage.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"store_every": 1, "store_seconds": 1}, "not both"),
+        ({"store_seconds": 0}, "store_seconds must be above 0"),
+        ({"every_steps": 1, "every_seconds": 1}, "not both"),
+    ],
+)
+def test_contradicting_arguments_are_an_error(
+    job: Job, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Snapshots(**arguments)
+
+
+def test_storage_follows_the_time_since_the_last_stored_snapshot(job: Job) -> None:
+    job.settings(
+        everySteps=1, storage={"folder": str(job.storage / "demo"), "everySeconds": 100, "keep": 3}
+    )
+    snapshots = job.started()
+    taken(snapshots, 3)
+    snapshots.close()
+    assert job.stored() == [1]  # the first at once: a fault would begin the interval again
+    job.restart()
+    snapshots = job.started()
+    taken(snapshots, 6, first=4)
+    snapshots.close()
+    assert job.stored() == [1]
+    old = time.time() - 101
+    for path in (job.storage / "demo").glob("step-*/*"):
+        os.utime(path, (old, old))
+    job.restart()
+    snapshots = job.started()
+    taken(snapshots, 9, first=7)
+    snapshots.close()
+    assert job.stored() == [1, 7]
+    assert job.report().stored == 7
+
+
+def test_limit_below_two_snapshots_is_reported_and_training_goes_on(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=1, memoryBytes=5 * MIB)
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    snapshots = job.started()
+    with caplog.at_level(logging.WARNING):
+        assert snapshots.save(1, state)
+        assert snapshots.save(2, state)
+    report = job.report()
+    assert (report.trouble, report.step, report.limit) == (layout.NO_ROOM, -1, 5 * MIB)
+    assert report.size >= 3 * MIB
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "memoryLimit is 5242880" in line
+    assert "enlarge recovery.snapshots.memoryLimit" in line
+    assert list(job.memory.glob("shared.*")) == []
+    assert Snapshots().restore() is None
+
+
+def test_limit_holds_for_the_buffers_of_all_ranks_and_copies(job: Job) -> None:
+    job.settings(everySteps=1, memoryBytes=8 * MIB)
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    assert job.started().save(1, state)
+    assert job.report().trouble == layout.FITS
+    for path in job.memory.glob("shared.*"):
+        path.unlink()
+    (job.memory / "replica-1.0").write_bytes(bytes(2 * MIB))
+    job.restart()
+    assert job.started().save(1, state)
+    assert job.report().trouble == layout.NO_ROOM
+
+
+def test_report_has_steps_size_and_restored_step(job: Job) -> None:
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    assert job.report()[:8] == (-1, -1, -1, 0, 0, layout.FITS, 0, -1)
+    snapshots.save(4, {"x": torch.zeros(1000)}, 4)
+    report = job.report()
+    assert (report.step, report.size > 4000, report.restored) == (4, True, 0)
+    train.progress(4)  # the record before the report is another one
+    assert job.report() == report
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.step == 4
+
+
+def test_steps_after_the_restored_snapshot_are_lost(job: Job) -> None:
+    job.settings(everySteps=2)
+    snapshots = job.started()
+    assert job.report().lost == layout.NO_STEP
+    for step in range(1, 6):
+        snapshots.save(step, {"x": step})
+        time.sleep(0.02)
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.lost_steps) == (4, 1)
+    assert found.lost_seconds is not None
+    assert 0.019 < found.lost_seconds < 2
+    report = job.report()
+    assert (report.restored, report.lost) == (4, 1)
+    assert report.lost_ms == round(found.lost_seconds * 1000)
+
+
+def test_lost_steps_count_from_the_farthest_rank(tmp_path: Path) -> None:
+    assert reached_on(tmp_path / "missing") == Reached()
+    for rank, last in enumerate((6, 8)):
+        file = ReachedFile(tmp_path, rank)
+        for step in range(5, last + 1):
+            file.write(step)
+    assert reached_on(tmp_path).step == 8
+    assert lost_since(6, [Reached(), Reached(8, 200_000_000), Reached(7, 1)]) == {
+        "restored": 6,
+        "lost": 2,
+        "lost_ms": 400,
+    }
+    assert lost_since(9, [Reached(8, 5)])["lost"] == 0
+    assert lost_since(3, [Reached()]) == {"restored": 3}
+    torn = tmp_path / "reached-1"
+    torn.write_bytes(torn.read_bytes()[:-1] + b"!")
+    assert reached_on(tmp_path).step == 6
+
+
+def asked(job: Job, point: int, seconds: float = 0.3) -> None:
+    job.request.write_bytes(layout.pack_request(layout.Request(point, seconds)))
+
+
+def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
+    job.settings(everySteps=100, storage={"folder": str(job.storage / "demo"), "everySeconds": 900})
+    snapshots = job.started()
+    assert not snapshots.save(1, {"x": 1}, 1)
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.flags & layout.SAVES  # the agent may ask
+    asked(job, point=3)
+    assert not snapshots.save(2, {"x": 2}, 2)
+    assert snapshots.save(3, {"x": 3}, 3)
+    assert job.stored() == [3]
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert (record.checkpoint_step, record.checkpoints) == (3, 1)
+    assert snapshots.save(4, {"x": 4}, 4) is False  # the stop did not come
+
+
+def test_failed_last_snapshot_does_not_end_the_training(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=100, storage={"folder": str(job.storage / "demo"), "everySeconds": 900})
+    snapshots = job.started()
+    job.storage.write_text("a file")
+    asked(job, point=1)
+    assert snapshots.save(1, {"x": 1}, 1)
+    assert "the snapshot is not in storage" in caplog.text
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    assert record.checkpoints == 0
+    with pytest.raises(SnapshotError):
+        snapshots.save(2, {"x": 2}, 2, store=True)
+
+
+@pytest.mark.parametrize("way", ["asks", "callback", "no storage"])
+def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str) -> None:
+    storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}
+    job.settings(everySteps=100, **({} if way == "no storage" else {"storage": storage}))
+    snapshots = job.started()
+    if way == "asks":
+        assert not train.should_checkpoint()
+    elif way == "callback":
+        train.on_leave(lambda: None)
+    asked(job, point=2, seconds=0.05)
+    assert [snapshots.save(step, {"x": step}, step) for step in (1, 2, 3)] == [False] * 3
+    assert job.stored() == []
+
+
+def test_read_only_memory_leaves_the_job_running(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=1)
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "/proc/self/fdinfo")
+    snapshots = job.started()
+    assert snapshots.save(1, {"x": 1}, 1)
+    assert snapshots.save(2, {"x": 2}, 2)
+    assert job.report().trouble == layout.UNUSABLE
+    assert len(caplog.records) == 1
+    assert "no more snapshots in the memory of this node" in caplog.text
+
+
+def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:
+    train.progress(1)
+    assert layout.unpack_report(job.progress.read_bytes()) is None
+    job.started(every_steps=1)
+    content = job.progress.read_bytes()
+    assert layout.unpack_report(content) is not None
+    assert layout.unpack_report(content[: layout.RECORD_BYTES]) is None
+    assert layout.unpack_report(content[:-1]) is None
+    assert layout.unpack_report(content[:-1] + b"\x7f") is None
