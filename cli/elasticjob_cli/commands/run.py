@@ -37,6 +37,7 @@ from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
 from elasticjob_cli.usage import TARGET, TargetCommand
 from elasticjob_operator.domain.explain.phrases import stop_report
+from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
@@ -201,6 +202,9 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         changed["nproc_per_node"] = chosen.workers
     if changed:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+    asked = changed.get("nodes")
+    if asked is not None and (wanted := wanted_size(job).nodes) != asked:
+        show(f"{asked} is not a legal size of this job: {wanted} nodes are started", err=True)
     if parts := ignored_parts(job):
         show(f"a local run ignores: {', '.join(parts)}", err=True)
     return job, _trainer(job, folder_of(file), chosen, f"{shown(file)}: ")

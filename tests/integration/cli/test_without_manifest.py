@@ -33,6 +33,14 @@ def test_command_after_dashes_runs_with_its_launcher_taken_out(rig: LocalRig) ->
     rig.nothing_left()
 
 
+def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
+    rig.finish()
+    ran = rig.call("run", rig.manifest(command=["true"]), "--nodes", "7", "--plain")
+    assert ran.returncode == 0, ran.stderr
+    assert "7 is not a legal size of this job: 3 nodes are started\n" in ran.stderr
+    assert "3 nodes, 3 workers" in ran.stdout
+
+
 def test_run_without_step_and_output_names_the_probable_reason(rig: LocalRig) -> None:
     (rig.job / "done.py").write_text("")
     ran = rig.call("run", "done.py", "--plain")
