@@ -48,7 +48,10 @@ PACKAGES = (
 
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:
-    """Return the extra's requirements, with references to the project's own extras resolved."""
+    """Return the extra's requirements, with references to the project's own extras resolved.
+
+    The project's dependencies are its users' default, not a part of an extra.
+    """
     own = f"{project['name']}["
     found: list[str] = []
     for requirement in project["optional-dependencies"][extra]:
@@ -57,7 +60,7 @@ def requirements(project: dict[str, Any], extra: str) -> list[str]:
                 found += requirements(project, name.strip())
         else:
             found.append(requirement)
-    return sorted({*project["dependencies"], *found})
+    return sorted(set(found))
 
 
 def key(*parts: object) -> str:

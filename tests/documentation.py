@@ -1,7 +1,15 @@
-"""Code blocks of the documentation, and the commands in them.
+"""Code blocks of the documentation, the commands in them, and the tests that execute them.
 
-No test executes a command of a block `sh` or `console` as it stands there; NOT_RUN names for each
-the reason, and the tests of the same operation. `bash` blocks of the pages in SHELL are executed.
+On the pages in EXECUTED an HTML comment above each block says how a test executes it:
+
+    <!-- test: local -->                 on this machine, in the order of the page
+    <!-- test: cluster -->               on the cluster of the tests
+    <!-- test: file train.py -->         the text is written into this file
+    <!-- test: none: REASON -->          not executed; the reason names the test that covers it
+
+More words after a comma change the execution; `tests/documented_session.py` has them. On all other
+pages no test executes a block as it stands there: NOT_RUN names for each command the reason, and
+the tests of the same operation. `bash` blocks of the pages in SHELL are executed.
 """
 
 from __future__ import annotations
@@ -9,15 +17,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.paths import ROOT
 
+TUTORIALS = tuple(sorted((ROOT / "docs" / "tutorials").glob("*.md")))
+EXECUTED = (ROOT / "README.md", *TUTORIALS)
+"""Pages whose blocks are executed."""
 PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *TUTORIALS,
     *(ROOT / place / "README.md" for place in ("bench", "charts/elasticjob", "examples/digits")),
 )
-_BLOCK = re.compile(r"^( *)```([a-z]+)\n(.*?)^\1```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^ *<!-- test: (?P<mark>.*?) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>[a-z]+)\n(?P<text>.*?)^(?P=indent)```$",
+    re.M | re.S,
+)
 _PROMPT = "$ "
 
 SHELL = ("docs/training.md",)
@@ -50,12 +67,16 @@ NOT_RUN = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced code block: its page, the line of its fence, its language and its text."""
+    """A fenced code block: its page, the line of its fence, its language, its text and its mark.
+
+    `mark` is the text of the comment above it, empty without one.
+    """
 
     page: str
     line: int
     language: str
     text: str
+    mark: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -63,21 +84,30 @@ class Block:
 
 def blocks(*languages: str) -> list[Block]:
     """Return the blocks of these languages on all pages."""
+    return [one for path in PAGES for one in blocks_of(path) if one.language in languages]
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Return all blocks of a page, in its order."""
+    text = path.read_text()
     found = []
-    for path in PAGES:
-        text = path.read_text()
-        for match in _BLOCK.finditer(text):
-            if match[2] in languages:
-                line = text.count("\n", 0, match.start()) + 1
-                body = re.sub(rf"^{match[1]}", "", match[3], flags=re.M)
-                found.append(Block(str(path.relative_to(ROOT)), line, match[2], body))
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("indent")) + 1
+        body = re.sub(rf"^{match['indent']}", "", match["text"], flags=re.M)
+        mark = " ".join((match["mark"] or "").split())
+        found.append(Block(str(path.relative_to(ROOT)), line, match["language"], body, mark))
     return found
+
+
+def is_executed(page: str) -> bool:
+    """Return True if the blocks of a page have marks instead of reasons in NOT_RUN."""
+    return ROOT / page in EXECUTED
 
 
 def commands() -> Iterator[tuple[Block, str]]:
     """Yield the commands of all blocks, each on one line, without prompt and comment."""
     for block in blocks("sh", "bash", "console"):
-        if block.language == "bash" and block.page in SHELL:
+        if is_executed(block.page) or (block.language == "bash" and block.page in SHELL):
             continue
         for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
             if block.language == "console" and not line.startswith(_PROMPT):

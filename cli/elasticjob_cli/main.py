@@ -57,6 +57,8 @@ COMMANDS = {
     "version": "version.version",
 }
 """Module and function of each command, in the order of the help."""
+PLACE_OPTIONS = ("--cluster", "--local", "--context", "--kubeconfig", "--namespace", "-n")
+"""Options of the commands that users of kubectl write before the command."""
 HELPS = {
     "run": "Run a script, a command or a manifest's job on this machine.",
     "init": "Write a commented manifest for a script.",
@@ -150,6 +152,8 @@ def _application(
     """
     if first and not first.startswith("-") and first not in commands:
         raise BadInput(unknown_command(first, commands))
+    if (option := first.partition("=")[0]) in PLACE_OPTIONS:
+        raise BadInput(f"{option} must stand behind the command: `get {option} …`")
     import typer
 
     app = typer.Typer(
@@ -206,6 +210,14 @@ def _run(app: Callable[[str], typer.Typer], name: str) -> None:
     except CommandError as error:
         show_error(f"{name}: {error}")
         sys.exit(int(error.exit_code))
+    except ModuleNotFoundError as error:
+        if (error.name or "elasticjob").startswith("elasticjob"):
+            raise
+        show_error(
+            f"{name}: the package of the module {error.name!r} is missing: the installation left "
+            "out dependencies (`--no-deps`); pip install elasticjob"
+        )
+        sys.exit(int(ExitCode.FAILED))
     except KeyboardInterrupt:  # while the command was being loaded
         sys.exit(int(ExitCode.INTERRUPTED))
     except BrokenPipeError:  # the reader closed our output

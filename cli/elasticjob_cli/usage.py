@@ -8,6 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+TARGET = "elasticjob_cli.target"
+"""Key of the kind of target in the context of a command line."""
 _CHOICES = re.compile(r"is not one of (.*?)\.?", re.DOTALL)
 
 
@@ -20,6 +22,23 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             error.message = _message(error)
             raise
+
+
+class TargetCommand(Command):
+    """Command whose options may follow its script, up to the first word of the script's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from elasticjob_cli.commands.script_job import arranged  # loads the models
+
+        options = [one for one in self.params if one.param_type_name == "option"]
+        takes_value = {
+            name: not getattr(one, "is_flag", False)
+            for one in options
+            for name in (*one.opts, *one.secondary_opts)
+        }
+        words, kind = arranged(args, {**takes_value, "-h": False, "--help": False})
+        ctx.meta[TARGET] = kind
+        return super().parse_args(ctx, words)
 
 
 def _message(error: typer.BadParameter) -> str:

@@ -2,7 +2,7 @@
 
 The package requires only Python 3.8 and has no effect unless an ElasticJob agent started the
 script. `Client` and `ElasticJob` are loaded when they are first used, and require the packages of
-`elasticjob[cli]`.
+the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"elasticjob.{name} requires the command line's packages, and {error.name} is missing: "
-            "pip install 'elasticjob[cli,local]'"
+            "pip install elasticjob"
         ) from error
     return getattr(client, name)
 

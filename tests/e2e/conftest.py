@@ -49,7 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         names = (item.name, item.path.name)
         early = [number for number, name in enumerate(FIRST) if name in names]
-        return early[0] if early else len(FIRST) + (item.path.name == "test_install.py")
+        late = ("test_documented_pages.py", "test_install.py")
+        return (
+            early[0]
+            if early
+            else len(FIRST) + 1 + (late.index(item.path.name) if item.path.name in late else -1)
+        )
 
     items.sort(key=place)
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,11 +22,13 @@ from packaging.requirements import Requirement
 from scripts import dist
 from tests.cluster.places import KUBERNETES_VERSION
 from tests.cluster.programs import programs
+from tests.documentation import blocks_of
+from tests.documented_session import Session
 from tests.integration.helm_chart import CHART, NAMESPACE, RELEASE
+from tests.integration.local_rig import LocalRig
 from tests.paths import ROOT
 
 MOMENT = 1_700_000_000
-EXTRAS = ("cli", "local")
 SECONDS = 120.0
 SCRIPT = """\
 import os, sys
@@ -65,17 +68,18 @@ def closure(requirements: Iterable[Requirement]) -> set[str]:
     return found
 
 
-def required(wheel: Path, extras: Iterable[str]) -> list[Requirement]:
-    """Return the wheel's requirements of these extras."""
+def required(wheel: Path) -> list[Requirement]:
+    """Return the wheel's requirements without an extra's name, as `pip install FILE` reads them."""
     with zipfile.ZipFile(wheel) as packed:
         [name] = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
         text = packed.read(name).decode()
-    found, queue = [], list(extras)
     all_of_them = [Requirement(one) for one in re.findall(r"^Requires-Dist: (.+)$", text, re.M)]
+    found, queue = [], [""]
     while queue:
         extra = queue.pop()
         for one in all_of_them:
-            if one.marker and one.marker.evaluate({"extra": extra}):
+            wanted = bool(extra) if one.marker else not extra
+            if wanted and (one.marker is None or one.marker.evaluate({"extra": extra})):
                 if one.name == "elasticjob":
                     queue += one.extras
                 else:
@@ -92,18 +96,22 @@ def link(names: Iterable[str], into: Path) -> None:
                 (into / top).symlink_to(Path(str(distribution(name).locate_file(top))))
 
 
-@pytest.fixture(scope="module")
-def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel with the packages of its extras alone; return the environment's bin."""
-    home = tmp_path_factory.mktemp("installed")
+def environment(home: Path, wheel: Path, *packages: str) -> Path:
+    """Install the wheel, its requirements and these packages; return the environment's bin."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     pip += ["--python", str(python), "install", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, built[".whl"]], check=True)
+    subprocess.run([*pip, wheel], check=True)
     [site] = home.glob("lib/python*/site-packages")
-    link(closure(required(built[".whl"], EXTRAS)), site)
+    link(closure([*required(wheel), *map(Requirement, packages)]), site)
     return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the bin of an environment with what `pip install dist/*.whl` installs."""
+    return environment(tmp_path_factory.mktemp("installed"), built[".whl"])
 
 
 def call(installed: Path, folder: Path, *command: str) -> str:
@@ -198,7 +206,7 @@ def test_nothing_is_imported_from_the_checkout(installed: Path, tmp_path: Path) 
     assert [part for part in path if str(ROOT) in part] == []
 
 
-def test_extras_leave_out_packages_of_the_operator(installed: Path) -> None:
+def test_default_installation_leaves_out_packages_of_the_operator(installed: Path) -> None:
     [site] = installed.parent.glob("lib/python*/site-packages")
     for name in ("kopf", "kubernetes", "prometheus_client", "torch"):
         distribution(name.replace("_", "-"))  # else the check below would prove nothing
@@ -217,3 +225,37 @@ def test_installed_command_trains_a_job_of_two_nodes(installed: Path, tmp_path: 
     libraries = set(re.findall(r"library (\S+)", logs))
     assert len(libraries) == 1
     assert not any(name.startswith(str(ROOT)) for name in libraries)
+
+
+@pytest.mark.timeout(400)
+def test_first_run_of_the_readme_with_the_installed_wheel(
+    built: dict[str, Path], tmp_path: Path
+) -> None:
+    bin_folder = environment(tmp_path / "env", built[".whl"], "torch", "scikit-learn")
+    (tmp_path / "rig").mkdir()
+    rig = LocalRig(tmp_path / "rig")
+    shutil.copytree(ROOT / "examples", rig.job / "examples")
+    path = os.pathsep.join([str(bin_folder), os.environ["PATH"]])
+    env = {**rig.env, "PATH": path, "OMP_NUM_THREADS": "1"}
+    del env["PYTHONPATH"]  # the checkout
+    try:
+        assert Session(rig.job, env).execute(blocks_of(ROOT / "README.md"), "local") == 3
+    finally:
+        rig.close()
+    assert "checkpoint-300.pt" in {path.name for path in (rig.job / "checkpoints").iterdir()}
+
+
+def test_installation_without_dependencies_names_the_remedy(
+    built: dict[str, Path], tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    [site] = (tmp_path / "env").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(built[".whl"]) as packed:
+        packed.extractall(site)
+    command = [str(tmp_path / "env" / "bin" / "python"), "-m", "elasticjob_cli.main", "get"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "elasticjob: the package of the module 'typer' is missing: the installation left out "
+        "dependencies (`--no-deps`); pip install elasticjob\n"
+    )

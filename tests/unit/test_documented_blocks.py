@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from elasticjob_cli.convert.documents import convert_document
 from elasticjob_operator.model import ElasticJob
 from tests import documentation
 from tests.documentation import Block, blocks, commands, reasons
@@ -53,9 +54,9 @@ def test_no_reason_is_stale() -> None:
 
 def test_commands_of_console_and_continued_lines_are_found() -> None:
     known = {command for _, command in ALL}
-    assert "elasticjob fault kill-node digits digits-1" in known
-    assert any(command.endswith("--max-restarts 3 train.py --epochs 10") for command in known)
-    assert not any("killed every process" in command for command in known)
+    assert "elasticjob logs digits --round 3" in known
+    assert any(command.endswith("--rdzv-id=run-18 train.py --epochs 10") for command in known)
+    assert not any("round 3 begins" in command for command in known)
 
 
 def merged(base: Any, over: Any) -> Any:
@@ -75,6 +76,9 @@ def test_fields_of_a_manifest_or_a_part_of_one_are_valid(block: Block) -> None:
         assert found.keys() <= values.keys()
         for part in ("operator", "sidecar", "etcd"):
             assert found[part]["image"].keys() <= values[part]["image"].keys()
+        return
+    if found.get("kind") == "PyTorchJob":
+        assert convert_document(found).jobs
         return
     whole = found if {"spec", "kind"} & found.keys() else {"spec": found}
     job = ElasticJob.model_validate(merged(BASE, whole))

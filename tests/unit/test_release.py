@@ -112,3 +112,22 @@ def test_issue_form_has_the_fields_that_the_forge_requires(form: str) -> None:
         assert part["type"] in ("textarea", "input")
         assert part["attributes"]["label"]
     assert len({part["id"] for part in found["body"]}) == len(found["body"])
+
+
+def test_release_has_images_of_both_architectures_under_one_tag() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
+    machines = jobs["images"]["strategy"]["matrix"]["include"]
+    architectures = {one["architecture"] for one in machines}
+    assert architectures == {"amd64", "arm64"}
+    assert len({one["machine"] for one in machines}) == 2
+    [join] = [step["run"] for step in jobs["index"]["steps"] if "imagetools" in step.get("run", "")]
+    assert all(f'"$image-{one}"' in join for one in architectures)
+    assert jobs["index"]["needs"] == ["build", "images"]
+    assert jobs["publish"]["needs"] == ["build", "index"]
+
+
+@pytest.mark.parametrize("lock", ["operator", "sidecar"])
+def test_packages_of_an_image_are_locked_for_both_architectures(lock: str) -> None:
+    """Compiled packages have wheels of both, or are built from their sources."""
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text()
+    assert "platform_machine" not in text

@@ -120,7 +120,8 @@ def test_make_targets_named_in_documents_exist(document: str) -> None:
 
 
 def test_readme_has_at_most_800_words() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 800
+    shown = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(shown.split()) < 800
 
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -135,7 +136,8 @@ def test_links_between_pages_lead_to_files(page: Path) -> None:
 
 def test_index_of_the_documentation_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    names = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
+    names = {str(page.relative_to(ROOT / "docs")) for page in pages} - {"README.md"}
     assert {name for name in names if f"]({name})" not in index} == set()
 
 

@@ -20,10 +20,10 @@ from elasticjob_cli.commands.script_job import (
 )
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.output import show, show_text
+from elasticjob_cli.usage import TargetCommand
 from elasticjob_rendezvous.protocol.text import echoed
 
-CONTEXT = {"allow_interspersed_args": False}
-"""Click settings: every argument after the script belongs to the script."""
+COMMAND_CLASS = TargetCommand
 
 TEMPLATE = """\
 # ElasticJob of {script}. Check it with `elasticjob validate FILE`, run it on this machine with
@@ -98,10 +98,13 @@ def init(
 ) -> None:  # fmt: skip
     """Write a commented manifest for a script. An existing file is never replaced.
 
+    Options of `init` may follow the script; from the first other word, and after --, all words are
+    the script's.
+
     \b
     Examples:
       elasticjob init train.py
-      elasticjob init --nodes 2:8 --image registry.example.com/me/train:3 train.py --epochs 10
+      elasticjob init train.py --nodes 2:8 --image registry.example.com/me/train:3 --epochs 10
     """
     if not is_script(words[0]):
         raise BadInput(f"must be a Python script or a folder with __main__.py: {echoed(words[0])}")

@@ -18,7 +18,6 @@ from elasticjob_cli.commands.describe import failure_lines, restarts_text
 from elasticjob_cli.commands.script_job import (
     Nodes,
     Target,
-    arranged,
     command_of,
     job_document,
     job_name,
@@ -36,32 +35,15 @@ from elasticjob_cli.local.logs import find_worker, last_line, worker_logs
 from elasticjob_cli.local.stored_job import RunOutcome
 from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
-from elasticjob_cli.usage import Command
+from elasticjob_cli.usage import TARGET, TargetCommand
 from elasticjob_operator.domain.explain.phrases import stop_report
+from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
-
-class RunCommand(Command):
-    """Command whose options may follow its target, up to the first word of the target's own."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = [one for one in self.params if one.param_type_name == "option"]
-        takes_value = {
-            name: not getattr(one, "is_flag", False)
-            for one in options
-            for name in (*one.opts, *one.secondary_opts)
-        }
-        words, kind = arranged(args, {**takes_value, "-h": False, "--help": False})
-        ctx.meta[TARGET] = kind
-        return super().parse_args(ctx, words)
-
-
-TARGET = "elasticjob_cli.target"
-"""Key of the kind of target in the context of a command line."""
-COMMAND_CLASS = RunCommand
+COMMAND_CLASS = TargetCommand
 
 
 def _nodes(text: str) -> Nodes:
@@ -220,6 +202,9 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         changed["nproc_per_node"] = chosen.workers
     if changed:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+    asked = changed.get("nodes")
+    if asked is not None and (wanted := wanted_size(job).nodes) != asked:
+        show(f"{asked} is not a legal size of this job: {wanted} nodes are started", err=True)
     if parts := ignored_parts(job):
         show(f"a local run ignores: {', '.join(parts)}", err=True)
     return job, _trainer(job, folder_of(file), chosen, f"{shown(file)}: ")
@@ -318,6 +303,9 @@ def print_outcome(ended: RunOutcome) -> None:
     )
 
 
+DONE = "if its checkpoint says that all is done, remove that to begin again"
+
+
 def without_step(ended: RunOutcome) -> list[str]:
     """Return the last output of rank 0 if no worker reported a step, such as of a finished job."""
     metadata = ended.job.metadata
@@ -325,5 +313,5 @@ def without_step(ended: RunOutcome) -> list[str]:
     if not ended.rounds or display.read_progress(folder.logs):
         return []
     last = last_line(*worker_logs(folder.logs, find_worker(ended.rounds, 0, None)))
-    said = f"; the output of rank 0 ends{last}" if last else " and rank 0 printed nothing"
+    said = f"; the output of rank 0 ends{last}" if last else f" and rank 0 printed nothing; {DONE}"
     return [f"{metadata.name}: no worker reported a training step{said}"]

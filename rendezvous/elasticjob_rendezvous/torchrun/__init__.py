@@ -27,7 +27,6 @@ def create(parameters: Any) -> Any:
         from elasticjob_rendezvous.torchrun.handler import create_handler
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"--rdzv-backend=elasticjob needs the package {error.name!r}: "
-            "install elasticjob[sidecar] in this image"
+            f"--rdzv-backend=elasticjob needs the package {error.name!r}: pip install elasticjob"
         ) from error
     return create_handler(parameters)

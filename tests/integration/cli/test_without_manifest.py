@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from tests.integration.local_rig import LocalRig, rig
 
@@ -32,13 +33,35 @@ def test_command_after_dashes_runs_with_its_launcher_taken_out(rig: LocalRig) ->
     rig.nothing_left()
 
 
+def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
+    rig.finish()
+    ran = rig.call("run", rig.manifest(command=["true"]), "--nodes", "7", "--plain")
+    assert ran.returncode == 0, ran.stderr
+    assert "7 is not a legal size of this job: 3 nodes are started\n" in ran.stderr
+    assert "3 nodes, 3 workers" in ran.stdout
+
+
+def test_run_without_step_and_output_names_the_probable_reason(rig: LocalRig) -> None:
+    (rig.job / "done.py").write_text("")
+    ran = rig.call("run", "done.py", "--plain")
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        "done: no worker reported a training step and rank 0 printed nothing; if its checkpoint "
+        "says that all is done, remove that to begin again\n"
+    ) in ran.stdout
+
+
 def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
     (rig.job / "hello.py").write_text(SCRIPT)
-    made = rig.call("init", "--nodes", "2:3", "hello.py", "--lr", "a'b\"c: #{}")
+    made = rig.call("init", "hello.py", "--nodes", "2:3", "--lr", "a'b\"c: #{}", "--name", "x")
     assert made.returncode == 0, made.stderr
     checked = rig.call("validate", "--strict", "hello.yaml")
     assert (checked.returncode, checked.stderr) == (0, "")
     before = (rig.job / "hello.yaml").read_text()
+    spec = yaml.safe_load(before)["spec"]
+    assert (spec["minNodes"], spec["maxNodes"]) == (2, 3)
+    [container] = spec["template"]["spec"]["containers"]
+    assert container["command"][1:] == ["hello.py", "--lr", "a'b\"c: #{}", "--name", "x"]
     again = rig.call("init", "hello.py")
     assert again.returncode == 2
     assert "exists and was not changed" in again.stderr
@@ -57,6 +80,7 @@ def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
         ("run gpu.yaml", "asks for 4 accelerators for each node (nvidia.com/gpu)"),
         ("run ./tool", "tool is a program: `elasticjob run -- ./tool` runs it"),
         ("init job.yaml", "must be a Python script"),
+        ("init job.yaml --nodes 2", "must be a Python script"),
         ("agent --standalone --rdzv-id x work.py", "--rdzv-id must not be given with --standalone"),
         ("agent --standalone --nnodes 1:2 work.py", "--standalone runs one node"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticjob_cli import main
-from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_cli.main import application
 
 MANIFEST = """\
@@ -190,6 +190,13 @@ def test_usage_error_states_the_requirement_and_has_no_library_text(
     assert message in result.stderr
     assert "Input should" not in result.stderr
     assert "Value error" not in result.stderr
+
+
+@pytest.mark.parametrize("words", ["--context prod get", "-n team-a get", "--namespace=x get"])
+def test_option_before_the_command_is_refused_with_its_place(words: str) -> None:
+    option = words.partition(" ")[0].partition("=")[0]
+    with pytest.raises(BadInput, match=f"^{option} must stand behind the command: `get {option} "):
+        application(words.partition(" ")[0])
 
 
 @pytest.mark.parametrize("words", ["get -n A_B", "delete -n A_B --all", "get -n x/y"])
