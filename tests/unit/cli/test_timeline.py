@@ -56,7 +56,7 @@ def test_recovery_has_a_mark_its_duration_and_a_row_of_its_phases() -> None:
     (loss,) = rectangles(picture, "loss")
     said = loss.find(f"{SVG}title")
     assert said is not None
-    assert said.text == "round 2 (loss: train-1), 1 nodes, final at 05:00:20, recovered in 0.4 s"
+    assert said.text == "round 2 (loss: train-1), 1 node, final at 05:00:20, recovered in 0.4 s"
     phases = [one.text for one in picture.iter(f"{SVG}title") if ": " in (one.text or "")]
     assert {"detect: 62 ms", "stop: 0.1 s", "join: 13 ms", "start: 0.2 s"} <= set(phases)
 
