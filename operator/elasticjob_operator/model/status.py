@@ -169,6 +169,9 @@ class RoundStatus(StatusModel):
     first_step_ms: Milliseconds | None = None
     """Milliseconds from the start of all workers until each had reported a step; absent if they
     report none."""
+    lost_steps: Step | None = None
+    """Minimum number of steps of the round before that the workers had to repeat, known after the
+    first step; absent if they report none."""
     cold_nodes: int | None = None
     """Number of nodes whose workers were started cold and had to import everything anew; absent if
     recovery.warmStart is Never."""

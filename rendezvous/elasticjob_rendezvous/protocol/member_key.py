@@ -123,6 +123,8 @@ class MemberKey:
             saved=local.saved,
             completed=local.completed,
             cold=local.cold if local.workers is Workers.RUNNING else None,
+            ended_round=local.ended_round,
+            ended_step=local.ended_step,
         )
 
 

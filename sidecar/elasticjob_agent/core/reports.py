@@ -159,6 +159,7 @@ def local_state(state: State) -> Local:
         reported_progress = None
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
+    ended_round, ended_step = state.ended_progress
     return Local(
         ready=able,
         workers=_workers(state),
@@ -179,6 +180,8 @@ def local_state(state: State) -> Local:
         completed=training is not None and completed(training),
         cold=_cold(state),
         live_until=None if state.hello is None else state.hello.live_until,
+        ended_round=ended_round,
+        ended_step=ended_step,
     )
 
 

@@ -8,21 +8,26 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cluster.debian import needs
 from tests.integration.browser import NARROW, WIDE, Browser, browser
 from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
 
 FAILING = """
-import os, pathlib, time
+import json, os, pathlib, time
 print("rank", os.environ["RANK"], "<b>bold</b>", flush=True)
 number = 0
+draft = pathlib.Path(os.environ["ELASTICJOB_PROGRESS_FILE"] + ".draft")
 while not pathlib.Path("finish").exists():
     time.sleep(0.02)
     number += 1
+    draft.write_text(json.dumps({"step": number}))
+    draft.replace(os.environ["ELASTICJOB_PROGRESS_FILE"])
     if number % 10 == 0 and os.environ["RANK"] == "0":
         print("line", number, flush=True)
     if pathlib.Path("fail").exists() and os.environ["RANK"] == "1":
@@ -61,6 +66,11 @@ def serve(rig: LocalRig, *options: str) -> tuple[subprocess.Popen[str], str]:
     return server, address
 
 
+def _rounds(rig: LocalRig) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(rig.call("rounds", "job", "-o", "json").stdout)
+    return found
+
+
 def test_dashboard_of_a_job_with_failures_in_a_browser(
     rig: LocalRig, tab: Browser, tmp_path: Path
 ) -> None:
@@ -68,8 +78,11 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
     runner = rig.start(rig.manifest(command=["python3", "failing.py"]))
     server, address = serve(rig)
     before = rig.running(2)["rendezvous"]["round"]
+    until(lambda: "line 30" in rig.call("logs", "job").stdout, "steps of the first round")
     (rig.job / "fail").touch()
     rig.running(2, after=before)
+    lost = until(lambda: _rounds(rig)[-1].get("lostSteps"), "the first step of round 2")
+    assert lost > 20  # the script begins anew
 
     tab.look(WIDE)
     tab.open(address)
@@ -83,6 +96,7 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
     assert tab.evaluate("document.title") == "job · ElasticJob"
     assert "failure: job-1" in said
     assert "[elasticjob] round 2 begins: 2 nodes" in said
+    assert f"{lost} steps lost" in said
     assert tab.evaluate("document.querySelectorAll('#logs b').length") == 0
     assert tab.evaluate("document.querySelectorAll('#timeline svg rect.loss').length") == 1
 
@@ -115,6 +129,15 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
 
     rig.finish()
     assert runner.wait(30) == 0
+    needs("rsvg-convert")
+    pictures = [tmp_path / f"timeline.{kind}" for kind in ("svg", "html", "png")]
+    for path in pictures:
+        called = rig.call("timeline", "job", "-o", path.suffix[1:], "-f", str(path))
+        assert called.stdout == f"wrote {path}\n", called.stderr
+    assert f"{lost} steps lost" in pictures[0].read_text()
+    assert pictures[2].read_bytes().startswith(b"\x89PNG")
+    tab.open(pictures[1].as_uri())
+    assert f"{lost} steps lost" in tab.text()
     tab.open(f"{address}jobs/default/job/")
     assert "Succeeded" in tab.text()
     server.terminate()

@@ -19,6 +19,8 @@ class History:
     backoff: delay after a failure, part of none of the other phases.
     cold_nodes: number of nodes with cold-started workers; None if no agent reports it.
     cold_reason: reason of the cold start that took longest.
+    lost_steps: minimum number of steps of the round before that had to be repeated; None before the
+    first step, if the workers report no steps, or if none ran before.
     """
 
     number: int
@@ -34,6 +36,7 @@ class History:
     backoff_ms: int | None = None
     cold_nodes: int | None = None
     cold_reason: str = ""
+    lost_steps: int | None = None
 
 
 def spent_ms(begin: float | None, end: float | None) -> int | None:
@@ -63,7 +66,23 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
         history,
         start_ms=start,
         first_step_ms=_first(history.first_step_ms, None if step is None else max(1, step)),
+        lost_steps=_first(history.lost_steps, _lost_steps(running)),
     )
+
+
+def _lost_steps(running: list[Member]) -> int | None:
+    """Return the number of steps from the first one of this round to the last one before it.
+
+    Known once each member that has reported steps of the latest earlier round has reported one of
+    this round. The others do not count: the job may have begun anew since their last step.
+    """
+    past = [member for member in running if member.ended_step >= 0]
+    latest = max((member.ended_round for member in past), default=0)
+    told = [member for member in past if member.ended_round == latest]
+    if not told or any(member.step < 0 for member in told):
+        return None
+    first = min(member.step for member in running if member.step >= 0)
+    return max(0, max(member.ended_step for member in told) + 1 - first)
 
 
 def slowest(one: History, other: History) -> History:
