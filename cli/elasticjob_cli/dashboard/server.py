@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from elasticjob_cli.dashboard import assets
@@ -63,6 +64,7 @@ class Request:
 
     path: str
     headers: Mapping[str, str]
+    """By name in lower case."""
     peer: str
 
 
@@ -77,12 +79,11 @@ class Answer:
 
 
 class Denied(Exception):
-    """Refusal of a request, with headers that its sender needs to be admitted."""
+    """Refusal of a request."""
 
-    def __init__(self, status: HTTPStatus, message: str, **headers: str) -> None:
+    def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status
-        self.headers = tuple((name.replace("_", "-"), text) for name, text in headers.items())
 
 
 Opener = Callable[[Request], tuple[Source, str]]
@@ -194,12 +195,20 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 64
+    challenge = ""
+    """Value of WWW-Authenticate of answers with status 401; empty where no token is asked for."""
+    health_path = ""
+    """Path that answers whether the server runs, to any host; empty for none."""
 
     def __init__(self, address: tuple[str, int], opener: Opener, hosts: tuple[str, ...]) -> None:
         super().__init__(address, _Handler)
         self.opener = opener
         self.hosts = frozenset(hosts)
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
+
+    def server_bind(self) -> None:
+        """Bind the socket, without the look-up of a name that HTTPServer makes."""
+        TCPServer.server_bind(self)
 
     @property
     def port(self) -> int:
@@ -222,6 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self._answer())
 
     def _answer(self) -> Answer:
+        if self.path == self.server.health_path:
+            return Answer(HTTPStatus.OK, "ok\n", "text/plain")
         if host_name(self.headers.get("Host", "")) not in self.server.hosts:
             return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this server has another name")
         if not self.server.places.acquire(blocking=False):
@@ -232,12 +243,12 @@ class _Handler(BaseHTTPRequestHandler):
             except ValueError:
                 return _plain(HTTPStatus.BAD_REQUEST, "this is no address of a page")
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-            request = Request(parts.path, dict(self.headers), str(self.client_address[0]))
+            headers = {name.lower(): text for name, text in self.headers.items()}
+            request = Request(parts.path, headers, str(self.client_address[0]))
             try:
                 source, path = self.server.opener(request)
             except Denied as refusal:
-                said = _plain(refusal.status, str(refusal))
-                return Answer(said.status, said.body, said.content_type, refusal.headers)
+                return _plain(refusal.status, str(refusal))
             return answer(source, path, query)
         except Exception:  # the top loop of a request: the others go on
             show_error(f"cannot answer a request:\n{traceback.format_exc()}")
@@ -250,6 +261,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(found.status)
         for name, text in (*HEADERS.items(), *found.headers):
             self.send_header(name, text)
+        if found.status is HTTPStatus.UNAUTHORIZED and self.server.challenge:
+            self.send_header("WWW-Authenticate", self.server.challenge)
         self.send_header("Content-Type", f"{found.content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
