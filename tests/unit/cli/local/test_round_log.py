@@ -12,6 +12,7 @@ COLD = "the command changed"
 LOST = History(
     2, Cause(CauseKind.LOSS, ("job-2",), "gone"), 2, 9_500, detect_ms=1, stop_ms=2, join_ms=3,
     start_ms=4, confirm_ms=5, first_step_ms=6, backoff_ms=7, cold_nodes=1, cold_reason=COLD,
+    lost_steps=12,
 )  # fmt: skip
 MEMBERS = [Member(f"uid-{n}", "s", f"job-{n}", "host", 1, slots=2) for n in range(2)]
 
@@ -37,6 +38,7 @@ def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
             "startMs": 4,
             "confirmMs": 5,
             "firstStepMs": 6,
+            "lostSteps": 12,
             "backoffMs": 7,
             "coldNodes": 1,
             "coldReason": COLD,
