@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
 import sys
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from elasticjob_cli.dashboard.in_cluster import ApiServer, is_loopback, token_of
 from elasticjob_cli.dashboard.server import Denied, Request
 from elasticjob_cli.dashboard.sources import Unavailable
 from tests.integration.certificates import make_certificates
+from tests.paths import ROOT
 
 
 def basic(text: str) -> str:
@@ -73,9 +75,17 @@ def test_unreachable_api_server_is_an_error_of_the_gateway(tmp_path: Path) -> No
     assert found.value.status is HTTPStatus.BAD_GATEWAY
 
 
-def test_program_loads_no_package_that_the_operators_image_lacks() -> None:
-    script = "import sys; import elasticjob_cli.dashboard.in_cluster; print(*sys.modules)"
+def test_program_loads_only_packages_of_the_operators_image() -> None:
+    script = (
+        "import sys, elasticjob_cli.dashboard.in_cluster\n"
+        "print(*(name for name, found in sys.modules.items() "
+        "if 'site-packages' in str(getattr(found, '__file__', ''))))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert {"typer", "click", "rich"}.isdisjoint(done.stdout.split())
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    lock = (ROOT / "requirements" / "operator.txt").read_text()
+    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.M))
+    assert loaded
+    assert {name.replace("_", "-") for name in loaded} <= locked
