@@ -13,6 +13,7 @@ from elasticjob_cli.commands.options import Place, placed, until_interrupted
 from elasticjob_cli.dashboard.server import LOOPBACK_NAMES, Denied, Opener, Request, Server
 from elasticjob_cli.dashboard.sources import Source
 from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, check_label
 from elasticjob_cli.output import show
 
 LOOPBACK = "127.0.0.1"
@@ -63,7 +64,9 @@ def _source(place: Place) -> tuple[Source, str]:
         return ClusterJobs(by_kubectl(place.kubectl)), path
     from elasticjob_cli.dashboard.local_jobs import LocalJobs
 
-    return LocalJobs(), ""
+    check_label(place.namespace, "namespace")
+    is_default = place.namespace == DEFAULT_NAMESPACE
+    return LocalJobs(), "" if is_default else f"namespaces/{place.namespace}/"
 
 
 def local_opener(source: Source, token: str) -> Opener:

@@ -166,7 +166,7 @@ async function loop() {
 }
 
 for (const box of document.querySelectorAll(".log")) box.scrollTop = box.scrollHeight;
-if (!document.querySelector("#error")) loop();
+loop();
 """
 
 ICON = (

@@ -41,7 +41,7 @@ _TONES = {
 """Colour of a phase; that of others is neutral."""
 
 
-def page(title: str, depth: int, place: str, *content: Markup | None) -> str:
+def page(title: str, depth: int, place: str, *content: Markup | None, follows: bool = True) -> str:
     """Return a whole page.
 
     Args:
@@ -49,6 +49,7 @@ def page(title: str, depth: int, place: str, *content: Markup | None) -> str:
         depth: number of folders between the page and the root, to which its links are relative.
         place: name of the place whose jobs it shows.
         content: sections, each of which is replaced alone when it changes.
+        follows: True for a page that is refreshed.
     """
     root = "../" * depth
     reload = tag("meta", http_equiv="refresh", content=str(RELOAD_SECONDS))
@@ -60,14 +61,15 @@ def page(title: str, depth: int, place: str, *content: Markup | None) -> str:
         tag("title", f"{one_cell(title)} · ElasticJob"),
         tag("link", rel="stylesheet", href=f"{root}style.css"),
         tag("link", rel="icon", href=f"{root}icon.svg"),
-        tag("noscript", reload),
-        tag("script", src=f"{root}page.js", defer=True),
+        tag("noscript", reload) if follows else None,
+        tag("script", src=f"{root}page.js", defer=True) if follows else None,
     )
+    live = tag("span", "live", id="live", role="status", data_seconds=str(REFRESH_SECONDS))
     header = tag(
         "header",
         tag("a", "ElasticJob", href=root or "./", class_="home"),
         tag("span", f"jobs of {one_cell(place)}", class_="soft"),
-        tag("span", "live", id="live", role="status", data_seconds=str(REFRESH_SECONDS)),
+        live if follows else None,
     )
     body = tag("body", header, tag("main", *content))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
@@ -77,7 +79,8 @@ def error_page(status: int, reason: str, message: str, depth: int, place: str) -
     """Return the page of a request without an answer."""
     said = [tag("p", line) for line in message.split("\n")]
     link = tag("p", tag("a", "all jobs", href="../" * depth or "./"))
-    return page(f"{status}", depth, place, _section("error", f"{status} {reason}", *said, link))
+    section = _section("error", f"{status} {reason}", *said, link)
+    return page(f"{status}", depth, place, section, follows=False)
 
 
 def _section(name: str, title: str, *content: str | Markup | None) -> Markup:

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from elasticjob_cli.dashboard import assets
@@ -35,6 +36,8 @@ REQUEST_SECONDS = 10.0
 """Maximum wait for a request's bytes, and for its reader."""
 MAX_REQUESTS = 32
 """Maximum number of requests at a time; others are refused."""
+MAX_CONNECTIONS = 256
+"""Maximum number of connections at a time, also of senders that are slow; others are closed."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Hosts of an address that only this machine, or a tunnel to it, has."""
 HEADERS = {
@@ -205,6 +208,7 @@ class Server(ThreadingHTTPServer):
         self.opener = opener
         self.hosts = frozenset(hosts)
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     def server_bind(self) -> None:
         """Bind the socket, without the look-up of a name that HTTPServer makes."""
@@ -213,6 +217,19 @@ class Server(ThreadingHTTPServer):
     @property
     def port(self) -> int:
         return int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread of its own, or close it if there are too many."""
+        if self.connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.connections.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a connection that its sender broke off."""

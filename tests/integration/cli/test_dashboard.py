@@ -153,6 +153,7 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
 def test_other_user_and_other_addresses_are_not_admitted(rig: LocalRig) -> None:
     server, address = serve(rig, "-n", "team")
     token = address.split("/")[3]
+    assert address.endswith(f"/{token}/namespaces/team/")
     port = address.split("/")[2].partition(":")[2]
     assert len(token) >= 40
     done = subprocess.run(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +15,14 @@ from urllib.parse import quote
 import pytest
 
 from elasticjob_cli.commands.dashboard import local_opener
-from elasticjob_cli.dashboard.server import HEADERS, LOOPBACK_NAMES, MAX_REQUESTS, Server, host_name
+from elasticjob_cli.dashboard.server import (
+    HEADERS,
+    LOOPBACK_NAMES,
+    MAX_CONNECTIONS,
+    MAX_REQUESTS,
+    Server,
+    host_name,
+)
 from elasticjob_cli.dashboard.sources import Details, Jobs, Logs, Unavailable
 from elasticjob_cli.log_lines import LogOptions
 
@@ -187,6 +196,22 @@ def test_requests_beyond_the_maximum_are_refused(server: Server) -> None:
     for _ in range(MAX_REQUESTS):
         server.places.release()
     assert ask(server, "")[0] == 200
+
+
+def test_connections_beyond_the_maximum_are_closed_and_later_ones_are_answered(
+    server: Server,
+) -> None:
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as late:
+        assert late.recv(1) == b""
+    for link in idle:
+        link.close()
+    due = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert ask(server, "")[0] == 200
+            return
+        assert time.monotonic() < due, "the closed connections were not released"
 
 
 def test_broken_requests_end_no_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
