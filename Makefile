@@ -42,6 +42,10 @@ etcd: install ## install the etcd servers of the tests and benchmarks into the c
 kubernetes: install ## install the tests' Kubernetes programs and helm into the cache: minutes, once
 	@$(PY) -c 'from tests.cluster.programs import programs; programs("kubernetes"); programs("helm")'
 
+.PHONY: browser
+browser: install ## install the browser of the dashboard's tests, with apt, if there is none
+	@$(PY) -c 'from tests.integration.browser import installed; installed()'
+
 .PHONY: corpus-suite corpus
 corpus-suite: install ## install the ten corpus packages and the frameworks of `make test` into the cache
 	@$(PY) -m tests.corpus.environments small
@@ -110,7 +114,7 @@ check: lint types imports generated docs ## run lint, types, docs, unit tests, 1
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports generated docs etcd kubernetes corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
+test: lint types imports generated docs etcd kubernetes browser corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
 	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) --dist worksteal tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 

@@ -46,6 +46,7 @@ NOT_RUN = {
     ),
     r"elasticjob run (train\.py|-m|--nproc)": "tests/integration/cli/test_without_manifest.py",
     r"elasticjob logs digits": "tests/integration/cli/test_local_run.py: logs of rounds and ranks",
+    r"elasticjob dashboard|ssh -L ": "serves until Ctrl-C: integration/cli/test_dashboard.py",
     r"elasticjob doctor": "tests/integration/cli/test_doctor.py",
     r"source <\(elasticjob completion|elasticjob completion": "integration/cli/test_completion.py",
     r"elasticjob (convert|validate) ": "tests/unit/cli/commands",

@@ -74,6 +74,11 @@ def log_line(line: str) -> str:
     return text if len(parts) == 1 else text + _PLAIN_STYLE
 
 
+def plain_log_line(line: str) -> str:
+    """Return a line of a worker's output as `log_line` does, without its colours."""
+    return _STYLE.sub("", log_line(line))
+
+
 def show_error(message: str) -> None:
     """Print an error's message to standard error, each of its lines shortened if too long."""
     print("\n".join(map(one_line, bounded(message).split("\n"))), file=sys.stderr)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from xml.sax.saxutils import escape
 
+from elasticjob_cli.commands.tables import Cells
 from elasticjob_rendezvous.protocol.text import one_cell, shortened
 
 PHASES = {
@@ -23,6 +24,8 @@ PHASES = {
     "firstStepMs": ("first step", "#c9b6d6"),
 }
 """Phases of a round change in their order: field, name, colour."""
+DARK_PHASES = ("detectMs", "joinMs", "startMs")
+"""Phases whose colour needs a light label."""
 
 WIDTH = 960
 MARGIN = 56
@@ -34,10 +37,16 @@ MAX_ROWS = 40
 LONGEST_LABEL = 42
 MIN_GAP = 46
 """Minimum distance of two labels in the overview."""
+LABEL_ROOM = 44
+"""Minimum width of a phase with a label of its duration."""
+ZOOMS = (10, 100, 1000)
+"""Factors by which a short round change is magnified beside a longer one."""
 STYLE = """
 text { fill: #202124; font: 12px system-ui, "DejaVu Sans", sans-serif; }
 text.soft { fill: #5f6368; }
 text.title { font-size: 15px; font-weight: 600; }
+text.in { fill: #202124; font-size: 11px; }
+text.light { fill: #ffffff; font-size: 11px; }
 .paper { fill: #ffffff; }
 .node { fill: #cfe3f1; }
 .line { stroke: #d6d9dc; fill: none; }
@@ -45,6 +54,8 @@ text.title { font-size: 15px; font-weight: 600; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e8eaed; }
   text.soft { fill: #a4a9ae; }
+  text.in { fill: #202124; }
+  text.light { fill: #ffffff; }
   .paper { fill: #17191c; }
   .node { fill: #24465e; }
   .line { stroke: #3a3f45; }
@@ -60,6 +71,8 @@ class Change:
         at: Unix time in seconds at which the round became final.
         phases: milliseconds of each known phase, by field.
         recovery_ms: milliseconds without training until all workers had started; None if unknown.
+        cold: number of nodes whose workers were started cold.
+        lost_steps: minimum number of steps that the workers had to repeat; None if unknown.
     """
 
     number: int
@@ -69,6 +82,7 @@ class Change:
     phases: Mapping[str, int]
     recovery_ms: int | None = None
     cold: int = 0
+    lost_steps: int | None = None
 
     @property
     def first(self) -> bool:
@@ -96,7 +110,16 @@ def _change(item: Mapping[str, Any]) -> Change | None:
     phases = {name: ms for name in PHASES if (ms := _count(item, name)) is not None}
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     recovery, cold = _count(item, "recoveryMs"), _count(item, "coldNodes") or 0
-    return Change(number, cause, nodes, at.timestamp(), phases, recovery, cold)
+    lost = _count(item, "lostSteps")
+    return Change(number, cause, nodes, at.timestamp(), phases, recovery, cold, lost)
+
+
+def end_of(job: Cells, now: float) -> float:
+    """Return the Unix time of a job's end; `now` while it has none."""
+    try:
+        return datetime.fromisoformat(str(job.get(str, "status", "completionTime"))).timestamp()
+    except (ValueError, OverflowError):
+        return now
 
 
 def _count(item: Mapping[str, Any], name: str) -> int | None:
@@ -105,25 +128,26 @@ def _count(item: Mapping[str, Any], name: str) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
 
 
-def svg(title: str, changes: Sequence[Change], end: float) -> str:
+def svg(title: str, changes: Sequence[Change], end: float, embedded: bool = False) -> str:
     """Return the picture.
 
     Args:
         title: name of the job, as shown.
         changes: rounds in order of time; at least one.
         end: Unix time of the job's end, or of now.
+        embedded: True for a part of a page that has `STYLE` and the title itself.
     """
     rows = changes[-MAX_ROWS:]
-    top = 52
+    top = 24 if embedded else 52
     rows_top = top + OVERVIEW_HEIGHT + 64
-    height = rows_top + ROW_HEIGHT * len(rows) + 56
+    height = rows_top + ROW_HEIGHT * len(rows) + 36
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img">',
         f"<title>{_text(title)}</title>",
-        f"<style>{STYLE}</style>",
+        *([] if embedded else [f"<style>{STYLE}</style>"]),
         f'<rect class="paper" width="{WIDTH}" height="{height}"/>',
-        _label(MARGIN, 28, title, "title"),
+        *([] if embedded else [_label(MARGIN, 28, title, "title")]),
         *_overview(changes, max(end, changes[-1].at), top),
         *_zoom(rows, len(changes), rows_top),
         "</svg>",
@@ -168,7 +192,7 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
         )
         if left - labelled >= MIN_GAP:
             labelled = left
-            found.append(_label(left, top - 5, _seconds(one.recovery_ms), "", "middle"))
+            found.append(_label(left, top - 5, seconds_text(one.recovery_ms), "", "middle"))
     found.append(f'<path class="line" d="M{MARGIN} {bottom}H{WIDTH - MARGIN}"/>')
     for part in range(5):
         at = begin + span * part / 4
@@ -180,7 +204,10 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
 
 
 def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
-    """Return a row for each round change: its phases, on one scale of milliseconds."""
+    """Return a row for each round change: its phases with their durations, on one scale.
+
+    A change far shorter than the longest one is magnified, and its label has the factor.
+    """
     left, room = MARGIN + LABEL_WIDTH, WIDTH - 2 * MARGIN - LABEL_WIDTH - 80
     longest = max((sum(one.phases.values()) for one in rows), default=0) or 1
     found, at = [], left
@@ -192,34 +219,59 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
         y = top + ROW_HEIGHT * place
         label = f"{one.number}  {shortened(one.cause, LONGEST_LABEL)}"
         found.append(_label(MARGIN, y + 14, label))
+        zoom = _zoom_factor(sum(one.phases.values()), longest)
         x = float(left)
         for field, ms in one.phases.items():
             name, colour = PHASES[field]
-            width = room * ms / longest
+            width = room * zoom * ms / longest
             found.append(
-                f'<rect x="{x:.1f}" y="{y + 3}" width="{max(width, 0.5):.1f}" height="14" '
-                f'fill="{colour}"><title>{name}: {_seconds(ms)}</title></rect>'
+                f'<rect x="{x:.1f}" y="{y + 3}" width="{max(width, 0.5):.1f}" height="16" '
+                f'fill="{colour}"><title>{name}: {seconds_text(ms)}</title></rect>'
             )
+            if width >= LABEL_ROOM:
+                kind = "light" if field in DARK_PHASES else "in"
+                found.append(_label(x + width / 2, y + 15, seconds_text(ms), kind, "middle"))
             x += width
-        found.append(_label(x + 6, y + 14, _cost(one), "soft"))
+        factor = f" (x{zoom})" if zoom > 1 else ""
+        found.append(_label(x + 6, y + 15, _cost(one) + factor, "soft"))
     y = top + ROW_HEIGHT * len(rows) + 22
     cut = f"the newest {len(rows)} of {total} rounds; " if len(rows) < total else ""
-    found.append(_label(MARGIN, y, f"{cut}bars: {_seconds(longest)} at full width", "soft"))
+    zoomed = "; x: magnified" if any("(x" in one for one in found) else ""
+    said = f"{cut}bars: {seconds_text(longest)} at full width{zoomed}"
+    found.append(_label(MARGIN, y, said, "soft"))
     return found
 
 
+def _zoom_factor(ms: int, longest: int) -> int:
+    """Return the largest factor by which a round change still fits beside the longest one."""
+    return max((factor for factor in ZOOMS if 0 < ms * factor <= longest), default=1)
+
+
 def _cost(one: Change) -> str:
-    recovery = "" if one.recovery_ms is None else _seconds(one.recovery_ms)
-    return ", ".join(part for part in (recovery, f"{one.cold} cold" if one.cold else "") if part)
+    """Return the time, the lost steps and the cold starts of a round change."""
+    parts = [
+        "" if one.recovery_ms is None else seconds_text(one.recovery_ms),
+        counted(one.lost_steps, "step lost", "steps lost") if one.lost_steps else "",
+        f"{one.cold} cold" if one.cold else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Format a number with its noun in the singular or plural."""
+    return f"{number} {one if number == 1 else many}"
 
 
 def _sentence(one: Change) -> str:
-    cost = "" if one.recovery_ms is None else f", recovered in {_seconds(one.recovery_ms)}"
+    cost = "" if one.recovery_ms is None else f", recovered in {seconds_text(one.recovery_ms)}"
+    if one.lost_steps is not None:
+        cost += f", {counted(one.lost_steps, 'step', 'steps')} lost"
+    nodes = counted(one.nodes, "node", "nodes")
     when = datetime.fromtimestamp(one.at, UTC)
-    return f"round {one.number} ({one.cause}), {one.nodes} nodes, final at {when:%H:%M:%S}{cost}"
+    return f"round {one.number} ({one.cause}), {nodes}, final at {when:%H:%M:%S}{cost}"
 
 
-def _seconds(ms: int) -> str:
+def seconds_text(ms: int) -> str:
     """Format milliseconds: 62 ms, 0.4 s, 12 s."""
     if ms < 100:
         return f"{ms} ms"

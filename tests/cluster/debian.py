@@ -52,6 +52,7 @@ def needs(*commands: str) -> None:
     missing = [command for command in commands if not find(command)]
     if missing:
         packages = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+        packages |= {"rsvg-convert": "librsvg2-bin"}
         output(SCRIPTS / "apt", "install", *(packages.get(name, name) for name in missing))
 
 

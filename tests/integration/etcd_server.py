@@ -91,6 +91,7 @@ class EtcdServer:
     arguments: Sequence[str] = ()
     ports: Ports = field(default_factory=lambda: Ports(2))
     peers: str = ""
+    syncs: bool = False  # True: it waits for the disk, as outside of tests, and measures that
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -132,7 +133,7 @@ class EtcdServer:
                 options["trusted-ca-file"] = str(self.certificates.ca_file)
                 options["client-cert-auth"] = "true"
         flags = [f"--{name}={value}" for name, value in options.items()]
-        if self.version != "3.4":
+        if self.version != "3.4" and not self.syncs:
             flags.append("--unsafe-no-fsync")
         pdeathsig = ["setpriv", "--pdeathsig", "KILL"]
         return [*pdeathsig, str(binary(self.version)), *flags, *self.arguments]

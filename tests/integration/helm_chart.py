@@ -49,6 +49,14 @@ MATRIX: dict[str, Json] = {
             name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")
         }
     },
+    "dashboard": {"dashboard": {"enabled": True}},
+    "dashboard for browsers": {
+        "dashboard": {
+            "enabled": True,
+            "hosts": ["jobs.example.org"],
+            "tls": {"secretName": "dashboard-tls"},
+        }
+    },
     "another name": {"fullnameOverride": "ej", "operator": {"replicas": 2}},
     "little": {
         "crds": {"install": False},

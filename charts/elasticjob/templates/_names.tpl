@@ -21,6 +21,7 @@
 {{- define "elasticjob.etcd.headless" -}}{{ include "elasticjob.etcd.name" . }}-members{{- end }}
 {{- define "elasticjob.certificates.name" -}}{{ include "elasticjob.fullname" . }}-certificates{{- end }}
 
+{{- define "elasticjob.dashboard.name" -}}{{ include "elasticjob.fullname" . }}-dashboard{{- end }}
 {{- define "elasticjob.binder.name" -}}{{ include "elasticjob.fullname" . }}-binder{{- end }}
 
 {{/* ClusterRole of the operator in the namespaces of jobs, and name of the bindings to it. */}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.job_store import find_job
 from elasticjob_cli.output import replace_file, show
-from elasticjob_cli.timeline import changes_of, page, svg
+from elasticjob_cli.timeline import changes_of, counted, end_of, page, svg
 from elasticjob_rendezvous.protocol.text import one_line
 
 CONVERTER = "rsvg-convert"
@@ -61,8 +60,9 @@ def timeline(
     if not changes:
         raise BadInput(f'job "{name}" has had no round yet: `explain` states the reason')
     job = Cells(document)
-    title = f"{name}: {job.text('status', 'phase')}, {len(changes)} rounds"
-    picture = svg(title, changes, _end(job))
+    rounds_text = counted(len(changes), "round", "rounds")
+    title = f"{name}: {job.text('status', 'phase')}, {rounds_text}"
+    picture = svg(title, changes, end_of(job, time.time()))
     target = Path(f"{name}.{output}") if file is None else file
     match output:
         case Picture.SVG:
@@ -84,14 +84,6 @@ def _found(place: Place, name: str) -> tuple[dict[str, Any], object]:
         return document, Cells(document).get(list, "status", "rounds")
     folder = find_job(place.namespace, name)
     return folder.object(), folder.rounds()
-
-
-def _end(job: Cells) -> float:
-    """Return the Unix time of the job's end; now while it has none."""
-    try:
-        return datetime.fromisoformat(str(job.get(str, "status", "completionTime"))).timestamp()
-    except ValueError:
-        return time.time()
 
 
 def _converted(picture: str) -> bytes:

@@ -176,9 +176,10 @@ class RoundStatus(StatusModel):
     cold_reason: str | None = None
     """Reason for the cold start on the slowest node."""
     lost_steps: Step | None = None
-    """Number of completed steps that this round repeats, if the script takes snapshots."""
+    """Number of completed steps that this round repeats, known after the first step: exact if the
+    script takes snapshots, else a minimum; absent if it reports no steps."""
     lost_ms: Milliseconds | None = None
-    """Milliseconds that these steps had taken."""
+    """Milliseconds that these steps had taken, if the script takes snapshots."""
 
 
 class FailureStatus(StatusModel):

@@ -126,6 +126,8 @@ class MemberKey:
             lost_steps=local.lost_steps if local.workers is Workers.RUNNING else -1,
             lost_ms=local.lost_ms if local.workers is Workers.RUNNING else 0,
             snapshots=local.snapshots,
+            ended_round=local.ended_round,
+            ended_step=local.ended_step,
         )
 
 

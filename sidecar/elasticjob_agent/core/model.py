@@ -235,6 +235,7 @@ class State:
         gone: reason for the permanent loss of the worker runtime; empty otherwise.
         group: worker group of the last round that ran here, running or not.
         ran: highest earlier round in which a worker ran here.
+        past: round and last step of the last group before `group` that reported a step.
         port: port held for the next round; 0 before one is held.
         served: True if a store already listens at `port`.
         prepare_by: deadline up to which this node waits for its preloaded interpreter before it
@@ -256,6 +257,7 @@ class State:
     gone: str = ""
     group: WorkerGroup | None = None
     ran: int = 0
+    past: tuple[int, int] = (0, -1)
     port: int = 0
     served: bool = False
     prepare_by: float | None = None
@@ -273,6 +275,15 @@ class State:
     def round(self) -> int:
         """Highest round in which a worker ran here or is about to start."""
         return self.ran if self.group is None else max(self.ran, self.group.round)
+
+    @property
+    def ended_progress(self) -> tuple[int, int]:
+        """Round and last step of the last group that has ended and had reported a step."""
+        group = self.group
+        if group is None or self.busy:
+            return self.past
+        step = max((worker.step for worker in group.progress.values()), default=-1)
+        return (group.round, step) if step >= 0 else self.past
 
     @property
     def obeyed_until(self) -> float | None:

@@ -200,6 +200,7 @@ def local_state(state: State) -> Local:
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
     lost_steps, lost_ms = _lost(group)
+    ended_round, ended_step = state.ended_progress
     return Local(
         ready=able,
         workers=_workers(state),
@@ -223,6 +224,8 @@ def local_state(state: State) -> Local:
         lost_steps=lost_steps,
         lost_ms=lost_ms,
         snapshots=None if reported_progress is None else reported_progress.snapshots,
+        ended_round=ended_round,
+        ended_step=ended_step,
     )
 
 

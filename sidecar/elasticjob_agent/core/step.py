@@ -270,7 +270,7 @@ def _voided(state: State) -> State:
         return state
     if group is not None and not group.empty:
         return state
-    return replace(state, group=None, ran=directive.round)
+    return replace(state, group=None, ran=directive.round, past=state.ended_progress)
 
 
 def _seated(state: State) -> State:
@@ -391,7 +391,7 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     if assignment is None or state.hello is None or roster.number <= state.round:
         return state, ()
     group = WorkerGroup(roster.number, assignment.slots, assignment.base_rank, now)
-    state = replace(state, group=group, ran=state.round)
+    state = replace(state, group=group, ran=state.round, past=state.ended_progress)
     if state.served:
         # The worker runtime reports when a store is used and when another is available.
         return state, (StartGroup(roster, assignment, directive.max_restarts),)

@@ -182,3 +182,31 @@ def test_admission_policy_needs_kubernetes_1_30() -> None:
     kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     assert kinds <= render(kubernetes="v1.30.0").kinds()
     assert not kinds & render(kubernetes="v1.29.4").kinds()
+
+
+@pytest.mark.parametrize("values", ["dashboard", "dashboard for browsers"])
+def test_dashboard_has_no_rights_and_no_token(values: str) -> None:
+    rendered = render(MATRIX[values])
+    pod = dict(rendered.pods())["Deployment/elasticjob-dashboard"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    account = rendered.find("ServiceAccount", pod["serviceAccountName"])
+    assert account["automountServiceAccountToken"] is False
+    subjects = [one for o in rendered.objects for one in o.get("subjects", ())]
+    assert account["metadata"]["name"] not in [one["name"] for one in subjects]
+    assert rules(rendered) == rules(render())
+    assert not any("projected" in volume for volume in pod["volumes"])
+
+
+def test_dashboard_without_certificate_has_no_service() -> None:
+    name = "elasticjob-dashboard"
+    assert "Deployment/elasticjob-dashboard" not in dict(render().pods())
+    rendered = render(MATRIX["dashboard"])
+    assert not rendered.has("Service", name)
+    assert mounted_keys(dict(rendered.pods())[f"Deployment/{name}"]) == set()
+    rendered = render(MATRIX["dashboard for browsers"])
+    assert rendered.has("Service", name)
+    pod = dict(rendered.pods())[f"Deployment/{name}"]
+    assert mounted_keys(pod) == {"tls.crt", "tls.key"}
+    arguments = pod["spec"]["containers"][0]["args"]
+    assert "--host=jobs.example.org" in arguments
+    assert f"--host={name}.{NAMESPACE}.svc" in arguments

@@ -187,7 +187,7 @@ def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         here = f"{path}.{key}".lstrip(".")
         whole = key in ("podSecurityContext", "labels") or here.endswith(
-            ("operator.resources", "etcd.resources")
+            ("operator.resources", "etcd.resources", "dashboard.resources")
         )
         if isinstance(value, dict) and value and not whole:
             yield from leaves(value, here)
@@ -197,6 +197,7 @@ def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
 
 MONITORED: Json = {"metrics": {"serviceMonitor": {"enabled": True}}}
 ALERTING: Json = {"metrics": {"prometheusRule": {"enabled": True}}}
+PAGE: Json = {"dashboard": {"enabled": True, "tls": {"secretName": "tls"}}}
 SHOWN: Json = {"metrics": {"dashboard": {"enabled": True}}}
 # Other values that must be set for a value to matter.
 CONTEXT: dict[str, Json] = {
@@ -213,6 +214,10 @@ CONTEXT: dict[str, Json] = {
     "metrics.prometheusRule.runbookUrl": ALERTING,
     "metrics.dashboard.labels": SHOWN,
     "metrics.dashboard.annotations": SHOWN,
+    "dashboard.hosts": PAGE,
+    "dashboard.from": PAGE,
+    "dashboard.tls.secretName": {"dashboard": {"enabled": True}},
+    "dashboard.resources": {"dashboard": {"enabled": True}},
     "operator.serviceAccount.create": {"operator": {"serviceAccount": {"name": "given"}}},
 }
 # Values other than the default that the default's type does not suggest.
@@ -241,6 +246,8 @@ OTHER: dict[str, Any] = {
     "externalEtcd.endpoints": ["http://other:2379"],
     "externalEtcd.secretKeys": ["ca.crt"],
     "imagePullSecrets": [{"name": "other"}],
+    "dashboard.hosts": ["jobs.example.org"],
+    "dashboard.from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
     "networkPolicy.metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
     "networkPolicy.etcdFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
     "networkPolicy.jobNamespaces": ["other"],

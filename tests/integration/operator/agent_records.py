@@ -10,6 +10,7 @@ from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
+    Counts,
     Member,
     MemberState,
     Outcome,
@@ -31,6 +32,7 @@ class Agents:
     job: str = "job"
     incarnation: int = 1
     charged: tuple[int, ...] = ()
+    counts: Counts = field(default_factory=Counts)
     members: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -76,7 +78,7 @@ class Agents:
         now_ms = time.time_ns() // 1_000_000
         record = Round(
             number, state, cause, nodes=count, world_size=count, master_name="job-0",
-            charged=self.charged, outcome=outcome, since_ms=now_ms,
+            charged=self.charged, counts=self.counts, outcome=outcome, since_ms=now_ms,
         )  # fmt: skip
         self.put(self.keys.round, record)
 

@@ -56,7 +56,7 @@ def test_recovery_has_a_mark_its_duration_and_a_row_of_its_phases() -> None:
     (loss,) = rectangles(picture, "loss")
     said = loss.find(f"{SVG}title")
     assert said is not None
-    assert said.text == "round 2 (loss: train-1), 1 nodes, final at 05:00:20, recovered in 0.4 s"
+    assert said.text == "round 2 (loss: train-1), 1 node, final at 05:00:20, recovered in 0.4 s"
     phases = [one.text for one in picture.iter(f"{SVG}title") if ": " in (one.text or "")]
     assert {"detect: 62 ms", "stop: 0.1 s", "join: 13 ms", "start: 0.2 s"} <= set(phases)
 
@@ -119,3 +119,29 @@ def test_labels_of_close_recoveries_do_not_overlap() -> None:
     ]
     assert len(places) == 1
     assert all(0 <= place <= WIDTH for place in places)
+
+
+def test_lost_steps_are_in_the_row_and_the_tooltip() -> None:
+    picture = drawn([entry(1, 0), LOSS | {"lostSteps": 12}])
+    assert "0.4 s, 12 steps lost, 1 cold" in texts(picture)
+    (loss,) = rectangles(picture, "loss")
+    said = loss.find(f"{SVG}title")
+    assert said is not None
+    assert (said.text or "").endswith("recovered in 0.4 s, 12 steps lost")
+    assert not any("lost" in text for text in texts(drawn([LOSS | {"lostSteps": 0}])))
+
+
+def test_short_change_is_magnified_beside_a_long_one_and_says_so() -> None:
+    long = LOSS | {"round": 3, "finalTime": "2026-11-24T05:00:30Z", "joinMs": 60_000}
+    said = texts(drawn([entry(1, 0), LOSS, long]))
+    assert "0.4 s, 1 cold (x10)" in said
+    assert "bars: 62 s at full width; x: magnified" in said
+    assert "60 s" in said  # in the phase itself, which has room
+    assert not any("(x" in text for text in texts(drawn([entry(1, 0), LOSS])))
+
+
+def test_part_of_a_page_has_neither_style_nor_title_of_its_own() -> None:
+    changes = changes_of([entry(1, 0), LOSS])
+    embedded = ElementTree.fromstring(svg("train", changes, 0, embedded=True))
+    assert list(embedded.iter(f"{SVG}style")) == []
+    assert not [one for one in embedded.iter(f"{SVG}text") if one.get("class") == "title"]

@@ -49,8 +49,10 @@ def _round_sentences(begin: str, found: RoundStatus, status: Status) -> Iterator
     parts = _phases_text(found)
     lasted = "with a pause of" if found.cause in PLANNED_CAUSES else "recovered in"
     lost = ""
-    if found.lost_steps is not None:
-        lost = f", {lost_text(found.lost_steps, found.lost_ms or 0)}"
+    if found.lost_ms is not None:
+        lost = f", {lost_text(found.lost_steps or 0, found.lost_ms)}"
+    elif found.lost_steps:
+        lost = f", lost at least {found.lost_steps} step{'s' * (found.lost_steps > 1)}"
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "") + lost
     if found.first_step_ms is not None:
         yield f"The first step followed {seconds_text(found.first_step_ms)} after the start"

@@ -48,7 +48,7 @@ LARGEST_MS = 2**53
 """Maximum number of milliseconds; their sums fit into 64 bits."""
 _WIDE = frozenset(
     {"lease", "confirmed", "step", "checkpointStep", "passed", "point", "maxRestarts"}
-    | {"stored", "replicated", "restored", "lostSteps", "bytes", "limit"}
+    | {"stored", "replicated", "restored", "lostSteps", "bytes", "limit", "endedStep"}
 )
 """Numbers of 64 bits: those of etcd, steps, which a script may count in tokens, sizes in bytes, and
 a limit that users of torchrun choose."""

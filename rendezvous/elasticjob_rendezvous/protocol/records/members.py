@@ -216,6 +216,8 @@ class Member:
         step: the last step of `round` that its workers reported, updated every few seconds; -1
             while there is none.
         checkpoint_step: the last step that a checkpoint of this round contains, or -1.
+        ended_round, ended_step: the last round whose workers have all ended here, and the last step
+            that they reported; 0 and -1 while there is none.
         busy_ms: duration of a step of its slowest worker without the wait for others, where the
             script reports it; 0 else.
         saves: its workers want to save before a planned stop.
@@ -261,6 +263,8 @@ class Member:
     lost_steps: int = -1
     lost_ms: int = 0
     snapshots: Snapshots | None = None
+    ended_round: int = 0
+    ended_step: int = -1
 
     @property
     def runs(self) -> bool:

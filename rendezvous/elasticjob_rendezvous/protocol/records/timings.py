@@ -19,8 +19,9 @@ class History:
     backoff: delay after a failure, part of none of the other phases.
     cold_nodes: number of nodes with cold-started workers; None if no agent reports it.
     cold_reason: reason of the cold start that took longest.
-    lost_steps, lost_ms: completed steps that this round repeats, and their duration; None if no
-        worker reports it.
+    lost_steps: completed steps that this round repeats: the number that a worker reports, else the
+        minimum by the last step of each node; None before the first step, and if unknown.
+    lost_ms: duration of these steps; None if no worker reports it.
     """
 
     number: int
@@ -68,7 +69,23 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
         history,
         start_ms=start,
         first_step_ms=_first(history.first_step_ms, None if step is None else max(1, step)),
+        lost_steps=_first(history.lost_steps, _lost_steps(running)),
     )
+
+
+def _lost_steps(running: list[Member]) -> int | None:
+    """Return the number of steps from the first one of this round to the last one before it.
+
+    Known once each member that has reported steps of the latest earlier round has reported one of
+    this round. The others do not count: the job may have begun anew since their last step.
+    """
+    past = [member for member in running if member.ended_step >= 0]
+    latest = max((member.ended_round for member in past), default=0)
+    told = [member for member in past if member.ended_round == latest]
+    if not told or any(member.step < 0 for member in told):
+        return None
+    first = min(member.step for member in running if member.step >= 0)
+    return max(0, max(member.ended_step for member in told) + 1 - first)
 
 
 def slowest(one: History, other: History) -> History:
@@ -105,8 +122,9 @@ def _with_cold(history: History, running: list[Member]) -> History:
 
 
 def _with_lost(history: History, running: list[Member]) -> History:
+    """Return the history with the lost steps that a worker reports, which replace the minimum."""
     told = [member for member in running if member.lost_steps >= 0]
-    if not told or history.lost_steps is not None:
+    if not told or history.lost_ms is not None:
         return history
     steps, ms = max((member.lost_steps, member.lost_ms) for member in told)
     return replace(history, lost_steps=steps, lost_ms=ms)

@@ -24,7 +24,7 @@ from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_files import ProgressFiles
 from elasticjob_launcher.settings import LIBRARY, library_beside, worker_environment
 from elasticjob_rendezvous.protocol.records.members import Snapshots, SnapshotTrouble
-from tests.unit.agent.builders import Driven, running, stopped
+from tests.unit.agent.builders import Driven, run, running, started, stopped
 
 UTC_MS = 1_700_000_000_000
 
@@ -137,6 +137,32 @@ def test_report_in_the_progress_file_is_bounded(tmp_path: Path) -> None:
     assert found.snapshots == (-1, 5, -1, 1000, MAX_STEP, 77, 2, -1, 2**50, MAX_STEP)
     files.file(1, 0).write_bytes(record)
     assert files.read(1, 1)[0].snapshots is None
+
+
+def test_last_step_of_an_ended_round_is_reported_until_the_next_one_ends() -> None:
+    driven = running()
+    told(driven, said(1))
+    driven.feed(said(9), after=0.1)
+    assert driven.state.told is not None
+    assert (driven.state.told.ended_round, driven.state.told.ended_step) == (0, -1)
+    local = driven.only(ReportLocal, driven.feed(stopped()))[-1].local
+    assert (local.ended_round, local.ended_step) == (1, 9)
+    driven.feed(run(2))
+    driven.feed(started(2))
+    told(driven, said(5, number=2))
+    assert (driven.state.told.ended_round, driven.state.told.ended_step) == (1, 9)
+    local = driven.only(ReportLocal, driven.feed(stopped(2)))[-1].local
+    assert (local.ended_round, local.ended_step) == (2, 5)
+
+
+def test_round_without_steps_leaves_the_last_step_of_the_one_before() -> None:
+    driven = running()
+    told(driven, said(9))
+    driven.feed(stopped())
+    driven.feed(run(2))
+    driven.feed(started(2))
+    driven.feed(stopped(2))
+    assert driven.state.ended_progress == (1, 9)
 
 
 # -- location -----------------------------------------------------------------------
