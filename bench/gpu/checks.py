@@ -190,8 +190,9 @@ def recovered_at(
 def lost(steps: Mapping[int, Sequence[Mapping[str, Any]]], before: int) -> int:
     """Return the number of steps up to round `before` that a later round repeated."""
     lines = [line for each in steps.values() for line in each]
-    done = max(line["step"] for line in lines if line["round"] <= before) + 1
-    return max(0, done - int(min(line["step"] for line in lines if line["round"] > before)))
+    last: int = max(line["step"] for line in lines if line["round"] <= before)
+    first: int = min(line["step"] for line in lines if line["round"] > before)
+    return max(0, last + 1 - first)
 
 
 def judged(
@@ -248,12 +249,11 @@ def report(results: Sequence[Result], facts: Mapping[str, object]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: str | float | None) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "-"
-    if isinstance(value, str):
-        return " ".join(value.replace("|", "\\|").split())[:300]
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    text = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return " ".join(text.replace("|", "\\|").split())[:300]
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -40,7 +40,6 @@ def test_round_log_has_all_costs_and_seats_of_a_round() -> None:
             "startMs": 4,
             "confirmMs": 5,
             "firstStepMs": 6,
-            "lostSteps": 12,
             "backoffMs": 7,
             "coldNodes": 1,
             "coldReason": COLD,
