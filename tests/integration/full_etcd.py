@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
@@ -12,22 +14,33 @@ from tests.integration.etcd_server import EtcdServer
 NO_SPACE = "etcdserver: mvcc: database space exceeded"
 SMALL = f"--quota-backend-bytes={4 * 1024 * 1024}"
 _WASTE = "/waste/"
-_PIECES = 64
+_PIECES = 32
+_SECONDS = 30.0
 
 
 def fill(etcd: EtcdServer, user: str = "", password: str = "") -> None:
-    """Write until the quota of `SMALL` refuses a write."""
+    """Write until the quota of `SMALL` refuses a write.
+
+    etcd compares the quota with the size at its last commit, up to 100 ms or a slow disk ago. So
+    the same keys are written again until then.
+    """
 
     async def refusal() -> str:
+        found = "never refused"
+        deadline = time.monotonic() + _SECONDS
         async with Client([etcd.url], user=user or None, password=password) as client:
-            for number in range(_PIECES):
+            for number in itertools.cycle(range(_PIECES)):
                 try:
                     await client.put(Put(f"{_WASTE}{number}", b"x" * 1024 * 256))
                 except EtcdError as error:
-                    return str(error)
-        return "never refused"
+                    found = str(error)
+                if NO_SPACE in found or time.monotonic() > deadline:
+                    return found
+                await asyncio.sleep(0.01)
+        return found
 
-    assert NO_SPACE in asyncio.run(refusal())
+    found = asyncio.run(refusal())
+    assert NO_SPACE in found, found
 
 
 def empty(etcd: EtcdServer, user: str | None = None) -> None:
