@@ -116,8 +116,12 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
 
 
 def sizes_of(offers: Sequence[Offer]) -> set[int]:
-    """Return the numbers of ranks with parts of their own, of all versions in the offers."""
-    return {part.ranks for part in _all(offers) if part.rank == SHARED and part.ranks}
+    """Return the numbers of ranks that could load their own parts, of all versions in the offers.
+
+    Parts that any number of ranks can load are left out: they demand no number.
+    """
+    shared = (part for part in _all(offers) if part.rank == SHARED)
+    return {part.ranks for part in shared if part.ranks and not part.reshards}
 
 
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:

@@ -21,6 +21,7 @@ from elasticjob.train.agreement import (
     decide,
     expired,
     next_gang,
+    sizes_of,
     steps_between,
 )
 
@@ -95,6 +96,15 @@ def test_rank_that_moved_to_another_node_gets_its_part_from_there() -> None:
     plan = decide(offers)
     assert plan is not None
     assert [source.readers for source in plan.own] == [(1,), (0,)]
+
+
+def test_parts_that_reshard_demand_no_number_of_ranks() -> None:
+    """A node was lost before its parts were copied: the survivors begin anew."""
+    parts = (shared(8, 1, 4), own(8, 0, 4), own(8, 1, 4))
+    lost = Offer(memory=tuple(part._replace(reshards=True) for part in parts))
+    assert decide([lost, Offer()], True) is None
+    assert sizes_of([lost, Offer()]) == set()
+    assert sizes_of([Offer(memory=parts)]) == {4}
 
 
 @pytest.mark.parametrize(
