@@ -48,11 +48,19 @@ class CorruptSnapshot(Exception):
 
 
 class NoRoom(OSError):
-    """Limit of the job's memory for snapshots that two snapshots of this node exceed."""
+    """Limit of the job's memory for snapshots that two snapshots of this node exceed.
+
+    Args:
+        needed: bytes of two snapshots and of the present copies for other nodes.
+    """
 
     def __init__(self, needed: int, limit: int) -> None:
-        text = f"two snapshots of this node take {needed} bytes, the job's memoryLimit is {limit}"
+        text = (
+            f"two snapshots of this node, and its copies for other nodes, take {needed} bytes, the "
+            f"job's memoryLimit is {limit}"
+        )
         super().__init__(errno.ENOSPC, text)
+        self.needed = needed
 
 
 class Body(NamedTuple):
@@ -183,7 +191,7 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
     buffers `rank-LOCAL.N` for its own part. With a `limit` in bytes, two snapshots of the node and
-    the copies for other nodes must fit.
+    the present copies for other nodes must fit.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0) -> None:
@@ -205,22 +213,24 @@ class MemoryBuffers:
         """Write a part beside the last one, then let it take that one's place. Raises OSError."""
         name = self._name(part)
         holds = self._buffers(name)
-        self._check_room(name, RECORD_BYTES + body.size)
         index = buffer_to_overwrite(holds, self._last.get(name))
+        self._check_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
         overwrite(self._path(name, index), part, body)
         self._last[name] = holds[index] = part
 
-    def _check_room(self, name: str, size: int) -> None:
-        """Raise NoRoom if the buffers of this node would exceed the limit."""
-        if not self._limit:
+    def _check_room(self, name: str, index: int, size: int) -> None:
+        """Raise NoRoom if a buffer of another size would exceed the limit."""
+        if not self._limit or _size_of(self._path(name, index)) == size:
             return
-        sizes = {name: size}
+        sizes, copies = {name: size}, 0
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*.[01]"):
-                with contextlib.suppress(OSError):
-                    sizes[path.stem] = max(sizes.get(path.stem, 0), path.stat().st_size)
-        needed = BUFFERS * sum(sizes.values())
+                if path.name.startswith(_REPLICA):
+                    copies += _size_of(path)
+                else:
+                    sizes[path.stem] = max(sizes.get(path.stem, 0), _size_of(path))
+        needed = BUFFERS * sum(sizes.values()) + copies
         if needed > self._limit:
             raise NoRoom(needed, self._limit)
 
@@ -274,13 +284,15 @@ class ReplicaBuffers:
 
     def commit(self, part: Part, body: Body, keep: Version | None) -> None:
         """Write a copy beside the one of version `keep`. Raises OSError."""
-        rank = "shared" if part.rank == SHARED else str(part.rank)
-        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
-        overwrite(paths[replica_to_overwrite([held(path) for path in paths], keep)], part, body)
+        overwrite(self._target(part, keep), part, body)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
+
+    def room_for(self, part: Part, keep: Version | None) -> int:
+        """Return the largest size of a copy: the free memory and that of the overwritten buffer."""
+        return self.free_bytes() + _size_of(self._target(part, keep))
 
     def free_bytes(self) -> int:
         """Return the memory that is free for a copy; the second buffers of snapshots come first."""
@@ -292,6 +304,12 @@ class ReplicaBuffers:
                     sizes.setdefault(path.stem, []).append(path.stat().st_size)
         reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
         return found.f_bavail * found.f_frsize - reserved
+
+    def _target(self, part: Part, keep: Version | None) -> Path:
+        """Return the buffer that the next copy of this rank's part overwrites."""
+        rank = "shared" if part.rank == SHARED else str(part.rank)
+        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
+        return paths[replica_to_overwrite([held(path) for path in paths], keep)]
 
 
 class StorageFolder:
@@ -375,6 +393,14 @@ class StorageWrite(threading.Thread):
         except OSError as error:
             self.trouble = f"{self._storage.folder}: {error.strerror}"
             log.warning("cannot write a snapshot to storage: %s", self.trouble)
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 @contextlib.contextmanager

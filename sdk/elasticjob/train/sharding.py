@@ -161,9 +161,7 @@ def _mapped(value: Any, change: Callable[[Any, str], Any], path: str) -> Any:
             made[key] = _mapped(item, change, f"{path}[{key!r}]")
         return made
     if type(value) in (list, tuple):
-        return type(value)(
-            _mapped(item, change, f"{path}[{at}]") for at, item in enumerate(value)
-        )
+        return type(value)(_mapped(item, change, f"{path}[{at}]") for at, item in enumerate(value))
     return change(value, path)
 
 

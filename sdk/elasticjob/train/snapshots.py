@@ -469,6 +469,7 @@ class Snapshots:
             return False
         self._report.change(replicas=self._replicas)
         self._replication.restored(*self._found)
+        gang.gather(b"\0", is_fixed=True)  # no copy arrives while stale ones are removed
         return True
 
     def _announce(self, version: Version) -> None:
@@ -490,7 +491,8 @@ class Snapshots:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
             trouble = layout.NO_ROOM if full else layout.UNUSABLE
-            self._report.change(trouble=trouble, size=body.size)
+            needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
+            self._report.change(trouble=trouble, size=needed)
             log.warning(
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
                 self._memory.folder,
@@ -557,9 +559,7 @@ class Snapshots:
             store_due = store_due or bool(proposals[0][2])
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, _ in proposals])
-                confirmed = replication.generations.confirmed
-                if confirmed is not None:
-                    self._report.change(replicated=confirmed.step)
+                self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
 

@@ -156,6 +156,36 @@ def test_limit_holds_for_the_buffers_of_all_ranks_and_copies(job: Job) -> None:
     assert job.report().trouble == layout.NO_ROOM
 
 
+def test_limit_beyond_the_report_is_reported_as_its_maximum(job: Job) -> None:
+    job.settings(everySteps=1, memoryBytes=99_999_999 * 2**40)
+    assert taken(job.started(), 1) == [1]
+    assert (job.report().limit, job.report().trouble) == (layout.MAX_STEP, layout.FITS)
+
+
+def test_copies_count_once_and_buffers_of_the_same_size_need_no_room(job: Job) -> None:
+    job.settings(everySteps=1, memoryBytes=9 * MIB)
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    (job.memory / "replica-1.0").write_bytes(bytes(2 * MIB))
+    snapshots = job.started()
+    assert taken_with(snapshots, state, 1, 2) == (2, layout.FITS)
+    # Copies of a rank that this node no longer holds do not turn its memory off.
+    (job.memory / "replica-2.0").write_bytes(bytes(2 * MIB))
+    assert taken_with(snapshots, state, 3) == (3, layout.FITS)
+    larger = {"x": torch.zeros(4 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, larger, 4) == (3, layout.NO_ROOM)
+    # Half of the memory that the node needs, not the size of the refused part.
+    assert 6 * MIB <= job.report().size < 6 * MIB + 4096
+
+
+def taken_with(snapshots: Snapshots, state: Any, *steps: int) -> tuple[int, int]:
+    """Take snapshots; return the step in memory, and the trouble."""
+    for step in steps:
+        assert snapshots.save(step, state)
+    found = layout.unpack_report((Path(os.environ[layout.PROGRESS_FILE])).read_bytes())
+    assert found is not None
+    return found.step, found.trouble
+
+
 def test_report_has_steps_size_and_restored_step(job: Job) -> None:
     job.settings(everySteps=1)
     snapshots = job.started()

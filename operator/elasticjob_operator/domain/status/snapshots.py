@@ -124,9 +124,10 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
     if found.limit:
         return (
             MEMORY_LIMIT_TOO_SMALL,
-            f"two snapshots of {size}, and copies for other nodes, do not fit into "
-            f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than {needed}, "
-            "and enlarge the trainer's memory limit by as much",
+            "two snapshots, and copies for other nodes, do not fit into "
+            f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than "
+            f"{size_text(max(_VERSIONS * found.bytes, found.limit))}, and enlarge the trainer's "
+            "memory limit by as much",
         )
     return (
         SHARED_MEMORY_FULL,
