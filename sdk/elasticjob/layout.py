@@ -143,7 +143,7 @@ class SnapshotReport(NamedTuple):
 
     Args:
         step: step of the newest snapshot that is complete in the memory of this node.
-        stored: step of the newest snapshot of which this rank's parts are in storage.
+        stored: step of the newest snapshot that is complete in storage, known to rank 0.
         replicated: step of the newest snapshot with confirmed copies on other nodes; `NO_STEP`
             before the first of this round, and while copies fail.
         replicas: number of copies of each rank's own state; 0 for none.

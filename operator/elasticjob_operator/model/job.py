@@ -231,7 +231,7 @@ class SnapshotStorage(SpecModel):
     every_seconds: SecondsOfADay = 300
     """Seconds between two snapshots in storage, at least."""
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
-    """Number of complete snapshots to keep."""
+    """Number of complete snapshots to keep. The storage needs room for two more."""
 
 
 class Snapshots(SpecModel):

@@ -20,7 +20,14 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrite, expired
+from elasticjob.train.agreement import (
+    SHARED,
+    Part,
+    Version,
+    buffer_to_overwrite,
+    complete_versions,
+    expired,
+)
 from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
 _LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
@@ -321,12 +329,13 @@ class StorageFolder:
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts. Raises OSError if the folder exists and cannot be read."""
         found = {}
-        for version, folder in self._versions():
-            for path in sorted(folder.glob("[!.]*")):
-                part = held(path)
-                if part is not None and part.version == version:
-                    found[part] = path
+        for version, _ in self._versions():
+            found.update(self._parts_of(version))
         return found
+
+    def is_complete(self, version: Version) -> bool:
+        """Return True if all parts of a version are committed."""
+        return bool(complete_versions(self._parts_of(version)))
 
     def store(self, part: Part, body: Body) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
@@ -346,10 +355,16 @@ class StorageFolder:
         with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
 
-    def remove_expired(self, keep: int) -> None:
-        """Remove the versions older than the newest `keep` complete ones."""
-        for version in expired(self.parts(), keep):
+    def remove_expired(self, keep: int, writing: Version) -> None:
+        """Remove the versions that `expired` names."""
+        versions = [version for version, _ in self._versions()]
+        for version in expired(self.parts(), keep, writing, versions):
             shutil.rmtree(self._folder(version), ignore_errors=True)
+
+    def _parts_of(self, version: Version) -> dict[Part, Path]:
+        paths = sorted(self._folder(version).glob("[!.]*"))
+        found = ((held(path), path) for path in paths)
+        return {part: path for part, path in found if part is not None and part.version == version}
 
     def _folder(self, version: Version) -> Path:
         return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
@@ -365,6 +380,9 @@ class StorageFolder:
 class StorageWrite(threading.Thread):
     """Background write of parts to storage; `trouble` is the cause if it failed.
 
+    With `keep`, for one rank, it also removes expired versions, before the write so that they leave
+    room, and after it, and passes the step of the newest complete version to `on_end`.
+
     The interpreter waits for the thread before it exits.
     """
 
@@ -379,20 +397,36 @@ class StorageWrite(threading.Thread):
         self._storage = storage
         self._parts = parts
         self._keep = keep
-        self._on_end = on_end  # with the step that is in storage
+        self._on_end = on_end  # with the step of the newest complete version
+        self._is_awaited = threading.Event()
         self.trouble = ""
 
+    def end(self) -> None:
+        """Wait until the parts are written; the parts of other ranks are waited for no longer."""
+        self._is_awaited.set()
+        self.join()
+
     def run(self) -> None:
+        version = self._parts[0][0].version
         try:
+            if self._keep:
+                self._storage.remove_expired(self._keep, version)
             for part, body in self._parts:
                 self._storage.store(part, body)
-            if self._parts:
-                self._on_end(self._parts[0][0].version.step)
             if self._keep:
-                self._storage.remove_expired(self._keep)
+                self._await_others(version)
+                for newest in complete_versions(self._storage.parts())[-1:]:
+                    self._on_end(newest.step)
+                self._storage.remove_expired(self._keep, version)
         except OSError as error:
             self.trouble = f"{self._storage.folder}: {error.strerror}"
             log.warning("cannot write a snapshot to storage: %s", self.trouble)
+
+    def _await_others(self, version: Version) -> None:
+        """Wait for the parts of the other ranks, for a limited time."""
+        for seconds in _OTHERS_SECONDS:
+            if self._storage.is_complete(version) or self._is_awaited.wait(seconds):
+                return
 
 
 def _size_of(path: Path) -> int:

@@ -18,6 +18,7 @@ from elasticjob.train.agreement import (
     Plan,
     Version,
     buffer_to_overwrite,
+    complete_versions,
     decide,
     expired,
     next_gang,
@@ -139,9 +140,20 @@ def test_retention_counts_complete_versions_alone() -> None:
         *(shared(4, ranks=2), own(4, 0, 2), own(4, 1, 2)),
         *(shared(5, ranks=2), own(5, 0, 2)),
     ]
-    assert [version.step for version in expired(parts, 1)] == [1, 2, 3]
-    assert [version.step for version in expired(parts, 2)] == [1]
-    assert expired(parts, 4) == ()
+    last = Version(5, 1)
+    assert complete_versions(parts) == [Version(step, 1) for step in (1, 2, 4)]
+    assert [version.step for version in expired(parts, 1, last)] == [1, 2, 3]
+    assert [version.step for version in expired(parts, 2, last)] == [1]
+    assert expired(parts, 4, last) == ()
+    assert expired([shared(5, ranks=2)], 1, last) == ()
+
+
+def test_incomplete_versions_that_no_rank_writes_expire() -> None:
+    """Each rank ends the write before the one that it begins."""
+    parts = [own(2, 0, 2), shared(3), *(own(step, 0, 2) for step in (4, 5, 6, 7))]
+    versions = [Version(1, 1), *(part.version for part in parts)]
+    found = expired(parts, 3, Version(7, 1), versions)
+    assert [version.step for version in found] == [1, 2, 4, 5]
 
 
 # --- simulation

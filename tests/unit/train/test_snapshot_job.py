@@ -162,6 +162,25 @@ def test_limit_beyond_the_report_is_reported_as_its_maximum(job: Job) -> None:
     assert (job.report().limit, job.report().trouble) == (layout.MAX_STEP, layout.FITS)
 
 
+def test_rank_without_parts_reports_the_step_of_the_snapshot(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With DDP and two workers on a node local rank 0 writes the state."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    snapshots = job.started(every_steps=1)
+    snapshots.save(3, {"x": 3})
+    assert (job.report().step, job.report().size) == (3, 0)
+    assert list(job.memory.glob("*.0")) == []
+
+
+def test_state_is_encoded_only_for_a_place(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
+    assert snapshots.save(1, {"x": object()})  # would be refused
+    with pytest.raises(TypeError, match="state"):
+        snapshots.save(2, {"x": object()})
+
+
 def test_copies_count_once_and_buffers_of_the_same_size_need_no_room(job: Job) -> None:
     job.settings(everySteps=1, memoryBytes=9 * MIB)
     state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}

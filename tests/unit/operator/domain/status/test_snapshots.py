@@ -190,6 +190,8 @@ def test_condition_is_true_with_snapshots_and_stays_between_rounds() -> None:
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "Held")
     between = replace(final_round(2), members=())
     assert condition(status_of(between, status)) == found
+    begun = condition(status_of(view(Snapshots(9), Snapshots(-1))))
+    assert begun is None, "not before each node has a snapshot"
 
 
 def test_explanation_has_the_lost_steps_of_the_last_interruption() -> None:
