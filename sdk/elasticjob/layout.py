@@ -143,8 +143,9 @@ class SnapshotReport(NamedTuple):
 
     Args:
         step: step of the newest snapshot that is complete in the memory of this node.
-        stored: step of the newest snapshot of which this rank's parts are in storage.
-        replicated: step of the newest snapshot with confirmed copies on other nodes.
+        stored: step of the newest snapshot that is complete in storage, known to rank 0.
+        replicated: step of the newest snapshot with confirmed copies on other nodes; `NO_STEP`
+            before the first of this round, and while copies fail.
         replicas: number of copies of each rank's own state; 0 for none.
         size: bytes of one snapshot in the memory of this node, of this worker's parts.
         trouble: `FITS`, `NO_ROOM` or `UNUSABLE`.
@@ -167,8 +168,8 @@ class SnapshotReport(NamedTuple):
 
 
 def pack_report(report: SnapshotReport) -> bytes:
-    """Encode a report on snapshots."""
-    body = _REPORT.pack(*report)
+    """Encode a report on snapshots; numbers above `MAX_STEP` become that."""
+    body = _REPORT.pack(*(min(value, MAX_STEP) for value in report))
     return _HEAD.pack(_REPORT_MAGIC, binascii.crc32(body)) + body
 
 

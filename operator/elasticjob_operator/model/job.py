@@ -36,6 +36,7 @@ from elasticjob_operator.model.types import (
     ScaledNodes,
     ScaleUp,
     Seconds,
+    SecondsOfADay,
     ShortText,
     SpecModel,
     Timestamp,
@@ -227,10 +228,10 @@ class SnapshotStorage(SpecModel):
     or path must be given."""
     path: Annotated[str, Field(min_length=2, max_length=1024, pattern="^/")] | None = None
     """Absolute path in the trainer container, of a volume of the template that all nodes share."""
-    every_seconds: PositiveSeconds = 300
+    every_seconds: SecondsOfADay = 300
     """Seconds between two snapshots in storage, at least."""
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
-    """Number of complete snapshots to keep."""
+    """Number of complete snapshots to keep. The storage needs room for two more."""
 
 
 class Snapshots(SpecModel):
@@ -239,7 +240,7 @@ class Snapshots(SpecModel):
 
     enabled: Flag = True
     """False keeps no snapshots in memory; those in storage go on."""
-    interval_seconds: PositiveSeconds | None = None
+    interval_seconds: SecondsOfADay | None = None
     """Approximate seconds between two snapshots. Without it and everySteps the interval follows
     from the measured cost."""
     every_steps: Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)] | None = None

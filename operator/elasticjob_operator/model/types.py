@@ -135,6 +135,8 @@ Nodes = Annotated[int, Field(strict=True, ge=1, le=MAX_NODES)]
 ScaledNodes = Annotated[int, Field(strict=True, ge=0, le=MAX_NODES)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=MAX_SECONDS)]
+SecondsOfADay = Annotated[int, Field(strict=True, ge=1, le=86400)]
+"""Interval of at most a day, as `elasticjob.train.Snapshots` accepts it."""
 Seconds = Annotated[int, Field(strict=True, ge=0, le=MAX_SECONDS)]
 Argument = Annotated[str, Field(max_length=MAX_ARGUMENT)]
 ShortText = Annotated[str, Field(max_length=4096)]

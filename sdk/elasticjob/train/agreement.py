@@ -116,8 +116,12 @@ def decide(offers: Sequence[Offer], is_sharded: bool = False) -> Plan | None:
 
 
 def sizes_of(offers: Sequence[Offer]) -> set[int]:
-    """Return the numbers of ranks with parts of their own, of all versions in the offers."""
-    return {part.ranks for part in _all(offers) if part.rank == SHARED and part.ranks}
+    """Return the numbers of ranks that could load their own parts, of all versions in the offers.
+
+    Parts that any number of ranks can load are left out: they demand no number.
+    """
+    shared = (part for part in _all(offers) if part.rank == SHARED)
+    return {part.ranks for part in shared if part.ranks and not part.reshards}
 
 
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:
@@ -197,15 +201,34 @@ def steps_within(overhead: float, cost_seconds: float, step_seconds: float) -> i
     return max(1, math.ceil(cost_seconds / (overhead * step_seconds)))
 
 
-def expired(parts: Iterable[Part], keep: int) -> tuple[Version, ...]:
-    """Return the versions in storage that are older than the newest `keep` complete ones."""
+def expired(
+    parts: Iterable[Part], keep: int, writing: Version, versions: Iterable[Version] = ()
+) -> tuple[Version, ...]:
+    """Return the versions to remove from storage: the newest `keep` complete ones stay.
+
+    Of the incomplete ones before `writing` the newest stays too: some ranks may not have ended it.
+    The others were given up, such as in a full storage. Without a complete version all stay.
+
+    Args:
+        writing: version that the ranks write now, or have written last.
+        versions: all versions in storage, also those without a committed part.
+    """
+    found = list(parts)
+    complete = complete_versions(found)
+    if not complete:
+        return ()
+    held = {part.version for part in found} | set(versions)
+    old = {version for version in held if len(complete) >= keep and version < complete[-keep]}
+    ended = sorted(version for version in held - set(complete) if version < writing)
+    return tuple(sorted(old | set(ended[:-1])))
+
+
+def complete_versions(parts: Iterable[Part]) -> list[Version]:
+    """Return the versions of which all parts are there, in their order."""
     held: dict[Version, set[Part]] = {}
     for part in parts:
         held.setdefault(part.version, set()).add(part)
-    complete = sorted(version for version, found in held.items() if _is_complete(found))
-    if len(complete) < keep:
-        return ()
-    return tuple(sorted(version for version in held if version < complete[-keep]))
+    return sorted(version for version, found in held.items() if _is_complete(found))
 
 
 def _is_complete(parts: set[Part]) -> bool:

@@ -20,7 +20,14 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticjob.train.agreement import SHARED, Part, Version, buffer_to_overwrite, expired
+from elasticjob.train.agreement import (
+    SHARED,
+    Part,
+    Version,
+    buffer_to_overwrite,
+    complete_versions,
+    expired,
+)
 from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
+_OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
 _LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
@@ -48,11 +56,19 @@ class CorruptSnapshot(Exception):
 
 
 class NoRoom(OSError):
-    """Limit of the job's memory for snapshots that two snapshots of this node exceed."""
+    """Limit of the job's memory for snapshots that two snapshots of this node exceed.
+
+    Args:
+        needed: bytes of two snapshots and of the present copies for other nodes.
+    """
 
     def __init__(self, needed: int, limit: int) -> None:
-        text = f"two snapshots of this node take {needed} bytes, the job's memoryLimit is {limit}"
+        text = (
+            f"two snapshots of this node, and its copies for other nodes, take {needed} bytes, the "
+            f"job's memoryLimit is {limit}"
+        )
         super().__init__(errno.ENOSPC, text)
+        self.needed = needed
 
 
 class Body(NamedTuple):
@@ -183,7 +199,7 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
     buffers `rank-LOCAL.N` for its own part. With a `limit` in bytes, two snapshots of the node and
-    the copies for other nodes must fit.
+    the present copies for other nodes must fit.
     """
 
     def __init__(self, folder: Path, local_rank: int, limit: int = 0) -> None:
@@ -205,22 +221,24 @@ class MemoryBuffers:
         """Write a part beside the last one, then let it take that one's place. Raises OSError."""
         name = self._name(part)
         holds = self._buffers(name)
-        self._check_room(name, RECORD_BYTES + body.size)
         index = buffer_to_overwrite(holds, self._last.get(name))
+        self._check_room(name, index, RECORD_BYTES + body.size)
         holds[index] = None
         overwrite(self._path(name, index), part, body)
         self._last[name] = holds[index] = part
 
-    def _check_room(self, name: str, size: int) -> None:
-        """Raise NoRoom if the buffers of this node would exceed the limit."""
-        if not self._limit:
+    def _check_room(self, name: str, index: int, size: int) -> None:
+        """Raise NoRoom if a buffer of another size would exceed the limit."""
+        if not self._limit or _size_of(self._path(name, index)) == size:
             return
-        sizes = {name: size}
+        sizes, copies = {name: size}, 0
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*.[01]"):
-                with contextlib.suppress(OSError):
-                    sizes[path.stem] = max(sizes.get(path.stem, 0), path.stat().st_size)
-        needed = BUFFERS * sum(sizes.values())
+                if path.name.startswith(_REPLICA):
+                    copies += _size_of(path)
+                else:
+                    sizes[path.stem] = max(sizes.get(path.stem, 0), _size_of(path))
+        needed = BUFFERS * sum(sizes.values()) + copies
         if needed > self._limit:
             raise NoRoom(needed, self._limit)
 
@@ -274,13 +292,15 @@ class ReplicaBuffers:
 
     def commit(self, part: Part, body: Body, keep: Version | None) -> None:
         """Write a copy beside the one of version `keep`. Raises OSError."""
-        rank = "shared" if part.rank == SHARED else str(part.rank)
-        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
-        overwrite(paths[replica_to_overwrite([held(path) for path in paths], keep)], part, body)
+        overwrite(self._target(part, keep), part, body)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
+
+    def room_for(self, part: Part, keep: Version | None) -> int:
+        """Return the largest size of a copy: the free memory and that of the overwritten buffer."""
+        return self.free_bytes() + _size_of(self._target(part, keep))
 
     def free_bytes(self) -> int:
         """Return the memory that is free for a copy; the second buffers of snapshots come first."""
@@ -293,6 +313,12 @@ class ReplicaBuffers:
         reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
         return found.f_bavail * found.f_frsize - reserved
 
+    def _target(self, part: Part, keep: Version | None) -> Path:
+        """Return the buffer that the next copy of this rank's part overwrites."""
+        rank = "shared" if part.rank == SHARED else str(part.rank)
+        paths = [self.folder / f"{_REPLICA}{rank}.{index}" for index in range(BUFFERS)]
+        return paths[replica_to_overwrite([held(path) for path in paths], keep)]
+
 
 class StorageFolder:
     """Snapshots in a folder that all nodes share: one folder for each version, one file a part."""
@@ -303,12 +329,13 @@ class StorageFolder:
     def parts(self) -> dict[Part, Path]:
         """Return all committed parts. Raises OSError if the folder exists and cannot be read."""
         found = {}
-        for version, folder in self._versions():
-            for path in sorted(folder.glob("[!.]*")):
-                part = held(path)
-                if part is not None and part.version == version:
-                    found[part] = path
+        for version, _ in self._versions():
+            found.update(self._parts_of(version))
         return found
+
+    def is_complete(self, version: Version) -> bool:
+        """Return True if all parts of a version are committed."""
+        return bool(complete_versions(self._parts_of(version)))
 
     def store(self, part: Part, body: Body) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
@@ -328,10 +355,16 @@ class StorageFolder:
         with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
 
-    def remove_expired(self, keep: int) -> None:
-        """Remove the versions older than the newest `keep` complete ones."""
-        for version in expired(self.parts(), keep):
+    def remove_expired(self, keep: int, writing: Version) -> None:
+        """Remove the versions that `expired` names."""
+        versions = [version for version, _ in self._versions()]
+        for version in expired(self.parts(), keep, writing, versions):
             shutil.rmtree(self._folder(version), ignore_errors=True)
+
+    def _parts_of(self, version: Version) -> dict[Part, Path]:
+        paths = sorted(self._folder(version).glob("[!.]*"))
+        found = ((held(path), path) for path in paths)
+        return {part: path for part, path in found if part is not None and part.version == version}
 
     def _folder(self, version: Version) -> Path:
         return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
@@ -347,6 +380,9 @@ class StorageFolder:
 class StorageWrite(threading.Thread):
     """Background write of parts to storage; `trouble` is the cause if it failed.
 
+    With `keep`, for one rank, it also removes expired versions, before the write so that they leave
+    room, and after it, and passes the step of the newest complete version to `on_end`.
+
     The interpreter waits for the thread before it exits.
     """
 
@@ -361,20 +397,44 @@ class StorageWrite(threading.Thread):
         self._storage = storage
         self._parts = parts
         self._keep = keep
-        self._on_end = on_end  # with the step that is in storage
+        self._on_end = on_end  # with the step of the newest complete version
+        self._is_awaited = threading.Event()
         self.trouble = ""
 
+    def end(self) -> None:
+        """Wait until the parts are written; the parts of other ranks are waited for no longer."""
+        self._is_awaited.set()
+        self.join()
+
     def run(self) -> None:
+        version = self._parts[0][0].version
         try:
+            if self._keep:
+                self._storage.remove_expired(self._keep, version)
             for part, body in self._parts:
                 self._storage.store(part, body)
-            if self._parts:
-                self._on_end(self._parts[0][0].version.step)
             if self._keep:
-                self._storage.remove_expired(self._keep)
+                self._await_others(version)
+                for newest in complete_versions(self._storage.parts())[-1:]:
+                    self._on_end(newest.step)
+                self._storage.remove_expired(self._keep, version)
         except OSError as error:
             self.trouble = f"{self._storage.folder}: {error.strerror}"
             log.warning("cannot write a snapshot to storage: %s", self.trouble)
+
+    def _await_others(self, version: Version) -> None:
+        """Wait for the parts of the other ranks, for a limited time."""
+        for seconds in _OTHERS_SECONDS:
+            if self._storage.is_complete(version) or self._is_awaited.wait(seconds):
+                return
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 @contextlib.contextmanager

@@ -57,6 +57,8 @@ class Gang:
 
     def broadcast(self, content: bytes, source: int) -> memoryview:
         """Return the content of rank `source`."""
+        if self.size == 1:
+            return memoryview(bytearray(content))
         import torch
         import torch.distributed as dist
 

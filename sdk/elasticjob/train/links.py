@@ -158,7 +158,8 @@ class Receiver:
         if not hmac.compare_digest(proof, _mac(self._key, b"offer", nonce, header)):
             raise PeerError("the peer does not have the key of this round")
         part, keep, head, size = _unpacked(header)
-        is_wanted = part.rank in self._senders and head <= size <= self._buffers.free_bytes()
+        room = self._buffers.room_for(part, keep)
+        is_wanted = part.rank in self._senders and head <= size <= room
         self._reply(link, nonce, _ACCEPTED if is_wanted else _REFUSED)
         if not is_wanted:
             return

@@ -125,6 +125,8 @@ class Generations:
         self.confirmed = confirmed
         self.running: Version | None = None
         self.has_confirmed = False  # with the receivers of this round
+        self.is_complete = False
+        """True if the copies of the last generation of this round are complete on all nodes."""
 
     def exchanged(self, states: Iterable[State]) -> bool:
         """Take the states of all ranks; return True if the next generation may begin.
@@ -134,8 +136,10 @@ class Generations:
         found = set(states)
         if State.RUNNING in found:
             return False
-        if self.running is not None and found == {State.DONE}:
-            self.confirmed, self.has_confirmed = self.running, True
+        if self.running is not None:
+            self.is_complete = found == {State.DONE}
+            if self.is_complete:
+                self.confirmed, self.has_confirmed = self.running, True
         self.running = None
         return True
 
@@ -194,6 +198,18 @@ class Accepted:
             return False
         self._newest[part.rank] = part.version
         return True
+
+
+def is_stale(part: Part, needed: Iterable[Version | None], ranks: int, is_sharded: bool) -> bool:
+    """Return True if the gang can restore no snapshot with this copy: a node may remove it at once.
+
+    A copy of another number of ranks is useless; one of sharded state, if it is of another version.
+
+    Args:
+        needed: version that the gang has restored, and the result of `kept`.
+        ranks: number of ranks of the gang.
+    """
+    return part.version not in needed and (is_sharded or part.ranks != ranks)
 
 
 def may_drop(part: Part, ranks: frozenset[int], generations: Generations) -> bool:

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import Body, CorruptSnapshot, ReplicaBuffers, held, read
 from elasticjob.train.links import END_SECONDS, MAX_CONNECTIONS, PeerError, Receiver, send
@@ -24,6 +25,7 @@ from elasticjob.train.replicas import (
     Member,
     State,
     copies_at,
+    is_stale,
     kept,
     may_drop,
     receivers,
@@ -97,9 +99,27 @@ class Replication:
     def state(self) -> State:
         return self._state
 
+    @property
+    def replicated_step(self) -> int:
+        """Step of the confirmed copies; `NO_STEP` before the first of this round, or if the last
+        ones failed."""
+        found = self.generations
+        if found.confirmed is None or not found.is_complete:
+            return layout.NO_STEP
+        return found.confirmed.step
+
     def restored(self, offers: Sequence[Offer], plan: Plan | None) -> None:
-        """Keep the copies from which the gang could restore until there are newer ones."""
-        self.generations = Generations(kept(offers, self.members, plan, self._is_sharded))
+        """Keep the copies from which the gang could restore until there are newer ones.
+
+        Local rank 0 removes the others: the limit of the memory may leave no room beside them.
+        """
+        confirmed = kept(offers, self.members, plan, self._is_sharded)
+        self.generations = Generations(confirmed)
+        if self._local_rank == 0:
+            needed = (confirmed, None if plan is None else plan.version)
+            for part, path in self._buffers.parts().items():
+                if is_stale(part, needed, len(self.members), self._is_sharded):
+                    self._buffers.remove(path)
 
     def exchanged(self, states: Sequence[State]) -> bool:
         """Take the states of all ranks; return True if the next generation may begin."""

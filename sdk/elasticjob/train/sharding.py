@@ -47,17 +47,23 @@ def is_distributed(value: object) -> bool:
 def split(state: Any, rank_state: Any) -> tuple[Any, Any] | None:
     """Return the shared state with descriptions of its distributed tensors, and the own state.
 
-    Returns None if the state has no distributed tensor.
+    Returns None if the state has no distributed tensor. Raises TypeError for one whose ranks hold
+    terms of a sum: its shards are no slices of the tensor.
     """
     found: list[Any] = []
 
-    def described(value: Any) -> Any:
+    def described(value: Any, path: str) -> Any:
         if not is_distributed(value):
             return value
+        if any(each.is_partial() for each in value.placements):
+            raise TypeError(
+                f"{path} is a distributed tensor with partial placement, which a snapshot cannot "
+                "hold: call redistribute() first"
+            )
         found.append(value)
         return Sharded(len(found) - 1, str(value.dtype).partition(".")[2], tuple(value.shape))
 
-    shared = _mapped(state, described)
+    shared = _mapped(state, described, "state")
     if not found:
         return None
     shards = [[each.number, each.offsets, each.values] for each in _shards(found)]
@@ -144,16 +150,19 @@ class Assembly:
         return value
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested dicts, lists and tuples with changed leaves."""
+def _mapped(value: Any, change: Callable[[Any, str], Any], path: str) -> Any:
+    """Return a copy of nested dicts, lists and tuples with changed leaves.
+
+    `change` gets each leaf and its path.
+    """
     if isinstance(value, dict) and hasattr(type(value), "items"):
         made = value.copy()
         for key, item in value.items():
-            made[key] = _mapped(item, change)
+            made[key] = _mapped(item, change, f"{path}[{key!r}]")
         return made
     if type(value) in (list, tuple):
-        return type(value)(_mapped(item, change) for item in value)
-    return change(value)
+        return type(value)(_mapped(item, change, f"{path}[{at}]") for at, item in enumerate(value))
+    return change(value, path)
 
 
 def _shards(tensors: list[Any]) -> Iterator[Shard]:

@@ -26,6 +26,7 @@ from elasticjob.train.agreement import (
     Part,
     Plan,
     Version,
+    complete_versions,
     decide,
     next_gang,
     sizes_of,
@@ -108,7 +109,7 @@ class Snapshots:
             optimizers' state: they are then copied during the next step.
         store_every: steps between two snapshots in storage, at least; 500 by default.
         store_seconds: alternatively the time between two snapshots in storage, at least.
-        keep: number of complete snapshots in storage; 2 by default.
+        keep: number of complete snapshots in storage, which needs room for two more; 2 by default.
         replicas: number of other nodes that hold copies of each rank's own state; 0 for none, 1 by
             default.
         replica_rate: largest number of bytes that one rank sends to other nodes each second.
@@ -200,10 +201,8 @@ class Snapshots:
         lost = self._begun(gang, step, offers)
         self._interval.start(step, time.monotonic())
         self._next_step = step + self._interval.first
-        stored = (part for offer in offers for part in offer.storage if part.rank == SHARED)
-        self._stored_step = max(
-            (p.version.step for p in stored if p.version.step <= step), default=0
-        )
+        stored = complete_versions(part for offer in offers for part in offer.storage)
+        self._stored_step = max((each.step for each in stored if each.step <= step), default=0)
         self._stored_at = self._stored_last()
         self._found = (offers, plan)
         if plan is None:
@@ -326,12 +325,14 @@ class Snapshots:
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
-        if rank_state is not None:
+        stores = self._storage is not None and (store or store_due)
+        is_used = self._memory is not None or stores or begins
+        if rank_state is not None and is_used:
             parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
-        if writes_shared:
+        if writes_shared and is_used:
             parts.append((part, encode(state, stage)))
         stored = []
-        if self._storage is not None and (store or store_due):
+        if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._stored_step, self._stored_at = step, time.time()
         if rank_state is not None and self._replication is None:
@@ -339,7 +340,7 @@ class Snapshots:
         begins = begins and rank_state is not None
         if begins:
             self._announce(version)
-        write = functools.partial(self._write, parts, stored, begins)
+        write = functools.partial(self._write, step, parts, stored, begins)
         if overlap is None:
             write()
         else:
@@ -367,7 +368,7 @@ class Snapshots:
 
     def _end_storing(self) -> None:
         if self._writing is not None:
-            self._writing.join()
+            self._writing.end()
             self._writing = None
 
     # --- restore
@@ -431,11 +432,16 @@ class Snapshots:
         return lost["lost"], lost["lost_ms"] / 1000
 
     def _stored_last(self) -> float:
-        """Return the time of the newest snapshot in storage, in seconds since 1970; 0 if none."""
+        """Return the time of the newest complete snapshot in storage, in seconds since 1970.
+
+        Returns 0 if there is none.
+        """
         if self._storage is None or self._store_seconds is None:
             return 0.0
         try:
-            times = [path.stat().st_mtime for path in self._storage.parts().values()]
+            parts = self._storage.parts()
+            newest = complete_versions(parts)[-1:]
+            times = [path.stat().st_mtime for part, path in parts.items() if part.version in newest]
         except OSError:
             return 0.0
         return max(times, default=0.0)
@@ -469,6 +475,7 @@ class Snapshots:
             return False
         self._report.change(replicas=self._replicas)
         self._replication.restored(*self._found)
+        gang.gather(b"\0", is_fixed=True)  # no copy arrives while stale ones are removed
         return True
 
     def _announce(self, version: Version) -> None:
@@ -490,7 +497,8 @@ class Snapshots:
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
             trouble = layout.NO_ROOM if full else layout.UNUSABLE
-            self._report.change(trouble=trouble, size=body.size)
+            needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
+            self._report.change(trouble=trouble, size=needed)
             log.warning(
                 "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
                 self._memory.folder,
@@ -501,13 +509,16 @@ class Snapshots:
             self._memory = None
 
     def _write(
-        self, parts: list[tuple[Part, Body]], stored: list[tuple[Part, Body]], replicates: bool
+        self,
+        step: int,
+        parts: list[tuple[Part, Body]],
+        stored: list[tuple[Part, Body]],
+        replicates: bool,
     ) -> None:
         for part, body in parts:
             self._commit(part, body)
-        if self._memory is not None and parts:
-            size = sum(body.size for _, body in parts)
-            self._report.change(step=parts[0][0].version.step, size=size)
+        if self._memory is not None:  # a rank without parts lacks nothing
+            self._report.change(step=step, size=sum(body.size for _, body in parts))
         if replicates:
             self._replicate([part for part, _ in parts])
         if stored and self._storage is not None:
@@ -532,6 +543,8 @@ class Snapshots:
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
+        if gang.rank == 0:
+            self._is_stored(self._stored_step)
 
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
@@ -557,9 +570,7 @@ class Snapshots:
             store_due = store_due or bool(proposals[0][2])
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, _ in proposals])
-                confirmed = replication.generations.confirmed
-                if confirmed is not None:
-                    self._report.change(replicated=confirmed.step)
+                self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
 

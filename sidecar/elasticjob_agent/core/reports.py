@@ -163,13 +163,15 @@ def _snapshots(group: WorkerGroup) -> Snapshots | None:
     if not told:
         return None
     writes = [found for found in told if found.stored >= 0]
+    # A worker without room under the limit reports the needs of its node.
+    full = [found.size for found in told if found.trouble == layout.NO_ROOM and found.limit]
     return Snapshots(
         step=min(found.step for found in told),
         stored=min((found.stored for found in writes), default=-1),
         replicated=min(found.replicated for found in told),
         replicas=max(found.replicas for found in told),
         restored=max(found.restored for found in told),
-        bytes=min(sum(found.size for found in told), layout.MAX_STEP),
+        bytes=min(max(full) if full else sum(found.size for found in told), layout.MAX_STEP),
         limit=max(found.limit for found in told),
         trouble=_TROUBLES.get(max(found.trouble for found in told), SnapshotTrouble.UNUSABLE),
     )

@@ -41,6 +41,7 @@ class Rules:
     kept: Callable[..., Version | None] = replicas.kept
     overwrites: Callable[..., int] = replicas.replica_to_overwrite
     may_drop: Callable[..., bool] = replicas.may_drop
+    is_stale: Callable[..., bool] = replicas.is_stale
     decide: Callable[..., Plan | None] = agreement.decide
     acknowledges_early: bool = False
     names_the_confirmed: bool = True
@@ -350,6 +351,13 @@ class World:
         kept = self.rules.kept(offers, self.members, plan, self.is_sharded)
         self.ranks = [Rank(self.rules.generations(kept), self.rules.accepted()) for _ in self.nodes]
         self.background: list[Actor] = []
+        needed = (kept, None if plan is None else plan.version)
+        for node in self.nodes:
+            for each in itertools.chain(*node.copies.values()):
+                if each.part is not None and self.rules.is_stale(
+                    each.part, needed, len(self.nodes), self.is_sharded
+                ):
+                    each.part = None
         if plan is None:
             return
         is_same_size = len(plan.own) == len(self.nodes)

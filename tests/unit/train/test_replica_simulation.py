@@ -153,6 +153,9 @@ BUGS = {
     "drops what it holds": Rules(
         may_drop=lambda part, here, generations: generations.has_confirmed
     ),
+    "removes the confirmed copies as stale": Rules(
+        is_stale=lambda part, needed, ranks, is_sharded: part.version != needed[1]
+    ),
     "restores shared state without the parts": Rules(decide=newest_alone),
     "mixes versions": Rules(decide=mixes_gangs),
     "acknowledges before the commit": Rules(acknowledges_early=True),

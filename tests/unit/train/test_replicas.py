@@ -16,6 +16,7 @@ from elasticjob.train.replicas import (
     State,
     copies_at,
     holders,
+    is_stale,
     kept,
     may_drop,
     receivers,
@@ -229,6 +230,23 @@ def test_copies_of_other_ranks_are_dropped_once_a_generation_is_confirmed() -> N
     generations.exchanged([DONE, DONE])
     assert may_drop(copy(V1), frozenset({1}), generations)
     assert not may_drop(copy(V1, rank=1), frozenset({1}), generations)
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "is_sharded", "stale"),
+    [
+        (V1, 2, True, True),
+        (V2, 2, True, False),
+        (V3, 3, True, False),
+        (V1, 2, False, False),  # this gang may still go back to it
+        (V1, 3, False, True),
+        (V2, 3, False, False),
+    ],
+)
+def test_copies_that_the_gang_cannot_restore_are_stale(
+    version: Version, ranks: int, is_sharded: bool, stale: bool
+) -> None:
+    assert is_stale(copy(version), (V2, V3), ranks, is_sharded) is stale
 
 
 def whole(version: Version, *ranks: int) -> tuple[Part, ...]:

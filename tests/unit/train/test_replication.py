@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from elasticjob.train import links
-from elasticjob.train.agreement import Part, Version
+from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide
 from elasticjob.train.buffers import Body, MemoryBuffers, ReplicaBuffers, read
+from elasticjob.train.gang import Gang
 from elasticjob.train.links import PeerError, Receiver, send
+from elasticjob.train.replicas import Generations, State
+from elasticjob.train.replication import Replication, Settings
 
 KEY = b"k" * 32
 RATE = 1e12
@@ -138,7 +141,7 @@ def test_part_that_is_not_expected_is_refused_before_its_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if changed == "size":
-        monkeypatch.setattr(ReplicaBuffers, "free_bytes", lambda self: 1000)
+        monkeypatch.setattr(ReplicaBuffers, "room_for", lambda *_: 1000)
     with pytest.raises(PeerError, match="refused the copy"):
         send(address, KEY, part(1, rank=5 if changed == "rank" else 1), body(), None, RATE)
     assert buffers.parts() == {}
@@ -164,6 +167,47 @@ def test_second_buffers_of_snapshots_have_precedence_over_copies(
     assert free - buffers.free_bytes() == body().size + 64
     memory.commit(part(2), body())
     assert buffers.free_bytes() == free
+
+
+def test_copy_may_take_the_room_of_the_one_that_it_overwrites(
+    buffers: ReplicaBuffers, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        send(address, KEY, part(step), body(), Version(1, 7), RATE)
+    monkeypatch.setattr(ReplicaBuffers, "free_bytes", lambda self: 0)
+    send(address, KEY, part(3), body(), Version(1, 7), RATE)
+    assert set(buffers.parts()) == {part(1), part(3)}
+    with pytest.raises(PeerError, match="refused the copy"):
+        send(address, KEY, part(4), body(900_000), Version(1, 7), RATE)
+
+
+def test_stale_copies_are_removed_after_a_restore(buffers: ReplicaBuffers) -> None:
+    """Ranks 2 and 3 are gone; their older copies would take the room of the new ones."""
+    version = [Version(step, 7) for step in (1, 2)]
+    kept = Part(version[1], SHARED, 3, 1, reshards=True)
+    parts = [kept._replace(rank=rank) for rank in (SHARED, 0, 1, 2)]
+    for each in (*parts, *(each._replace(version=version[0]) for each in parts)):
+        buffers.commit(each, body(500), None)
+    offer = Offer(replicas=tuple(buffers.parts()))
+    assert len(offer.replicas) == 8
+    for local_rank, left in ((1, 8), (0, 4)):
+        replication = Replication(Gang(), buffers.folder, local_rank, Settings(1, RATE, True))
+        replication.restored([offer], decide([offer], True))
+        replication.close()
+        assert len(buffers.parts()) == left
+    assert set(buffers.parts()) == set(parts)
+
+
+def test_replicated_step_is_of_this_round_and_not_before_a_failure(tmp_path: Path) -> None:
+    replication = Replication(Gang(), tmp_path, 0, Settings(1, RATE, False))
+    seen = []
+    replication.generations = Generations(Version(3, 7))  # as after a restore
+    for step, state in ((4, State.FAILED), (5, State.DONE), (6, State.RUNNING), (6, State.FAILED)):
+        replication.announce(Version(step, 8))
+        replication.exchanged([state])
+        seen.append(replication.replicated_step)
+    replication.close()
+    assert seen == [-1, 5, 5, -1]
 
 
 def test_header_that_arrives_too_slowly_is_given_up(

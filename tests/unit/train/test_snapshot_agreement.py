@@ -18,9 +18,11 @@ from elasticjob.train.agreement import (
     Plan,
     Version,
     buffer_to_overwrite,
+    complete_versions,
     decide,
     expired,
     next_gang,
+    sizes_of,
     steps_between,
 )
 
@@ -97,6 +99,15 @@ def test_rank_that_moved_to_another_node_gets_its_part_from_there() -> None:
     assert [source.readers for source in plan.own] == [(1,), (0,)]
 
 
+def test_parts_that_reshard_demand_no_number_of_ranks() -> None:
+    """A node was lost before its parts were copied: the survivors begin anew."""
+    parts = (shared(8, 1, 4), own(8, 0, 4), own(8, 1, 4))
+    lost = Offer(memory=tuple(part._replace(reshards=True) for part in parts))
+    assert decide([lost, Offer()], True) is None
+    assert sizes_of([lost, Offer()]) == set()
+    assert sizes_of([Offer(memory=parts)]) == {4}
+
+
 @pytest.mark.parametrize(
     ("held", "keep", "expected"),
     [
@@ -129,9 +140,20 @@ def test_retention_counts_complete_versions_alone() -> None:
         *(shared(4, ranks=2), own(4, 0, 2), own(4, 1, 2)),
         *(shared(5, ranks=2), own(5, 0, 2)),
     ]
-    assert [version.step for version in expired(parts, 1)] == [1, 2, 3]
-    assert [version.step for version in expired(parts, 2)] == [1]
-    assert expired(parts, 4) == ()
+    last = Version(5, 1)
+    assert complete_versions(parts) == [Version(step, 1) for step in (1, 2, 4)]
+    assert [version.step for version in expired(parts, 1, last)] == [1, 2, 3]
+    assert [version.step for version in expired(parts, 2, last)] == [1]
+    assert expired(parts, 4, last) == ()
+    assert expired([shared(5, ranks=2)], 1, last) == ()
+
+
+def test_incomplete_versions_that_no_rank_writes_expire() -> None:
+    """Each rank ends the write before the one that it begins."""
+    parts = [own(2, 0, 2), shared(3), *(own(step, 0, 2) for step in (4, 5, 6, 7))]
+    versions = [Version(1, 1), *(part.version for part in parts)]
+    found = expired(parts, 3, Version(7, 1), versions)
+    assert [version.step for version in found] == [1, 2, 4, 5]
 
 
 # --- simulation

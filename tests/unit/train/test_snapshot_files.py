@@ -13,7 +13,15 @@ import pytest
 
 from elasticjob.train import buffers
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import Body, CorruptSnapshot, MemoryBuffers, StorageFolder, held, read
+from elasticjob.train.buffers import (
+    Body,
+    CorruptSnapshot,
+    MemoryBuffers,
+    StorageFolder,
+    StorageWrite,
+    held,
+    read,
+)
 from tests.paths import ROOT
 
 
@@ -203,5 +211,47 @@ def test_expired_versions_are_removed_from_storage(tmp_path: Path) -> None:
         storage.store(part(step, SHARED, 1), body(step))
         storage.store(part(step, 0, 1), body(step))
     storage.store(part(4, SHARED, 1), body(4))  # the part of rank 0 is not written yet
-    storage.remove_expired(2)
+    storage.remove_expired(2, Version(4, 7))
     assert {each.version.step for each in storage.parts()} == {2, 3, 4}
+
+
+def written(storage: StorageFolder, parts: list[Part], keep: int = 2) -> tuple[list[int], str]:
+    """Write parts; return the steps that were reported, and the trouble."""
+    told: list[int] = []
+    write = StorageWrite(storage, [(each, body(9)) for each in parts], keep, told.append)
+    write.start()
+    write.end()
+    return told, write.trouble
+
+
+def test_complete_versions_alone_are_reported_as_stored(tmp_path: Path) -> None:
+    storage = StorageFolder(tmp_path)
+    assert written(storage, [part(1, SHARED, 2), part(1, 0, 2)]) == ([], "")
+    assert written(storage, [part(1, 1, 2)], keep=0) == ([], "")
+    assert written(storage, [part(2, SHARED, 2), part(2, 0, 2)]) == ([1], "")
+    told: list[int] = []
+    write = StorageWrite(storage, [(part(3, SHARED, 1), body(3))], 2, told.append)
+    write.start()
+    storage.store(part(3, 0, 1), body(3))  # by another rank, meanwhile
+    write.join()
+    assert told == [3]
+
+
+def test_expired_versions_are_removed_before_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that is full with abandoned parts holds the next snapshot."""
+    storage = StorageFolder(tmp_path)
+    storage.store(part(1), body(1))
+    for step in (2, 3, 4):
+        storage.store(part(step, 0, 2), body(step))
+    fallocate = os.posix_fallocate
+
+    def limited(fd: int, offset: int, size: int) -> None:
+        if sum(1 for _ in tmp_path.glob("step-*/*")) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    assert written(storage, [part(5)]) == ([5], "")
+    assert {each.version.step for each in storage.parts()} == {1, 4, 5}

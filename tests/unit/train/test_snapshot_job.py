@@ -156,6 +156,55 @@ def test_limit_holds_for_the_buffers_of_all_ranks_and_copies(job: Job) -> None:
     assert job.report().trouble == layout.NO_ROOM
 
 
+def test_limit_beyond_the_report_is_reported_as_its_maximum(job: Job) -> None:
+    job.settings(everySteps=1, memoryBytes=99_999_999 * 2**40)
+    assert taken(job.started(), 1) == [1]
+    assert (job.report().limit, job.report().trouble) == (layout.MAX_STEP, layout.FITS)
+
+
+def test_rank_without_parts_reports_the_step_of_the_snapshot(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With DDP and two workers on a node local rank 0 writes the state."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    snapshots = job.started(every_steps=1)
+    snapshots.save(3, {"x": 3})
+    assert (job.report().step, job.report().size) == (3, 0)
+    assert list(job.memory.glob("*.0")) == []
+
+
+def test_state_is_encoded_only_for_a_place(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
+    assert snapshots.save(1, {"x": object()})  # would be refused
+    with pytest.raises(TypeError, match="state"):
+        snapshots.save(2, {"x": object()})
+
+
+def test_copies_count_once_and_buffers_of_the_same_size_need_no_room(job: Job) -> None:
+    job.settings(everySteps=1, memoryBytes=9 * MIB)
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    (job.memory / "replica-1.0").write_bytes(bytes(2 * MIB))
+    snapshots = job.started()
+    assert taken_with(snapshots, state, 1, 2) == (2, layout.FITS)
+    # Copies of a rank that this node no longer holds do not turn its memory off.
+    (job.memory / "replica-2.0").write_bytes(bytes(2 * MIB))
+    assert taken_with(snapshots, state, 3) == (3, layout.FITS)
+    larger = {"x": torch.zeros(4 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, larger, 4) == (3, layout.NO_ROOM)
+    # Half of the memory that the node needs, not the size of the refused part.
+    assert 6 * MIB <= job.report().size < 6 * MIB + 4096
+
+
+def taken_with(snapshots: Snapshots, state: Any, *steps: int) -> tuple[int, int]:
+    """Take snapshots; return the step in memory, and the trouble."""
+    for step in steps:
+        assert snapshots.save(step, state)
+    found = layout.unpack_report((Path(os.environ[layout.PROGRESS_FILE])).read_bytes())
+    assert found is not None
+    return found.step, found.trouble
+
+
 def test_report_has_steps_size_and_restored_step(job: Job) -> None:
     job.settings(everySteps=1)
     snapshots = job.started()

@@ -84,7 +84,7 @@ def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
         reason, message = _trouble(found)
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
-    if any(found.step >= 0 for _, found in told):
+    if told and all(found.step >= 0 for _, found in told):
         return [Finding(kind, ConditionStatus.TRUE, "Held")]
     known = [one for one in job.status.conditions if one.type is kind]
     return [Finding(kind, one.status, one.reason, one.message) for one in known]
@@ -124,9 +124,10 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
     if found.limit:
         return (
             MEMORY_LIMIT_TOO_SMALL,
-            f"two snapshots of {size}, and copies for other nodes, do not fit into "
-            f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than {needed}, "
-            "and enlarge the trainer's memory limit by as much",
+            "two snapshots, and copies for other nodes, do not fit into "
+            f"recovery.snapshots.memoryLimit ({size_text(found.limit)}): set more than "
+            f"{size_text(max(_VERSIONS * found.bytes, found.limit))}, and enlarge the trainer's "
+            "memory limit by as much",
         )
     return (
         SHARED_MEMORY_FULL,

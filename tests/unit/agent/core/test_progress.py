@@ -107,8 +107,8 @@ def test_snapshots_of_a_node_are_those_that_all_its_workers_have() -> None:
     trouble = other._replace(trouble=NO_ROOM, step=-1)
     orders = driven.only(ReportLocal, driven.feed(snapped(10, one, trouble), STEP_SECONDS))
     assert orders[-1].local.snapshots == Snapshots(
-        -1, 8, 6, 1, 4, 150, 900, SnapshotTrouble.NO_ROOM
-    )
+        -1, 8, 6, 1, 4, 50, 900, SnapshotTrouble.NO_ROOM
+    ), "the worker without room reports the needs of its node"
     driven.feed(stopped())
     assert driven.only(ReportLocal)[-1].local.snapshots is None
 

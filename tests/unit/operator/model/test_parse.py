@@ -100,6 +100,18 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.recovery", {"snapshots": []}, "spec.recovery.snapshots", "must be a mapping"),
     (
         "spec.recovery",
+        {"snapshots": {"intervalSeconds": 86_401}},
+        "spec.recovery.snapshots.intervalSeconds",
+        "must be at most 86400",
+    ),
+    (
+        "spec.recovery",
+        {"snapshots": {"storage": {"claim": "c", "everySeconds": 86_401}}},
+        "spec.recovery.snapshots.storage.everySeconds",
+        "must be at most 86400",
+    ),
+    (
+        "spec.recovery",
         {"snapshots": {"everySteps": 1, "intervalSeconds": 5}},
         "spec.recovery.snapshots.everySteps",
         "must be absent if intervalSeconds is given",

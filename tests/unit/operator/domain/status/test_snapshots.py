@@ -159,13 +159,19 @@ def test_limit_below_two_snapshots_is_a_false_condition_with_the_sizes() -> None
     assert found is not None
     assert (found.status, found.reason) == (ConditionStatus.FALSE, "MemoryLimitTooSmall")
     assert found.message == (
-        "job-1: two snapshots of 600.0 MiB, and copies for other nodes, do not fit into "
+        "job-1: two snapshots, and copies for other nodes, do not fit into "
         "recovery.snapshots.memoryLimit (1.0 GiB): set more than 1.2 GiB, and enlarge the "
         "trainer's memory limit by as much"
     )
     told = explanation(job(status), running(2))
     sentence = "Snapshots are not in memory, so that a fault costs more steps: job-1: two"
     assert any(one.startswith(sentence) for one in told), told
+
+
+def test_advised_limit_is_above_the_present_one() -> None:
+    found = condition(status_of(view(Snapshots(9), too_small(4096 * MIB))))
+    assert found is not None
+    assert "(4.0 GiB): set more than 4.0 GiB" in found.message
 
 
 def test_full_shared_memory_and_unusable_folder_have_their_own_reasons() -> None:
@@ -184,6 +190,8 @@ def test_condition_is_true_with_snapshots_and_stays_between_rounds() -> None:
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "Held")
     between = replace(final_round(2), members=())
     assert condition(status_of(between, status)) == found
+    begun = condition(status_of(view(Snapshots(9), Snapshots(-1))))
+    assert begun is None, "not before each node has a snapshot"
 
 
 def test_explanation_has_the_lost_steps_of_the_last_interruption() -> None:
