@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import binascii
 import ipaddress
 import json
 import re
@@ -25,7 +24,8 @@ from urllib.parse import urlsplit
 from elasticjob_cli.dashboard.cluster_jobs import ClusterJobs
 from elasticjob_cli.dashboard.server import LOOPBACK_NAMES, Denied, Opener, Request, Server
 from elasticjob_cli.dashboard.sources import Source, Unavailable
-from elasticjob_cli.output import show, show_error
+from elasticjob_cli.output import show_error
+from elasticjob_rendezvous.protocol.text import one_line
 
 CALL_SECONDS = 15.0
 MAX_ANSWER = 64 << 20
@@ -90,7 +90,7 @@ def token_of(headers: Mapping[str, str]) -> str | None:
     if kind.lower() == "basic":
         try:
             pair = base64.b64decode(token, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return None
         token = pair.partition(":")[2].strip()
     elif kind.lower() != "bearer":
@@ -198,7 +198,8 @@ def main(words: list[str] | None = None) -> None:
     opener = token_opener(ApiServer(options.api_server, options.ca_file), certificate is not None)
     hosts = (*LOOPBACK_NAMES, *(host.lower() for host in options.host))
     with ClusterServer(options.port, opener, hosts, certificate) as server:
-        show(f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}")
+        said = f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}"
+        print(one_line(said), flush=True)  # `show` needs a package that the image lacks
         server.serve_forever()
 
 
