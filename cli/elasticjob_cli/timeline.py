@@ -127,8 +127,9 @@ def end_of(job: Cells, now: float) -> float:
 def _count(item: Mapping[str, Any], name: str) -> int | None:
     """Return a number from 0 to `MAX_COUNT`; None for anything else."""
     found = item.get(name)
-    good = isinstance(found, int) and not isinstance(found, bool)
-    return found if good and 0 <= found <= MAX_COUNT else None
+    if not isinstance(found, int) or isinstance(found, bool):
+        return None
+    return found if 0 <= found <= MAX_COUNT else None
 
 
 def svg(title: str, changes: Sequence[Change], end: float, embedded: bool = False) -> str:
