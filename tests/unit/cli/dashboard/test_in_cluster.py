@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from elasticjob_cli.dashboard.in_cluster import ApiServer, is_loopback, token_of, token_opener
+from elasticjob_cli.dashboard.in_cluster import (
+    MAX_ANSWER,
+    ApiServer,
+    is_loopback,
+    token_of,
+    token_opener,
+)
 from elasticjob_cli.dashboard.server import Denied, Request
-from elasticjob_cli.dashboard.sources import Unavailable
+from elasticjob_cli.dashboard.sources import TooLarge, Unavailable
 from tests.integration.certificates import make_certificates
 from tests.paths import ROOT
 
@@ -74,6 +86,46 @@ def test_unreachable_api_server_is_an_error_of_the_gateway(tmp_path: Path) -> No
     with pytest.raises(Unavailable, match="cannot be reached") as found:
         api.fetch("token", "/")
     assert found.value.status is HTTPStatus.BAD_GATEWAY
+
+
+@contextmanager
+def answering(folder: Path, *chunks: bytes, pause: float = 0) -> Iterator[ApiServer]:
+    """Run an API server that sends these chunks with pauses to one client."""
+    made = make_certificates(folder)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(made.server.cert_file, made.server.key_file)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            link, _ = server.accept()
+            with suppress(OSError), tls.wrap_socket(link, server_side=True) as wrapped:
+                wrapped.recv(1 << 16)
+                wrapped.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for chunk in chunks:
+                    time.sleep(pause)
+                    wrapped.sendall(chunk)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield ApiServer(f"https://127.0.0.1:{server.getsockname()[1]}", made.ca_file)
+        thread.join()
+
+
+def test_answers_within_the_limit_are_whole_and_larger_ones_are_refused(tmp_path: Path) -> None:
+    half = b"x" * (MAX_ANSWER // 2)
+    with answering(tmp_path / "whole", half, half) as api:
+        assert api.fetch("token", "/") == half + half
+    with answering(tmp_path / "larger", half, half, b"x") as api, pytest.raises(TooLarge):
+        api.fetch("token", "/")
+
+
+def test_slow_answer_ends_at_the_deadline(tmp_path: Path) -> None:
+    chunks = [b"x"] * 100
+    with answering(tmp_path, *chunks, pause=0.1) as api:
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="cannot be reached: .*timed out"):
+            api.fetch("token", "/", seconds=0.5)
+        assert time.monotonic() < begun + 5
 
 
 PROGRAM = """
