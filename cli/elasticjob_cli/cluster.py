@@ -150,10 +150,8 @@ def _kubectl(*arguments: str, given: str | None = None) -> Answer:
     try:
         done = subprocess.run(
             ["kubectl", *arguments],
-            input=given or "",
+            input=(given or "").encode(errors="replace"),
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=CALL_SECONDS,
         )
     except FileNotFoundError as error:
@@ -164,9 +162,11 @@ def _kubectl(*arguments: str, given: str | None = None) -> Answer:
         raise CommandError(f"kubectl cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"kubectl did not answer within {CALL_SECONDS:.0f} s") from error
+    # As bytes, so that a carriage return in a log stays one.
+    output = done.stdout.decode(errors="replace")
     if done.returncode == 0:
-        return Answer(done.stdout)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return Answer(output)
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
     # The lines before the last one are warnings and klog's, unless they are errors as well.
     errors = tuple(line for line in lines[:-1] if _PREFIX.match(line)) + tuple(lines[-1:])
-    return Answer(done.stdout, errors or (f"exit code {done.returncode}",))
+    return Answer(output, errors or (f"exit code {done.returncode}",))

@@ -20,7 +20,7 @@ from elasticjob_rendezvous.protocol.text import echoed, shortened
 LONGEST_CAUSE = 300
 LONGEST_DURATION = timedelta(days=3650)
 _LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+Z) ?(?P<text>.*)", re.DOTALL)
-_RANK = re.compile(r"\[(\d+)\] ")
+_RANK = re.compile(r"\[(\d{1,9})\] ")
 _DURATION = re.compile(r"(\d{1,9}[hms])+")
 _UNITS = {"h": "hours", "m": "minutes", "s": "seconds"}
 

@@ -39,6 +39,8 @@ MIN_GAP = 46
 """Minimum distance of two labels in the overview."""
 LABEL_ROOM = 44
 """Minimum width of a phase with a label of its duration."""
+MAX_COUNT = 10**15
+"""Maximum of a number in a round; a larger one is damaged."""
 ZOOMS = (10, 100, 1000)
 """Factors by which a short round change is magnified beside a longer one."""
 STYLE = """
@@ -100,7 +102,8 @@ def _change(item: Mapping[str, Any]) -> Change | None:
     number, nodes = _count(item, "round"), _count(item, "nodes")
     try:
         at = datetime.fromisoformat(str(item.get("finalTime")))
-    except ValueError:
+        at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
     if number is None or nodes is None:
         return None
@@ -108,7 +111,6 @@ def _change(item: Mapping[str, Any]) -> Change | None:
     names = ", ".join(map(str, members)) if isinstance(members, list) else ""
     cause = ": ".join(part for part in (str(item.get("cause") or "unknown"), names) if part)
     phases = {name: ms for name in PHASES if (ms := _count(item, name)) is not None}
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
     recovery, cold = _count(item, "recoveryMs"), _count(item, "coldNodes") or 0
     lost = _count(item, "lostSteps")
     return Change(number, cause, nodes, at.timestamp(), phases, recovery, cold, lost)
@@ -123,9 +125,11 @@ def end_of(job: Cells, now: float) -> float:
 
 
 def _count(item: Mapping[str, Any], name: str) -> int | None:
-    """Return a number that is not negative; None for anything else."""
+    """Return a number from 0 to `MAX_COUNT`; None for anything else."""
     found = item.get(name)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+    if not isinstance(found, int) or isinstance(found, bool):
+        return None
+    return found if 0 <= found <= MAX_COUNT else None
 
 
 def svg(title: str, changes: Sequence[Change], end: float, embedded: bool = False) -> str:
@@ -167,11 +171,10 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
         return MARGIN + room * (at - begin) / span
 
     found = []
-    for number in range(1, most + 1):
-        if most <= 8 or number in (most, (most + 1) // 2):
-            y = bottom - (OVERVIEW_HEIGHT - 24) * number / most
-            found.append(f'<path class="line" d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}"/>')
-            found.append(_label(MARGIN - 8, y + 4, str(number), "soft", "end"))
+    for number in range(1, most + 1) if most <= 8 else ((most + 1) // 2, most):
+        y = bottom - (OVERVIEW_HEIGHT - 24) * number / most
+        found.append(f'<path class="line" d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}"/>')
+        found.append(_label(MARGIN - 8, y + 4, str(number), "soft", "end"))
     for one, until in zip(changes, [*(each.at for each in changes[1:]), end], strict=True):
         y = bottom - (OVERVIEW_HEIGHT - 24) * one.nodes / most
         width = max(x(until) - x(one.at), 0.5)
@@ -273,7 +276,7 @@ def _sentence(one: Change) -> str:
 
 def seconds_text(ms: int) -> str:
     """Format milliseconds: 62 ms, 0.4 s, 12 s."""
-    if ms < 100:
+    if ms < 100 or ms > MAX_COUNT:
         return f"{ms} ms"
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms / 1000:.0f} s"
 

@@ -100,7 +100,13 @@ const period = 1000 * Number(live.dataset.seconds);
 
 function atEnd(box) { return box.scrollHeight - box.scrollTop - box.clientHeight < 8; }
 
+function focusable(part) {
+  return [...part.querySelectorAll("a, button, input, select, summary, [tabindex]")];
+}
+
 function keepPlace(before, after) {
+  const focused = document.activeElement;
+  const place = focusable(before).indexOf(focused);
   const open = new Set([...before.querySelectorAll("details[open]")].map((one) => one.id));
   for (const one of after.querySelectorAll("details")) one.open = open.has(one.id);
   const boxes = [...before.querySelectorAll(".scroll, pre")];
@@ -112,6 +118,10 @@ function keepPlace(before, after) {
     box.scrollLeft = left;
     box.scrollTop = end && box.matches(".log") ? box.scrollHeight : top;
   });
+  if (place < 0) return;
+  const all = focusable(after);
+  const next = all.find((one) => one.outerHTML === focused.outerHTML) || all[place];
+  if (next) next.focus({ preventScroll: true });
 }
 
 function isEdited(part) {
@@ -120,18 +130,21 @@ function isEdited(part) {
 
 function isSelected(part) {
   const chosen = document.getSelection();
-  return !chosen.isCollapsed && part.contains(chosen.anchorNode);
+  return !chosen.isCollapsed && chosen.getRangeAt(0).intersectsNode(part);
 }
 
 function update(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
   const main = document.querySelector("main");
   const names = (parent) => [...parent.children].map((one) => one.id).join(" ");
-  if (names(fresh) !== names(main)) {
-    keepPlace(main, document.adoptNode(fresh));
-    return;
-  }
+  if (!fresh) return false;
   const parts = [...fresh.children];
+  if (names(fresh) !== names(main)) {
+    if (isEdited(main) || isSelected(main)) return true;
+    sources = parts.map((part) => part.outerHTML);
+    keepPlace(main, document.adoptNode(fresh));
+    return true;
+  }
   [...main.children].forEach((part, at) => {
     if (part.id === "choice" || isEdited(part) || isSelected(part)) return;
     const sent = sources[at];
@@ -140,28 +153,40 @@ function update(text) {
       keepPlace(part, document.adoptNode(parts[at]));
     }
   });
+  return true;
 }
 
 let sources = [...document.querySelectorAll("main > *")].map((part) => part.outerHTML);
 
+function lose(reason, ends) {
+  const advice = ends ? "; reload the page to follow the jobs again" : "";
+  live.textContent = `${reason}; shown is an earlier state${advice}`;
+  live.className = "lost";
+  return !ends;
+}
+
+// Returns false if there must be no further request. After the end of a server without
+// encryption its port may be another program's, which must not get the viewer's password.
 async function refresh() {
+  let answer, text;
   try {
-    const answer = await fetch(location.href, { cache: "no-store", redirect: "error" });
-    if (!answer.ok) throw new Error(String(answer.status));
-    update(await answer.text());
-    live.textContent = "live";
-    live.className = "";
-    live.dataset.count = String(Number(live.dataset.count || 0) + 1);
+    answer = await fetch(location.href, { cache: "no-store", redirect: "error" });
+    text = await answer.text();
   } catch (error) {
-    live.textContent = "no connection; shown is an earlier state";
-    live.className = "lost";
+    return lose("no connection", location.protocol !== "https:");
   }
+  if (!answer.ok) return lose(`${answer.status} ${answer.statusText}`, answer.status === 401);
+  if (!update(text)) return lose("the answer is no page of jobs", false);
+  live.textContent = "live";
+  live.className = "";
+  live.dataset.count = String(Number(live.dataset.count || 0) + 1);
+  return true;
 }
 
 async function loop() {
   for (;;) {
     await new Promise((done) => setTimeout(done, period));
-    if (!document.hidden) await refresh();
+    if (!document.hidden && !(await refresh())) return;
   }
 }
 

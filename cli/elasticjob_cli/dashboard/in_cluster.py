@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import base64
-import binascii
 import ipaddress
 import json
 import re
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
@@ -24,12 +24,14 @@ from urllib.parse import urlsplit
 
 from elasticjob_cli.dashboard.cluster_jobs import ClusterJobs
 from elasticjob_cli.dashboard.server import LOOPBACK_NAMES, Denied, Opener, Request, Server
-from elasticjob_cli.dashboard.sources import Source, Unavailable
-from elasticjob_cli.output import show, show_error
+from elasticjob_cli.dashboard.sources import Source, TooLarge, Unavailable
+from elasticjob_cli.output import show_error
+from elasticjob_rendezvous.protocol.text import one_line
 
 CALL_SECONDS = 15.0
-MAX_ANSWER = 64 << 20
+MAX_ANSWER = 8 << 20
 """Maximum size of an answer of the API server."""
+CHUNK = 64 << 10
 CHALLENGE = 'Basic realm="ElasticJob: a token of the cluster as the password", charset="UTF-8"'
 PASSED_ON = (
     HTTPStatus.BAD_REQUEST,
@@ -54,24 +56,31 @@ class ApiServer:
         self._host, self._port = parts.hostname or "", parts.port or 443
         self._tls = ssl.create_default_context(cafile=str(ca_file))
 
-    def fetch(self, token: str, path: str) -> bytes:
-        """Return the answer to a GET. Raises `Unavailable`."""
+    def fetch(self, token: str, path: str, seconds: float = CALL_SECONDS) -> bytes:
+        """Return the whole answer to a GET within seconds. Raises `Unavailable`."""
+        due = time.monotonic() + min(seconds, CALL_SECONDS)
         headers = {"Authorization": f"Bearer {token}", "User-Agent": "elasticjob-dashboard"}
-        link = HTTPSConnection(self._host, self._port, timeout=CALL_SECONDS, context=self._tls)
+        link = HTTPSConnection(
+            self._host, self._port, timeout=min(seconds, CALL_SECONDS), context=self._tls
+        )
         try:
             link.request("GET", path, headers=headers)
+            socket_of_answer = link.sock  # `getresponse` may drop it
             answer = link.getresponse()
-            body = answer.read(MAX_ANSWER + 1)
+            body = bytearray()
+            while len(body) <= MAX_ANSWER and (chunk := answer.read1(CHUNK)):
+                body += chunk
+                socket_of_answer.settimeout(max(due - time.monotonic(), 0.001))
         except (OSError, HTTPException) as error:
             said = f"The API server cannot be reached: {error}"
             raise Unavailable(HTTPStatus.BAD_GATEWAY, said) from error
         finally:
             link.close()
         if answer.status != HTTPStatus.OK:
-            raise _refusal(answer.status, body)
+            raise _refusal(answer.status, bytes(body))
         if len(body) > MAX_ANSWER:
-            raise Unavailable(HTTPStatus.BAD_GATEWAY, "The answer of the API server is too large.")
-        return body
+            raise TooLarge(HTTPStatus.BAD_GATEWAY, "The answer of the API server is too large.")
+        return bytes(body)
 
 
 def _refusal(status: int, body: bytes) -> Unavailable:
@@ -90,7 +99,7 @@ def token_of(headers: Mapping[str, str]) -> str | None:
     if kind.lower() == "basic":
         try:
             pair = base64.b64decode(token, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return None
         token = pair.partition(":")[2].strip()
     elif kind.lower() != "bearer":
@@ -103,6 +112,10 @@ def is_loopback(peer: str) -> bool:
     address = ipaddress.ip_address(peer.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def _jobs_for(api: ApiServer, token: str) -> ClusterJobs:
+    return ClusterJobs(lambda path, seconds: api.fetch(token, path, seconds))
 
 
 def token_opener(api: ApiServer, encrypted: bool) -> Opener:
@@ -121,7 +134,7 @@ def token_opener(api: ApiServer, encrypted: bool) -> Opener:
         token = token_of(request.headers)
         if token is None:
             raise Denied(HTTPStatus.UNAUTHORIZED, "a token of the cluster is required")
-        return ClusterJobs(lambda path: api.fetch(token, path)), request.path.removeprefix("/")
+        return _jobs_for(api, token), request.path.removeprefix("/")
 
     return opened
 
@@ -167,6 +180,7 @@ class ClusterServer(Server):
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     challenge = CHALLENGE
     health_path = "/healthz"
+    max_requests = 4  # the chart's limit of memory has room for these
 
     def __init__(
         self, port: int, opener: Opener, hosts: tuple[str, ...], certificate: Certificate | None
@@ -198,7 +212,8 @@ def main(words: list[str] | None = None) -> None:
     opener = token_opener(ApiServer(options.api_server, options.ca_file), certificate is not None)
     hosts = (*LOOPBACK_NAMES, *(host.lower() for host in options.host))
     with ClusterServer(options.port, opener, hosts, certificate) as server:
-        show(f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}")
+        said = f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}"
+        print(one_line(said), flush=True)  # `show` needs a package that the image lacks
         server.serve_forever()
 
 

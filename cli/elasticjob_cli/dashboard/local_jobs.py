@@ -11,8 +11,11 @@ from pathlib import Path
 from elasticjob_cli.commands.explain import local_explanation
 from elasticjob_cli.dashboard.sources import (
     BYTES_PER_POD,
+    MAX_PODS,
+    PODS_OF_JOB,
     Details,
     Jobs,
+    Json,
     Logs,
     Unavailable,
     chosen_pods,
@@ -56,12 +59,14 @@ class LocalJobs:
             said = (str(error),)
         return Details(document, folder.rounds(), said)
 
-    def logs(self, namespace: str, name: str, options: LogOptions) -> Logs:
+    def logs(
+        self, namespace: str, name: str, options: LogOptions, document: Json | None = None
+    ) -> Logs:
         folder = self._folder(namespace, name)
         pods = pods_with_output(folder.logs)
         if options.pod is None and not pods:
             return Logs(pods, [])
-        names, note = chosen_pods(pods, options)
+        names, note = chosen_pods(pods, options, MAX_PODS if document is None else PODS_OF_JOB)
         ends = [parsed_lines(pod, _end_of(folder.logs / pod / TRAINER)) for pod in names]
         return Logs(pods, last_lines(ends, options, folder.rounds()), note)
 

@@ -6,9 +6,13 @@ rights: a page shows what that source returns.
 
 from __future__ import annotations
 
+import io
 import re
+import socket
 import threading
+import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +22,7 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from elasticjob_cli.cluster import checked_name
 from elasticjob_cli.dashboard import assets
 from elasticjob_cli.dashboard.pages import (
     TAIL,
@@ -28,16 +33,21 @@ from elasticjob_cli.dashboard.pages import (
     jobs_page,
     logs_page,
 )
-from elasticjob_cli.dashboard.sources import MAX_LINES, Logs, Source, Unavailable
+from elasticjob_cli.dashboard.sources import MAX_LINES, Json, Logs, Source, Unavailable
+from elasticjob_cli.errors import BadInput
 from elasticjob_cli.log_lines import LogOptions
 from elasticjob_cli.output import show_error
 
 REQUEST_SECONDS = 10.0
-"""Maximum wait for a request's bytes, and for its reader."""
-MAX_REQUESTS = 32
-"""Maximum number of requests at a time; others are refused."""
+"""Maximum duration of the reads of a request, and of the writes of its answer."""
+PLACE_SECONDS = 5.0
+"""Maximum wait of a request for the end of others."""
+MAX_REQUEST = 64 << 10
+"""Maximum size of a request."""
 MAX_CONNECTIONS = 256
 """Maximum number of connections at a time, also of senders that are slow; others are closed."""
+MAX_OF_PEER = 64
+"""Maximum number of them that have the same address, so that one sender cannot use all."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Hosts of an address that only this machine, or a tunnel to it, has."""
 HEADERS = {
@@ -57,7 +67,6 @@ FILES = {
     "page.js": ("text/javascript", assets.SCRIPT),
     "icon.svg": ("image/svg+xml", assets.ICON),
 }
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _POD = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
@@ -145,7 +154,7 @@ def _page(source: Source, words: list[str], query: Mapping[str, str]) -> str:
             return jobs_page(source.jobs(_label(namespace)), source.title, namespace, now)
         case ["jobs", namespace, name, ""]:
             found = source.details(_label(namespace), _label(name))
-            logs = _end_of_log(source, namespace, name)
+            logs = _end_of_log(source, namespace, name, found.document)
             return job_page(found, logs, source.title, now)
         case ["jobs", namespace, name, "logs", ""]:
             options = _options(query)
@@ -154,19 +163,21 @@ def _page(source: Source, words: list[str], query: Mapping[str, str]) -> str:
     raise Unavailable(HTTPStatus.NOT_FOUND, "There is no such page.")
 
 
-def _end_of_log(source: Source, namespace: str, name: str) -> Logs:
+def _end_of_log(source: Source, namespace: str, name: str, document: Json) -> Logs:
     """Return the last lines of a job's output; a viewer who may not read them gets the reason."""
     try:
-        return source.logs(namespace, name, LogOptions(tail=TAIL_OF_JOB))
+        return source.logs(namespace, name, LogOptions(tail=TAIL_OF_JOB), document)
     except Unavailable as error:
         return Logs((), (), str(error))
 
 
 def _label(word: str) -> str:
     """Return a namespace or name. Raises `Unavailable`."""
-    if not _LABEL.fullmatch(word):
-        raise Unavailable(HTTPStatus.NOT_FOUND, "Namespaces and names of jobs are DNS labels.")
-    return word
+    try:
+        return checked_name(word)
+    except BadInput:
+        said = "Namespaces and names of jobs are DNS labels."
+        raise Unavailable(HTTPStatus.NOT_FOUND, said) from None
 
 
 def _options(query: Mapping[str, str]) -> LogOptions:
@@ -201,14 +212,18 @@ class Server(ThreadingHTTPServer):
     challenge = ""
     """Value of WWW-Authenticate of answers with status 401; empty where no token is asked for."""
     health_path = ""
-    """Path that answers whether the server runs, to any host; empty for none."""
+    """Path of the health check, admitted for any Host; empty for none."""
+    max_requests = 32
+    """Maximum number of requests at a time; others wait, and are refused after a while."""
 
     def __init__(self, address: tuple[str, int], opener: Opener, hosts: tuple[str, ...]) -> None:
         super().__init__(address, _Handler)
         self.opener = opener
         self.hosts = frozenset(hosts)
-        self.places = threading.BoundedSemaphore(MAX_REQUESTS)
-        self.connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.places = threading.BoundedSemaphore(self.max_requests)
+        self._connections: Counter[str] = Counter()
+        """Number of open connections by address."""
+        self._lock = threading.Lock()
 
     def server_bind(self) -> None:
         """Bind the socket, without the look-up of a name that HTTPServer makes."""
@@ -220,40 +235,106 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own, or close it if there are too many."""
-        if self.connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        peer = str(client_address[0])
+        with self._lock:
+            admitted = self._connections.total() < MAX_CONNECTIONS
+            admitted = admitted and self._connections[peer] < MAX_OF_PEER
+            self._connections[peer] += admitted
+        if not admitted:
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._release(peer)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.connections.release()
+            self._release(str(client_address[0]))
+
+    def _release(self, peer: str) -> None:
+        with self._lock:
+            self._connections[peer] -= 1
+            self._connections += Counter()  # without the addresses that have none
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a connection that its sender broke off."""
 
 
+class Timed(io.RawIOBase):
+    """Connection whose reads, or whose writes after `restart`, end at one deadline.
+
+    A timeout of the socket would begin anew with each byte of a slow peer.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._room = MAX_REQUEST
+        self.restart()
+
+    def restart(self) -> None:
+        self._due = time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._limit()
+        found = self._link.recv_into(buffer)
+        self._room -= found
+        if self._room < 0:
+            raise ConnectionError("the request is too large")
+        return found
+
+    def write(self, text: Any) -> int:
+        """Write all."""
+        rest = memoryview(text)
+        while rest:
+            self._limit()
+            rest = rest[self._link.send(rest) :]
+        return len(text)
+
+    def _limit(self) -> None:
+        left = self._due - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._link.settimeout(left)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = REQUEST_SECONDS
     server_version = "elasticjob"
     sys_version = ""
 
-    def do_GET(self) -> None:
-        self._send(self._answer())
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._timed = Timed(self.connection)
+        self.rfile = io.BufferedReader(self._timed)
+        self.wfile = self._timed  # type: ignore[assignment]
 
-    def do_HEAD(self) -> None:
-        self._send(self._answer())
+    def do_GET(self) -> None:
+        if self.path == self.server.health_path:
+            self._send(Answer(HTTPStatus.OK, "ok\n", "text/plain"))
+        elif host_name(self.headers.get("Host", "")) not in self.server.hosts:
+            self._send(_plain(HTTPStatus.MISDIRECTED_REQUEST, "this server has another name"))
+        elif not self.server.places.acquire(timeout=PLACE_SECONDS):
+            self._send(_plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at a time"))
+        else:
+            try:
+                self._send(self._answer())  # its text is in memory until it is sent
+            finally:
+                self.server.places.release()
+
+    do_HEAD = do_GET
 
     def _answer(self) -> Answer:
-        if self.path == self.server.health_path:
-            return Answer(HTTPStatus.OK, "ok\n", "text/plain")
-        if host_name(self.headers.get("Host", "")) not in self.server.hosts:
-            return _plain(HTTPStatus.MISDIRECTED_REQUEST, "this server has another name")
-        if not self.server.places.acquire(blocking=False):
-            return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at a time")
         try:
             try:
                 parts = urlsplit(self.path)
@@ -270,10 +351,9 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:  # the top loop of a request: the others go on
             show_error(f"cannot answer a request:\n{traceback.format_exc()}")
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log has the error")
-        finally:
-            self.server.places.release()
 
     def _send(self, found: Answer) -> None:
+        self._timed.restart()
         body = found.body.encode(errors="replace")
         self.send_response(found.status)
         for name, text in (*HEADERS.items(), *found.headers):

@@ -15,8 +15,12 @@ MAX_LINES = 2000
 """Maximum number of lines of a page."""
 MAX_PODS = 32
 """Maximum number of pods whose logs are read for one page."""
+PODS_OF_JOB = 8
+"""The same for the page of a job, which has few lines."""
 BYTES_PER_POD = 256 << 10
 """Maximum size of the end of a pod's log that is read for one page."""
+BYTES_PER_PAGE = 1 << 20
+"""Maximum size of the logs that are read for one page."""
 
 
 class Unavailable(Exception):
@@ -25,6 +29,10 @@ class Unavailable(Exception):
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class TooLarge(Unavailable):
+    """Answer of a place that is larger than the reader admits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,17 @@ class Source(Protocol):
 
     def details(self, namespace: str, name: str) -> Details: ...
 
-    def logs(self, namespace: str, name: str, options: LogOptions) -> Logs:
-        """Return the last `options.tail` lines, of one pod or rank if the options name one."""
+    def logs(
+        self, namespace: str, name: str, options: LogOptions, document: Json | None = None
+    ) -> Logs:
+        """Return the last `options.tail` lines, of one pod or rank if the options name one.
+
+        Args:
+            namespace: namespace of the job.
+            name: name of the job.
+            options: selection of the lines.
+            document: object of the job for its own page, which has the output of fewer pods.
+        """
 
 
 def last_lines(
@@ -78,11 +95,13 @@ def last_lines(
     return list(selected(iter([merged(pods)]), options, now, lambda: known))
 
 
-def chosen_pods(pods: Sequence[str], options: LogOptions) -> tuple[list[str], str]:
+def chosen_pods(
+    pods: Sequence[str], options: LogOptions, most: int = MAX_PODS
+) -> tuple[list[str], str]:
     """Return the pods whose logs are read, and a note if they are not all. Raises `Unavailable`."""
     if options.pod is None:
-        cut = f"only the first {MAX_PODS} of {len(pods)} pods" if len(pods) > MAX_PODS else ""
-        return list(pods[:MAX_PODS]), cut
+        cut = f"only the first {most} of {len(pods)} pods" if len(pods) > most else ""
+        return list(pods[:most]), cut
     if options.pod not in pods:
         raise Unavailable(HTTPStatus.NOT_FOUND, "the job has no output of this pod")
     return [options.pod], ""

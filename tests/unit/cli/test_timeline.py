@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from elasticjob_cli.timeline import MAX_ROWS, WIDTH, changes_of, page, svg
+from elasticjob_cli.timeline import MAX_ROWS, WIDTH, changes_of, page, seconds_text, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -145,3 +145,20 @@ def test_part_of_a_page_has_neither_style_nor_title_of_its_own() -> None:
     embedded = ElementTree.fromstring(svg("train", changes, 0, embedded=True))
     assert list(embedded.iter(f"{SVG}style")) == []
     assert not [one for one in embedded.iter(f"{SVG}text") if one.get("class") == "title"]
+
+
+@pytest.mark.parametrize("nodes", [9, 2**31 - 1, 10**15])
+def test_number_of_lines_does_not_depend_on_the_number_of_nodes(nodes: int) -> None:
+    picture = drawn([entry(1, 0, nodes=nodes)])
+    lines = [one for one in picture.iter(f"{SVG}path") if one.get("class") == "line"]
+    assert len(lines) == 3
+    assert {str(nodes), str((nodes + 1) // 2)} <= set(texts(picture))
+
+
+def test_numbers_and_times_out_of_range_are_damaged() -> None:
+    huge = 10**400
+    assert changes_of([entry(1, 0, nodes=huge), entry(huge, 0)]) == []
+    assert changes_of([entry(1, 0, finalTime="0001-01-01T00:00:00+23:59")]) == []
+    (kept,) = changes_of([entry(1, 0, recoveryMs=huge, startMs=huge, lostSteps=huge)])
+    assert (kept.recovery_ms, kept.phases, kept.lost_steps) == (None, {}, None)
+    assert seconds_text(huge).endswith(" ms")

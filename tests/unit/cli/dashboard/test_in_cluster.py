@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import base64
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from elasticjob_cli.dashboard.in_cluster import ApiServer, is_loopback, token_of, token_opener
+from elasticjob_cli.dashboard.in_cluster import (
+    MAX_ANSWER,
+    ApiServer,
+    is_loopback,
+    token_of,
+    token_opener,
+)
 from elasticjob_cli.dashboard.server import Denied, Request
-from elasticjob_cli.dashboard.sources import Unavailable
+from elasticjob_cli.dashboard.sources import TooLarge, Unavailable
 from tests.integration.certificates import make_certificates
 from tests.paths import ROOT
 
@@ -34,6 +46,7 @@ def basic(text: str) -> str:
         (basic("a:b\r\nX-Remote-User: admin"), None),
         ("Basic ***", None),
         ("Basic /w==", None),
+        ("Basic \xfc", None),
         ("Bearer", None),
         ("Bearer a b", None),
         ("Digest abc", None),
@@ -75,17 +88,78 @@ def test_unreachable_api_server_is_an_error_of_the_gateway(tmp_path: Path) -> No
     assert found.value.status is HTTPStatus.BAD_GATEWAY
 
 
-def test_program_loads_only_packages_of_the_operators_image() -> None:
-    script = (
-        "import sys, elasticjob_cli.dashboard.in_cluster\n"
-        "print(*(name for name, found in sys.modules.items() "
-        "if 'site-packages' in str(getattr(found, '__file__', ''))))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+@contextmanager
+def answering(folder: Path, *chunks: bytes, pause: float = 0) -> Iterator[ApiServer]:
+    """Run an API server that sends these chunks with pauses to one client."""
+    made = make_certificates(folder)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(made.server.cert_file, made.server.key_file)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            link, _ = server.accept()
+            with suppress(OSError), tls.wrap_socket(link, server_side=True) as wrapped:
+                wrapped.recv(1 << 16)
+                wrapped.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                for chunk in chunks:
+                    time.sleep(pause)
+                    wrapped.sendall(chunk)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield ApiServer(f"https://127.0.0.1:{server.getsockname()[1]}", made.ca_file)
+        thread.join()
+
+
+def test_answers_within_the_limit_are_whole_and_larger_ones_are_refused(tmp_path: Path) -> None:
+    half = b"x" * (MAX_ANSWER // 2)
+    with answering(tmp_path / "whole", half, half) as api:
+        assert api.fetch("token", "/") == half + half
+    with answering(tmp_path / "larger", half, half, b"x") as api, pytest.raises(TooLarge):
+        api.fetch("token", "/")
+
+
+def test_slow_answer_ends_at_the_deadline(tmp_path: Path) -> None:
+    chunks = [b"x"] * 100
+    with answering(tmp_path, *chunks, pause=0.1) as api:
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="cannot be reached: .*timed out"):
+            api.fetch("token", "/", seconds=0.5)
+        assert time.monotonic() < begun + 5
+
+
+PROGRAM = """
+import importlib.metadata, sys
+
+class Image:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        own = top.startswith(("elasticjob_", "_sysconfigdata"))
+        if own or top in sys.stdlib_module_names:
+            return None
+        owners = distributions.get(top, ())
+        if any(one.lower().replace("_", "-") in locked for one in owners):
+            return None
+        raise ModuleNotFoundError(f"the image has no {top}", name=name)
+
+distributions = importlib.metadata.packages_distributions()
+locked = set(sys.argv[2].split())
+sys.meta_path.insert(0, Image())
+from elasticjob_cli.dashboard import in_cluster
+in_cluster.ClusterServer.serve_forever = lambda self: in_cluster.show_error("an error")
+in_cluster.main(["--port=0", "--api-server=https://127.0.0.1:1", f"--ca-file={sys.argv[1]}"])
+import typer
+"""
+
+
+def test_program_runs_with_the_packages_of_the_operators_image_alone(tmp_path: Path) -> None:
     lock = (ROOT / "requirements" / "operator.txt").read_text()
-    locked = set(re.findall(r"^([a-z0-9-]+)==", lock, re.M))
-    assert loaded
-    assert {name.replace("_", "-") for name in loaded} <= locked
+    locked = re.findall(r"^([a-z0-9-]+)==", lock, re.M)
+    assert locked
+    ca_file = str(make_certificates(tmp_path).ca_file)
+    words = [sys.executable, "-c", PROGRAM, ca_file, " ".join(locked)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.startswith("serving port "), done.stderr
+    assert done.stdout.endswith(", loopback only\n")
+    assert done.stderr.startswith("an error\n")
+    assert done.stderr.endswith("the image has no typer\n")  # so the test refuses others

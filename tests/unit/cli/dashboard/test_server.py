@@ -1,4 +1,4 @@
-"""HTTP server of the dashboard: who is admitted, and to which pages."""
+"""Admission to the HTTP server of the dashboard, and its pages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from urllib.parse import quote
 import pytest
 
 from elasticjob_cli.commands.dashboard import local_opener
+from elasticjob_cli.dashboard import server as module
 from elasticjob_cli.dashboard.server import (
     HEADERS,
     LOOPBACK_NAMES,
-    MAX_CONNECTIONS,
-    MAX_REQUESTS,
+    MAX_OF_PEER,
     Server,
     host_name,
 )
@@ -53,7 +53,7 @@ class Shelf:
             raise Unavailable(HTTPStatus.NOT_FOUND, f"no <{name}>")
         return Details({"metadata": {"name": name, "namespace": namespace}}, [], ["Waiting."])
 
-    def logs(self, namespace: str, name: str, options: LogOptions) -> Logs:
+    def logs(self, namespace: str, name: str, options: LogOptions, document: Any = None) -> Logs:
         self.asked.append(options)
         if self.refuses:
             raise self.refuses
@@ -189,29 +189,112 @@ def test_defect_is_reported_and_the_next_request_is_answered(
     assert ask(server, "")[0] == 200
 
 
-def test_requests_beyond_the_maximum_are_refused(server: Server) -> None:
-    for _ in range(MAX_REQUESTS):
+def test_requests_beyond_the_maximum_wait_and_are_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PLACE_SECONDS", 0.05)
+    for _ in range(server.max_requests):
         server.places.acquire()
     assert ask(server, "")[0] == 503
-    for _ in range(MAX_REQUESTS):
-        server.places.release()
+    monkeypatch.setattr(module, "PLACE_SECONDS", 20)
+    release = threading.Timer(0.1, server.places.release)
+    release.start()
     assert ask(server, "")[0] == 200
+    release.join()
 
 
-def test_connections_beyond_the_maximum_are_closed_and_later_ones_are_answered(
-    server: Server,
-) -> None:
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as late:
-        assert late.recv(1) == b""
-    for link in idle:
-        link.close()
+def eventually_answered(server: Server) -> None:
     due = time.monotonic() + 20
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
             assert ask(server, "")[0] == 200
             return
         assert time.monotonic() < due, "the closed connections were not released"
+
+
+def test_connections_of_a_peer_beyond_the_maximum_are_closed_and_others_are_answered(
+    server: Server,
+) -> None:
+    place = ("127.0.0.1", server.port)
+    idle = [socket.create_connection(place) for _ in range(MAX_OF_PEER)]
+    with socket.create_connection(place, timeout=20) as late:
+        assert late.recv(1) == b""
+    with socket.create_connection(place, 20, ("127.0.0.2", 0)) as other:
+        other.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert other.recv(12) == b"HTTP/1.0 404"
+    for link in idle:
+        link.close()
+    eventually_answered(server)
+
+
+def test_connections_of_all_peers_have_a_maximum(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 2)
+    place = ("127.0.0.1", server.port)
+    with (
+        socket.create_connection(place, 20, ("127.0.0.2", 0)),
+        socket.create_connection(place, 20, ("127.0.0.3", 0)),
+        socket.create_connection(place, 20) as late,
+    ):
+        assert late.recv(1) == b""
+
+
+def test_connection_without_a_thread_is_released(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "MAX_OF_PEER", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fails)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+            assert link.recv(1) == b""
+    eventually_answered(server)
+
+
+def test_slow_sender_is_cut_off_at_the_deadline(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+        begun = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < begun + 20:
+                link.sendall(b"x")
+                time.sleep(0.1)  # each byte would begin a timeout of the socket anew
+        assert time.monotonic() < begun + 10
+
+
+def test_slow_reader_is_cut_off_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.5)
+    ended = threading.Event()
+    sender, reader = socket.socketpair()
+
+    def read() -> None:
+        while not ended.wait(0.1):
+            reader.recv(64 << 10)  # each would begin a timeout of the socket anew
+
+    slow = threading.Thread(target=read)
+    slow.start()
+    with sender, reader:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            module.Timed(sender).write(b"x" * (16 << 20))
+        took = time.monotonic() - begun
+        ended.set()
+        slow.join()
+    assert 0.4 < took < 10
+
+
+def test_request_beyond_the_maximum_size_is_closed(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+        text = f"GET /{TOKEN}/ HTTP/1.0\r\nHost: localhost\r\n".encode()
+        text += b"".join(b"X%d: %s\r\n" % (at, b"x" * 10_000) for at in range(9))
+        with contextlib.suppress(ConnectionError):
+            link.sendall(text + b"\r\n")
+            assert link.recv(1) == b""
 
 
 def test_broken_requests_end_no_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
