@@ -25,6 +25,7 @@ from elasticjob_operator.domain.launch.wrappers import (
     is_script,
     line_of,
     may_be_task,
+    module_runs_task,
     module_wrapped,
     runs_python,
     runs_task,
@@ -258,7 +259,7 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if option == "-m":
         if launcher := launcher_of_module(value, arguments):
             return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
-        if runs_task(value.partition(".")[0], arguments):
+        if module_runs_task(value, arguments):
             return [Finding(FindingKind.SCRIPT, value, None, at.inside)]
         run = module_wrapped(value, arguments)
         return [] if run is None else _in_python(run, at.within(value))

@@ -122,6 +122,19 @@ PLAIN = [
     "dvc pull torchrun",
     "wandb login torchrun",
     "python -m axolotl.cli.train c.yml",
+    "python -m task.train",
+    "python -m mage.main_pretrain",
+    "python -m just.train",
+    "python -m task train",
+    "python -m wandb.train agent",
+    "python -m wandb login",
+    "gnn-train --task node --dataset x",
+    "gnn-train --task node -c config.yaml",
+    "my-train --lang perl --epochs 3",
+    "my-train fish and chips",
+    "my-train node -c x",
+    "python src/llamafactory/launcher.py c.yaml",
+    "python -m llamafactory.launcher c.yaml",
     "python -m torch.utils.collect_env",
     "python /app/torch/run.py --x",
     "python /app/my/distributed/run.py torchrun",
@@ -365,7 +378,6 @@ def test_launcher_with_its_own_rendezvous_in_arguments_is_refused_with_a_way_out
     assert decide(inside, launch=Launch.PER_WORKER).reason is LaunchReason.LAUNCHER_REMOVED
 
 
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -403,6 +415,11 @@ def test_launcher_with_its_own_rendezvous_in_arguments_is_refused_with_a_way_out
         "npm run train",
         "task train",
         "python -m invoke train",
+        "python -m nox -s train",
+        "python -m poethepoet train",
+        "python -m fabric train",
+        "python -m dvc repro",
+        "python -m luigi --module x Train",
         "nox -s train",
         "dvc repro",
         "wandb agent a/b/c",
@@ -465,6 +482,8 @@ def test_value_of_a_reference_after_torchrun_decides(value: str, mode: Launch) -
         ("env A=b python /opt/bin/torchrun -m pkg.train", "env A=b python -u -m pkg.train"),
         ("python -X dev -mtorch.distributed.run t.py", "python -X dev -u t.py"),
         ("accelerate launch -m axolotl.cli.train c.yml", "python3 -u -m axolotl.cli.train c.yml"),
+        ("torchrun --nproc_per_node 8 /app/src/llamafactory/launcher.py c.yaml",
+         "python3 -u /app/src/llamafactory/launcher.py c.yaml"),
     ],
 )  # fmt: skip
 def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> None:
@@ -567,6 +586,7 @@ SPLIT = [
     ("test -x /usr/bin/torchrun && cd x; ", "python train.py"),
     ("pkill torchrun || true; hash torchrun; ", "python train.py"),
     ("pip show deepspeed; ", "python train.py --launcher $TORCHRUN"),
+    ("cd /app && ", "gnn-train --task node --dataset x"),
     ("bash <<E\npip install x\nE\n", "python train.py"),
     ("bash -c 'curl x | sh'; ", "python train.py"),
 ]
@@ -587,8 +607,9 @@ SPLIT = [
 def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) -> None:
     found = decide([*shell.split(), before + last])
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
-    checked = {"./train --x": ("--program", "./train")}
-    assert found.options == ("--prepare", *checked.get(last, ()))
+    program = last.split()[0]
+    checked = ("--program", program) if program in ("./train", "gnn-train") else ()
+    assert found.options == ("--prepare", *checked)
     command = last.lstrip()
     assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
 
@@ -721,6 +742,10 @@ def test_setup_stands_before_the_other_options() -> None:
         ("my-wrapper bash -c 'pip install y; python t.py'", "the shell line inside of bash"),
         ("env -S 'bash -c \"cd x && python t.py\"'", "the shell line inside of bash"),
         ("csh -c 'cd x && python t.py'", "the grammar of csh"),
+        ("my-wrapper fish -c 'cd x; python t.py'", "the grammar of fish"),
+        ("my-wrapper --verbose fish -c 'cd x; python t.py'", "the grammar of fish"),
+        ("my-wrapper --quiet pwsh -NoLogo -Command 'cd x; python t.py'", "the grammar of pwsh"),
+        ("my-wrapper -- perl -we 'system(\"python t.py\")'", "the grammar of perl"),
         ("conda run -n e script -qc 'cd x; python t.py'", "the shell line inside of script"),
     ],
 )
