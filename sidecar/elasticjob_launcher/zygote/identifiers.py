@@ -41,6 +41,7 @@ GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 _DEEP = 3
+_PROCESS = "the process number"
 _LIBRARY = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
@@ -193,7 +194,8 @@ class Identifiers:
         found = []
         for name in new:
             for value in _values(sys.modules[name], name):
-                if (what := drawn.is_one(value)) and not literals.include(value, name):
+                what = drawn.is_one(value)
+                if what and (what == _PROCESS or not literals.include(value, name)):
                     found.append((f"keeps {what} (module {name})", name))
                     break
         return found
@@ -231,11 +233,11 @@ class _DrawnValues:
             return "the time of its import" if known else ""
         if kind is int:
             if self._pid and value == self._pid:
-                return "the process number"
+                return _PROCESS
             return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
         if kind is str and len(value) <= 400:
             if self._number is not None and self._number.search(value):
-                return "the process number"
+                return _PROCESS
             digits = re.sub(r"\D", "", value)
             if len(digits) >= 10 and any(text in digits for text in self._texts):
                 return "the time of its import"
@@ -253,10 +255,11 @@ class _DrawnValues:
 
 
 class _Literals:
-    """Literals in the source of these modules.
+    """Literals in the source of these modules, which may equal the time by chance: on a machine
+    that has just started, `time.monotonic` is a small number.
 
-    A literal may equal a clock by chance: on a machine that has just started, `time.monotonic` is
-    a small number.
+    For the process number there is no exception: it is a small number in every container, so a
+    literal may equal one that the module does keep.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
