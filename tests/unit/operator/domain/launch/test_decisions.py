@@ -764,6 +764,9 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (["python", "t.py", "&&", "echo", "x"], "'&&' is an argument here"),
         (["gosu", "me", "python", "t.py", ">", "log"], "'>' is an argument here"),
         (["python", "t.py", "2>&1"], "'2>&1' is an argument here"),
+        (["find", ".", "-name", "x", ";", "./train"], "';' is an argument here"),
+        (["find", ".", "-exec", "rm", "{}", ";", ";", "./train"], "';' is an argument here"),
+        (["find", ".", "-exec", "rm", "{}", "&&", "./train"], "'&&' is an argument here"),
         (["cd", "x", "&&", "python", "t.py"], "cd is a command of a shell"),
         (["tini", "--", "source", "x"], "source is a command of a shell"),
         (["python t.py --lr 1"], "the program 'python t.py --lr 1' contains spaces"),
@@ -786,7 +789,7 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         decide(command)
     assert reason in str(refused.value)
     assert "or set spec.launch if the command is meant as it is" in str(refused.value)
-    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED or reason
+    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED
 
 
 @pytest.mark.parametrize(
@@ -799,6 +802,9 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         ["python", "--version"],
         ["bash", "-c", "python t.py", "name", "x"],
         ["python", "t.py", "a && b"],
+        ["find", "/cache", "-name", "*.lock", "-exec", "rm", "{}", ";"],
+        ["find", ".", "-execdir", "rm", "{}", ";", "-o", "-ok", "ls", ";", "-okdir", "ls", ";"],
+        ["nice", "find", ".", "-exec", "./train", "{}", ";"],
     ],
     ids=str,
 )
