@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import mpmath.functions.zeta  # noqa: F401
 import pytest
 
 from elasticjob_launcher.zygote.identifiers import Identifiers
@@ -107,6 +106,7 @@ def test_process_number_that_equals_a_literal_by_chance_is_recognised(
 def test_mpmath_is_preloaded_on_a_machine_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch, uptime: int
 ) -> None:
+    importlib.import_module("mpmath.functions.zeta")
     identifiers = Identifiers()
     clock = iter([float(uptime), float(uptime + 5)])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
