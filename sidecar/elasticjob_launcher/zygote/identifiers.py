@@ -41,7 +41,6 @@ GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 _DEEP = 3
-_PROCESS = "the process number"
 _LIBRARY = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
@@ -195,7 +194,7 @@ class Identifiers:
         for name in new:
             for value in _values(sys.modules[name], name):
                 what = drawn.is_one(value)
-                if what and (what == _PROCESS or not literals.include(value, name)):
+                if what and (drawn.is_process(value) or not literals.include(value, name)):
                     found.append((f"keeps {what} (module {name})", name))
                     break
         return found
@@ -225,19 +224,25 @@ class _DrawnValues:
         except (ArithmeticError, ValueError, OSError):  # a number or date out of any clock's range
             return ""
 
+    def is_process(self, value: Any) -> bool:
+        """Return True if the value is the process number, or a text that contains it."""
+        if self._number is None:
+            return False
+        if type(value) is str:
+            return len(value) <= 400 and bool(self._number.search(value))
+        return type(value) is int and value == self._pid
+
     def _is_one(self, value: Any) -> str:
+        if self.is_process(value):
+            return "the process number"
         kind = type(value)
         if kind is float:
             low, high = self._monotonic
             known = self._in(value) or (low <= value <= high and value != int(value))
             return "the time of its import" if known else ""
         if kind is int:
-            if self._pid and value == self._pid:
-                return _PROCESS
             return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
         if kind is str and len(value) <= 400:
-            if self._number is not None and self._number.search(value):
-                return _PROCESS
             digits = re.sub(r"\D", "", value)
             if len(digits) >= 10 and any(text in digits for text in self._texts):
                 return "the time of its import"

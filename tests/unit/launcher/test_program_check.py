@@ -90,7 +90,7 @@ def test_console_script_that_a_shell_starts_is_a_python_program(tmp_path: Path, 
 def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
     shim = (
         '#!/usr/bin/env bash\nset -e\n[ -n "$PYENV_DEBUG" ] && set -x\n\nprogram="${0##*/}"\n\n'
-        'export PYENV_ROOT="/root/.pyenv"\nexec "/root/.pyenv/libexec/pyenv" exec "$program" "$@"\n'
+        'export PYENV_ROOT="/opt/pyenv"\nexec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
     )
     check_program(program(tmp_path, shim), {})
     for other in (shim + "torchrun t.py\n", shim.replace('"$program"', "torchrun")):
