@@ -6,7 +6,8 @@ a node, drain, join, CUDA out-of-memory and an aborted process group, warm and c
 build/gpu/report.md and report.json, and the logs of each case.
 
 The exit status is 0 if every case recovered and the status reported its cause, 1 if not, and 2 if
-there is no device. `--device cpu` tries the check itself over gloo, without a device.
+there is no device or the options leave no case. `--device cpu` tries the check itself over gloo,
+without a device.
 """
 
 from __future__ import annotations
@@ -78,6 +79,13 @@ def main() -> int:
     chosen = [case for case in chosen if (case.model or "plain") in options.variants]
     if options.without_peers:
         chosen = [case for case in chosen if case.system is System.OURS]
+    if not chosen:
+        print(
+            f"gpu-check: the options leave no case for {devices} devices: name more --faults and "
+            "--variants, or omit --warm-only, --without-peers and --backend",
+            file=sys.stderr,
+        )
+        return 2
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []

@@ -113,7 +113,6 @@ _MODULES: Mapping[str, _Command] = {
     "torchtune._cli.tune": _PROGRAMS["tune"],
     "axolotl.cli.main": _PROGRAMS["axolotl"],
     "llamafactory.cli": _PROGRAMS["llamafactory-cli"],
-    "llamafactory.launcher": _Command(_LLAMAFACTORY),
     "swift.cli.main": _PROGRAMS["swift"],
     "trl.cli": _PROGRAMS["trl"],
     "xtuner": _PROGRAMS["xtuner"],

@@ -18,7 +18,14 @@ from elasticjob_launcher.launchers import launcher_of_module
 HEAD_BYTES = 4096
 """Maximum size of a console script."""
 _INTERPRETER = re.compile(rb"#!\s*(\S+)[ \t]*([^\n]*)")
-_IMPORT = re.compile(r"^\s*(?:from|import)\s+([\w.]+)(?:\s+import\s+(\w+))?", re.MULTILINE)
+_TRAMPOLINE = re.compile(rb"#![^\n]*/sh[ \t]*\r?\n'''exec' [^\n]*py(thon|py)[^\n]*\n' '''")
+"""Start of a console script of Python by a shell, as pip, distlib and uv write it for interpreters
+with a long path, or with spaces in it."""
+_PYENV_SHIM = re.compile(rb'^exec "[^"\n]*pyenv" exec "\$program" "\$@"\s*\Z', re.MULTILINE)
+"""Last command of a script of pyenv, which starts the program of the same name."""
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\w+))?", re.MULTILINE
+)
 # Names of interpreters of shell scripts.
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"})
 _FIX = "set spec.launch to PerNode if it does, or to PerWorker if it does not"
@@ -44,8 +51,8 @@ def check_program(program: str, environ: Mapping[str, str]) -> None:
     found = _INTERPRETER.match(head)
     if found is None:
         return
-    interpreter = _interpreter(found[1], found[2])
-    if interpreter in _SHELLS:
+    interpreter = "python" if _TRAMPOLINE.match(head) else _interpreter(found[1], found[2])
+    if interpreter in _SHELLS and not _PYENV_SHIM.search(head):
         raise ProgramError(
             f"{path} is a shell script, which may start the workers itself and would run once for "
             f"each worker: {_FIX}"
@@ -66,15 +73,18 @@ def _interpreter(program: bytes, rest: bytes) -> str:
 
 
 def _launcher_in(head: bytes) -> str:
-    """Return the launcher whose `main` a console script imports; empty if there is none.
+    """Return the launcher whose `main` or module a console script imports; empty if there is none.
 
-    Longer files are programs of their own, which are not read.
+    A package such as deepspeed is also a library: its import alone starts nothing. Longer files
+    are programs of their own, which are not read.
     """
     if len(head) == HEAD_BYTES:
         return ""
     for module, name in _IMPORT.findall(head.decode("utf-8", "replace")):
         for candidate in (module, f"{module}.{name}"):
             launcher = launcher_of_module(candidate, ())
-            if launcher is not None and (name in ("", "main") or candidate != module):
+            if launcher is None:
+                continue
+            if name == "main" or candidate != module or (not name and "." in module):
                 return launcher.name
     return ""

@@ -193,7 +193,8 @@ class Identifiers:
         found = []
         for name in new:
             for value in _values(sys.modules[name], name):
-                if (what := drawn.is_one(value)) and not literals.include(value, name):
+                what = drawn.is_one(value)
+                if what and (drawn.is_process(value) or not literals.include(value, name)):
                     found.append((f"keeps {what} (module {name})", name))
                     break
         return found
@@ -223,19 +224,25 @@ class _DrawnValues:
         except (ArithmeticError, ValueError, OSError):  # a number or date out of any clock's range
             return ""
 
+    def is_process(self, value: Any) -> bool:
+        """Return True if the value is the process number, or a text that contains it."""
+        if self._number is None:
+            return False
+        if type(value) is str:
+            return len(value) <= 400 and bool(self._number.search(value))
+        return type(value) is int and value == self._pid
+
     def _is_one(self, value: Any) -> str:
+        if self.is_process(value):
+            return "the process number"
         kind = type(value)
         if kind is float:
             low, high = self._monotonic
             known = self._in(value) or (low <= value <= high and value != int(value))
             return "the time of its import" if known else ""
         if kind is int:
-            if self._pid and value == self._pid:
-                return "the process number"
             return "the time of its import" if any(self._in(value / u) for u in _UNITS) else ""
         if kind is str and len(value) <= 400:
-            if self._number is not None and self._number.search(value):
-                return "the process number"
             digits = re.sub(r"\D", "", value)
             if len(digits) >= 10 and any(text in digits for text in self._texts):
                 return "the time of its import"
@@ -253,10 +260,11 @@ class _DrawnValues:
 
 
 class _Literals:
-    """Literals in the source of these modules.
+    """Literals in the source of these modules, which may equal the time by chance: on a machine
+    that has just started, `time.monotonic` is a small number.
 
-    A literal may equal a clock by chance: on a machine that has just started, `time.monotonic` is
-    a small number.
+    For the process number there is no exception: it is a small number in every container, so a
+    literal may equal one that the module does keep.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:

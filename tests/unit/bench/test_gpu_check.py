@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.gpu.__main__ import main
 from bench.gpu.checks import (
     ALONE,
     Case,
@@ -65,6 +67,19 @@ def test_cases_of_several_ranks_cover_each_fault_warm_and_cold_and_each_variant(
 
 def test_selected_faults_limit_the_cases() -> None:
     assert {case.fault for case in cases([("gloo", 2)], [Fault.DRAIN])} == {Fault.DRAIN}
+
+
+def test_check_without_a_case_does_not_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    output = tmp_path / "gpu"
+    options = f"--device cpu --faults drain --variants snapshots --output {output}"
+    monkeypatch.setattr("sys.argv", ["gpu-check", *options.split()])
+    assert main() == 2
+    told = capsys.readouterr()
+    assert "the options leave no case for 0 devices: name more --faults" in told.err
+    assert told.out == ""
+    assert not output.exists()
 
 
 def test_recovery_is_the_first_complete_round_after_the_fault() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,8 @@ def test_shell_script_is_refused(tmp_path: Path, first: str) -> None:
         ("accelerate.commands.launch", "main", "accelerate launch"),
         ("torch.distributed", "run", "torchrun"),
         ("deepspeed.launcher.runner", "main", "deepspeed"),
+        ("deepspeed.launcher", "runner", "deepspeed"),
+        ("deepspeed", "main", "deepspeed"),
     ],
 )
 def test_console_script_of_a_launcher_is_refused(
@@ -46,6 +51,51 @@ def test_console_script_of_a_launcher_is_refused(
     text = "#!/opt/conda/bin/python3.11\n" + CONSOLE.format(module=module, name=name)
     with pytest.raises(ProgramError, match=f"train starts {launcher}, which would run once"):
         check_program(program(tmp_path, text), {})
+
+
+TRAMPOLINES = [
+    f"#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''\n"
+    for python in (
+        '"/a folder/bin/python3.11"',
+        "/a/long/folder/bin/python",
+        "/opt/pypy/bin/pypy3",
+        '"$(dirname -- "$(realpath -- "$0")")"/\'python3\'',
+    )
+]
+"""Beginnings of console scripts by pip, distlib and uv."""
+
+
+@pytest.mark.parametrize("first", TRAMPOLINES)
+def test_console_script_that_a_shell_starts_is_a_python_program(tmp_path: Path, first: str) -> None:
+    text = first + CONSOLE.format(module="my.package", name="main")
+    path = program(tmp_path, text)
+    check_program(path, {})
+    if "realpath" not in first:
+        folder = tmp_path / "a folder"
+        python = folder / "python3"
+        folder.mkdir()
+        python.symlink_to(sys.executable)
+        named = re.sub(r"exec' .*(python|pypy)\S*", f'exec\' "{python}"', first)
+        started = program(tmp_path, f"{named}print('python')\n")
+        assert subprocess.run([started], capture_output=True, text=True).stdout == "python\n"
+        check_program(started, {})
+    launcher = first + CONSOLE.format(module="torch.distributed.run", name="main")
+    with pytest.raises(ProgramError, match="starts torchrun"):
+        check_program(program(tmp_path, launcher), {})
+    script = first.splitlines()[0] + "\nexec python train.py\n" + first
+    with pytest.raises(ProgramError, match="is a shell script"):
+        check_program(program(tmp_path, script), {})
+
+
+def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
+    shim = (
+        '#!/usr/bin/env bash\nset -e\n[ -n "$PYENV_DEBUG" ] && set -x\n\nprogram="${0##*/}"\n\n'
+        'export PYENV_ROOT="/opt/pyenv"\nexec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
+    )
+    check_program(program(tmp_path, shim), {})
+    for other in (shim + "torchrun t.py\n", shim.replace('"$program"', "torchrun")):
+        with pytest.raises(ProgramError, match="is a shell script"):
+            check_program(program(tmp_path, other), {})
 
 
 @pytest.mark.parametrize(
@@ -57,12 +107,22 @@ def test_console_script_of_a_launcher_is_refused(
         "#!/opt/conda/bin/python\n" + CONSOLE.format(module="my.package", name="main"),
         "#!/usr/bin/env python\nfrom torch.distributed.run import get_args_parser\n",
         "#!/usr/bin/perl\n",
+        "#!/usr/bin/env python\nimport deepspeed\n",
+        "#!/usr/bin/env python\nimport deepspeed\nimport main\nmain.main()\n",
+        "#!/usr/bin/env python\nfrom deepspeed import initialize\n",
+        "#!/usr/bin/env python\nimport deepspeed.comm\n",
         "#!/usr/bin/env python3\n" + "x = 1\n" * 1000 + "from torch.distributed.run import main\n",
     ],
     ids=str,
 )
 def test_other_file_is_accepted(tmp_path: Path, text: str | bytes) -> None:
     check_program(program(tmp_path, text), {})
+
+
+def test_program_that_imports_the_module_of_a_launcher_is_refused(tmp_path: Path) -> None:
+    text = "#!/usr/bin/env python\nimport sys\nimport deepspeed.launcher.runner\n"
+    with pytest.raises(ProgramError, match="train starts deepspeed"):
+        check_program(program(tmp_path, text), {})
 
 
 def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elasticjob_launcher.launchers import (
@@ -25,6 +25,7 @@ from elasticjob_operator.domain.launch.wrappers import (
     is_script,
     line_of,
     may_be_task,
+    module_runs_task,
     module_wrapped,
     runs_python,
     runs_task,
@@ -60,16 +61,20 @@ _TEXT_TOOLS = frozenset(
     }
 )
 """Programs that take names of programs as plain text."""
+_IDLE = frozenset(
+    {"exit", "wait", "return", "read", "tee", "sleep", "date", "sort", "uniq", "wc", "cut", "tr"}
+)
+"""Other programs and builtins that run no program."""
 _EXECUTING = frozenset({"--", "-exec", "-execdir", "-ok", "-okdir", "--exec", "-e"})
 """Words after which a program's arguments are a command."""
 _NAMING = re.compile(
-    r"--?\w*(launcher|backend|engine|runner|mode|method|type|strategy|name|env|tag|key)s?"
+    r"--?[\w.-]*(launcher|backend|engine|runner|mode|method|type|strategy|accelerator|plugin|name"
+    r"|env|tag|key|note|title|label|comment|message|prompt|desc\w*)s?"
 )
 """Options whose value names a launcher and runs none."""
-_LAUNCHER_ARGUMENT = re.compile(
-    r"--(n?nproc|nnodes|standalone|rdzv|num|multi|config|hostfile|use)[-_\w]*(=.*)?|-m|.*\.py"
-)
-"""First argument of a launcher, unlike one of another program."""
+_LAUNCHER_ARGUMENT = re.compile(r"--(n?nproc|nnodes|standalone|rdzv)[-_\w]*(=.*)?|.*\.py")
+"""Argument of a launcher, unlike one of another program."""
+_CONFIG_FILE = re.compile(r".*\.ya?ml")
 _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
@@ -94,33 +99,41 @@ class Finding:
     Args:
         name: the launcher, the script file or the text of the part.
         inside: program that contains it; empty if it is the command itself.
+        guessed: True if only the arguments of an unknown program show it.
     """
 
     kind: FindingKind
     name: str
     launcher: Launcher | None = None
     inside: str = ""
+    guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Place in a command: variables whose value is known, and the enclosing program."""
+    """Place in a command: variables whose value is known, the enclosing program, and True in
+    `followed` if other programs than tools run after it."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     inside: str = ""
     depth: int = 0
+    followed: bool = False
 
     def within(self, program: str) -> _Context:
-        return _Context(self.values, self.inside or _name(program), self.depth + 1)
+        return replace(self, inside=self.inside or _name(program), depth=self.depth + 1)
 
 
-def find(words: Sequence[str], values: Mapping[str, str] | None = None) -> Finding | None:
+def find(
+    words: Sequence[str], values: Mapping[str, str] | None = None, guesses: bool = True
+) -> Finding | None:
     """Return the first launcher in a command, otherwise the first part that may be one, or None.
 
     Args:
         values: variables of the container with a known value.
+        guesses: False ignores what only the arguments of unknown programs show.
     """
-    found = list(_find(tuple(words), _Context(values or {})))
+    found = _find(tuple(words), _Context(values or {}))
+    found = [one for one in found if guesses or not one.guessed]
     certain = [one for one in found if one.kind is FindingKind.LAUNCHER]
     return next(iter((*certain, *found)), None)
 
@@ -210,7 +223,8 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
         return found
     if is_script(program) or is_entrypoint(program) or runs_task(name, words[1:]):
         return [Finding(FindingKind.SCRIPT, program, None, at.inside)]
-    return _in_arguments(words, at)
+    known = program.startswith("-")  # an option of the reserved word `time`
+    return [replace(one, guessed=not known) for one in _in_arguments(words, at)]
 
 
 def _is_unknown(words: tuple[str, ...]) -> bool:
@@ -245,7 +259,7 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if option == "-m":
         if launcher := launcher_of_module(value, arguments):
             return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
-        if runs_task(value.partition(".")[0], arguments):
+        if module_runs_task(value, arguments):
             return [Finding(FindingKind.SCRIPT, value, None, at.inside)]
         run = module_wrapped(value, arguments)
         return [] if run is None else _in_python(run, at.within(value))
@@ -260,7 +274,7 @@ def _in_shell(words: tuple[str, ...], at: _Context) -> list[Finding]:
     call = shell.invocation(words)
     if call.line_at is None:
         script = call.script
-        if not script and at.depth:
+        if not script and at.depth and not at.followed:
             script = f"the standard input of {_name(words[0])}"
         return [Finding(FindingKind.SCRIPT, script, None, at.inside)] if script else []
     return _in_line(words[call.line_at], words[call.line_at + 1 :], at.within(words[0]))
@@ -294,12 +308,13 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
                 values[name.rstrip("+")] = value
             else:
                 values.pop(name.rstrip("+"), None)
-        inner = _Context(values, at.inside, at.depth + 1)
+        followed = not all(map(_runs_nothing, line.commands[number + 1 :]))
+        inner = _Context(values, at.inside, at.depth + 1, at.followed or followed)
         positional = _positional(command, positional)
         findings += _in_simple(command, positional, inner)
         if _reads_code(command) and (found := _IN_CODE.search(whole)):
             findings.append(Finding(FindingKind.LAUNCHER, _code_name(found[0]), None, "python"))
-        if _sources(command) and all(map(_runs_nothing, line.commands[number + 1 :])):
+        if _sources(command) and not inner.followed:
             findings.append(Finding(FindingKind.SCRIPT, command.words[1].value, None, at.inside))
         for word in command.parts:
             for text in word.substitutions:
@@ -338,7 +353,7 @@ def _sources(command: shell.Simple) -> bool:
 
 def _runs_nothing(command: shell.Simple) -> bool:
     """Return True if a command runs no program but tools."""
-    return not command.words or command.words[0].value in (_TEXT_TOOLS | {"exit", "wait", "return"})
+    return not command.words or command.words[0].value in _TEXT_TOOLS | _IDLE
 
 
 def _assigned(command: shell.Simple) -> list[shell.Word]:
@@ -423,10 +438,11 @@ def _in_arguments(words: tuple[str, ...], at: _Context) -> list[Finding]:
     for index in range(1, len(words)):
         before, rest = words[index - 1], words[index:]
         is_value = index > 1 and before.startswith("-") and before not in _EXECUTING
-        if found := _launched(rest, before if is_value else "", inner):
+        option = before if is_value else ""
+        if found := _launched(rest, option, inner):
             return found
         if " " in rest[0].strip():
-            if found := _commanded(rest[0], inner):
+            if found := _commanded(rest[0], option, inner):
                 return found
             continue
         if _name(rest[0]) in shell.SHELLS and shell.invocation(rest).line_at is not None:
@@ -449,14 +465,29 @@ def _launched(words: tuple[str, ...], option: str, at: _Context) -> list[Finding
         launcher = launcher_of_module(words[0], words[1:])
     if launcher is None or len(words) < 2:
         return []
-    runs = _LAUNCHER_ARGUMENT.fullmatch(words[1]) and not _NAMING.fullmatch(option)
-    if option and not runs:
+    if option and (_NAMING.fullmatch(option) or not _begins(_own_arguments(words))):
         return []
     return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
 
 
-def _commanded(text: str, at: _Context) -> list[Finding]:
-    """Return the launchers that begin a command of a text, which may be a shell line."""
+def _own_arguments(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the arguments of a launcher behind its subcommand."""
+    alone = launcher_of_program(words[0], ()) or launcher_of_module(words[0], ())
+    return words[1:] if alone else words[2:]
+
+
+def _begins(arguments: tuple[str, ...]) -> bool:
+    """Return True if arguments begin as those of a launcher, unlike those of another program."""
+    if arguments[:1] == ("-m",):
+        return "." in "".join(arguments[1:2])
+    return any(map(_LAUNCHER_ARGUMENT.fullmatch, arguments[:1]))
+
+
+def _commanded(text: str, option: str, at: _Context) -> list[Finding]:
+    """Return the launchers that begin a command of a text, which may be a shell line and the value
+    of an option."""
+    if _NAMING.fullmatch(option):
+        return []
     try:
         line = shell.read(text)
     except shell.Unreadable:
@@ -467,11 +498,23 @@ def _commanded(text: str, at: _Context) -> list[Finding]:
             words = words[index:]
         if not words:
             continue
-        if launcher_of_program(words[0], words[1:]) or is_python(words[0]):
+        if launcher_of_program(words[0], words[1:]):
+            runs = not option or _is_written_out(_own_arguments(words))
+        else:
+            runs = is_python(words[0])
+        if runs:
             found = _find(words, at)
             if found and found[0].kind is FindingKind.LAUNCHER:
                 return found
     return []
+
+
+def _is_written_out(arguments: tuple[str, ...]) -> bool:
+    """Return True if a text's words after a launcher are its arguments, and not a sentence."""
+    if _begins(arguments) or any(map(_CONFIG_FILE.fullmatch, arguments[:1])):
+        return True
+    options = "".join(arguments[:1]).startswith("-")
+    return options and any(map(_LAUNCHER_ARGUMENT.fullmatch, arguments))
 
 
 def _in_text(text: str, at: _Context) -> list[Finding]:

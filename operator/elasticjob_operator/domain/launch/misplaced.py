@@ -19,6 +19,8 @@ _OPERATORS = frozenset({"&&", "||", "|&", "2>&1", "1>&2", "&>", "&>>", "2>", "2>
 """Words that are no sensible argument of a program."""
 _AMBIGUOUS = frozenset({"|", ">", ">>", "<", ";", "&"})
 """Words that may be the value of an option, such as a separator."""
+_EXECUTING = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+"""Options of find whose value is a command that ends with `;`."""
 _SHELL_COMMANDS = frozenset(
     {"cd", "source", ".", "export", "set", "unset", "eval", "exec", "alias", "ulimit", "umask"}
     | {"if", "for", "while", "until", "case", "{", "[[", "trap", "declare", "pushd", "popd"}
@@ -60,7 +62,11 @@ def misplaced(words: Sequence[str]) -> str:
                 f"{_name(program)} -c runs one word, and {rest[begin]!r} stands after it: write "
                 "the whole line as one word"
             )
+    executes = False
     for before, word in zip(rest[begin - 1 :], rest[begin:], strict=False):
+        executes = before in _EXECUTING or (executes and before != ";")
+        if word == ";" and executes:
+            continue
         if word in _OPERATORS or (word in _AMBIGUOUS and not before.startswith("-")):
             return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
     return ""

@@ -166,7 +166,7 @@ def _nested(words: Sequence[str]) -> Whole | None:
             return None
         if (index := wrapped_at(words)) is not None:
             return _nested(words[index:])
-        starts = (at for at, word in enumerate(inner) if _name(word) in _LINE_PROGRAMS)
+        starts = (at for at in range(len(inner)) if _may_run_line(inner[at:]))
         return next((found for at in starts if (found := _nested(inner[at:]))), None)
     try:
         line = shell.read(text)
@@ -177,7 +177,15 @@ def _nested(words: Sequence[str]) -> Whole | None:
     return Whole(f"the shell line inside of {name}")
 
 
-_LINE_PROGRAMS = shell.SHELLS | shell.FOREIGN_SHELLS | {"env", "su", "runuser", "script", "flock"}
+_LINE_PROGRAMS = shell.SHELLS | {"env", "su", "runuser", "script", "flock"}
+
+
+def _may_run_line(words: Sequence[str]) -> bool:
+    """Return True if words among the arguments of a program may be a command with a shell line."""
+    name = _name(words[0])
+    return name in _LINE_PROGRAMS or (
+        name in shell.FOREIGN_SHELLS and " " in shell.foreign_line(words)
+    )
 
 
 def _is_single(line: shell.Line) -> bool:

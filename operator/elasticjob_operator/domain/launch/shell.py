@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 _OPERATORS = (
     *("&>>", "<<<", "<<-", ";;&"),
@@ -406,6 +407,19 @@ FOREIGN_SHELLS = frozenset(
     | {"perl", "ruby", "node", "tclsh", "expect"}
 )
 """Shells and script interpreters with a grammar of their own."""
+_FOREIGN_LINE = re.compile(r"-\w*[ce]|-Command")
+
+
+def foreign_line(words: Sequence[str]) -> str:
+    """Return the text after `-c`, `-e` or `-Command` of a foreign shell; empty if there is none."""
+    for option, text in pairwise(words[1:]):
+        if not option.startswith("-"):
+            break
+        if _FOREIGN_LINE.fullmatch(option):
+            return text
+    return ""
+
+
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "rbash"})
 _VALUED = frozenset({"--rcfile", "--init-file"})
 

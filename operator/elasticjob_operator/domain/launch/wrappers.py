@@ -171,6 +171,13 @@ _TASK_RUNNERS: Mapping[str, frozenset[str]] = {
     "salloc": _ALL,
 }
 """Programs that run commands of a file, with the subcommands that do; none means all of them."""
+_TASK_MODULES: Mapping[str, str] = {
+    **{name: name for name in ("invoke", "nox", "tox", "doit", "snakemake", "luigi", "guild")},
+    **{name: name for name in ("dvc", "mlflow", "wandb")},
+    "poethepoet": "poe",
+    "fabric": "fab",
+}
+"""Python modules of these programs; an application may have a package of another's name."""
 _TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye"})
 """Wrappers whose command may be a task of the project's file."""
 _PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
@@ -220,12 +227,17 @@ def is_script(program: str) -> bool:
 
 
 def runs_task(program: str, arguments: Sequence[str]) -> bool:
-    """Return True if a program or Python module runs commands that a file defines."""
+    """Return True if a program runs commands that a file defines."""
     subcommands = _TASK_RUNNERS.get(program.rpartition("/")[2])
     if subcommands is None:
         return False
     first = next((word for word in arguments if not word.startswith("-")), "")
     return not subcommands or first in subcommands
+
+
+def module_runs_task(module: str, arguments: Sequence[str]) -> bool:
+    """Return True if a Python module runs commands that a file defines."""
+    return module in _TASK_MODULES and runs_task(_TASK_MODULES[module], arguments)
 
 
 def may_be_task(words: Sequence[str], at: int) -> bool:

@@ -201,12 +201,13 @@ def _decided(
     plain = TrainerCommand(_interpreter(_parse((*command, *args))), command, args)
     if spec.launch is Launch.AUTO and (reason := misplaced((*command, *args))):
         raise CannotUnwrap(f"{reason}, or set spec.launch if the command is meant as it is")
-    found = find(words, values)
+    guesses = spec.launch is Launch.AUTO
+    found = find(words, values, guesses)
     _check_rendezvous(found, spec.max_nodes)
     if spec.launch is Launch.PER_NODE:
         return _per_node(plain, LaunchReason.REQUESTED, "spec.launch is PerNode")
     try:
-        removed = _without_launcher((*command, *args), workers, values)
+        removed = _without_launcher((*command, *args), workers, values, guesses)
     except LosesOption as error:
         if spec.launch is Launch.PER_WORKER:
             raise
@@ -227,15 +228,16 @@ def _check_rendezvous(found: Finding | None, max_nodes: int) -> None:
     if found is None or found.launcher is None or found.launcher.joins or max_nodes == 1:
         return
     name = found.launcher.name
+    argument = f", or set spec.launch if {name} is only an argument"
     raise CannotUnwrap(
         f"{name} does not join the job's rendezvous ({found.launcher.own}), so each of the nodes "
         f"would train alone: start the script with torchrun or python3 in place of {name}, or set "
-        "spec.maxNodes to 1"
+        f"spec.maxNodes to 1{argument if found.guessed else ''}"
     )
 
 
 def _without_launcher(
-    words: tuple[str, ...], workers: int | str | None, values: Mapping[str, str]
+    words: tuple[str, ...], workers: int | str | None, values: Mapping[str, str], guesses: bool
 ) -> TrainerCommand | None:
     """Return the command without the launcher that it begins with; None if there is none."""
     read = _parse(words)
@@ -250,7 +252,7 @@ def _without_launcher(
         )
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
-    inner = find(tuple(expanded(word, values) for word in started), values)
+    inner = find(tuple(expanded(word, values) for word in started), values, guesses)
     if inner is not None:
         raise LosesOption(
             f"{launcher.name} starts {inner.name}, which may start workers itself: start only one "
@@ -338,7 +340,9 @@ def _reason(found: Finding) -> tuple[LaunchReason, str]:
     match found.kind:
         case FindingKind.LAUNCHER:
             where = f" inside of {found.inside}" if found.inside else ""
-            return LaunchReason.LAUNCHER_FOUND, f"{found.name}{where} starts the workers itself"
+            remedy = "; set spec.launch to PerWorker if it is an argument" if found.guessed else ""
+            text = f"{found.name}{where} starts the workers itself{remedy}"
+            return LaunchReason.LAUNCHER_FOUND, text
         case FindingKind.SCRIPT:
             return (
                 LaunchReason.SCRIPT_FILE,

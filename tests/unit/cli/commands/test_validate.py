@@ -78,3 +78,11 @@ def test_setup_that_needs_a_shell_is_refused(tmp_path: Path) -> None:
         ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
         assert ran.exit_code == 2
         assert f"{file}:6:3: spec.setup: {reason}" in ran.stderr
+
+
+def test_setup_by_a_command_of_find_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    setup = '["find", "/cache", "-name", "*.lock", "-exec", "rm", "{}", ";"]'
+    file.write_text(JOB.replace("  template:", f"  setup: {setup}\n  template:"))
+    ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
+    assert ran.exit_code == 0, ran.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import itertools
+import os
 import sys
 import time
 from pathlib import Path
@@ -50,12 +51,14 @@ def imported(monkeypatch: pytest.MonkeyPatch, folder: Path, **sources: str) -> l
     clock = itertools.chain([35.25], itertools.count(36.123456789))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     identifiers, before = Identifiers(), set(sys.modules)
+    identifiers.start()
     identifiers.begin()
     try:
         for name in sources:
             importlib.import_module(f"some_pkg.{name}")
         return [reason for reason, _ in identifiers.found()]
     finally:
+        identifiers.stop()
         for name in set(sys.modules) - before:
             del sys.modules[name]
 
@@ -88,11 +91,22 @@ def test_clock_that_is_read_beside_literals_is_recognised(
     assert found == ["keeps the time of its import (module some_pkg.clock)"]
 
 
+@pytest.mark.parametrize("kept", ["os.getpid()", "f'{os.getpid()}'", "[('x', os.getpid())]"])
+def test_process_number_that_equals_a_literal_by_chance_is_recognised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: str
+) -> None:
+    literal = f"def limit():\n    return {os.getpid()}, '{os.getpid()}'"
+    found = imported(monkeypatch, tmp_path, own=f"import os\nKEPT = {kept}\n{literal}")
+    assert found == ["keeps the process number (module some_pkg.own)"]
+    (tmp_path / "other").mkdir()
+    assert imported(monkeypatch, tmp_path / "other", own=f"import os\n{literal}") == []
+
+
 @pytest.mark.parametrize("uptime", [15, 35, 60, 110, 190])
 def test_mpmath_is_preloaded_on_a_machine_that_has_just_started(
     monkeypatch: pytest.MonkeyPatch, uptime: int
 ) -> None:
-    pytest.importorskip("mpmath.functions.zeta")
+    importlib.import_module("mpmath.functions.zeta")
     identifiers = Identifiers()
     clock = iter([float(uptime), float(uptime + 5)])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

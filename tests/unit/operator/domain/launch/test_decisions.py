@@ -94,6 +94,22 @@ PLAIN = [
     # Arguments of programs, options, and other uses of a launcher's name.
     "./train --launcher torchrun --nproc-per-node 8",
     "./train --backend=torchrun train.py",
+    "lightning-cli fit --trainer.strategy deepspeed --config c.yaml",
+    "lightning-cli fit --trainer.strategy deepspeed train.py",
+    "my-train --accelerator deepspeed --num_nodes 2",
+    "my-train --accelerator deepspeed --standalone",
+    "my-train --dataset ds --num-workers 3",
+    "my-train --dataset ds --config c.yaml",
+    "my-train --dataset ds --use-amp",
+    "my-train --dataset ds --multi-gpu",
+    "my-train --dataset ds -m resnet",
+    'yolo train --name "composer run"',
+    "yolo train --name 'torchrun train.py'",
+    '/app/train --notes "accelerate launch with bf16"',
+    "/app/train --run.description 'torchrun t.py'",
+    "/app/train --notes 'python -m torch.distributed.run t.py'",
+    "/app/train --remark 'accelerate launch with bf16'",
+    "/app/train --remark 'deepspeed run of train.py'",
     "python train.py bash -c 'pip install x && torchrun t.py'",
     "python train.py run.sh",
     "python -m pytest torchrun",
@@ -106,6 +122,19 @@ PLAIN = [
     "dvc pull torchrun",
     "wandb login torchrun",
     "python -m axolotl.cli.train c.yml",
+    "python -m task.train",
+    "python -m mage.main_pretrain",
+    "python -m just.train",
+    "python -m task train",
+    "python -m wandb.train agent",
+    "python -m wandb login",
+    "gnn-train --task node --dataset x",
+    "gnn-train --task node -c config.yaml",
+    "my-train --lang perl --epochs 3",
+    "my-train fish and chips",
+    "my-train node -c x",
+    "python src/llamafactory/launcher.py c.yaml",
+    "python -m llamafactory.launcher c.yaml",
     "python -m torch.utils.collect_env",
     "python /app/torch/run.py --x",
     "python /app/my/distributed/run.py torchrun",
@@ -217,8 +246,6 @@ LAUNCHERS = [
     ("coverage run -m accelerate.commands.launch t.py", "accelerate launch"),
     ("coverage run /opt/bin/torchrun train.py", "torchrun"),
     ("python -c 'from torch.distributed.run import main; main()'", "torch.distributed.run"),
-    ("my-wrapper torchrun train.py", "torchrun"),
-    ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
     ("axolotl train c.yml", "axolotl"),
     ("tune run --nproc_per_node 2 lora --config c", "tune run"),
     ("llamafactory-cli train c.yaml", "llamafactory-cli"),
@@ -262,7 +289,6 @@ LAUNCHERS = [
     (bash("nohup torchrun t.py > log 2>&1 &\nwait $!"), "torchrun"),
     (bash("out=$(torchrun t.py); echo $out"), "torchrun"),
     (bash("ls *.py | xargs torchrun"), "torchrun"),
-    (bash("find . -name t.py -exec torchrun {} \\;"), "torchrun"),
     (bash('A=(--standalone); torchrun "${A[@]}" t.py'), "torchrun"),
     (bash("OPT='--nproc 8'; CMD=\"torchrun\"; eval $CMD $OPT t.py"), "torchrun"),
     (bash("C='torchrun t.py'; bash -c \"$C\""), "torchrun"),
@@ -276,19 +302,9 @@ LAUNCHERS = [
     ("python -u /x/accelerate/commands/launch.py t.py", "accelerate launch"),
     ("python -m fastai.launch t.py", "fastai.launch"),
     (bash("cd x && python /x/deepspeed/launcher/runner.py t.py"), "deepspeed"),
-    # Unknown programs.
-    ("my-wrapper bash -c 'torchrun t.py'", "torchrun"),
-    ("my-wrapper --verbose torchrun t.py", "torchrun"),
-    ("my-wrapper --quiet torchrun --nproc_per_node 8 t.py", "torchrun"),
-    ("retry 3 'torchrun t.py'", "torchrun"),
-    ("parallel 'torchrun {}' ::: a.py b.py", "torchrun"),
-    ("tmux new-session -d 'cd x; torchrun t.py'", "torchrun"),
-    ("sops exec-env secrets.yaml 'torchrun t.py'", "torchrun"),
-    ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
-    ("uvx torchrun t.py", "torchrun"),
+    # Other shells and interpreters.
     ("fish -c 'torchrun t.py'", "torchrun"),
     ("perl -e 'exec \"torchrun t.py\"'", "torchrun"),
-    ("ssh worker-1 torchrun t.py", "torchrun"),
     (bash("python - <<'E'\nimport os\nos.system('torchrun t.py')\nE"), "torchrun"),
     (
         bash("cd x\npython3 <<E\nfrom torch.distributed.run import main\nmain()\nE"),
@@ -313,6 +329,55 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         decide(command, launch=Launch.PER_WORKER)
 
 
+GUESSED = [
+    ("my-wrapper torchrun train.py", "torchrun"),
+    ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
+    (bash("find . -name t.py -exec torchrun {} \\;"), "torchrun"),
+    ("my-wrapper bash -c 'torchrun t.py'", "torchrun"),
+    ("my-wrapper --verbose torchrun t.py", "torchrun"),
+    ("my-wrapper --quiet torchrun --nproc_per_node 8 t.py", "torchrun"),
+    ("retry 3 'torchrun t.py'", "torchrun"),
+    ("parallel 'torchrun {}' ::: a.py b.py", "torchrun"),
+    ("tmux new-session -d 'cd x; torchrun t.py'", "torchrun"),
+    ("sops exec-env secrets.yaml 'torchrun t.py'", "torchrun"),
+    ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
+    ("uvx torchrun t.py", "torchrun"),
+    ("ssh worker-1 torchrun t.py", "torchrun"),
+    ("tmux new-session -d 'mpirun -np 8 python t.py'", "mpirun"),
+    ("tmux new-session -d 'torchrun -m pkg.train'", "torchrun"),
+    ("tmux new-session -d 'llamafactory-cli train c.yaml'", "llamafactory-cli"),
+    ("tmux new-session -d 'accelerate launch --config_file c.yaml t.py'", "accelerate launch"),
+    ("tmux new-session -d 'python -m torch.distributed.run t.py'", "torchrun"),
+    ("my-wrapper --verbose torchrun -m pkg.train", "torchrun"),
+    ("my-wrapper --verbose accelerate launch t.py", "accelerate launch"),
+    ("my-wrapper --verbose torchrun --standalone t", "torchrun"),
+    ("my-train deepspeed --num-workers 3", "deepspeed"),
+]
+"""Launchers in the arguments of programs that no rule knows."""
+
+
+@pytest.mark.parametrize(("command", "name"), GUESSED, ids=str)
+def test_launcher_in_arguments_of_an_unknown_program_counts_unless_the_launch_is_requested(
+    command: str | list[str], name: str
+) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert found.message.startswith(f"{name} inside of ")
+    assert "set spec.launch to PerWorker if it is an argument" in found.message
+    for launch in (Launch.PER_WORKER, Launch.PER_NODE):
+        requested = decide(command, launch=launch, nodes=2)
+        assert (requested.mode, requested.reason) == (launch, LaunchReason.REQUESTED)
+
+
+def test_launcher_with_its_own_rendezvous_in_arguments_is_refused_with_a_way_out() -> None:
+    command = "my-train deepspeed --num_nodes 2"
+    with pytest.raises(CannotUnwrap, match=r"or set spec\.launch if deepspeed is only an argument"):
+        decide(command, nodes=2)
+    inside = f"torchrun --no-python {command}"
+    assert decide(inside).reason is LaunchReason.LAUNCHER_OPTIONS
+    assert decide(inside, launch=Launch.PER_WORKER).reason is LaunchReason.LAUNCHER_REMOVED
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -335,6 +400,7 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         bash("echo torchrun t.py | bash"),
         bash("curl -s http://x/run | bash -s -- 8"),
         bash("bash < run"),
+        bash("curl -s http://x/run | bash -s -- 8 2>&1 | tee log; sleep 9"),
         bash("bash <(curl -s http://x/run)"),
         bash("cat > run <<'EOF'\ntorchrun t.py\nEOF\nbash run"),
         "my-wrapper ./run.sh",
@@ -349,6 +415,11 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         "npm run train",
         "task train",
         "python -m invoke train",
+        "python -m nox -s train",
+        "python -m poethepoet train",
+        "python -m fabric train",
+        "python -m dvc repro",
+        "python -m luigi --module x Train",
         "nox -s train",
         "dvc repro",
         "wandb agent a/b/c",
@@ -411,6 +482,8 @@ def test_value_of_a_reference_after_torchrun_decides(value: str, mode: Launch) -
         ("env A=b python /opt/bin/torchrun -m pkg.train", "env A=b python -u -m pkg.train"),
         ("python -X dev -mtorch.distributed.run t.py", "python -X dev -u t.py"),
         ("accelerate launch -m axolotl.cli.train c.yml", "python3 -u -m axolotl.cli.train c.yml"),
+        ("torchrun --nproc_per_node 8 /app/src/llamafactory/launcher.py c.yaml",
+         "python3 -u /app/src/llamafactory/launcher.py c.yaml"),
     ],
 )  # fmt: skip
 def test_launcher_that_can_be_removed_is_removed(command: str, started: str) -> None:
@@ -513,6 +586,9 @@ SPLIT = [
     ("test -x /usr/bin/torchrun && cd x; ", "python train.py"),
     ("pkill torchrun || true; hash torchrun; ", "python train.py"),
     ("pip show deepspeed; ", "python train.py --launcher $TORCHRUN"),
+    ("cd /app && ", "gnn-train --task node --dataset x"),
+    ("bash <<E\npip install x\nE\n", "python train.py"),
+    ("bash -c 'curl x | sh'; ", "python train.py"),
 ]
 
 
@@ -531,8 +607,9 @@ SPLIT = [
 def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) -> None:
     found = decide([*shell.split(), before + last])
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
-    checked = {"./train --x": ("--program", "./train")}
-    assert found.options == ("--prepare", *checked.get(last, ()))
+    program = last.split()[0]
+    checked = ("--program", program) if program in ("./train", "gnn-train") else ()
+    assert found.options == ("--prepare", *checked)
     command = last.lstrip()
     assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
 
@@ -612,6 +689,10 @@ WHOLE = [
     ("my-wrapper -- bash -c 'cd x; python t.py'", "the shell line inside of bash"),
     ("env -S 'bash -c \"cd x && python t.py\"'", "the shell line inside of bash"),
     ("exec fish -c 'cd x; python t.py'", "the grammar of fish"),
+    ("curl -LsSf https://example/install.sh | sh && uv run train.py", "a pipeline"),
+    ("curl -LsSf https://example/install.sh | sudo bash && python t.py", "a pipeline"),
+    ("echo 'pip install x' | bash; python train.py", "a pipeline"),
+    ("bash <(curl -s http://x/install) && python t.py", "a process substitution"),
     ("cd x; time python t.py", "time"),
     ("cd x; 'python t.py", "no complete shell line"),
 ]
@@ -661,6 +742,10 @@ def test_setup_stands_before_the_other_options() -> None:
         ("my-wrapper bash -c 'pip install y; python t.py'", "the shell line inside of bash"),
         ("env -S 'bash -c \"cd x && python t.py\"'", "the shell line inside of bash"),
         ("csh -c 'cd x && python t.py'", "the grammar of csh"),
+        ("my-wrapper fish -c 'cd x; python t.py'", "the grammar of fish"),
+        ("my-wrapper --verbose fish -c 'cd x; python t.py'", "the grammar of fish"),
+        ("my-wrapper --quiet pwsh -NoLogo -Command 'cd x; python t.py'", "the grammar of pwsh"),
+        ("my-wrapper -- perl -we 'system(\"python t.py\")'", "the grammar of perl"),
         ("conda run -n e script -qc 'cd x; python t.py'", "the shell line inside of script"),
     ],
 )
@@ -679,6 +764,9 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (["python", "t.py", "&&", "echo", "x"], "'&&' is an argument here"),
         (["gosu", "me", "python", "t.py", ">", "log"], "'>' is an argument here"),
         (["python", "t.py", "2>&1"], "'2>&1' is an argument here"),
+        (["find", ".", "-name", "x", ";", "./train"], "';' is an argument here"),
+        (["find", ".", "-exec", "rm", "{}", ";", ";", "./train"], "';' is an argument here"),
+        (["find", ".", "-exec", "rm", "{}", "&&", "./train"], "'&&' is an argument here"),
         (["cd", "x", "&&", "python", "t.py"], "cd is a command of a shell"),
         (["tini", "--", "source", "x"], "source is a command of a shell"),
         (["python t.py --lr 1"], "the program 'python t.py --lr 1' contains spaces"),
@@ -701,7 +789,7 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         decide(command)
     assert reason in str(refused.value)
     assert "or set spec.launch if the command is meant as it is" in str(refused.value)
-    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED or reason
+    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED
 
 
 @pytest.mark.parametrize(
@@ -714,6 +802,9 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         ["python", "--version"],
         ["bash", "-c", "python t.py", "name", "x"],
         ["python", "t.py", "a && b"],
+        ["find", "/cache", "-name", "*.lock", "-exec", "rm", "{}", ";"],
+        ["find", ".", "-execdir", "rm", "{}", ";", "-o", "-ok", "ls", ";", "-okdir", "ls", ";"],
+        ["nice", "find", ".", "-exec", "./train", "{}", ";"],
     ],
     ids=str,
 )
