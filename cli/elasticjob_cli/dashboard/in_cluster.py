@@ -29,8 +29,11 @@ from elasticjob_cli.output import show_error
 from elasticjob_rendezvous.protocol.text import one_line
 
 CALL_SECONDS = 15.0
-MAX_ANSWER = 8 << 20
-"""Maximum size of an answer of the API server."""
+MAX_ANSWER = 3 << 20
+"""Maximum size of an answer of the API server: twice the largest object that etcd stores.
+
+The parsed answer is twelve times as large, and the chart's limit of memory has room for four.
+"""
 CHUNK = 64 << 10
 CHALLENGE = 'Basic realm="ElasticJob: a token of the cluster as the password", charset="UTF-8"'
 PASSED_ON = (

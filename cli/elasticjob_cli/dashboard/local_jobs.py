@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
+from typing import BinaryIO
 
 from elasticjob_cli.commands.explain import local_explanation
 from elasticjob_cli.dashboard.sources import (
@@ -78,17 +80,31 @@ class LocalJobs:
 
 
 def _end_of(path: Path) -> Iterator[str]:
-    """Yield the last lines of a file, of which at most `BYTES_PER_POD` are read."""
+    """Yield the last lines of a file, of which at most `BYTES_PER_POD` are read.
+
+    A file that was rotated not long ago goes on from its `.1`.
+    """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - BYTES_PER_POD))
-            text = file.read(BYTES_PER_POD)
+            text, is_cut = _end_bytes(file, BYTES_PER_POD)
+            inode = os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
         return
+    if len(text) < BYTES_PER_POD:
+        with suppress(FileNotFoundError), path.with_name(f"{path.name}.1").open("rb") as older:
+            if os.fstat(older.fileno()).st_ino != inode:  # else it was rotated after the read
+                earlier, is_cut = _end_bytes(older, BYTES_PER_POD - len(text))
+                text = earlier + text
     lines = deque(text.split(b"\n"))
-    if size > BYTES_PER_POD:
+    if is_cut:
         lines.popleft()  # its beginning is missing
     if lines and not lines[-1]:
         lines.pop()
     yield from (line.decode(errors="replace") for line in lines)
+
+
+def _end_bytes(file: BinaryIO, most: int) -> tuple[bytes, bool]:
+    """Return the end of a file, and True if that is not all of it."""
+    size = os.fstat(file.fileno()).st_size
+    file.seek(max(0, size - most))
+    return file.read(most), size > most

@@ -100,6 +100,28 @@ def chart_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+def notes_of(
+    chart: Path, values: dict[str, Any], kubernetes: str
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return the notes and the objects of a chart with notes."""
+    words = ("template", RELEASE, str(chart), "--namespace", NAMESPACE)
+    rendered = helm(*words, "--kube-version", kubernetes, values=values)
+    objects = [one for one in yaml.safe_load_all(rendered) if one]
+    (notes,) = [one["data"]["notes"] for one in objects if one["metadata"]["name"] == "notes"]
+    return notes, objects
+
+
+@pytest.mark.parametrize("secret", ["", "tls"])
+def test_notes_recommend_kubectl_for_a_dashboard_without_certificate(
+    chart_with_notes: Path, secret: str
+) -> None:
+    page = {"enabled": True, "tls": {"secretName": secret}}
+    values = {"dashboard": page, "crds": {"install": False}}
+    notes, _ = notes_of(chart_with_notes, values, KUBERNETES_VERSION)
+    assert ("\n  kubectl elasticjob dashboard\n" in notes) is (secret == "")
+    assert ("close the page before you end it" in notes) is (secret == "")
+
+
 @pytest.mark.parametrize(
     ("kubernetes", "warned"),
     [
@@ -113,11 +135,8 @@ def chart_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_notes_warn_of_kubernetes_without_admission_policies(
     chart_with_notes: Path, kubernetes: str, warned: bool
 ) -> None:
-    words = ("template", RELEASE, str(chart_with_notes), "--namespace", NAMESPACE)
     values = {"crds": {"install": False}}
-    rendered = helm(*words, "--kube-version", kubernetes, values=values)
-    objects = [one for one in yaml.safe_load_all(rendered) if one]
-    (notes,) = [one["data"]["notes"] for one in objects if one["metadata"]["name"] == "notes"]
+    notes, objects = notes_of(chart_with_notes, values, kubernetes)
     assert ("has no admission policies, which need 1.30" in notes) is warned
     policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     assert bool(policies & {one["kind"] for one in objects}) is not warned

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.dashboard import cluster_jobs as module
-from elasticjob_cli.dashboard.cluster_jobs import MAX_JOBS, PAGE, ClusterJobs
+from elasticjob_cli.dashboard.cluster_jobs import MAX_JOBS, PAGE, ClusterJobs, by_kubectl
 from elasticjob_cli.dashboard.pages import jobs_page
 from elasticjob_cli.dashboard.sources import (
     BYTES_PER_PAGE,
@@ -149,6 +152,13 @@ def test_reads_of_a_page_end_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(Unavailable, match="did not answer within 0 s") as found:
         ClusterJobs(cluster.fetch).jobs(None)
     assert (found.value.status, cluster.paths) == (HTTPStatus.GATEWAY_TIMEOUT, [])
+
+
+def test_kubectl_passes_a_log_on_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nprintf '1%%\\r2%%\\r\\n\\377'\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert by_kubectl(Kubectl())("/log", 1.0) == "1%\r2%\r\n\ufffd".encode()
 
 
 def test_rank_of_thousands_of_digits_is_no_rank() -> None:

@@ -123,7 +123,7 @@ def test_slow_answer_ends_at_the_deadline(tmp_path: Path) -> None:
     chunks = [b"x"] * 100
     with answering(tmp_path, *chunks, pause=0.1) as api:
         begun = time.monotonic()
-        with pytest.raises(Unavailable, match="cannot be reached: .*timed out"):
+        with pytest.raises(Unavailable, match=r"cannot be reached: .*timed out"):
             api.fetch("token", "/", seconds=0.5)
         assert time.monotonic() < begun + 5
 
