@@ -20,14 +20,18 @@ from elasticjob_launcher.wire import MAX_MESSAGE_BYTES, Lines, WireError, encode
 
 
 class Connection:
-    """Connection that calls `on_message` for each message and `on_closed` once at its end."""
+    """Connection that calls `on_message` for each message and `on_closed` once at its end.
+
+    A peer that no longer reads may have sent a last message, such as `release`, before it closed
+    the connection: that is still received.
+    """
 
     def __init__(self, loop: Loop, sock: socket.socket, limit_bytes: int) -> None:
         self._loop = loop
         self._sock = sock
         self._lines = Lines(limit_bytes)
         self._unsent = bytearray()
-        self._closing = False
+        self._closing = self._broken = False
         self.closed = False
         self.on_message: Callable[[dict[str, Any]], None] = lambda message: None
         self.on_closed: Callable[[], None] = lambda: None
@@ -35,7 +39,7 @@ class Connection:
         loop.watch(sock.fileno(), self._readable)
 
     def send(self, message: dict[str, Any]) -> None:
-        if self.closed or self._closing:
+        if self.closed or self._closing or self._broken:
             return
         self._unsent += encode(message)
         self._write()
@@ -83,8 +87,8 @@ class Connection:
                 except BlockingIOError:
                     raise
                 except OSError:
-                    self.close()
-                    return
+                    self._unsent.clear()
+                    self._broken = True
         if self._closing and not self._unsent:
             self.close()
             return
