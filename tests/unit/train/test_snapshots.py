@@ -110,7 +110,10 @@ class Pickled:
         ({"a": numpy.array(["x"])}, r"state\['a'\] is a numpy ndarray"),
         ({"a": numpy.random.default_rng(1)}, r"state\['a'\] is a numpy Generator"),
         ({"a": numpy.random.RandomState(1)}, r"state\['a'\] is a numpy RandomState"),
-        ({"a": numpy.ma.masked_array([1, 2], [0, 1])}, r"state\['a'\] is a numpy MaskedArray"),
+        (
+            {"a": numpy.ma.masked_array([1, 2], [False, True])},
+            r"state\['a'\] is a numpy MaskedArray",
+        ),
         ({"a": numpy.ma.masked_array(1)}, r"state\['a'\] is a numpy MaskedArray"),
         ({"a": numpy.datetime64(1, "ns")}, r"state\['a'\] is a numpy datetime64"),
         ({"a": numpy.timedelta64(1, "ns")}, r"state\['a'\] is a numpy timedelta64"),
