@@ -161,7 +161,9 @@ def _source(part: Part, offers: Sequence[Offer], preferred: int = SHARED) -> Sou
     for place in PLACES:
         readers = [rank for rank, offer in enumerate(offers) if part in offer.at(place)]
         if readers and part.rank != SHARED:
-            readers = [preferred] if preferred in readers else readers[:1]
+            # The parts of further ranks are spread over all that can read them.
+            at = part.rank % len(readers)
+            readers = [preferred] if preferred in readers else [readers[at]]
         elif place == STORAGE:
             readers = readers[:1]  # a shared file system is read once
         if readers:

@@ -127,12 +127,17 @@ class _Encoder:
 
     def _of_numpy(self, value: Any, path: str) -> Any:
         """Return the description of an array of numbers, or of one number."""
+        import numpy
         import torch
 
-        name = type(value).__name__
-        if name != "ndarray" and isinstance(value.item(), (bool, int, float)):
-            return value.item()
-        if name == "ndarray" and value.dtype.kind in "biufc":
+        is_numeric = isinstance(value, (numpy.generic, numpy.ndarray)) and (
+            value.dtype.kind in "biufc"
+        )
+        if is_numeric and isinstance(value, numpy.generic):
+            number = value.item()
+            if type(number) in (bool, int, float, complex):  # not a longdouble
+                return self.described(number, path)
+        if is_numeric and type(value) is numpy.ndarray:
             flat = value.copy(order="C").reshape(-1).view("u1")
             content = self._tensor(torch.from_numpy(flat), path)
             return ["ndarray", [value.dtype.str, list(value.shape), content]]

@@ -116,12 +116,14 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
 
 
 def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body]:
-    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks."""
+    """Yield the own parts of all ranks that wrote the snapshot, one after another, on all ranks.
+
+    Removes each part from `bodies` once it is sent.
+    """
     for source in plan.own:
         reader = source.readers[0]
-        content = b"" if gang.rank != reader else pack_body(SHARED, bodies[source.part])
-        body = unpack_body(gang.broadcast(content, reader))[SHARED]
-        yield body
+        content = b"" if gang.rank != reader else pack_body(SHARED, bodies.pop(source.part))
+        yield unpack_body(gang.broadcast(content, reader))[SHARED]
 
 
 def pack_offer(offer: Offer) -> bytes:

@@ -99,6 +99,15 @@ def test_rank_that_moved_to_another_node_gets_its_part_from_there() -> None:
     assert [source.readers for source in plan.own] == [(1,), (0,)]
 
 
+def test_parts_of_former_ranks_in_storage_are_read_by_all_ranks() -> None:
+    stored = [own(8, rank, 8)._replace(reshards=True) for rank in (SHARED, *range(8))]
+    plan = decide([Offer(storage=tuple(stored))] * 3, True)
+    assert plan is not None
+    readers = [source.readers[0] for source in plan.own]
+    assert readers[:3] == [0, 1, 2]
+    assert sorted(readers.count(rank) for rank in range(3)) == [2, 3, 3]
+
+
 def test_parts_that_reshard_demand_no_number_of_ranks() -> None:
     """A node was lost before its parts were copied: the survivors begin anew."""
     parts = (shared(8, 1, 4), own(8, 0, 4), own(8, 1, 4))

@@ -108,6 +108,16 @@ class Pickled:
         ({"a": [1, Pickled()]}, r"state\['a'\]\[1\] is a .*Pickled"),
         ({"g": torch.Generator()}, r"state\['g'\] is a torch._C.Generator"),
         ({"a": numpy.array(["x"])}, r"state\['a'\] is a numpy ndarray"),
+        ({"a": numpy.random.default_rng(1)}, r"state\['a'\] is a numpy Generator"),
+        ({"a": numpy.random.RandomState(1)}, r"state\['a'\] is a numpy RandomState"),
+        (
+            {"a": numpy.ma.masked_array([1, 2], [False, True])},
+            r"state\['a'\] is a numpy MaskedArray",
+        ),
+        ({"a": numpy.ma.masked_array(1)}, r"state\['a'\] is a numpy MaskedArray"),
+        ({"a": numpy.datetime64(1, "ns")}, r"state\['a'\] is a numpy datetime64"),
+        ({"a": numpy.timedelta64(1, "ns")}, r"state\['a'\] is a numpy timedelta64"),
+        ({"a": numpy.longdouble(1)}, r"state\['a'\] is a numpy longdouble"),
         ({"f": print}, r"state\['f'\] is a builtins.builtin_function"),
         ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
         ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
@@ -140,13 +150,14 @@ def test_numpy_numbers_and_arrays_are_restored(memory: Path) -> None:
     numpy.random.seed(4)
     arrays = [numpy.arange(6, dtype=">i4").reshape(2, 3).T, numpy.array(2.5), numpy.zeros((0, 2))]
     state = {"rng": numpy.random.get_state(), "arrays": arrays, "lr": numpy.float32(0.5)}
+    state["complex"] = numpy.complex64(1 + 2j)
     started().save(1, state)
     expected = numpy.random.random()
     found = Snapshots().restore()
     assert found is not None
     numpy.random.set_state(found.state["rng"])
     assert numpy.random.random() == expected
-    assert found.state["lr"] == 0.5
+    assert (found.state["lr"], found.state["complex"]) == (0.5, 1 + 2j)
     for before, after in zip(arrays, found.state["arrays"], strict=True):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert numpy.array_equal(after, before)
