@@ -10,6 +10,7 @@ import base64
 import collections
 import ctypes
 import json
+import sys
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,9 +128,9 @@ class _Encoder:
 
     def _of_numpy(self, value: Any, path: str) -> Any:
         """Return the description of an array of numbers, or of one number."""
-        import numpy
         import torch
 
+        numpy: Any = sys.modules["numpy"]  # the value is one of its own
         is_numeric = isinstance(value, (numpy.generic, numpy.ndarray)) and (
             value.dtype.kind in "biufc"
         )
