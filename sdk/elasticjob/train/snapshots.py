@@ -175,6 +175,7 @@ class Snapshots:
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
         self._writing: StorageWrite | None = None
+        self._has_encoded = False
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -326,7 +327,9 @@ class Snapshots:
         parts = []
         # The shared part last: it announces the version.
         stores = self._storage is not None and (store or store_due)
-        is_used = self._memory is not None or stores or begins
+        # The first snapshot is encoded in any case, so that a type without an encoding is found.
+        is_used = self._memory is not None or stores or begins or not self._has_encoded
+        self._has_encoded = True
         if rank_state is not None and is_used:
             parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
         if writes_shared and is_used:
@@ -543,8 +546,9 @@ class Snapshots:
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
-        if gang.rank == 0:
+        if gang.rank == 0 and self._storage is not None:
             self._is_stored(self._stored_step)
+            self._storage.remove_expired(self._keep, Version(self._stored_step, self._number))
 
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
