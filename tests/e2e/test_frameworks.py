@@ -51,9 +51,11 @@ def objects(framework: str) -> list[Json]:
 
 
 def saved_step(ns: JobNamespace, name: str) -> int:
-    """Return the newest checkpoint's step in the status; 0 without one."""
-    members = ns.status(name).get("members") or ()
-    return max((member.get("checkpointStep") or 0 for member in members), default=0)
+    """Return the step of the newest checkpoint, or snapshot in storage; 0 without one."""
+    status = ns.status(name)
+    stored = (status.get("snapshots") or {}).get("storedStep") or 0
+    members = status.get("members") or ()
+    return max((member.get("checkpointStep") or 0 for member in members), default=0) or int(stored)
 
 
 def first_step(ns: JobNamespace, name: str, after: int) -> Json | None:

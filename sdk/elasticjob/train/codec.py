@@ -10,8 +10,8 @@ import base64
 import collections
 import ctypes
 import json
-import sys
 import re
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob.train.buffers import Body, CorruptSnapshot
