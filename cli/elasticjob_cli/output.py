@@ -43,6 +43,11 @@ def show_candidates(lines: Iterable[str]) -> None:
     print("\n".join(map(one_line, lines)))
 
 
+def show_at_once(line: str) -> None:
+    """Print a text as one line, without waiting and with the standard library alone."""
+    print(one_line(line), flush=True)
+
+
 def terminal_width() -> int | None:
     """Return the columns of the terminal, which tables and texts fit; None without a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():

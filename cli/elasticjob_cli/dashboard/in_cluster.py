@@ -25,8 +25,7 @@ from urllib.parse import urlsplit
 from elasticjob_cli.dashboard.cluster_jobs import ClusterJobs
 from elasticjob_cli.dashboard.server import LOOPBACK_NAMES, Denied, Opener, Request, Server
 from elasticjob_cli.dashboard.sources import Source, TooLarge, Unavailable
-from elasticjob_cli.output import show_error
-from elasticjob_rendezvous.protocol.text import one_line
+from elasticjob_cli.output import show_at_once, show_error
 
 CALL_SECONDS = 15.0
 MAX_ANSWER = 3 << 20
@@ -216,7 +215,7 @@ def main(words: list[str] | None = None) -> None:
     hosts = (*LOOPBACK_NAMES, *(host.lower() for host in options.host))
     with ClusterServer(options.port, opener, hosts, certificate) as server:
         said = f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}"
-        print(one_line(said), flush=True)  # `show` needs a package that the image lacks
+        show_at_once(said)  # `show` needs a package that the image lacks
         server.serve_forever()
 
 
