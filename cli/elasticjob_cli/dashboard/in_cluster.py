@@ -12,8 +12,10 @@ import base64
 import ipaddress
 import json
 import re
+import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -209,6 +211,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--host", action="append", default=[], help="name in browsers' addresses")
     parser.add_argument("--tls-folder", type=Path, help="folder of tls.crt and tls.key")
     options = parser.parse_args(words)
+    # The first process of a container ignores signals without a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     folder = options.tls_folder
     certificate = None if folder is None else Certificate(folder / "tls.crt", folder / "tls.key")
     opener = token_opener(ApiServer(options.api_server, options.ca_file), certificate is not None)

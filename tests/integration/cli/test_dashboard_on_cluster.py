@@ -78,6 +78,7 @@ def site(server: ApiServer, *options: str, tls: ssl.SSLContext | None = None) ->
     finally:
         process.terminate()
         process.communicate(timeout=20)
+    assert process.returncode == 0, "ends on SIGTERM by itself"
 
 
 def account(server: ApiServer, namespace: str, name: str, *rules: dict[str, Any]) -> str:
