@@ -41,7 +41,7 @@ print(json.dumps(found))
 
 
 class NoDevice(Exception):
-    """The machine cannot run the check; the text says why and what to do."""
+    """Machine that cannot run the check; the text has the reason and the remedy."""
 
 
 def facts_of(interpreter: str) -> dict[str, Any]:

@@ -30,11 +30,11 @@ POLL_SECONDS = 0.02
 END_SECONDS = 20.0
 STATUS_SECONDS = 10.0
 _MARK = "BENCH_GPU"
-_LOG_LETTERS = 2000
+_LOG_CHARACTERS = 2000
 
 
 class NoRecovery(Exception):
-    """The gang ended, or did not reach a state in time; the text has the end of its log."""
+    """Gang that ended or did not reach a state in time; the text has the end of its log."""
 
 
 class Gang:
@@ -170,7 +170,7 @@ class Gang:
         return value
 
     def _log(self) -> str:
-        return (self._folder / "run.log").read_text(errors="replace")[-_LOG_LETTERS:]
+        return (self._folder / "run.log").read_text(errors="replace")[-_LOG_CHARACTERS:]
 
     def _manifest(self) -> dict[str, Any]:
         case = self._case

@@ -313,5 +313,5 @@ def without_step(ended: RunOutcome) -> list[str]:
     if not ended.rounds or display.read_progress(folder.logs):
         return []
     last = last_line(*worker_logs(folder.logs, find_worker(ended.rounds, 0, None)))
-    said = f"; the output of rank 0 ends{last}" if last else f" and rank 0 printed nothing; {DONE}"
-    return [f"{metadata.name}: no worker reported a training step{said}"]
+    rest = f"; the output of rank 0 ends{last}" if last else f" and rank 0 printed nothing; {DONE}"
+    return [f"{metadata.name}: no worker reported a training step{rest}"]

@@ -35,22 +35,22 @@ def snapshot_variables(job: ElasticJob, claim_folder: str, memory_folder: str) -
     snapshots = job.spec.recovery.snapshots
     if snapshots is None:
         return {}
-    said: Json = {"replicas": snapshots.replicas}
+    settings: Json = {"replicas": snapshots.replicas}
     if snapshots.every_steps is not None:
-        said["everySteps"] = snapshots.every_steps
+        settings["everySteps"] = snapshots.every_steps
     if snapshots.interval_seconds is not None:
-        said["intervalSeconds"] = snapshots.interval_seconds
+        settings["intervalSeconds"] = snapshots.interval_seconds
     if snapshots.memory_limit is not None:
-        said["memoryBytes"] = memory_bytes(snapshots)
+        settings["memoryBytes"] = memory_bytes(snapshots)
     if snapshots.storage is not None:
         root = snapshots.storage.path or claim_folder
-        said["storage"] = {
+        settings["storage"] = {
             # Jobs that share the storage do not restore each other's state.
             "folder": f"{root.rstrip('/')}/{job.metadata.name}",
             "everySeconds": snapshots.storage.every_seconds,
             "keep": snapshots.storage.keep,
         }
-    found = {_SETTINGS: json.dumps(said, separators=(",", ":"))}
+    found = {_SETTINGS: json.dumps(settings, separators=(",", ":"))}
     if not snapshots.enabled:
         found[_VOLUME] = OFF
     elif snapshots.memory_limit is not None and memory_folder:
