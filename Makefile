@@ -148,7 +148,7 @@ bench-rendezvous: etcd ## time of N processes to get ranks, ours and torch's: bu
 	$(PY) -m bench.rendezvous
 bench-recovery: etcd ## time from a fault to the next step, ours and torchrun's: build/bench/recovery.json
 	$(PY) -m bench.recovery
-bench-frameworks: etcd ## time from a killed worker to the next step of five frameworks: build/bench/frameworks.json
+bench-frameworks: etcd ## time from a killed worker to the next step of six frameworks: build/bench/frameworks.json
 	$(PY) -m bench.frameworks
 bench-crowd: etcd ## requests and CPU time per member, up to 1,024 members: build/bench/crowd.json
 	$(PY) -m bench.crowd

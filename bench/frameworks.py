@@ -1,6 +1,6 @@
 """Recovery of training frameworks up to the first step: `python -m bench.frameworks`.
 
-Runs the examples of five frameworks on two nodes with one worker each, kills a worker at three
+Runs the examples of six frameworks on two nodes with one worker each, kills a worker at three
 moments, and measures the time from the kill until every rank has completed its first step in a new
 process: warm and cold under ElasticJob, and under torchrun (`--max-restarts`, c10d) with the same
 script. Each measurement has a fresh job. The numbers go to build/bench/frameworks.json.
@@ -9,7 +9,7 @@ script. Each measurement has a fresh job. The numbers go to build/bench/framewor
     steady    20 s after the first step of all ranks
 
 For comparison the set-up work of each framework is measured: from the start of its processes to the
-first step, without the time of their imports. A full run takes about an hour and a half:
+first step, without the time of their imports. A full run takes about an hour:
 `--frameworks accelerate --moments steady --repeat 1` takes three minutes.
 """
 
@@ -39,6 +39,7 @@ LAUNCHERS: Mapping[str, list[str]] = {
     "accelerate": [],
     "transformers": [],
     "lightning": [],
+    "deepspeed": [],
 }
 """Frameworks, folders of `examples/`, with the launcher in the command of their job."""
 STEADY_SECONDS = 20.0
@@ -147,12 +148,16 @@ def missed(table: Table, set_up: Mapping[str, float | None]) -> list[str]:
     return found
 
 
-def recovery(
-    framework: str, moment: Moment, system: System, interpreter: Path, limit_seconds: float
-) -> Outcome:
+def interpreter(framework: str) -> Path:
+    """Return the Python that has the framework's packages; install it if it is not in the cache."""
+    name = "deepspeed" if framework == "deepspeed" else "frameworks"
+    return environment(cache(), name) / "bin" / "python"
+
+
+def recovery(framework: str, moment: Moment, system: System, limit_seconds: float) -> Outcome:
     """Kill a worker of a fresh job at this moment; measure until all ranks have stepped."""
     try:
-        with running(framework, system, interpreter, LAUNCHERS[framework]) as job:
+        with running(framework, system, interpreter(framework), LAUNCHERS[framework]) as job:
             began = time.time()
             job.wait(job.workers_run, "start of the workers", limit_seconds)
             pause = _AFTER_START.get(moment)
@@ -172,7 +177,7 @@ def recovery(
         return Outcome(None, str(error))
 
 
-def measure(options: argparse.Namespace, interpreter: Path) -> Table:
+def measure(options: argparse.Namespace) -> Table:
     """Run all repeats, sequentially, the systems in turn, so that a busy time concerns all."""
     table: Table = {}
     for framework in options.frameworks:
@@ -182,9 +187,7 @@ def measure(options: argparse.Namespace, interpreter: Path) -> Table:
             table.update({(framework, moment, each): cell for each, cell in cells.items()})
             for turn in range(options.repeat):
                 for system, cell in cells.items():
-                    outcome = recovery(
-                        framework, moment, system, interpreter, options.limit_seconds
-                    )
+                    outcome = recovery(framework, moment, system, options.limit_seconds)
                     cell.outcomes.append(outcome)
                     name = f"[{turn + 1}/{options.repeat}] {framework} {moment} {system}"
                     print(f"{name}: {_shown(outcome)}", flush=True)
@@ -198,14 +201,15 @@ def _shown(outcome: Outcome) -> str:
     return f"{outcome.seconds:.2f} s{reason}"
 
 
-def set_up_work(options: argparse.Namespace, interpreter: Path) -> dict[str, float | None]:
+def set_up_work(options: argparse.Namespace) -> dict[str, float | None]:
     """Return the median seconds of each framework's set-up work; None if it made no step."""
     found: dict[str, float | None] = {}
     for framework in options.frameworks:
         seconds: list[float | None] = []
         for _ in range(options.repeat):
             try:
-                seconds.append(set_up_seconds(framework, interpreter, options.limit_seconds))
+                python = interpreter(framework)
+                seconds.append(set_up_seconds(framework, python, options.limit_seconds))
             except JobFailed as error:
                 print(f"{framework} without a launcher: {error}", file=sys.stderr)
                 seconds.append(None)
@@ -241,10 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; return 1 if ours did not recover from a fault; missed targets are only reported."""
     options = parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    interpreter = environment(cache(), "frameworks") / "bin" / "python"
     facts = machine_facts()
-    set_up = set_up_work(options, interpreter)
-    table = measure(options, interpreter)
+    set_up = set_up_work(options)
+    table = measure(options)
     content: dict[str, Any] = {
         "benchmark": "frameworks",
         "machine": facts,

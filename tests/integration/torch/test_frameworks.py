@@ -9,25 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.frameworks import LAUNCHERS, interpreter
 from elasticjob_agent.worker_files import read_progress
-from tests.corpus.environments import cache, environment
 from tests.integration.local_rig import LocalRig, until
 from tests.paths import ROOT
 
-FRAMEWORKS = ("torchrun", "accelerate", "transformers", "lightning", "fsdp2", "deepspeed")
-LAUNCHERS = {"torchrun": ("-m", "torch.distributed.run", "--nproc-per-node=1")}
-"""Launchers in the commands of the examples that use one."""
 STEPS = 250
 """More steps than are done before the test sets the job's size for the last time."""
 SLOW_SECONDS = 180.0
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def interpreter(framework: str) -> Path:
-    """Return the Python that has the framework's packages."""
-    name = "deepspeed" if framework == "deepspeed" else "frameworks"
-    return environment(cache(), name) / "bin" / "python"
 
 
 @pytest.fixture
@@ -56,13 +47,13 @@ def saved(folder: Path) -> int:
     return max((int(match["snapshot"] or match["other"]) for match in found if match), default=0)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", LAUNCHERS)
 def test_example_survives_a_killed_worker_and_scales_without_losing_a_step(
     rig: LocalRig, framework: str
 ) -> None:
     for path in (ROOT / "examples" / framework).iterdir():
         shutil.copy(path, rig.job)
-    program = [*LAUNCHERS.get(framework, ()), "train.py"]
+    program = [*LAUNCHERS[framework], "train.py"]
     command = [
         str(interpreter(framework)),
         *program,
