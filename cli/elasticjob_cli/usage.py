@@ -47,8 +47,8 @@ def _message(error: typer.BadParameter) -> str:
 
     if not isinstance(error.__cause__, ValidationError):
         return error.message
-    from elasticjob_operator.model.messages import not_one_of
     from elasticjob_operator.model.parse import problems
+    from elasticjob_operator.model.problems import not_one_of
 
     first = error.__cause__.errors()[0]
     choices = _CHOICES.search(first["msg"])

@@ -29,11 +29,11 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     RUN_TTL_SECONDS,
     Status,
 )
-from elasticjob_rendezvous.etcd_v2.endings import Endings
-from elasticjob_rendezvous.etcd_v2.errors import (
+from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )
+from elasticjob_rendezvous.etcd_v2.endings import Endings
 from elasticjob_rendezvous.etcd_v2.keep_alive import renew
 from elasticjob_rendezvous.etcd_v2.layout import is_lost, lay_out, make_folder
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore

@@ -25,7 +25,7 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     State,
     Status,
 )
-from elasticjob_rendezvous.etcd_v2.errors import (
+from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )

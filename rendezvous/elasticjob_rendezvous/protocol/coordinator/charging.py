@@ -12,10 +12,10 @@ from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
     told_of_preemption,
 )
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
-from elasticjob_rendezvous.protocol.coordinator.round_timings import corrected
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
+    corrected_cause,
     write_round,
 )
 from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
@@ -96,7 +96,7 @@ def _excuse(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
     excused = replace(current, pending=pending, cause=cause, counts=counts)
     gone = ", ".join(reason.members[:3])
     note = f"round {number}: failure not charged: {gone} was lost or left"
-    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    ops = corrected_cause(snapshot.view.histories.get(current.number), cause)
     return write_round(snapshot, excused, note, ops)
 
 
@@ -163,5 +163,5 @@ def learn_of_preemption(snapshot: Snapshot) -> RoundUpdate | None:
     cause, counts = told
     known = replace(current, cause=cause, counts=counts)
     note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
-    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    ops = corrected_cause(snapshot.view.histories.get(current.number), cause)
     return write_round(snapshot, known, note, ops)

@@ -12,11 +12,11 @@ from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_end import RoundEnd, round_end
-from elasticjob_rendezvous.protocol.coordinator.round_timings import record_start
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
     clear_surplus,
+    record_start,
     write_round,
 )
 from elasticjob_rendezvous.protocol.records.members import (
