@@ -238,7 +238,7 @@ class Agent:
                 self._events.put_nowait(PortReserved(self._ports.hold()))
             case ReportLocal(local):
                 if self._rendezvous is not None:
-                    self._rendezvous.tell(local)
+                    self._rendezvous.report(local)
             case Release(exit_code, message):
                 await self._groups.release(int(exit_code), message)
             case LogLine(text, warning):

@@ -155,7 +155,7 @@ class HandlerRendezvous:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         self._step(LocalChanged(local))
 
     async def directives(self) -> AsyncIterator[Directive]:
