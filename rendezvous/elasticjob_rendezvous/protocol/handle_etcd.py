@@ -18,6 +18,7 @@ from elasticjob_rendezvous.protocol.events import (
     StoreRefused,
     TxnDone,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.requests import Ranges
 from elasticjob_rendezvous.protocol.state import EngineState
 
@@ -34,8 +35,8 @@ def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | Stor
                 state.lease.keep(deadline)
                 state.self_fencing.store_answers(state.now)
             elif state.coordinator.active and state.self_fencing.backed(state.now):
-                state.effects += state.coordinator.peers.kept(
-                    lease, deadline, state.view, state.now
+                state.effects += detector_upkeep.extend_orphans(
+                    state.coordinator.peers, lease, deadline, state.view, state.now
                 )
         case LeaseGone(lease):
             if lease == state.lease.id:

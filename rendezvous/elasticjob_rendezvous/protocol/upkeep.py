@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.protocol.coordinator import election
 from elasticjob_rendezvous.protocol.effects import KeepAlive
-from elasticjob_rendezvous.protocol.liveness import leave_notices
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep, leave_notices
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import vouch
 from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -69,7 +69,9 @@ def _maintain_peers(state: EngineState) -> None:
     """Keep the links and probes of the members, as the coordinator."""
     every = state.lease.ttl_seconds / 3
     me = state.config.identity.id
-    effects, wake = state.coordinator.peers.maintain(state.view, me, state.now, every)
+    effects, wake = detector_upkeep.maintain(
+        state.coordinator.peers, state.view, me, state.now, every
+    )
     state.effects += effects
     state.alarm.set(wake)
 

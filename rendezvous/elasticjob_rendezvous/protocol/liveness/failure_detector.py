@@ -8,10 +8,10 @@ verdict to the lease.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.protocol.clock import Alarm
-from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note, Probe
+from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note
 from elasticjob_rendezvous.protocol.events import (
     PeerDown,
     PeerHeartbeat,
@@ -61,8 +61,6 @@ COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
 """Silence after which a member no longer counts as alive; longer than the member may trust the
 link."""
 
-_LINKED_WHEN_FINAL = (MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING)
-
 Session = tuple[str, str]
 
 
@@ -86,7 +84,7 @@ class FailureDetector:
     leader: str = ""
     states: dict[str, PeerState] = field(default_factory=dict)
     _open: dict[str, PeerState] = field(default_factory=dict)
-    """Subset of `states` for which `maintain` has something to do."""
+    """Subset of `states` for which there is something to do."""
     _orphans: int = 0
     """Number of orphaned sessions; every heartbeat depends on it."""
 
@@ -102,7 +100,7 @@ class FailureDetector:
 
     def take_session(self, member: str, session: str, event: SessionEvent) -> SessionState:
         """Apply an event to a session; return its state."""
-        peer = self._stored(member)
+        peer = self.stored(member)
         state = peer.sessions.setdefault(session, SessionState())
         orphaned = state.workers is WorkersState.ORPHANED
         state.take(event)
@@ -114,12 +112,12 @@ class FailureDetector:
 
     def take(self, member: str, event: MemberEvent) -> PeerState:
         """Apply an event to a member; return its state."""
-        peer = self._stored(member)
+        peer = self.stored(member)
         peer.take(event)
         self._index(member, peer)
         return peer
 
-    def _stored(self, member: str) -> PeerState:
+    def stored(self, member: str) -> PeerState:
         return self.states.get(member) or self.states.setdefault(member, PeerState())
 
     def _index(self, member: str, peer: PeerState) -> None:
@@ -128,7 +126,7 @@ class FailureDetector:
         elif member not in self._open:
             self._open[member] = peer
 
-    def _open_sessions(self) -> list[tuple[str, str, SessionState]]:
+    def open_sessions(self) -> list[tuple[str, str, SessionState]]:
         """Return the sessions for which there is something to do."""
         return [
             (member, session, state)
@@ -193,7 +191,7 @@ class FailureDetector:
 
     def suspect(self, member: Member, at: float) -> None:
         """Probe a member that has a key repeatedly, until a message from it arrives."""
-        peer = self._stored(member.id)
+        peer = self.stored(member.id)
         other = peer.inquiry is not None and peer.inquiry.target.session != member.session
         if peer.inquiry is None or other:
             peer.inquiry = RepeatedProbe(member, at, at + self.inquiry_seconds)
@@ -276,47 +274,7 @@ class FailureDetector:
         note = Note(f"{member.name} lost its agent; its workers keep running", warning=True)
         return [KeepAlive(member.lease), note]
 
-    def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
-        """Extend the life of workers without an agent to the end of their member's renewed lease.
-
-        No newer round begins while their member's key, which hangs on that lease, is there.
-        """
-        for id, _, state in self._open_sessions():
-            orphan, member = state.orphan, view.member(id)
-            if orphan is None or orphan.record.lease != lease:
-                continue
-            if member is None or member.record.lease != lease:
-                continue
-            orphan.renewing = False
-            orphan.kept_until = max(orphan.kept_until, deadline)
-            return [self._permission(orphan, view, now)]
-        return []
-
-    def _permission(self, orphan: Orphan, view: View, now: float) -> Probe:
-        """Return the probe of a launcher whose workers may live as long as their member's lease."""
-        asked = probe(orphan.record, newest_number(view))
-        member = view.member(orphan.record.id)
-        if member is None or member.record.lease != orphan.record.lease:
-            return asked
-        until = min(orphan.kept_until, orphan.until)
-        if until <= now:
-            return asked
-        peer = self._stored(orphan.record.id)
-        peer.granted = until if peer.granted is None else max(until, peer.granted)
-        return replace(asked, live_until=until)
-
-    # -- upkeep -------------------------------------------------------------------------
-
-    def maintain(
-        self, view: View, own: str, now: float, keep_every: float
-    ) -> tuple[list[Effect], float | None]:
-        """Probe members and renew leases of orphans where due; return effects and the next time."""
-        alarm = Alarm()
-        effects = self._probe_unlinked(view, own, now, alarm)
-        effects += self._probe_answering(view, now, alarm)
-        effects += self._maintain_orphans(view, now, keep_every, alarm)
-        effects += self.maintain_inquiries(view, now, alarm)
-        return effects, alarm.at
+    # -- inquiries -----------------------------------------------------------------------
 
     def maintain_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
@@ -349,7 +307,7 @@ class FailureDetector:
 
     def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
         """Return the last result for a member without a key; without any, probe it from `at` on."""
-        peer = self._stored(assignment.id)
+        peer = self.stored(assignment.id)
         inquiry = peer.inquiry = peer.inquiry or RepeatedProbe(assignment, at, until)
         inquiry.hurry(at)
         self.take(assignment.id, MemberEvent.ABSENT)
@@ -388,7 +346,7 @@ class FailureDetector:
         """Return the sessions that are proven gone, or whose agent will not come back."""
         return frozenset(
             (member, session)
-            for member, session, state in self._open_sessions()
+            for member, session, state in self.open_sessions()
             if state.key is not KeyState.VALID
         )
 
@@ -400,76 +358,6 @@ class FailureDetector:
         proven = [self.state(id).proven for id in others]
         known = [at for at in proven if at is not None]
         return min(known) if known and len(known) == len(proven) else None
-
-    def _probe_unlinked(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
-        """Probe, once and soon after the takeover and each final round, members without a link.
-
-        Members link when their round is final; one that is killed before closes no link. Until a
-        round is final, only members with workers are probed: the others need not have linked.
-        """
-        number = newest_number(view)
-        final = view.round is not None and view.round.record.state is RoundState.FINAL
-        if final and number > self.probed_round:
-            self.probed_round = number
-            self.unlinked_probe_at = now + UNLINKED_PROBE_SECONDS
-        if self.unlinked_probe_at is None or not alarm.passed(self.unlinked_probe_at, now):
-            return []
-        self.unlinked_probe_at = None
-        expected = _LINKED_WHEN_FINAL if final else (MemberState.RUNNING,)
-        missing = [
-            versioned.record
-            for id, versioned in view.members().items()
-            if id != own
-            and versioned.record.state in expected
-            and self.session(id, versioned.record.session).orphan is None
-            and not self.alive(id, now)
-        ]
-        for member in missing:
-            self.suspect(member, now + PROBE_INTERVAL_SECONDS)
-        return [probe(member, number) for member in missing]
-
-    def _probe_answering(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
-        effects: list[Effect] = []
-        for id, session, state in self._open_sessions():
-            member = view.member(id)
-            if state.link is not LinkState.ANSWERING:
-                continue
-            if member is None:
-                self.take_session(id, session, SessionEvent.KEY_LOST)
-            elif member.record.session != session:
-                self.take_session(id, session, SessionEvent.REPLACED)
-            elif alarm.passed(state.next_probe, now):
-                self.take_session(id, session, SessionEvent.PROBE_REPEATED)
-                effects.append(probe(member.record, newest_number(view)))
-        return effects
-
-    def _maintain_orphans(
-        self, view: View, now: float, keep_every: float, alarm: Alarm
-    ) -> list[Effect]:
-        """Renew an orphan's lease while it has one, and probe its launcher repeatedly.
-
-        A newer round is sent at once: the launcher ends workers that are older.
-        """
-        effects: list[Effect] = []
-        number = newest_number(view)
-        for id, session, state in self._open_sessions():
-            member, orphan = view.member(id), state.orphan
-            if orphan is None:
-                continue
-            if member is not None and member.record.session != session:
-                self.take_session(id, session, SessionEvent.REPLACED)
-            elif alarm.passed(orphan.until, now):
-                self.take_session(id, session, SessionEvent.ORPHAN_EXPIRED)
-            elif number > orphan.sent_round or alarm.passed(orphan.next_probe, now):
-                sent, orphan.sent_round = orphan.sent_round, number
-                orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
-                alarm.set(orphan.next_probe)
-                if number > sent or orphan.renewing or member is None:
-                    effects.append(self._permission(orphan, view, now))
-                if member is not None:
-                    orphan.renewing = True
-                    effects.append(KeepAlive(orphan.record.lease))
-        return effects
 
     def alive(self, member: str, now: float) -> bool:
         """Return True if `member` may still trust its link to us."""

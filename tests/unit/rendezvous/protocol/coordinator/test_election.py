@@ -19,6 +19,7 @@ from elasticjob_rendezvous.protocol.events import (
     Tick,
     Verdict,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.liveness.leader_link import HANDOVER_SECONDS
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -149,8 +150,8 @@ def test_orphan_launcher_is_notified_of_the_first_round_as_soon_as_it_opens() ->
     job.member("old", lease=job.etcd.grant(5, job.now).id)
     engine_state = succeed(job)
     peers, me = engine_state.coordinator.peers, identity("pod-2")
-    assert peers.maintain(engine_state.view, me, 0.1, 1.7)[0] == []
-    effects, _ = peers.maintain(job.round(1).view(), me, 0.2, 1.7)
+    assert detector_upkeep.maintain(peers, engine_state.view, me, 0.1, 1.7)[0] == []
+    effects, _ = detector_upkeep.maintain(peers, job.round(1).view(), me, 0.2, 1.7)
     assert [effect.round for effect in effects if isinstance(effect, Probe)] == [1]
 
 

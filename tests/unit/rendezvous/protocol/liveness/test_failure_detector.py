@@ -16,6 +16,7 @@ from elasticjob_rendezvous.protocol.events import (
     Probed,
     Verdict,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     COUNTS_AS_ALIVE_SECONDS,
     LINK_SILENCE_SECONDS,
@@ -170,11 +171,11 @@ def test_answer_about_a_replaced_session_is_ignored() -> None:
 
 
 def tended(peers: FailureDetector, job: Job, now: float, every: float = 1.7) -> list[Effect]:
-    return peers.maintain(job.view(), A, now, every)[0]
+    return detector_upkeep.maintain(peers, job.view(), A, now, every)[0]
 
 
 def wake(peers: FailureDetector, job: Job, now: float, every: float = 1.7) -> float | None:
-    return peers.maintain(job.view(), A, now, every)[1]
+    return detector_upkeep.maintain(peers, job.view(), A, now, every)[1]
 
 
 def test_lease_of_an_orphan_is_renewed_at_once_and_every_second() -> None:
@@ -376,7 +377,7 @@ def test_absent_member_is_probed_at_once_and_every_half_second() -> None:
 def test_probe_is_repeated_after_half_a_second_without_events() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
-    effects, again = peers.maintain(job.view(), A, 5.0, 1.7)
+    effects, again = detector_upkeep.maintain(peers, job.view(), A, 5.0, 1.7)
     assert effects == [replace(PROBE_B, round=2)]
     assert again == 5.0 + PROBE_INTERVAL_SECONDS
 
@@ -731,17 +732,19 @@ def test_proof_of_end_outlives_a_key_not_seen_yet() -> None:
 def test_orphan_workers_may_live_as_long_as_the_lease_of_their_member() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
-    assert peers.kept(78, 9.0, job.view(), 1.0) == [], "somebody else's lease"
-    [permission] = peers.kept(77, 9.0, job.view(), 1.0)
+    assert detector_upkeep.extend_orphans(peers, 78, 9.0, job.view(), 1.0) == [], (
+        "somebody else's lease"
+    )
+    [permission] = detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 1.0)
     assert permission == replace(PROBE_B, live_until=9.0)
     assert granted(peers) == {B: 9.0}
     assert tended(peers, job, 2.0) == [KeepAlive(77)], "the answer brings the next permission"
     assert replace(PROBE_B, live_until=9.0) in tended(peers, job, 3.0), "there was no answer"
-    [longest] = peers.kept(77, 1000.0, job.view(), 3.5)
+    [longest] = detector_upkeep.extend_orphans(peers, 77, 1000.0, job.view(), 3.5)
     assert isinstance(longest, Probe)
     assert longest.live_until == 1.0 + ORPHAN_SECONDS, "no longer than an agent may be away"
     job.gone("b")
-    assert peers.kept(77, 1000.0, job.view(), 4.0) == [], "no key hangs on it"
+    assert detector_upkeep.extend_orphans(peers, 77, 1000.0, job.view(), 4.0) == [], "no key"
     assert not any(isinstance(e, Probe) and e.live_until for e in tended(peers, job, 6.0))
 
 
@@ -749,7 +752,7 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     job, peers = gang().change("c", lease=78), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.probed(Probed(C, "s1", Verdict.WORKERS_ALIVE), job.view(), 1.0, ORPHAN_SECONDS)
-    [permission] = peers.kept(78, 9.0, job.view(), 1.0)
+    [permission] = detector_upkeep.extend_orphans(peers, 78, 9.0, job.view(), 1.0)
     assert isinstance(permission, Probe)
     assert (permission.member, permission.live_until) == (C, 9.0)
     assert granted(peers) == {C: 9.0}
@@ -758,7 +761,7 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
 def test_expired_lease_grants_no_time() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    assert peers.kept(77, 5.0, job.view(), 5.0) == [PROBE_B]
+    assert detector_upkeep.extend_orphans(peers, 77, 5.0, job.view(), 5.0) == [PROBE_B]
     assert not granted(peers)
 
 
@@ -766,11 +769,11 @@ def test_shorter_grant_does_not_shorten_an_earlier_one() -> None:
     """Its agent came back and died again: its launcher may still hold the first deadline."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    peers.kept(77, 20.0, job.view(), 1.0)
+    detector_upkeep.extend_orphans(peers, 77, 20.0, job.view(), 1.0)
     peers.up(PeerUp(B, "s1"), 2.0)
     peers.down(PeerDown(B, "s1"), job.view(), 6.5)
     probed(peers, job, Verdict.WORKERS_ALIVE, now=7.0)
-    [permission] = peers.kept(77, 9.0, job.view(), 7.0)
+    [permission] = detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 7.0)
     assert isinstance(permission, Probe)
     assert permission.live_until == 9.0
     assert granted(peers) == {B: 20.0}

@@ -11,7 +11,7 @@ import pytest
 from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.effects import Probe
 from elasticjob_rendezvous.protocol.events import PeerDown, PeerHeartbeat, PeerUp, Probed, Verdict
-from elasticjob_rendezvous.protocol.liveness import member_loss
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep, member_loss
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     RELAY_SECONDS,
     TRUST_SECONDS,
@@ -94,7 +94,9 @@ class Absent:
 
     def asks(self) -> list[str]:
         """Return the members probed now."""
-        effects, _ = self.peers.maintain(self.job.view(), identity("a"), self.job.now, 1.0)
+        effects, _ = detector_upkeep.maintain(
+            self.peers, self.job.view(), identity("a"), self.job.now, 1.0
+        )
         return [effect.member for effect in effects if isinstance(effect, Probe)]
 
     def _seen(self) -> tuple[RankAssignment, View, RendezvousParams]:
