@@ -175,7 +175,7 @@ class Agent:
             stack.push_async_callback(self._groups.aclose)
             async with asyncio.TaskGroup() as tasks:
                 pumps = [
-                    tasks.create_task(self._groups.hear()),
+                    tasks.create_task(self._groups.read_events()),
                     tasks.create_task(self._groups.follow(lambda: self.progress.state)),
                 ]
                 try:

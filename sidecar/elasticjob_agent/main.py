@@ -74,7 +74,7 @@ def run_beside_launcher() -> int:
         handler = job_handler(settings)
     except SettingsError as error:
         log.error("%s", error)
-        write_termination_message(agent_settings.told_termination_log(), str(error))
+        write_termination_message(agent_settings.termination_log_in_environment(), str(error))
         return ExitCode.USAGE
     session = session_nonce()
     runtime = launcher_runtime(settings, session)

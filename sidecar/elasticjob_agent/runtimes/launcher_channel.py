@@ -171,7 +171,7 @@ class Channel:
                     return int(message["workers"])
                 if message.get("type") == "launcher_signalled":
                     await self.release(LEFT_CODE, "")
-                    raise NodeEnding("its launcher was told to end")
+                    raise NodeEnding("its launcher was asked to end")
                 if message.get("type") in ("error", "taken_over"):
                     raise WorkerRuntimeError(f"the launcher refused: {message}")
         except OSError:

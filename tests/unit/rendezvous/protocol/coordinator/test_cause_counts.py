@@ -117,7 +117,7 @@ def test_preemption_that_prevents_a_charge_is_counted() -> None:
 
 
 def test_drain_request_reason_precedes_the_reason_of_the_member() -> None:
-    """The member itself only knows that it was told to end; the mark takes precedence."""
+    """The member itself only knows that it was asked to end; the mark takes precedence."""
     slow = (
         DrainRequest(identity("b"), "SurplusStraggler"),
         DrainRequest(identity("c"), "SurplusStraggler"),
