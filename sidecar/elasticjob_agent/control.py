@@ -15,11 +15,11 @@ REQUEST_SECONDS = 5.0
 
 
 class NoAnswer(Exception):
-    """No usable answer from the agent; the text names the socket and the cause."""
+    """Lack of a usable answer from the agent; the text names the socket and the cause."""
 
 
 class AgentAbsent(NoAnswer):
-    """No agent listens: it has not started yet, or has ended."""
+    """Socket without an agent: it has not started yet, or has ended."""
 
 
 def leave(reason: str) -> None:

@@ -94,7 +94,7 @@ _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
 class SettingsError(ValueError):
-    """A setting is missing or wrong; the text names the setting and the fix."""
+    """Missing or wrong setting; the text names the setting and the fix."""
 
 
 class Backend(StrEnum):

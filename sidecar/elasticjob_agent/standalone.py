@@ -366,7 +366,7 @@ ATTEMPT_SECONDS = 3.0
 
 
 class PreflightError(Exception):
-    """The agent cannot join; the text names the cause and the fix."""
+    """Obstacle to joining; the text names the cause and the fix."""
 
 
 async def preflight_check(settings: AgentSettings, connect_seconds: float) -> AgentSettings:
