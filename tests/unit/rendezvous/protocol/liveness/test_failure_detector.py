@@ -44,7 +44,7 @@ def gang() -> Job:
 
 
 def linked(*members: str, at: float = 0.0) -> FailureDetector:
-    """Return a detector after the roll call of round 1."""
+    """Return a detector after the probes of unlinked members in round 1."""
     peers = FailureDetector(probed_round=1)
     for member in members:
         peers.up(PeerUp(member, "s1"), at)
