@@ -161,21 +161,21 @@ _TROUBLES = {
 
 def _snapshots(group: WorkerGroup) -> Snapshots | None:
     """Return the snapshots of a node: a version counts if every worker that reports has it."""
-    reports = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
-    if not reports:
+    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
+    if not told:
         return None
-    writes = [found for found in reports if found.stored >= 0]
+    writes = [found for found in told if found.stored >= 0]
     # A worker without room under the limit reports the needs of its node.
-    full = [found.size for found in reports if found.trouble == layout.NO_ROOM and found.limit]
+    full = [found.size for found in told if found.trouble == layout.NO_ROOM and found.limit]
     return Snapshots(
-        step=min(found.step for found in reports),
+        step=min(found.step for found in told),
         stored=min((found.stored for found in writes), default=-1),
-        replicated=min(found.replicated for found in reports),
-        replicas=max(found.replicas for found in reports),
-        restored=max(found.restored for found in reports),
-        bytes=min(max(full) if full else sum(found.size for found in reports), layout.MAX_STEP),
-        limit=max(found.limit for found in reports),
-        trouble=_TROUBLES.get(max(found.trouble for found in reports), SnapshotTrouble.UNUSABLE),
+        replicated=min(found.replicated for found in told),
+        replicas=max(found.replicas for found in told),
+        restored=max(found.restored for found in told),
+        bytes=min(max(full) if full else sum(found.size for found in told), layout.MAX_STEP),
+        limit=max(found.limit for found in told),
+        trouble=_TROUBLES.get(max(found.trouble for found in told), SnapshotTrouble.UNUSABLE),
     )
 
 
@@ -183,8 +183,8 @@ def _lost(group: WorkerGroup | None) -> tuple[int, int]:
     """Return the repeated steps and their milliseconds, once all workers reached a step."""
     if group is None or not group.first_step_ms:
         return -1, 0
-    reports = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
-    return max(((found.lost, found.lost_ms) for found in reports), default=(-1, 0))
+    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
+    return max(((found.lost, found.lost_ms) for found in told), default=(-1, 0))
 
 
 def _node_count(state: State) -> int:
