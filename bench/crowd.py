@@ -118,7 +118,7 @@ async def _members(
         await asyncio.to_thread(wait_for_start)
         began_cpu = time.process_time()
         for member in members:
-            member.tell(Local(ready=True, master_port=29500))
+            member.report(Local(ready=True, master_port=29500))
         reports = await asyncio.gather(*[_seated(member) for member in members])
         spent = (time.process_time() - began_cpu) / len(members)
         for rank, world, at in reports:

@@ -53,7 +53,14 @@ DECIDE = (
     *(
         f"liveness/{name}"
         for name in (
-            *("failure_detector", "leader_link", "leave_notices", "member_loss", "peer_state"),
+            *(
+                "detector_upkeep",
+                "failure_detector",
+                "leader_link",
+                "leave_notices",
+                "member_loss",
+                "peer_state",
+            ),
             *("probes", "self_fencing", "worker_deadlines"),
         )
     ),

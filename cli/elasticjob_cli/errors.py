@@ -24,7 +24,7 @@ class CommandError(Exception):
 
 
 class Interrupted(CommandError):
-    """The run was interrupted before it had begun."""
+    """Interruption of a run before it had begun."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.INTERRUPTED)

@@ -128,7 +128,7 @@ def selected(
     each batch.
     """
     oldest = "" if options.since is None else stamp(now - options.since)
-    marks = _Marks(options)
+    separators = _Marks(options)
     for at, batch in enumerate(batches):
         batch = batch if at == 0 else list(batch)  # read before the rounds, which may be new
         known = rounds()
@@ -141,11 +141,11 @@ def selected(
         )
         if at == 0 and options.tail is not None:
             lines = deque(lines, maxlen=options.tail)
-        yield from marks.between(lines, known)
+        yield from separators.between(lines, known)
 
 
 def check_round(rounds: Iterable[Round], number: int | None) -> None:
-    """Raise `BadInput` if there is no such round, or its lines cannot be told from others."""
+    """Raise `BadInput` if there is no such round, or its lines cannot be distinguished."""
     known = {one.number: one.time for one in rounds}
     if number is None:
         return

@@ -272,15 +272,15 @@ def _folder_exists() -> bool:
 
 def _os_error_text(error: OSError) -> str:
     """Return the message for an operating system error."""
-    said = error.strerror or str(error)
+    fault = error.strerror or str(error)
     if error.filename is not None:
-        return f"{error.filename}: {said}"
+        return f"{error.filename}: {fault}"
     match error.errno:
         case errno.ENOENT if not _folder_exists():
             return "the current folder was removed: change to another one"
         case errno.ENOSPC:
-            return f"the output cannot be written: {said}"
-    return said
+            return f"the output cannot be written: {fault}"
+    return fault
 
 
 if __name__ == "__main__":

@@ -240,8 +240,8 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
     y = top + ROW_HEIGHT * len(rows) + 22
     cut = f"the newest {len(rows)} of {total} rounds; " if len(rows) < total else ""
     zoomed = "; x: magnified" if any("(x" in one for one in found) else ""
-    said = f"{cut}bars: {seconds_text(longest)} at full width{zoomed}"
-    found.append(_label(MARGIN, y, said, "soft"))
+    text = f"{cut}bars: {seconds_text(longest)} at full width{zoomed}"
+    found.append(_label(MARGIN, y, text, "soft"))
     return found
 
 
@@ -298,12 +298,12 @@ def _text(text: str) -> str:
 
 def page(title: str, picture: str, sentences: Sequence[str]) -> str:
     """Return an HTML page with the picture and sentences below it; it loads nothing."""
-    said = "".join(f"<p>{_text(line)}</p>\n" for line in sentences)
+    text = "".join(f"<p>{_text(line)}</p>\n" for line in sentences)
     return (
         "<!doctype html>\n"
         f'<html lang="en"><meta charset="utf-8"><title>{_text(title)}</title>\n'
         '<meta name="color-scheme" content="light dark">\n'
         "<style>body { margin: 2em auto; max-width: 960px; font: 14px system-ui, sans-serif }\n"
         "svg { max-width: 100%; height: auto }</style>\n"
-        f"{picture}{said}</html>\n"
+        f"{picture}{text}</html>\n"
     )

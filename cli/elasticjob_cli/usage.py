@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import typer
@@ -10,7 +9,6 @@ from typer.core import TyperCommand
 
 TARGET = "elasticjob_cli.target"
 """Key of the kind of target in the context of a command line."""
-_CHOICES = re.compile(r"is not one of (.*?)\.?", re.DOTALL)
 
 
 class Command(TyperCommand):
@@ -47,12 +45,12 @@ def _message(error: typer.BadParameter) -> str:
 
     if not isinstance(error.__cause__, ValidationError):
         return error.message
-    from elasticjob_operator.model.messages import not_one_of
     from elasticjob_operator.model.parse import problems
+    from elasticjob_operator.model.problems import not_one_of
 
     first = error.__cause__.errors()[0]
-    choices = _CHOICES.search(first["msg"])
-    if choices and first["type"] == "value_error":
-        words = re.findall(r"'([^']*)'", first["msg"][choices.start() :])
+    kind = getattr(error.param, "type_descriptor", None)
+    if kind is not None and kind.choices:
+        words = [str(getattr(choice, "value", choice)) for choice in kind.choices]
         return not_one_of(words, first["input"])
     return problems(error.__cause__, first["input"])[0].message

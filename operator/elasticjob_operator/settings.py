@@ -52,7 +52,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class SettingsError(ValueError):
-    """A setting is missing or invalid; the text names it and the fix."""
+    """Missing or invalid setting; the text names it and the fix."""
 
 
 @dataclass(frozen=True, slots=True)

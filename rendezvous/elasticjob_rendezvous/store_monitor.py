@@ -104,12 +104,12 @@ class StoreMonitor:
                 await asyncio.sleep(spared)
                 continue
             try:
-                failure = await self._look()
+                failure = await self._probe_once()
             except Exception:  # top-level loop: a defect in a probe must not end the training
                 log.exception("%s cannot be probed", self._health.store)
             await asyncio.sleep(self._pause_seconds(failure))
 
-    async def _look(self) -> Failed | None:
+    async def _probe_once(self) -> Failed | None:
         began = system_clock()
         failure = await self._probed()
         now = system_clock()

@@ -13,11 +13,11 @@ CONNECT_SECONDS = 10.0
 
 
 class LinkLost(Exception):
-    """The launcher closed the connection or cannot be reached."""
+    """Connection that the launcher closed, or launcher that cannot be reached."""
 
 
 class LinkRefused(Exception):
-    """The launcher refused a request; the message names the reason."""
+    """Request that the launcher refused; the message names the reason."""
 
 
 class Link:

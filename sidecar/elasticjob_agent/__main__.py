@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             return _ready()
         case ["install-launcher", file]:
             return _install_launcher(file)
-    return _said(f"{USAGE}, got {' '.join(arguments)}", code=2)
+    return _failed(f"{USAGE}, got {' '.join(arguments)}", code=2)
 
 
 _PR_SET_DUMPABLE = 4
@@ -52,19 +52,19 @@ def _hide_memory() -> None:
     /proc/PID/root. A system without the call runs the agent unprotected, as before.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        _said(f"cannot protect this process's memory: {os.strerror(ctypes.get_errno())}")
+        _failed(f"cannot protect this process's memory: {os.strerror(ctypes.get_errno())}")
 
 
 def _leave(reason: str) -> int:
-    from elasticjob_agent.control import NoAnswer, NobodyThere, leave
+    from elasticjob_agent.control import AgentAbsent, NoAnswer, leave
 
     try:
         leave(reason)
-    except NobodyThere as error:
+    except AgentAbsent as error:
         # Success: the kubelet also stops a sidecar whose agent has already ended.
-        return _said(str(error), code=0)
+        return _failed(str(error), code=0)
     except NoAnswer as error:
-        return _said(str(error))
+        return _failed(str(error))
     return 0
 
 
@@ -72,9 +72,9 @@ def _ready() -> int:
     from elasticjob_agent.control import NoAnswer, is_ready
 
     try:
-        return 0 if is_ready() else _said("not ready: no launcher yet, or no lease in etcd")
+        return 0 if is_ready() else _failed("not ready: no launcher yet, or no lease in etcd")
     except NoAnswer as error:
-        return _said(str(error))
+        return _failed(str(error))
 
 
 def _install_launcher(file: str) -> int:
@@ -85,14 +85,14 @@ def _install_launcher(file: str) -> int:
     try:
         install(Path(file))
     except OSError as error:
-        return _said(
+        return _failed(
             f"cannot write the launcher to {file}: {error.strerror}; "
             "its folder must be writable for this user"
         )
     return 0
 
 
-def _said(message: str, code: int = 1) -> int:
+def _failed(message: str, code: int = 1) -> int:
     sys.stderr.write(f"elasticjob: {message}\n")
     return code
 

@@ -175,7 +175,7 @@ class Agent:
             stack.push_async_callback(self._groups.aclose)
             async with asyncio.TaskGroup() as tasks:
                 pumps = [
-                    tasks.create_task(self._groups.hear()),
+                    tasks.create_task(self._groups.read_events()),
                     tasks.create_task(self._groups.follow(lambda: self.progress.state)),
                 ]
                 try:
@@ -238,7 +238,7 @@ class Agent:
                 self._events.put_nowait(PortReserved(self._ports.hold()))
             case ReportLocal(local):
                 if self._rendezvous is not None:
-                    self._rendezvous.tell(local)
+                    self._rendezvous.report(local)
             case Release(exit_code, message):
                 await self._groups.release(int(exit_code), message)
             case LogLine(text, warning):

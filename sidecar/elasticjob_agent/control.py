@@ -15,18 +15,18 @@ REQUEST_SECONDS = 5.0
 
 
 class NoAnswer(Exception):
-    """No usable answer from the agent; the text names the socket and the cause."""
+    """Lack of a usable answer from the agent; the text names the socket and the cause."""
 
 
-class NobodyThere(NoAnswer):
-    """No agent listens: it has not started yet, or has ended."""
+class AgentAbsent(NoAnswer):
+    """Socket without an agent: it has not started yet, or has ended."""
 
 
 def leave(reason: str) -> None:
     """Ask the agent to leave the job with its node; return once it has accepted the request.
 
     Raises:
-        NobodyThere: no agent runs, so there is nothing to leave.
+        AgentAbsent: no agent runs, so there is nothing to leave.
         NoAnswer: the agent did not confirm the request.
     """
     quoted = "".join(f"%{byte:02x}" for byte in reason.encode(errors="replace"))
@@ -55,6 +55,6 @@ def _ask(request: str) -> int:
                 head += data
         return int(head.split(b" ", 2)[1])
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise NobodyThere(f"no agent answers at {CONTROL}={path}: {error}") from error
+        raise AgentAbsent(f"no agent answers at {CONTROL}={path}: {error}") from error
     except (OSError, IndexError, ValueError) as error:
         raise NoAnswer(f"no agent answers at {CONTROL}={path}: {error}") from error

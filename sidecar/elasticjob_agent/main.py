@@ -19,7 +19,8 @@ from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
 from elasticjob_agent.ports import Rendezvous, StateReader
-from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
+from elasticjob_agent.runtimes.launcher_channel import Attach
+from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.worker_files import command_log_folder
@@ -73,7 +74,7 @@ def run_beside_launcher() -> int:
         handler = job_handler(settings)
     except SettingsError as error:
         log.error("%s", error)
-        write_termination_message(agent_settings.told_termination_log(), str(error))
+        write_termination_message(agent_settings.termination_log_in_environment(), str(error))
         return ExitCode.USAGE
     session = session_nonce()
     runtime = launcher_runtime(settings, session)

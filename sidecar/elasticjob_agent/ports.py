@@ -59,7 +59,7 @@ class Rendezvous(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         """Report the full state of this node. Does not block."""
         ...
 

@@ -94,7 +94,7 @@ _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
 class SettingsError(ValueError):
-    """A setting is missing or wrong; the text names the setting and the fix."""
+    """Missing or wrong setting; the text names the setting and the fix."""
 
 
 class Backend(StrEnum):
@@ -245,7 +245,7 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def told_termination_log() -> Path | None:
+def termination_log_in_environment() -> Path | None:
     """Return the path of the termination message, also if other settings are wrong."""
     return _termination_log(os.environ)
 
@@ -362,8 +362,8 @@ def _slots(environ: Mapping[str, str]) -> int | None:
 
 def _torchrun_workers(environ: Mapping[str, str]) -> str:
     """Return the number or word of workers for torchrun in the command; empty for its default."""
-    if word := environ.get("ELASTICJOB_NPROC"):
-        return word
+    if workers := environ.get("ELASTICJOB_NPROC"):
+        return workers
     given = _slots(environ) if environ.get("ELASTICJOB_SLOTS") else None
     return "" if given is None else str(given)
 

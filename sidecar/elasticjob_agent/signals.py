@@ -16,12 +16,12 @@ log = logging.getLogger("elasticjob.agent")
 
 @contextlib.contextmanager
 def handle_signals(
-    heard: Callable[[signal.Signals], None], to_the_end: bool = False
+    handle: Callable[[signal.Signals], None], to_the_end: bool = False
 ) -> Iterator[None]:
     """Handle termination signals in this thread's event loop while the context is entered.
 
     Args:
-        heard: called in the event loop with each signal.
+        handle: called in the event loop with each signal.
         to_the_end: ignore the signals afterwards, since the process only reports its end;
             otherwise restore the earlier handlers.
     """
@@ -29,10 +29,10 @@ def handle_signals(
     taken = [signum for signum in handleable_signals(signals_to_handle()) if not _unwanted(signum)]
 
     # Not loop.add_signal_handler: on removal it resets the signal to end the process.
-    def tell(signum: int, _: object) -> None:
-        loop.call_soon_threadsafe(heard, signal.Signals(signum))
+    def forward(signum: int, _: object) -> None:
+        loop.call_soon_threadsafe(handle, signal.Signals(signum))
 
-    before = {signum: signal.signal(signum, tell) for signum in taken}
+    before = {signum: signal.signal(signum, forward) for signum in taken}
     try:
         yield
     finally:
@@ -58,12 +58,12 @@ class Signals:
             return
         self._heeds = True
         try:
-            with handle_signals(self._heard, to_the_end):
+            with handle_signals(self._take, to_the_end):
                 yield
         finally:
             self._heeds = False
 
-    def _heard(self, signum: signal.Signals) -> None:
+    def _take(self, signum: signal.Signals) -> None:
         """Leave; a second SIGINT is urgent. A second SIGTERM is not: a kubelet may send two."""
         self.last = signum
         hurry = signum == signal.SIGINT and self._interrupted

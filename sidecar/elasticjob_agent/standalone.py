@@ -30,7 +30,7 @@ from elasticjob_agent.settings import (
     SettingsError,
     endpoints_of,
     inherited_environment,
-    told_termination_log,
+    termination_log_in_environment,
     warm_start_of,
 )
 from elasticjob_launcher.worker_count import CountError, count_workers
@@ -182,7 +182,7 @@ def standalone_agent(options: Options) -> StandaloneAgent:
         stop_grace_seconds=conf.stop_grace,
         hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,
-        termination_log=told_termination_log(),
+        termination_log=termination_log_in_environment(),
         announce=False,  # the CLI command prints the outcome once
         backend=backend,
         rendezvous_id=run_id,
@@ -309,10 +309,10 @@ def _password(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        told = f"cannot be read: {error.strerror}"
+        fault = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        told = "is not UTF-8 text"
-    raise SettingsError(f"--rdzv-conf password_file {echoed(path)} {told}")
+        fault = "is not UTF-8 text"
+    raise SettingsError(f"--rdzv-conf password_file {echoed(path)} {fault}")
 
 
 def _store_endpoint(text: str) -> str:
@@ -366,7 +366,7 @@ ATTEMPT_SECONDS = 3.0
 
 
 class PreflightError(Exception):
-    """The agent cannot join; the text names the cause and the fix."""
+    """Obstacle to joining; the text names the cause and the fix."""
 
 
 async def preflight_check(settings: AgentSettings, connect_seconds: float) -> AgentSettings:
@@ -403,7 +403,7 @@ async def preflight_check(settings: AgentSettings, connect_seconds: float) -> Ag
 
 async def _read_round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:
     key = Keys(settings.prefix).round
-    said = False
+    logged = False
     while True:
         try:
             found = await client.range(Range(key))
@@ -411,9 +411,9 @@ async def _read_round(client: Client, settings: AgentSettings, deadline: float) 
         except Retryable as error:
             if time.monotonic() >= deadline:
                 raise
-            if not said:
+            if not logged:
                 log.warning("%s: %s; retrying", settings.name, error)
-                said = True
+                logged = True
             await asyncio.sleep(error.delay_seconds)
     try:
         return decode(Round, key, found.kvs[0].value) if found.kvs else None

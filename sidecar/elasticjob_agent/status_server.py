@@ -57,14 +57,14 @@ class JobReporter:
     """Reporter of one agent's view of its job.
 
     Args:
-        who: identity of this agent's node.
+        identity: identity of this agent's node.
         job_key: key that readers must prove to have; empty allows every reader.
         setting_up: returns True before a joinable rendezvous exists.
     """
 
     def __init__(
         self,
-        who: Identity,
+        identity: Identity,
         session: str,
         prefix: str,
         bounds: RendezvousParams,
@@ -72,7 +72,7 @@ class JobReporter:
         job_key: bytes = b"",
         setting_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._who = who
+        self._own = identity
         self._session = session
         self._prefix = prefix
         self._bounds = bounds
@@ -85,7 +85,7 @@ class JobReporter:
         self._end_read = asyncio.Event()
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
         """Returns the problem with the rendezvous store; None while it is usable."""
-        self.workers: Callable[[], int] = lambda: who.slots
+        self.workers: Callable[[], int] = lambda: identity.slots
         """Returns the number of workers of this agent's node; 0 while it is unknown."""
 
     def stepped(self, before: PollingState, after: PollingState) -> None:
@@ -96,7 +96,7 @@ class JobReporter:
 
     def asked(self, headers: Mapping[str, str]) -> ReportRequest | None:
         """Return the request with these headers; None unless they prove possession of the key."""
-        return proven(self._job_key, headers, self._who.id, time.time_ns() // 1_000_000)
+        return proven(self._job_key, headers, self._own.id, time.time_ns() // 1_000_000)
 
     def proof(self, request: ReportRequest, body: bytes) -> dict[str, str]:
         """Return the headers that prove the answer to a request."""
@@ -107,7 +107,7 @@ class JobReporter:
         self._asked_at = time.monotonic()
         if self._known.state is RoundState.CLOSED:
             self._end_read.set()
-        return json.dumps(written(replace(self._told(), store=self.trouble()))).encode()
+        return json.dumps(written(replace(self._report(), store=self.trouble()))).encode()
 
     async def end_read(self) -> None:
         """Wait until the job's end was read, if the job ended and there was a reader lately."""
@@ -119,17 +119,17 @@ class JobReporter:
                 await self._end_read.wait()
 
     def _identity(self) -> Identity:
-        return replace(self._who, slots=self.workers() or self._who.slots)
+        return replace(self._own, slots=self.workers() or self._own.slots)
 
-    def _told(self) -> AgentReport:
-        state, who = self._state, self._identity()
+    def _report(self) -> AgentReport:
+        state, identity = self._state, self._identity()
         if state is None:
-            return AgentReport(self._backend, who.id, {})
-        found = records(self._known, state, who, self._session, self._prefix, self._bounds)
-        word = str(self._known.state) if self._known.number else ""
-        if word == RoundState.JOINABLE and self._setting_up():
-            word = SETUP
-        return agent_report(self._prefix, self._backend, who.id, found, word)
+            return AgentReport(self._backend, identity.id, {})
+        found = records(self._known, state, identity, self._session, self._prefix, self._bounds)
+        state_name = str(self._known.state) if self._known.number else ""
+        if state_name == RoundState.JOINABLE and self._setting_up():
+            state_name = SETUP
+        return agent_report(self._prefix, self._backend, identity.id, found, state_name)
 
 
 _MAX_HEAD_BYTES = 8192
@@ -240,7 +240,7 @@ class _RequestHandler:
                 return _reply(code, {"ready": able})
             case "GET", "/status":
                 return _reply(HTTPStatus.OK, status(self._agent))
-            case "GET", told if told == RENDEZVOUS and self._reporter is not None:
+            case "GET", path if path == RENDEZVOUS and self._reporter is not None:
                 request = self._reporter.asked(read_headers(head))
                 if request is None:
                     refusal = {"error": "requires a proof of the job's key"}

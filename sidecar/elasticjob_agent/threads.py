@@ -141,13 +141,13 @@ class BlockingRuntime:
         try:
             async for event in self._runtime.events():
                 with self._changed:
-                    self._heard(event)
+                    self._take(event)
                     self._changed.notify_all()
         except WorkerRuntimeError as error:
             self._lose(str(error))
         self._lose("the worker runtime ended")
 
-    def _heard(self, event: object) -> None:
+    def _take(self, event: object) -> None:
         match event:
             case Hello():
                 self._hello = event

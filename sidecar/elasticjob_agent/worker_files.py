@@ -207,12 +207,12 @@ class ProgressFiles:
             return {}
         found = {}
         for rank in range(slots):
-            said = read_progress(self.file(number, rank))
+            progress = read_progress(self.file(number, rank))
             saved = _read_file(self.saved_file(number, rank), TEXT_BYTES)
             if saved is not None:
-                said = with_saved(said or WorkerProgress(), *saved)
-            if said is not None:
-                found[rank] = said
+                progress = with_saved(progress or WorkerProgress(), *saved)
+            if progress is not None:
+                found[rank] = progress
         return found
 
     def ask(self, number: int, request: layout.Request | None) -> None:

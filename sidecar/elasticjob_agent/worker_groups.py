@@ -218,8 +218,8 @@ class WorkerGroups:
 
     async def release(self, exit_code: int, message: str) -> None:
         """Let the worker runtime end with this exit code and message."""
-        said = message if self._settings.announce else ""
-        await self._give("release", self._runtime.release(exit_code, said))
+        shown = message if self._settings.announce else ""
+        await self._give("release", self._runtime.release(exit_code, shown))
 
     async def _give(self, what: str, order: Awaitable[None]) -> None:
         """Send a command. The core repeats a lost one after the next `Hello`."""
@@ -231,7 +231,7 @@ class WorkerGroups:
 
     # -- events ---------------------------------------------------------------------
 
-    async def hear(self) -> None:
+    async def read_events(self) -> None:
         """Post the number of workers, if the runtime has one, and its events until its end."""
         try:
             await self._count()

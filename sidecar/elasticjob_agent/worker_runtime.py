@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 
 class WorkerRuntimeError(Exception):
-    """The worker runtime could not take a command: it is not connected, or no longer."""
+    """Command that the worker runtime could not take: it is not connected, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)

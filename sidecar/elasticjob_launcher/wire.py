@@ -16,7 +16,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class WireError(Exception):
-    """Received data is not a message of this protocol."""
+    """Received data that is not a message of this protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
+from elasticjob_agent.runtimes.launcher_channel import Attach
+from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.worker_runtime import (
     Hello,

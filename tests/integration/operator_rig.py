@@ -158,6 +158,22 @@ def alone_in(namespace: str) -> dict[str, str]:
     return {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
 
 
+ROOT_PASSWORD = "the-root-password"
+"""Password of etcd's root in `administers_users`."""
+
+
+def administers_users(folder: Path, namespace: str) -> dict[str, str]:
+    """Write root's credentials; return options of an operator that gives each job an etcd user."""
+    for name, text in (("user", "root"), ("password", ROOT_PASSWORD)):
+        (folder / name).write_text(text)
+    return {
+        "ELASTICJOB_ETCD_USER_FILE": str(folder / "user"),
+        "ELASTICJOB_ETCD_PASSWORD_FILE": str(folder / "password"),
+        "ELASTICJOB_MANAGE_ETCD_USERS": "true",
+        **alone_in(namespace),
+    }
+
+
 @dataclass
 class Namespace:
     """Operations of users and the kubelet in the test's namespace."""

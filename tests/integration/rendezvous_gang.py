@@ -60,7 +60,7 @@ class Node:
 
     async def __aenter__(self) -> Self:
         self.member = await self._stack.enter_async_context(RendezvousMember(self.settings))
-        self.member.tell(self.local)
+        self.member.report(self.local)
         self._task = asyncio.create_task(self._obey())
         return self
 
@@ -74,9 +74,9 @@ class Node:
             await asyncio.wait([self._task])
         await self._stack.aclose()
 
-    def tell(self, **changes: object) -> None:
+    def report(self, **changes: object) -> None:
         self.local = replace(self.local, **changes)  # type: ignore[arg-type]
-        self.member.tell(self.local)
+        self.member.report(self.local)
 
     async def _obey(self) -> None:
         async for directive in self.member.directives():
@@ -84,7 +84,7 @@ class Node:
             match directive:
                 case Run(roster) if self.local.round < roster.number:
                     self.started.append(roster.number)
-                    self.tell(
+                    self.report(
                         workers=Workers.RUNNING,
                         round=roster.number,
                         failure=None,
@@ -92,9 +92,9 @@ class Node:
                         start_ms=1,
                     )
                 case Stop():
-                    self.tell(workers=Workers.NONE, master_port=next(_ports))
+                    self.report(workers=Workers.NONE, master_port=next(_ports))
                 case Finish() if self.local.workers is not Workers.NONE:
-                    self.tell(workers=Workers.NONE)
+                    self.report(workers=Workers.NONE)
                 case Left() | Refused() | Idle() | Run() | Finish():
                     pass
 
@@ -104,7 +104,7 @@ class Node:
         failure = Failure(
             self.local.round, identity.id, identity.name, 0, 0, kind, 1, 1, None, "it broke"
         )
-        self.tell(failure=failure, workers=Workers.NONE, master_port=next(_ports))
+        self.report(failure=failure, workers=Workers.NONE, master_port=next(_ports))
 
     @property
     def running(self) -> Roster | None:

@@ -12,7 +12,8 @@ FIRST_KILL, LAST_KILL = 0.66, 0.72
 """Times of the faults, shortly before and after the first round is final and members link."""
 LEASE_SECONDS = 30.0
 NOTICED_SECONDS = 6.0
-"""Limit for the roll call, or the confirmation of a frozen round; the lease takes far longer."""
+"""Limit for the probes of unlinked members, or the confirmation of a frozen round; the lease takes
+far longer."""
 
 
 def plan(seed: int) -> Plan:

@@ -16,7 +16,7 @@ from elasticjob_rendezvous.protocol import handle_event, upkeep
 from elasticjob_rendezvous.protocol.coordinator import frozen
 from elasticjob_rendezvous.protocol.effects import Serve, Write
 from elasticjob_rendezvous.protocol.engine import Engine
-from elasticjob_rendezvous.protocol.events import Changed, LinkHeard, WatchBroken, WatchOpened
+from elasticjob_rendezvous.protocol.events import Changed, LinkHeartbeat, WatchBroken, WatchOpened
 from elasticjob_rendezvous.protocol.kv import Put, Txn
 from elasticjob_rendezvous.protocol.liveness.leader_link import LeaderLink
 from elasticjob_rendezvous.protocol.records.codec import decode
@@ -123,11 +123,11 @@ def outlives_its_lease(seed: int, new_engine: EngineFactory) -> bool:
 def two_rounds_run_under_an_older_coordinator(seed: int, new_engine: EngineFactory) -> bool:
     """Do the same with links that do not report the validity of the coordinator's own evidence."""
 
-    def older(leader_link: LeaderLink, event: LinkHeard, now: float) -> None:
+    def older(leader_link: LeaderLink, event: LinkHeartbeat, now: float) -> None:
         heard(leader_link, replace(event, vouched_seconds=None), now)
 
-    heard = LeaderLink.link_heard
-    with patch.object(LeaderLink, "link_heard", older):
+    heard = LeaderLink.link_heartbeat
+    with patch.object(LeaderLink, "link_heartbeat", older):
         return two_rounds_run(seed, new_engine)
 
 

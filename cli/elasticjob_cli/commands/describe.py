@@ -51,10 +51,12 @@ def describe(
     wide = output is Output.WIDE
     width = None if wide else terminal_width()
     if place.kubectl is not None:
-        found, told = Cluster.of(place.kubectl).described(name)
+        found, explained = Cluster.of(place.kubectl).described(name)
         logs = "`kubectl elasticjob logs`"
-        lines = description(found, "a cluster", logs, told.sentences, wide, width)
-        lines += ["Events:", *(f"  {event}" for event in told.events)] if told.events else []
+        lines = description(found, "a cluster", logs, explained.sentences, wide, width)
+        lines += (
+            ["Events:", *(f"  {event}" for event in explained.events)] if explained.events else []
+        )
     else:
         folder = find_job(place.namespace, name)
         running = folder.running()  # before the read, so that a runner's last write is not missed
@@ -94,8 +96,8 @@ def interruption_line(counts: Interruptions) -> str:
         (counts.joins, "join", "joins"),
         (counts.others, "other", "others"),
     ]
-    said = [f"{number} {one if number == 1 else many}" for number, one, many in named if number]
-    return ", ".join(said) or "none"
+    parts = [f"{number} {one if number == 1 else many}" for number, one, many in named if number]
+    return ", ".join(parts) or "none"
 
 
 def _pods_text(counts: PodCounts) -> str:

@@ -68,8 +68,8 @@ def timeline(
         case Picture.SVG:
             content = picture.encode()
         case Picture.HTML:
-            told = job.get(list, "status", "explanation")
-            lines = [one_line(str(line)) for line in told] if isinstance(told, list) else []
+            found = job.get(list, "status", "explanation")
+            lines = [one_line(str(line)) for line in found] if isinstance(found, list) else []
             content = page(title, picture, lines).encode()
         case Picture.PNG:
             content = _converted(picture)
@@ -103,8 +103,8 @@ def _converted(picture: str) -> bytes:
             timeout=CONVERSION_SECONDS,
         )
     except subprocess.CalledProcessError as error:
-        said = one_line(error.stderr.decode(errors="replace").strip())
-        raise CommandError(f"{CONVERTER} failed: {said}") from error
+        reason = one_line(error.stderr.decode(errors="replace").strip())
+        raise CommandError(f"{CONVERTER} failed: {reason}") from error
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"{CONVERTER} did not end within {CONVERSION_SECONDS} s") from error
     return done.stdout

@@ -22,7 +22,7 @@ class Remark:
 
 
 class Unconvertible(ValueError):
-    """A document cannot be converted; `problems` give the locations, reasons and remedies."""
+    """Document that cannot be converted; `problems` give the locations, reasons and remedies."""
 
     def __init__(self, *problems: Remark) -> None:
         super().__init__("; ".join(problem.text for problem in problems))

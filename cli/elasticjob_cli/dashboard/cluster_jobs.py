@@ -69,8 +69,8 @@ class _Reads:
         """Return the answer to a GET. Raises `Unavailable`."""
         left = self._due - time.monotonic()
         if left <= 0:
-            said = f"The cluster did not answer within {PAGE_SECONDS:.0f} s."
-            raise Unavailable(HTTPStatus.GATEWAY_TIMEOUT, said)
+            text = f"The cluster did not answer within {PAGE_SECONDS:.0f} s."
+            raise Unavailable(HTTPStatus.GATEWAY_TIMEOUT, text)
         return self._fetch(f"{path}?{urlencode(query)}" if query else path, left)
 
     def parsed(self, path: str, **query: str) -> Json:
@@ -103,8 +103,8 @@ class _Reads:
                 size = max(1, size // 4)
                 continue
             found += map(keep, object_list(part.get("items")))
-            said = Cells(part).get(str, "metadata", "continue")
-            more = said if said and said != INVALID else ""
+            token = Cells(part).get(str, "metadata", "continue")
+            more = token if token and token != INVALID else ""
             if not more or len(found) >= most:
                 return found[:most], bool(more)
 
@@ -127,8 +127,8 @@ class ClusterJobs:
     def details(self, namespace: str, name: str) -> Details:
         document = _Reads(self._fetch).parsed(_job_path(namespace, name))
         job = Cells(document)
-        said = job.get(list, "status", "explanation")
-        sentences = [str(one) for one in said] if isinstance(said, list) else []
+        found = job.get(list, "status", "explanation")
+        sentences = [str(one) for one in found] if isinstance(found, list) else []
         return Details(document, object_list(job.get(list, "status", "rounds")), sentences)
 
     def logs(
@@ -200,16 +200,16 @@ def _log(
     lines = tail
     try:
         while True:
-            said = reads.raw(path, tailLines=str(lines), **query)
-            if len(said) < room or lines <= 1:
+            data = reads.raw(path, tailLines=str(lines), **query)
+            if len(data) < room or lines <= 1:
                 break
             lines = max(1, lines // 4)
     except Unavailable as error:
         if error.status is HTTPStatus.FORBIDDEN:
             raise
         return [f"[elasticjob] no log: {error}"], False  # the pod is gone, or has not started
-    text = said.decode(errors="replace").removesuffix("\n")
-    return (text.split("\n") if text else []), lines < tail or len(said) >= room
+    text = data.decode(errors="replace").removesuffix("\n")
+    return (text.split("\n") if text else []), lines < tail or len(data) >= room
 
 
 def trainer_name(job: Mapping[str, Any]) -> str:

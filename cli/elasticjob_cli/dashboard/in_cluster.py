@@ -76,8 +76,8 @@ class ApiServer:
                 body += chunk
                 socket_of_answer.settimeout(max(due - time.monotonic(), 0.001))
         except (OSError, HTTPException) as error:
-            said = f"The API server cannot be reached: {error}"
-            raise Unavailable(HTTPStatus.BAD_GATEWAY, said) from error
+            text = f"The API server cannot be reached: {error}"
+            raise Unavailable(HTTPStatus.BAD_GATEWAY, text) from error
         finally:
             link.close()
         if answer.status != HTTPStatus.OK:
@@ -98,8 +98,8 @@ def _refusal(status: int, body: bytes) -> Unavailable:
 
 def token_of(headers: Mapping[str, str]) -> str | None:
     """Return the token of a request; None without a valid one."""
-    kind, _, said = headers.get("authorization", "").strip().partition(" ")
-    token = said.strip()
+    kind, _, credentials = headers.get("authorization", "").strip().partition(" ")
+    token = credentials.strip()
     if kind.lower() == "basic":
         try:
             pair = base64.b64decode(token, validate=True).decode()
@@ -218,8 +218,8 @@ def main(words: list[str] | None = None) -> None:
     opener = token_opener(ApiServer(options.api_server, options.ca_file), certificate is not None)
     hosts = (*LOOPBACK_NAMES, *(host.lower() for host in options.host))
     with ClusterServer(options.port, opener, hosts, certificate) as server:
-        said = f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}"
-        show_at_once(said)  # `show` needs a package that the image lacks
+        text = f"serving port {server.port}, {'TLS' if certificate else 'loopback only'}"
+        show_at_once(text)  # `show` needs a package that the image lacks
         server.serve_forever()
 
 

@@ -56,10 +56,10 @@ class LocalJobs:
         except CommandError as error:
             raise Unavailable(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
         try:
-            said = local_explanation(read_job(folder), running)
+            sentences = local_explanation(read_job(folder), running)
         except CommandError as error:
-            said = (str(error),)
-        return Details(document, folder.rounds(), said)
+            sentences = (str(error),)
+        return Details(document, folder.rounds(), sentences)
 
     def logs(
         self, namespace: str, name: str, options: LogOptions, document: Json | None = None

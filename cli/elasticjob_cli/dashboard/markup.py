@@ -31,16 +31,16 @@ def tag(name: str, /, *content: str | Markup | None, **attributes: str | bool | 
         attributes: values, which are escaped; True for one without a value, None and False for
             none. A trailing underscore of a name is dropped, others become hyphens.
     """
-    said = ""
+    written = ""
     for key, value in attributes.items():
         named = key.rstrip("_").replace("_", "-")
         if value is True:
-            said += f" {named}"
+            written += f" {named}"
         elif isinstance(value, str):
-            said += f' {named}="{escape(one_cell(value))}"'
+            written += f' {named}="{escape(one_cell(value))}"'
     if name in VOID:
-        return Markup(f"<{name}{said}>")
-    return Markup(f"<{name}{said}>{joined(content)}</{name}>")
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{joined(content)}</{name}>")
 
 
 def joined(content: Iterable[str | Markup | None]) -> Markup:

@@ -77,9 +77,9 @@ def page(title: str, depth: int, place: str, *content: Markup | None, follows: b
 
 def error_page(status: int, reason: str, message: str, depth: int, place: str) -> str:
     """Return the page of a request without an answer."""
-    said = [tag("p", line) for line in message.split("\n")]
+    texts = [tag("p", line) for line in message.split("\n")]
     link = tag("p", tag("a", "all jobs", href="../" * depth or "./"))
-    section = _section("error", f"{status} {reason}", *said, link)
+    section = _section("error", f"{status} {reason}", *texts, link)
     return page(f"{status}", depth, place, section, follows=False)
 
 
@@ -120,8 +120,8 @@ def forbidden_page(message: str, place: str) -> str:
         method="get",
     )
     asked = tag("p", "Choose a namespace whose jobs you may list:")
-    said = tag("p", message, class_="soft")
-    return page("Jobs", 0, place, _section("jobs", "Jobs of a namespace", asked, form, said))
+    text = tag("p", message, class_="soft")
+    return page("Jobs", 0, place, _section("jobs", "Jobs of a namespace", asked, form, text))
 
 
 def _order(document: Any) -> tuple[int, str, str]:
@@ -201,10 +201,10 @@ def _facts(job: Cells, now: datetime) -> Markup:
 def _trouble(job: Cells) -> Markup | None:
     """Return the note on a rendezvous store that cannot be used; None without one."""
     for one in object_list(job.get(list, "status", "conditions")):
-        told = Cells(one)
-        is_true = told.text("status") == ConditionStatus.TRUE
-        if told.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE and is_true:
-            return tag("p", told.text("message"), class_="note", id="trouble")
+        cells = Cells(one)
+        is_true = cells.text("status") == ConditionStatus.TRUE
+        if cells.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE and is_true:
+            return tag("p", cells.text("message"), class_="note", id="trouble")
     return None
 
 
@@ -228,25 +228,25 @@ def _rounds(rounds: Sequence[Any]) -> Markup | None:
     minor = {"Final", "Nodes", *phases.values()}
     rows: list[list[str | Markup]] = []
     for one in list(reversed(known))[:MAX_ROWS]:
-        told = Cells(one)
+        cells = Cells(one)
         rows.append(
             [
-                told.number("round"),
+                cells.number("round"),
                 _clock(one.get("finalTime")),
                 _cause(one),
-                told.number("nodes"),
-                tag("strong", _time(told, "recoveryMs")),
-                *(_time(told, field) for field in phases),
-                told.number("lostSteps", absent="-"),
+                cells.number("nodes"),
+                tag("strong", _time(cells, "recoveryMs")),
+                *(_time(cells, field) for field in phases),
+                cells.number("lostSteps", absent="-"),
             ]
         )
     return _section("rounds", "Rounds and causes", table(titles, rows, minor))
 
 
-def _time(told: Cells, field: str) -> str:
+def _time(cells: Cells, field: str) -> str:
     """Format a duration of a document; `-` if it is unknown."""
-    found = told.get(int, field)
-    return seconds_text(found) if isinstance(found, int) else told.number(field, absent="-")
+    found = cells.get(int, field)
+    return seconds_text(found) if isinstance(found, int) else cells.number(field, absent="-")
 
 
 def _clock(stamp: object) -> str:
@@ -258,10 +258,10 @@ def _clock(stamp: object) -> str:
 
 def _cause(one: Any) -> Markup:
     """Return the cause of a round with its pods, its reason and details."""
-    told = Cells(one)
-    members = told.get(list, "members")
+    cells = Cells(one)
+    members = cells.get(list, "members")
     named = ", ".join(map(str, members)) if isinstance(members, list) else ""
-    cause = ": ".join(part for part in (told.text("cause"), named) if part)
+    cause = ": ".join(part for part in (cells.text("cause"), named) if part)
     more = [str(text) for key in ("reason", "detail", "coldReason") if (text := one.get(key))]
     detail = shortened("; ".join(more), LONGEST_CAUSE)
     soft = tag("span", one_cell(detail), class_="soft detail") if detail else None
@@ -279,17 +279,17 @@ def _failures(job: Cells) -> Markup | None:
 
 
 def _failure(title: str, one: Any) -> Markup:
-    told = Cells(one)
-    exit_code, signal = told.get(int, "exitCode"), told.get(int, "signal")
+    cells = Cells(one)
+    exit_code, signal = cells.get(int, "exitCode"), cells.get(int, "signal")
     how = [f"exit code {exit_code}"] if exit_code is not None else []
     how += [f"signal {signal}"] if signal is not None else []
-    rank = told.get(int, "rank")
+    rank = cells.get(int, "rank")
     where = [] if rank is None else [f"rank {rank}"]
-    where += [f"on {one_cell(told.text('pod'))}, round {told.number('round')}"]
-    node = told.get(str, "nodeName")
+    where += [f"on {one_cell(cells.text('pod'))}, round {cells.number('round')}"]
+    node = cells.get(str, "nodeName")
     where += [f"(node {one_cell(str(node))})"] if node else []
-    kind = one_cell(told.text("class"))
-    message, traceback = told.get(str, "message"), told.get(str, "traceback")
+    kind = one_cell(cells.text("class"))
+    message, traceback = cells.get(str, "message"), cells.get(str, "traceback")
     return tag(
         "article",
         tag("h3", f"{title}: {kind}"),
@@ -306,20 +306,20 @@ def _members(job: Cells) -> Markup | None:
     titles = ["Pod", "Rank", "State", "Round", "Step", "Checkpoint", "Start", "Node"]
     rows: list[list[str | Markup]] = []
     for one in members[:MAX_ROWS]:
-        told = Cells(one)
-        pod = told.text("pod")
+        cells = Cells(one)
+        pod = cells.text("pod")
         link = tag("a", one_cell(pod), href=f"logs/?{urlencode({'pod': pod})}")
-        start = [part for key in ("start", "coldReason") if (part := told.get(str, key))]
+        start = [part for key in ("start", "coldReason") if (part := cells.get(str, key))]
         rows.append(
             [
                 link,
-                told.number("rank", absent="-"),
-                one_cell(told.text("state")),
-                told.number("round"),
-                told.number("step", absent="-"),
-                told.number("checkpointStep", absent="-"),
+                cells.number("rank", absent="-"),
+                one_cell(cells.text("state")),
+                cells.number("round"),
+                cells.number("step", absent="-"),
+                cells.number("checkpointStep", absent="-"),
                 one_cell(": ".join(start)) or "-",
-                one_cell(told.get(str, "nodeName") or "-"),
+                one_cell(cells.get(str, "nodeName") or "-"),
             ]
         )
     return _section("members", "Members", table(titles, rows, {"Round", "Start", "Node"}))
@@ -330,8 +330,8 @@ def _conditions(job: Cells) -> Markup | None:
     if not conditions:
         return None
     rows = [
-        [one_cell(told.text(key)) for key in ("type", "status", "reason", "message")]
-        for told in map(Cells, conditions)
+        [one_cell(cells.text(key)) for key in ("type", "status", "reason", "message")]
+        for cells in map(Cells, conditions)
     ]
     inner = table(["Type", "Status", "Reason", "Message"], rows, set())
     return tag("section", tag("details", tag("summary", "Conditions"), inner, id="conditions"))
@@ -386,7 +386,7 @@ def _lines(lines: Iterable[Line], note: str) -> Markup:
             shown += [tag("span", f"{one_cell(line.pod)} ", class_="pod"), f"{text}\n"]
         else:
             shown += [tag("span", f"{text}\n", class_="mark")]
-    said = tag("p", note, class_="soft") if note else None
+    intro = tag("p", note, class_="soft") if note else None
     if not shown:
-        return joined([said, tag("p", "No output yet.", class_="soft")])
-    return joined([said, tag("pre", *shown, class_="log", tabindex="0")])
+        return joined([intro, tag("p", "No output yet.", class_="soft")])
+    return joined([intro, tag("pre", *shown, class_="log", tabindex="0")])

@@ -121,8 +121,8 @@ def answer(source: Source, path: str, query: Mapping[str, str]) -> Answer:
     except _Moved as found:
         return _moved(found.target)
     except Unavailable as error:
-        said = error_page(error.status, error.status.phrase, str(error), depth, source.title)
-        return Answer(error.status, said)
+        body = error_page(error.status, error.status.phrase, str(error), depth, source.title)
+        return Answer(error.status, body)
 
 
 class _Moved(Exception):
@@ -176,8 +176,8 @@ def _label(word: str) -> str:
     try:
         return checked_name(word)
     except BadInput:
-        said = "Namespaces and names of jobs are DNS labels."
-        raise Unavailable(HTTPStatus.NOT_FOUND, said) from None
+        text = "Namespaces and names of jobs are DNS labels."
+        raise Unavailable(HTTPStatus.NOT_FOUND, text) from None
 
 
 def _options(query: Mapping[str, str]) -> LogOptions:
@@ -226,7 +226,7 @@ class Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def server_bind(self) -> None:
-        """Bind the socket, without the look-up of a name that HTTPServer makes."""
+        """Bind the socket, without the name lookup that HTTPServer makes."""
         TCPServer.server_bind(self)
 
     @property
@@ -372,8 +372,8 @@ class _Handler(BaseHTTPRequestHandler):
         more: tuple[tuple[str, str], ...] = ()
         if status is HTTPStatus.NOT_IMPLEMENTED:
             status, more = HTTPStatus.METHOD_NOT_ALLOWED, (("Allow", "GET, HEAD"),)
-        said = _plain(status, status.phrase)
-        self._send(Answer(said.status, said.body, said.content_type, more))
+        answer = _plain(status, status.phrase)
+        self._send(Answer(answer.status, answer.body, answer.content_type, more))
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: addresses contain the token, and foreign text."""

@@ -19,12 +19,8 @@ from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.jobs import JobMemory
-from elasticjob_operator.rendezvous.agent_poller import (
-    REQUEST_SECONDS,
-    Agent,
-    Polling,
-    request_report,
-)
+from elasticjob_operator.rendezvous.agent_poller import Polling
+from elasticjob_operator.rendezvous.report_client import REQUEST_SECONDS, Agent, request_report
 
 PERIOD_SECONDS = 0.2
 POLLING = Polling(

@@ -208,14 +208,14 @@ class StoreNotes:
     """Notes on the rendezvous store becoming unavailable and available again."""
 
     def __init__(self) -> None:
-        self._told = ""
+        self._shown_text = ""
 
     def new(self, status: Status) -> str:
         """Return the text to print now; empty if nothing changed."""
         text = trouble_text(status)
-        if text == self._told:
+        if text == self._shown_text:
             return ""
-        self._told = text
+        self._shown_text = text
         if text:
             return f"{text}; {CONSEQUENCE}"
         return recovered_text(status)

@@ -33,7 +33,7 @@ CLIENTS, PEERS = "etcd:0", "peers:0"
 
 
 class NoEtcd(CommandError):
-    """No etcd server program is installed on this machine."""
+    """Lack of an etcd server program on this machine."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class NoEtcd(CommandError):
 
 
 class NoEtcdV2(CommandError):
-    """No installed etcd serves the v2 API."""
+    """Lack of an installed etcd that serves the v2 API."""
 
     def __init__(self, found: list[Path]) -> None:
         names = ", ".join(map(str, found))
@@ -55,7 +55,7 @@ class NoEtcdV2(CommandError):
 
 
 class NoEtcdV2Client(CommandError):
-    """The agents' client of the v2 API is not installed."""
+    """Lack of the agents' client of the v2 API."""
 
     def __init__(self) -> None:
         super().__init__(

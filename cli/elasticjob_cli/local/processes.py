@@ -21,11 +21,11 @@ MAX_LINE = 1 << 20
 
 
 class ProcessRefused(CommandError):
-    """The operating system refused to start a program."""
+    """Refusal of the operating system to start a program."""
 
 
 class SupervisorGone(CommandError):
-    """The supervisor ended before the run, and with it every process of the job."""
+    """Loss of the supervisor before the end of the run, and with it of every process of the job."""
 
     def __init__(self) -> None:
         super().__init__(

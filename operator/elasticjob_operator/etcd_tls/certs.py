@@ -81,7 +81,7 @@ class Exit(IntEnum):
 
 
 class ForeignSecret(Exception):
-    """The Secret was not created by this command."""
+    """Secret that this command did not create."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=
 
 
 class TooManyObjects(Exception):
-    """A list has more objects than memory may hold."""
+    """List with more objects than memory may hold."""
 
 
 class Kube:

@@ -63,54 +63,54 @@ class KubeError(Exception):
 
 
 class Unreachable(KubeError):
-    """No response in time, or a server error. A write may have happened."""
+    """Missing response, or a server error. A write may have happened."""
 
     retryable = True
 
 
 class TooLarge(KubeError):
-    """The response exceeds the maximum size; a list can be read in smaller pages."""
+    """Response above the maximum size; a list can be read in smaller pages."""
 
 
 class TooManyRequests(KubeError):
-    """The server sheds load; the request had no effect."""
+    """Refusal of a server that sheds load; the request had no effect."""
 
     retryable = True
     retry_after_seconds: float = 1.0
 
 
 class Gone(KubeError):
-    """The requested history or page has expired: start over."""
+    """Expired history or page: start over."""
 
     retryable = True
 
 
 class NotFound(KubeError):
-    """There is no such object."""
+    """Missing object."""
 
 
 class NoSuchKind(KubeError):
-    """The server does not know the kind; this says nothing about the object."""
+    """Kind that the server does not know; this says nothing about the object."""
 
 
 class AlreadyExists(KubeError):
-    """The name is taken."""
+    """Name that is taken."""
 
 
 class Conflict(KubeError):
-    """The object was replaced, or has changed since it was read."""
+    """Object that was replaced, or has changed since it was read."""
 
 
 class Invalid(KubeError):
-    """The object failed validation or could not be parsed."""
+    """Object that failed validation or could not be parsed."""
 
 
 class Unauthorized(KubeError):
-    """The credentials were not accepted."""
+    """Credentials that were not accepted."""
 
 
 class Forbidden(KubeError):
-    """Not allowed."""
+    """Request that is not allowed."""
 
 
 class QuotaExceeded(Forbidden):

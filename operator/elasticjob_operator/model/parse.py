@@ -24,7 +24,10 @@ from elasticjob_operator.model.job import (
     NPROC_WORDS,
     ElasticJob,
 )
-from elasticjob_operator.model.messages import (
+from elasticjob_operator.model.problems import (
+    InvalidManifest,
+    Location,
+    Problem,
     got,
     not_a_string,
     not_an_integer,
@@ -32,7 +35,6 @@ from elasticjob_operator.model.messages import (
     not_one_of,
     unknown_field,
 )
-from elasticjob_operator.model.problems import InvalidManifest, Location, Problem
 from elasticjob_operator.model.rules import RULES
 from elasticjob_operator.model.template_schema import template_problems
 from elasticjob_operator.model.types import INT32_MAX, LABEL, MAX_NODES, SUBDOMAIN

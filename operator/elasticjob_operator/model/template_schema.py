@@ -14,7 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from elasticjob_operator.model.messages import (
+from elasticjob_operator.model.problems import (
+    Location,
+    Problem,
+    field_path,
     got,
     not_a_string,
     not_an_integer,
@@ -22,7 +25,6 @@ from elasticjob_operator.model.messages import (
     not_one_of,
     unknown_field,
 )
-from elasticjob_operator.model.problems import Location, Problem, field_path
 from elasticjob_rendezvous.protocol.text import echoed
 
 Schema = dict[str, Any]

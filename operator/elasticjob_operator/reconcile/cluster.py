@@ -63,7 +63,7 @@ class ReconcileContext:
 
 
 class NameTaken(Exception):
-    """An object of this name exists and does not belong to the job."""
+    """Name of an object that does not belong to the job."""
 
     def __init__(self, kind: Kind, name: str) -> None:
         singular = kind.singular or kind.plural.removesuffix("s")

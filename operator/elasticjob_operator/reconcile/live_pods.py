@@ -27,7 +27,7 @@ from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.jobs import JobMemory, PodMemory
 from elasticjob_operator.reconcile.watches import NodeCache
-from elasticjob_operator.rendezvous.agent_poller import Agent
+from elasticjob_operator.rendezvous.report_client import Agent
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 Objects = list[Json]  # as `PodLister.list` hides the builtin where its own methods are annotated

@@ -67,7 +67,7 @@ NEEDED_RECHECK_SECONDS = 10.0
 
 
 class NotServed(Forbidden):
-    """The operator has no access to the job's namespace."""
+    """Namespace to which the operator has no access."""
 
     def __init__(self, namespace: str, selector: str) -> None:
         remedy = (

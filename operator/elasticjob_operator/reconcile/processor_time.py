@@ -28,7 +28,7 @@ REPEAT_SECONDS = 0.5
 
 
 class TooLong(Exception):
-    """A reconcile needed too much processor time."""
+    """Reconcile that needed too much processor time."""
 
     def __init__(self, seconds: float, what: str) -> None:
         super().__init__(f"{what} needed more than {seconds:g} s of processor time")

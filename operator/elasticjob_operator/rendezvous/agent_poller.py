@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
@@ -23,24 +22,23 @@ from elasticjob_operator.domain.manifests.names import HEALTH_PORT
 from elasticjob_operator.domain.observed.etcd_records import Records, merge_reports, rendezvous_view
 from elasticjob_operator.domain.observed.state import SeenTrouble
 from elasticjob_operator.logs import of_job
+from elasticjob_operator.rendezvous.report_client import (
+    MAX_REPORT_BYTES,
+    POLL_ERRORS,
+    Agent,
+    fetch_report,
+)
 from elasticjob_rendezvous.protocol.records.agent_reports import (
-    PATH,
     AgentReport,
-    ReportRequest,
-    check_answer,
-    headers,
     read,
-    read_headers,
     store_trouble,
 )
-from elasticjob_rendezvous.protocol.records.codec import MalformedRecord
 from elasticjob_rendezvous.protocol.records.members import RoundState
 
 log = logging.getLogger(__name__)
 
 PODS_A_SECOND = 100
 """Maximum request rate per job; a large job is polled less often."""
-REQUEST_SECONDS = 2.0
 REPORT_LIFETIME_SECONDS = 5.0
 """Lifetime of an agent's report in seconds."""
 SAMPLE = 4
@@ -57,32 +55,14 @@ LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 2.0
 SLOW_SECONDS = 0.5
 MOST_SILENT_BACKOFF_SECONDS = 16.0
-MAX_REPORT_BYTES = 8 * 1024 * 1024
 REPORT_BYTES = 256 * 1024
 """Maximum size of an answer without the assignments of its rosters."""
 REPORT_BYTES_PER_NODE = 512
 """Bytes of one node in the rosters of an answer."""
 FAILURES = "failures/"
 """Beginning of the keys of failures in a report."""
-POLL_ERRORS = (
-    OSError,
-    TimeoutError,
-    ValueError,
-    asyncio.IncompleteReadError,
-    asyncio.LimitOverrunError,
-)
-"""Errors of `fetch_report` and of parsing its answer."""
-
 Changed = Callable[[str, str], None]
 """Callback with namespace and uid of a job whose agents report something new."""
-
-
-@dataclass(frozen=True, slots=True)
-class Agent:
-    """An agent to poll: its pod's uid and address."""
-
-    member: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,61 +367,6 @@ class AgentPoller:
             sampled = sum(other.target.sampled for other in self._jobs.values())
             return max(self._polling.sample_seconds, sampled * SAMPLE / PODS_A_SECOND)
         return max(self._polling.period_seconds, len(job.target.agents) / PODS_A_SECOND)
-
-
-async def fetch_report(
-    agent: Agent, port: int, job_key: bytes, most_bytes: int = MAX_REPORT_BYTES
-) -> bytes:
-    """Return one agent's proven answer. Raises one of `POLL_ERRORS` without a usable one."""
-    async with asyncio.timeout(REQUEST_SECONDS):
-        reader, writer = await asyncio.open_connection(agent.address, port)
-        try:
-            host = f"[{agent.address}]" if ":" in agent.address else agent.address
-            return await request_report(
-                reader, writer, f"{host}:{port}", agent.member, job_key, most_bytes
-            )
-        finally:
-            writer.close()
-
-
-async def request_report(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    host: str,
-    member: str,
-    job_key: bytes,
-    most_bytes: int,
-) -> bytes:
-    """Return the proven answer of this member's agent over a connection to it.
-
-    Raises one of `POLL_ERRORS` without a usable one.
-    """
-    request = ReportRequest(member, secrets.token_hex(16), time.time_ns() // 1_000_000)
-    writer.write(_http_request(host, headers(job_key, request)))
-    head = await reader.readuntil(b"\r\n\r\n")
-    line = head.partition(b"\r\n")[0].split(b" ", 2)
-    if line[1:2] != [b"200"]:
-        raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
-    body = await _body(reader, most_bytes)
-    check_answer(job_key, request, read_headers(head), body)
-    return body
-
-
-def _http_request(host: str, proof: Mapping[str, str]) -> bytes:
-    lines = {"Host": host, **proof, "Connection": "close"}
-    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"GET {PATH} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
-
-
-async def _body(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
-    """Read until the agent closes the connection."""
-    parts, room = [], most_bytes
-    while part := await reader.read(65536):
-        room -= len(part)
-        if room < 0:
-            raise MalformedRecord(PATH, f"its answer is longer than {most_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _failures_of(report: AgentReport) -> AgentReport:

@@ -116,7 +116,7 @@ Changed = Callable[[str, str], None]
 
 
 class EtcdRefused(Exception):
-    """A job's etcd may not or cannot be used; the text gives the reason and the remedy."""
+    """Etcd of a job that may not or cannot be used; the text gives the reason and the remedy."""
 
     def __init__(self, obstacle: Obstacle, message: str) -> None:
         super().__init__(message)

@@ -404,4 +404,4 @@ async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
 
 
 class Contended(Exception):
-    """A write met a concurrent change; read again."""
+    """Write that met a concurrent change; read again."""

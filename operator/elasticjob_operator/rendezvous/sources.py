@@ -17,7 +17,7 @@ from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.jobs import JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
-from elasticjob_operator.rendezvous.agent_poller import Agent
+from elasticjob_operator.rendezvous.report_client import Agent
 from elasticjob_rendezvous.protocol.records.members import Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 

@@ -41,7 +41,7 @@ _CHANGED = (Conflict, AlreadyExists)
 
 
 class LeaseLost(Exception):
-    """The Lease has another holder or was not renewed in time; this replica is no longer active."""
+    """Lease with another holder, or not renewed in time; this replica is no longer active."""
 
 
 def _abort() -> None:

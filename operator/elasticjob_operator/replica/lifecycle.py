@@ -1,4 +1,4 @@
-"""Life of a process of the operator's image: its signals, its fatal errors, its exit code."""
+"""Lifecycle of a process of the operator's image: its signals, its fatal errors, its exit code."""
 
 from __future__ import annotations
 

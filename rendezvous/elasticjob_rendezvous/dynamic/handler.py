@@ -319,7 +319,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         began = monotonic()
         pause = 0.01
         while (waited := monotonic() - began) < self._publish_seconds:
-            info = self._kv(partial(self._masters.look, held, waited))
+            info = self._kv(partial(self._masters.find, held, waited))
             if info is not None:
                 return info
             if self._actor.leaving:

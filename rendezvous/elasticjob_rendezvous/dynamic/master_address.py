@@ -112,7 +112,7 @@ class Masters:
             self._port = HeldPort()
         return publish(store, self._node.addr, self._port.number)
 
-    def look(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
+    def find(self, held: RankAssignment, waited_seconds: float) -> RendezvousStoreInfo | None:
         """Return the bootstrap address of this round if known, as any other rank."""
         store = self._store_of(held.round)
         self.shared = False

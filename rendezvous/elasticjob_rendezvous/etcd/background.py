@@ -122,11 +122,11 @@ class Background:
         finally:
             future.cancel()  # no effect on a finished one
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         """Pass the state of this node to the member, without waiting; thread-safe."""
         member = self.member
         if self._loop is not None and member is not None:
-            self._loop.call_soon_threadsafe(member.tell, local)
+            self._loop.call_soon_threadsafe(member.report, local)
 
     async def directive(self, enough: Callable[[Directive], bool], seconds: float) -> Directive:
         """Wait in the loop for the first directive that satisfies `enough`. Raises TimeoutError."""

@@ -26,8 +26,8 @@ from elasticjob_rendezvous.protocol.effects import (
     Note,
     Probe,
     Read,
+    SendLeaveNotices,
     Serve,
-    Tell,
     Unlink,
     Unwatch,
     Watch,
@@ -57,10 +57,10 @@ from elasticjob_rendezvous.store_monitor import system_clock
 log = logging.getLogger(__name__)
 
 LINK_DELAY_SECONDS = 0.2
-CROWD = 16
+LARGE_GANG = 16
 """Minimum number of sessions at which the coordinator batches changes."""
 GATHER_SECONDS = 0.01
-"""Maximum delay of a change while the coordinator of at least CROWD sessions batches changes."""
+"""Maximum delay of a change while the coordinator batches changes."""
 
 
 def _merged(events: list[Event]) -> list[Event]:
@@ -128,14 +128,14 @@ class Driver:
         self._events.append(event)
         if self._loop is None or self._pumping:
             return
-        if not (isinstance(event, Changed) and self._crowded()) or self._all_spoke(event):
+        if not (isinstance(event, Changed) and self._is_large_gang()) or self._all_spoke(event):
             self._pump()
         elif self._pump_due is None:
             self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
 
-    def _crowded(self) -> bool:
+    def _is_large_gang(self) -> bool:
         """Return True if this member coordinates so many sessions that changes are batched."""
-        return self._engine.coordinator.active and len(self._engine.view.sessions) >= CROWD
+        return self._engine.coordinator.active and len(self._engine.view.sessions) >= LARGE_GANG
 
     def _all_spoke(self, event: Changed) -> bool:
         """Return True if all members that the coordinator waits for may have written."""
@@ -227,9 +227,9 @@ class Driver:
                 self._relink(None)
             case Serve(round):
                 self._server.serve(round)
-            case Tell(leaving):
+            case SendLeaveNotices(leaving):
                 self._leaving = leaving
-                self._server.tell(leaving)
+                self._server.announce(leaving)
             case Probe():
                 self._spawn(self._probe(effect))
             case Note(text, warning):

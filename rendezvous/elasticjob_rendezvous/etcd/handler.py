@@ -103,8 +103,8 @@ def refusal(run_id: str, directive: Directive) -> Exception:
         case Finish(outcome):
             if outcome.kind is OutcomeKind.TIMED_OUT:
                 return RendezvousTimeoutError(outcome.detail)
-            said = f"{outcome.kind} {outcome.detail}".strip()
-            return RendezvousClosedError(f"the run {run_id!r} is closed: {said}")
+            end = f"{outcome.kind} {outcome.detail}".strip()
+            return RendezvousClosedError(f"the run {run_id!r} is closed: {end}")
         case Left():
             return RendezvousGracefulExitError(f"left the run {run_id!r}")
         case Refused(reason, RefusalKind.BOUNDS):
@@ -205,7 +205,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         if isinstance(member.directive, Run | Idle):
             return 0
         if self._local.workers is not Workers.STOPPING:
-            self._tell(replace(self._local, workers=Workers.STOPPING))
+            self._report(replace(self._local, workers=Workers.STOPPING))
         waiting = [
             versioned
             for versioned in tuple(member.view.members().values())  # the loop thread may modify it
@@ -222,7 +222,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     def report_done(self) -> None:
         """Report that every worker of the last round succeeded on this node."""
-        self._tell(replace(self._local, workers=Workers.NONE, done=True))
+        self._report(replace(self._local, workers=Workers.NONE, done=True))
 
     def wait_end(self, seconds: float) -> Outcome | None:
         """Return the run's outcome, or None if a newer round began. Call after `report_done`.
@@ -239,7 +239,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         if not self._background.started:
             return True
         if not self._left:
-            self._tell(replace(self._local, workers=Workers.NONE, leaving="shutdown"))
+            self._report(replace(self._local, workers=Workers.NONE, leaving="shutdown"))
             with contextlib.suppress(TimeoutError):
                 self._background.call(self._await_left, SHUTDOWN_SECONDS)
         ended = self._background.stop(SHUTDOWN_SECONDS)
@@ -253,9 +253,9 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._background.start()
         self._port.hold()
 
-    def _tell(self, local: Local) -> None:
+    def _report(self, local: Local) -> None:
         self._local = local
-        self._background.tell(local)
+        self._background.report(local)
 
     def _failure(self) -> Failure | None:
         member = self._background.member
@@ -277,7 +277,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         member = self._background.member
         assert member is not None
         wanted = self._local.round
-        member.tell(self._local)
+        member.report(self._local)
 
         def enough(directive: Directive) -> bool:
             if isinstance(directive, Run):
@@ -307,7 +307,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             local = Local() if ours is None else ours._local
             if ours is not None and local.round == number and local.workers is Workers.STARTING:
                 ours._local = replace(local, workers=Workers.RUNNING)
-                member.tell(ours._local)
+                member.report(ours._local)
 
         self._local = replace(self._local, workers=Workers.STARTING, round=number, failure=None)
         asyncio.get_running_loop().call_later(START_SECONDS, running)
@@ -316,7 +316,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         member = self._background.member
         assert member is not None
         member.close(outcome)
-        await self._background.directive(lambda told: isinstance(told, Finish), SHUTDOWN_SECONDS)
+        await self._background.directive(lambda found: isinstance(found, Finish), SHUTDOWN_SECONDS)
 
     async def _await_end(self, seconds: float) -> Outcome | None:
         member, number = self._background.member, self._local.round
@@ -332,7 +332,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     async def _await_left(self) -> None:
         gone = (Left, Finish, Refused)
-        await self._background.directive(lambda told: isinstance(told, gone), SHUTDOWN_SECONDS)
+        await self._background.directive(lambda found: isinstance(found, gone), SHUTDOWN_SECONDS)
 
 
 def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:

@@ -195,7 +195,7 @@ class RendezvousMember:
         found = None if self._engine is None else self._engine.view.round
         return 1 if found is None else max(1, found.record.nodes)
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         """Report the complete state of this node; never blocks."""
         self._post(LocalChanged(local))
 
@@ -263,7 +263,7 @@ class RendezvousMember:
     @property
     def linked(self) -> bool:
         """True while the link to the coordinator is up."""
-        return self._engine is not None and self._engine.leader_link.heard is not None
+        return self._engine is not None and self._engine.leader_link.evidence is not None
 
     @property
     def view(self) -> View:

@@ -126,10 +126,10 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
                 )
                 for path in (f"{self.version_prefix}/machines", "/version")
             )
-            told = json.loads(version.data)
+            versions = json.loads(version.data)
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
             return None
-        found = told.get("etcdserver") if isinstance(told, dict) else None
+        found = versions.get("etcdserver") if isinstance(versions, dict) else None
         return str(found) if found and (keys.status, version.status) == (404, 200) else None
 
 

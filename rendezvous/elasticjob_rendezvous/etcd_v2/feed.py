@@ -280,7 +280,7 @@ class Waiting:
         if self._ended.is_set():
             raise RendezvousGracefulExitError("this member left the rendezvous")
 
-    def look(self) -> Seen:
+    def current(self) -> Seen:
         """Return the present state; wait for the first reading if necessary."""
         self._feed.open()
         seen = self._feed.seen
@@ -296,7 +296,7 @@ class Waiting:
         self._feed.open()
         seen = self._feed.wait(seen.revision, left if seconds is None else min(seconds, left))
         self.check()
-        return seen if seen.index >= 0 else self.look()
+        return seen if seen.index >= 0 else self.current()
 
     def pause(self, seconds: float) -> None:
         """Sleep for `seconds`. Raises like `check`."""

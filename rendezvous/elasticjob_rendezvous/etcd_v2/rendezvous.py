@@ -29,11 +29,11 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     RUN_TTL_SECONDS,
     Status,
 )
-from elasticjob_rendezvous.etcd_v2.endings import Endings
-from elasticjob_rendezvous.etcd_v2.errors import (
+from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )
+from elasticjob_rendezvous.etcd_v2.endings import Endings
 from elasticjob_rendezvous.etcd_v2.keep_alive import renew
 from elasticjob_rendezvous.etcd_v2.layout import is_lost, lay_out, make_folder
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore
@@ -87,7 +87,7 @@ class EtcdRendezvous(Endings):
         self._expected_workers = expected_workers
         self._last_call_timeout = last_call_timeout
         self._recovery_call_timeout = recovery_call_timeout
-        self._looked: tuple[float, set[str] | None] = (0.0, None)  # time and keys of last check
+        self._checked: tuple[float, set[str] | None] = (0.0, None)  # time and keys of last check
         self._spare: tuple[float, int | None] = (0.0, None)  # end of counting, and the count
         lay_out(client, paths, None)
         self._lease_run_id_stop = renew(client, paths.run, RUN_TTL_SECONDS, lost=lambda: True)
@@ -175,7 +175,7 @@ class EtcdRendezvous(Endings):
             EtcdRendezvousRetryImmediately: the present version ended; start again.
         """
         self._give_up_place()
-        seen = self._waiting.look()
+        seen = self._waiting.current()
         if seen.text is None:
             try:
                 self.try_create_rendezvous()
@@ -216,7 +216,7 @@ class EtcdRendezvous(Endings):
         self.confirm_membership(expected_version, this_rank)
         state = parsed(self.wait_for_final(expected_version).value)
         self._completed = expected_version
-        self._looked = (time.monotonic(), None)
+        self._checked = (time.monotonic(), None)
         self._spare = (time.monotonic() + _YOUNG_SECONDS, None)
         if self._place is not None:
             self._place.confirm_final(state.text)
@@ -253,7 +253,7 @@ class EtcdRendezvous(Endings):
         deadline, and etcd.EtcdKeyNotFound if there is no state.
         """
         until = time.monotonic() + (self._waiting.left_seconds if timeout is None else timeout)
-        seen = self._waiting.look()
+        seen = self._waiting.current()
         while seen.index < etcd_index and (left := until - time.monotonic()) > 0:
             later = self._waiting.next(seen, left)
             if later.text != seen.text:
@@ -281,13 +281,13 @@ class EtcdRendezvous(Endings):
         if state is None and is_lost(self.client, self._paths):
             return 0  # not over: its members restore it
         if state is not None and ours is not None and state.has(Status.FINAL, ours):
-            looked, alive = self._looked
+            checked_at, alive = self._checked
             if self._unsettled_seconds() > 0:
                 alive = None
-                self._looked = (0.0, None)
-            elif time.monotonic() - looked > KEEPALIVE_TTL_SECONDS / 4:
+                self._checked = (0.0, None)
+            elif time.monotonic() - checked_at > KEEPALIVE_TTL_SECONDS / 4:
                 alive = self._keep_alives(ours)
-                self._looked = (time.monotonic(), alive)
+                self._checked = (time.monotonic(), alive)
             until, known = self._spare
             young = known is None or time.monotonic() < until
             spare = delays.spare_nodes(state, self._num_max_workers, known or 0, young)
@@ -298,7 +298,7 @@ class EtcdRendezvous(Endings):
         """Return True if a member of our version is gone, by the last `num_nodes_waiting`."""
         state, ours = self._active.state(), self._completed
         final = state is not None and ours is not None and state.has(Status.FINAL, ours)
-        return final and state is not None and delays.is_lost(state, self._looked[1])
+        return final and state is not None and delays.is_lost(state, self._checked[1])
 
     def gone(self) -> frozenset[int]:
         """Return the ranks of lost members of our version, by the last `num_nodes_waiting`."""
@@ -306,14 +306,14 @@ class EtcdRendezvous(Endings):
         if state is None or ours is None or not state.has(Status.FINAL, ours):
             return frozenset()
         own = frozenset() if place is None else frozenset({place.rank})
-        return delays.gone(state, self._looked[1]) - own
+        return delays.gone(state, self._checked[1]) - own
 
     def moved_on(self) -> bool:
         """Return True if other members have ended our version, or are about to, for a newer one."""
         state, ours = self._active.state(), self._completed
         if ours is None or (state is None and is_lost(self.client, self._paths)):
             return False
-        return delays.moved_on(state, ours, self._looked[1])
+        return delays.moved_on(state, ours, self._checked[1])
 
     def stay(self) -> None:
         """Make our key permanent: we have finished, and our end must not count as a loss.

@@ -25,7 +25,7 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     State,
     Status,
 )
-from elasticjob_rendezvous.etcd_v2.errors import (
+from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )
@@ -196,8 +196,8 @@ class Steps:
                 active_version = self._active.swap(state, transitions.announced(state))
             except etcd.EtcdCompareFailed:
                 conflicts += 1
-                crowd = len(state.participants) + state.waiting
-                self._waiting.pause(delays.after_conflict(conflicts, crowd, random.random()))
+                competitors = len(state.participants) + state.waiting
+                self._waiting.pause(delays.after_conflict(conflicts, competitors, random.random()))
                 continue
             self._announced = (expected_version, time.monotonic())
             return active_version
@@ -206,7 +206,7 @@ class Steps:
         """Wait for the end of a final version, and destroy it if one of its members is gone."""
         since = self._announced[1] if self._announced else time.monotonic()
         own = self._place.key if self._place and self._place.version == expected_version else None
-        seen, listed, reading, asked = self._waiting.look(), set[str](), -1, False
+        seen, listed, reading, asked = self._waiting.current(), set[str](), -1, False
         while seen.text is not None:
             state = parsed(seen.text)
             if not state.has(Status.FINAL, expected_version):
@@ -255,7 +255,7 @@ class Steps:
         Raises EtcdRendezvousRetryableFailure if the version is neither joinable nor frozen.
         """
         ends = time.monotonic() + deadline - time.time()
-        seen = self._waiting.look()
+        seen = self._waiting.current()
         keep_at = time.monotonic()
         while (state := self._unfinished(seen, expected_version)).status is Status.JOINABLE:
             now = time.monotonic()
@@ -279,26 +279,26 @@ class Steps:
 
     def _present(self) -> Seen:
         """Return the present state. Raises EtcdRendezvousRetryImmediately if there is none."""
-        seen = self._waiting.look()
+        seen = self._waiting.current()
         if seen.text is None:
             raise EtcdRendezvousRetryImmediately
         return seen
 
     def _present_in(self, version: str, status: Status) -> Seen:
         """Return the present state. Raises like `_present`."""
-        self._look_for(version, status)
+        self._await_status(version, status)
         return self._present()
 
-    def _look_for(self, version: str, *statuses: Status) -> Seen:
+    def _await_status(self, version: str, *statuses: Status) -> Seen:
         """Return the state, read from etcd unless the watch shows one of these statuses.
 
         The watch can be behind a change that the caller knows of.
         """
-        seen = self._waiting.look()
+        seen = self._waiting.current()
         if seen.text is not None and any(parsed(seen.text).has(each, version) for each in statuses):
             return seen
         self._active.state()
-        return self._waiting.look()
+        return self._waiting.current()
 
     def _unfinished(self, seen: Seen, version: str) -> State:
         """Return the state, joinable or frozen; raise if the version has ended.
@@ -346,7 +346,7 @@ class Steps:
         raise EtcdRendezvousRetryImmediately
 
     def _wait_for(self, wanted: Status, until: Status, version: str) -> Any:
-        seen = self._look_for(version, wanted, until)
+        seen = self._await_status(version, wanted, until)
         while seen.text is None or not parsed(seen.text).has(wanted, version):
             if self._unfinished(seen, version).status is not until:
                 raise EtcdRendezvousRetryableFailure(f"version {version} is over: {seen.text}")

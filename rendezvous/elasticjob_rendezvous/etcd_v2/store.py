@@ -16,7 +16,7 @@ import etcd
 from elasticjob_rendezvous.etcd_v2.core.delays import after_conflict, after_failure
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-_CROWD = 64
+_COMPETITORS = 64
 _WATCH_SECONDS = 30.0
 """Maximum silence of a watch before it is repeated: its server may have disappeared."""
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class EtcdStore:
                 self._replace(key, node, value)
             except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
                 conflicts += 1
-                time.sleep(after_conflict(conflicts, _CROWD, random.random()))
+                time.sleep(after_conflict(conflicts, _COMPETITORS, random.random()))
             else:
                 return value
 
@@ -167,7 +167,7 @@ class EtcdStore:
         while missing := [path for path in paths if path not in found]:
             try:
                 if len(missing) == 1:
-                    index = self._look(missing[0], found)
+                    index = self._read_key(missing[0], found)
                 else:
                     everything, index = self._everything()
                     found.update({p: everything[p] for p in missing if p in everything})
@@ -182,7 +182,7 @@ class EtcdStore:
                 raise LookupError(f"no {absent!r} in the store within {timeout}")
         return [b64decode(found[path]) for path in paths]
 
-    def _look(self, path: str, found: dict[str, str]) -> int:
+    def _read_key(self, path: str, found: dict[str, str]) -> int:
         """Read one key; return etcd's index."""
         try:
             node = self.client.get(path)
@@ -245,7 +245,7 @@ def store(client: Any, path: str, key: str, value: Any) -> None:
             client.write(path, json.dumps({**fields, key: value}), **condition)
         except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed):
             conflicts += 1
-            time.sleep(after_conflict(conflicts, _CROWD, random.random()))
+            time.sleep(after_conflict(conflicts, _COMPETITORS, random.random()))
         else:
             return
 

@@ -28,9 +28,9 @@ from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
-    LeavesTold,
+    LeaveNoticesReceived,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     Probed,
@@ -148,21 +148,21 @@ async def _listen(
 ) -> None:
     """Post the coordinator's messages and send heartbeats, until either side disconnects."""
     loop = asyncio.get_running_loop()
-    next_beat = heard = loop.time()
+    next_beat = beat_at = loop.time()
     count = wire.Count(linked_at)
     quiet = False
-    told: wire.Leaving = ()
+    received: wire.Leaving = ()
     while True:
         now = loop.time()
         if now >= next_beat:
             writer.write(channel.seal({**count.line(now), **wire.leaving_line(leaving())}))
             next_beat = now + times.heartbeat_seconds
         patience = times.silence_seconds if quiet else times.quiet_seconds
-        wait = min(next_beat, heard + patience) - now + 0.01
+        wait = min(next_beat, beat_at + patience) - now + 0.01
         try:
             line = await wire.read_line(reader, max(wait, wire.LAST_LOOK_SECONDS))
         except TimeoutError:
-            silence = loop.time() - heard
+            silence = loop.time() - beat_at
             if silence > times.silence_seconds + wire.LAST_LOOK_SECONDS and quiet:
                 raise
             if silence > times.quiet_seconds and not quiet:
@@ -170,13 +170,13 @@ async def _listen(
                 post(LinkQuiet(link.member, link.session))
             continue
         beat = wire.coordinator_heartbeat(channel.open(line))
-        heard = loop.time()
+        beat_at = loop.time()
         quiet = False
-        proven = count.proven(beat.heard, heard)
-        post(LinkHeard(link.member, link.session, beat.round, proven, beat.vouched_seconds))
-        if beat.leaving != told:
-            told = beat.leaving
-            post(LeavesTold(told))
+        proven = count.proven(beat.heard, beat_at)
+        post(LinkHeartbeat(link.member, link.session, beat.round, proven, beat.vouched_seconds))
+        if beat.leaving != received:
+            received = beat.leaving
+            post(LeaveNoticesReceived(received))
 
 
 async def ask(

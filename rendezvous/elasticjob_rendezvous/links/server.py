@@ -28,9 +28,9 @@ from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
 from elasticjob_rendezvous.protocol.events import (
     Event,
-    LeavesTold,
+    LeaveNoticesReceived,
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
 )
@@ -55,12 +55,12 @@ class _Link:
 class PeerServer:
     """Server on one port for the lifetime of an agent.
 
-    `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet`, `PeerDown` and `LeavesTold`. `serve` sets
-    the round number sent on every link, `tell` the leave notices. `workers` returns the number of
-    local workers, or 1 if they are not counted: members without a launcher are probed here.
-    `live_until` returns the workers' self-fencing deadline, `vouched_until` the time up to which
-    members may rely on the round number, both on the loop's clock. `session` returns the name of
-    the agent's present session.
+    `post` receives `PeerUp`, `PeerHeartbeat`, `PeerQuiet`, `PeerDown` and `LeaveNoticesReceived`.
+    `serve` sets the round number sent on every link, `announce` the leave notices. `workers`
+    returns the number of local workers, or 1 if they are not counted: members without a launcher
+    are probed here. `live_until` returns the workers' self-fencing deadline, `vouched_until` the
+    time up to which members may rely on the round number, both on the loop's clock. `session`
+    returns the name of the agent's present session.
     """
 
     def __init__(
@@ -114,18 +114,18 @@ class PeerServer:
     def serve(self, round: int) -> None:
         """Send `round` as the newest known round to every linked member, now and per heartbeat."""
         self._round = round
-        self._tell()
+        self._send_lines()
 
-    def tell(self, leaving: wire.Leaving) -> None:
+    def announce(self, leaving: wire.Leaving) -> None:
         """Send these leave notices to every linked member with each heartbeat."""
         self._leaving = wire.leaving_line(leaving)
 
     def _beat(self) -> None:
-        self._tell()
+        self._send_lines()
         loop = asyncio.get_running_loop()
         self._heart = loop.call_later(self._times.heartbeat_seconds, self._beat)
 
-    def _tell(self) -> None:
+    def _send_lines(self) -> None:
         now, vouched_until = asyncio.get_running_loop().time(), self._vouched_until()
         for link in self._links.values():
             self._say(link, now, vouched_until)
@@ -133,7 +133,7 @@ class PeerServer:
     def _say(self, link: _Link, now: float, vouched_until: float | None) -> None:
         line = {**link.count.line(now), "round": self._round, **self._leaving}
         if vouched_until is not None:
-            line["vouched_seconds"] = wire.seconds(vouched_until - link.count.heard_at)
+            line["vouched_seconds"] = wire.seconds(vouched_until - link.count.received_at)
         link.writer.write(link.channel.seal(line))
 
     async def _serve(
@@ -185,7 +185,7 @@ class PeerServer:
 
     async def _keep(self, question: Question, reader: asyncio.StreamReader, link: _Link) -> None:
         member, session = question.asker
-        told: wire.Leaving = ()
+        received: wire.Leaving = ()
         count = link.count
         self._links[question.asker] = link
         self._say(link, asyncio.get_running_loop().time(), self._vouched_until())
@@ -199,10 +199,10 @@ class PeerServer:
                     line = await self._last_word(reader)
                 beat = wire.member_heartbeat(link.channel.open(line))
                 now = asyncio.get_running_loop().time()
-                self._post(PeerHeard(member, session, count.proven(beat.heard, now)))
-                if beat.leaving != told:
-                    told = beat.leaving
-                    self._post(LeavesTold(told))
+                self._post(PeerHeartbeat(member, session, count.proven(beat.heard, now)))
+                if beat.leaving != received:
+                    received = beat.leaving
+                    self._post(LeaveNoticesReceived(received))
         except BadPeer as error:
             refusals.warn(log, f"closed the link of member {member!r}", error)
         finally:

@@ -95,24 +95,24 @@ def line(message: Message) -> bytes:
 
 def leaving_line(leaving: Leaving) -> Message:
     """Encode leave notices for a heartbeat: as many as fit into its line."""
-    told: Message = {}
+    fitting: Message = {}
     for notice in leaving:
-        said = [notice.agent, notice.reason[:MAX_REASON_CHARACTERS]]
-        more = {**told, notice.id: said}
+        stored = [notice.agent, notice.reason[:MAX_REASON_CHARACTERS]]
+        more = {**fitting, notice.id: stored}
         if len(line(more)) > MAX_LEAVING_BYTES:
             break
-        told = more
-    return {"leaving": told} if told else {}
+        fitting = more
+    return {"leaving": fitting} if fitting else {}
 
 
-def leaving_told(message: Message) -> Leaving:
+def read_leaving(message: Message) -> Leaving:
     """Decode the leave notices of a heartbeat. Raises `BadPeer`."""
-    told = message.get("leaving", {})
-    if not isinstance(told, dict):
+    notices = message.get("leaving", {})
+    if not isinstance(notices, dict):
         raise BadPeer(Refusal.MALFORMED, "leaving must be an object")
     found = []
-    for id, said in told.items():
-        match said:
+    for id, notice in notices.items():
+        match notice:
             case [str(agent), str(reason)]:
                 found.append(LeaveNotice(*map(one_line, (id, agent, reason))))
             case _:
@@ -133,7 +133,7 @@ class Heartbeat:
 def member_heartbeat(message: Message) -> Heartbeat:
     """Read a member's line. Raises `BadPeer`."""
     check_fields(message, ("heard",), ("leaving",))
-    return Heartbeat(read_whole(message, "heard"), leaving=leaving_told(message))
+    return Heartbeat(read_whole(message, "heard"), leaving=read_leaving(message))
 
 
 def coordinator_heartbeat(message: Message) -> Heartbeat:
@@ -141,7 +141,7 @@ def coordinator_heartbeat(message: Message) -> Heartbeat:
     check_fields(message, ("heard", "round"), ("vouched_seconds", "leaving"))
     vouched = read_seconds(message, "vouched_seconds") if "vouched_seconds" in message else None
     heard, number = read_whole(message, "heard"), read_whole(message, "round")
-    return Heartbeat(heard, number, vouched, leaving_told(message))
+    return Heartbeat(heard, number, vouched, read_leaving(message))
 
 
 class Count:
@@ -149,18 +149,18 @@ class Count:
 
     def __init__(self, linked_at: float) -> None:
         self.linked_at = linked_at
-        self.heard_at = linked_at
+        self.received_at = linked_at
         """Receipt time of the peer's newest line."""
         self._proven = linked_at
-        self._unheard: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
+        self._unconfirmed: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
         self._number = 0
-        self._heard = 0
+        self._received = 0
 
     def line(self, now: float) -> Message:
         """Return the counter field of our next line, sent at `now`."""
         self._number += 1
-        self._unheard.append((self._number, now))
-        return {"heard": self._heard}
+        self._unconfirmed.append((self._number, now))
+        return {"heard": self._received}
 
     def proven(self, heard: int, now: float) -> float:
         """Return the send time of our newest line that the peer's next line acknowledges.
@@ -169,10 +169,10 @@ class Count:
         """
         if heard > self._number:
             raise BadPeer(Refusal.MALFORMED, "it acknowledges a line that was never sent")
-        self._heard += 1
-        self.heard_at = now
-        while self._unheard and self._unheard[0][0] <= heard:
-            self._proven = self._unheard.popleft()[1]
+        self._received += 1
+        self.received_at = now
+        while self._unconfirmed and self._unconfirmed[0][0] <= heard:
+            self._proven = self._unconfirmed.popleft()[1]
         return self._proven
 
 

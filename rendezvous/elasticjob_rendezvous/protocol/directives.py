@@ -68,7 +68,7 @@ class RefusalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Notice that this member may not take part: an error for its user, told by `reason`."""
+    """Notice that this member may not take part: an error for its user, with the text `reason`."""
 
     reason: str
     kind: RefusalKind = RefusalKind.STORE

@@ -82,7 +82,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendLeaveNotices:
     """Leave notices, to be sent with each heartbeat on every link from now on."""
 
     leaving: tuple[LeaveNotice, ...]
@@ -115,6 +115,17 @@ class Note:
 
 
 Effect = (
-    Grant | KeepAlive | Read | Write | Watch | Unwatch | Link | Unlink | Serve | Tell | Probe | Note
+    Grant
+    | KeepAlive
+    | Read
+    | Write
+    | Watch
+    | Unwatch
+    | Link
+    | Unlink
+    | Serve
+    | SendLeaveNotices
+    | Probe
+    | Note
 )
 """At most one of Grant, Read and Write is in flight at any time."""

@@ -16,7 +16,13 @@ from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.config import Config
 from elasticjob_rendezvous.protocol.directives import Directive, Idle, Left, Run
 from elasticjob_rendezvous.protocol.effects import Effect
-from elasticjob_rendezvous.protocol.events import Clock, Event, LeavesTold, PeerHeard, PeerUp
+from elasticjob_rendezvous.protocol.events import (
+    Clock,
+    Event,
+    LeaveNoticesReceived,
+    PeerHeartbeat,
+    PeerUp,
+)
 from elasticjob_rendezvous.protocol.handle_event import take
 from elasticjob_rendezvous.protocol.leaving import is_saving
 from elasticjob_rendezvous.protocol.liveness import leave_notices
@@ -85,11 +91,11 @@ class Engine:
         """Take in one event; return the effects to perform, in order."""
         state = self._our
         state.clock = clock
-        if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
+        if isinstance(event, PeerHeartbeat | PeerUp) and self._is_routine(event):
             state.coordinator.peers.up(event, clock.now)
             return []
-        if isinstance(event, LeavesTold):
-            return leave_notices.hear(state, event)
+        if isinstance(event, LeaveNoticesReceived):
+            return leave_notices.receive(state, event)
         state.alarm = Alarm()
         state.effects = []
         take(state, event)
@@ -110,10 +116,10 @@ class Engine:
         otherwise: in answer to a later `Stop` it names their round even if it never started them.
         """
         if isinstance(self.directive, Run):
-            self._our.worker_group.promise(self.directive.roster.number)
+            self._our.worker_group.count_as_starting(self.directive.roster.number)
         return self.directive
 
-    def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
+    def _is_routine(self, event: PeerHeartbeat | PeerUp) -> bool:
         """Return True if the event has no consequence; without a valid lease it is evidence."""
         state = self._our
         return state.self_fencing.backed(state.now) and state.coordinator.peers.is_routine(event)

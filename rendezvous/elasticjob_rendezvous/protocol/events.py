@@ -143,11 +143,11 @@ class LinkUp:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkHeard:
+class LinkHeartbeat:
     """Heartbeat of the coordinator's agent on this member's link: it knows of `round`.
 
     `sent`: when this member sent the newest of its messages that the coordinator had received by
-    then, as in `PeerHeard`.
+    then, as in `PeerHeartbeat`.
     `vouched_seconds`: validity of the coordinator's own evidence, counted from that receipt; None:
     an agent too old to report it.
     """
@@ -178,7 +178,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Start of a link from a member; `sent` as in `PeerHeard`."""
+    """Start of a link from a member; `sent` as in `PeerHeartbeat`."""
 
     member: str
     session: str
@@ -186,7 +186,7 @@ class PeerUp:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerHeard:
+class PeerHeartbeat:
     """Heartbeat of a linked member.
 
     `sent`, on this process's clock: when this side sent the newest of its messages that the member
@@ -216,7 +216,7 @@ class PeerDown:
 
 
 @dataclass(frozen=True, slots=True)
-class LeavesTold:
+class LeaveNoticesReceived:
     """Leave notices that came on a link, outgoing or incoming: members and reasons."""
 
     leaving: tuple[LeaveNotice, ...]
@@ -274,14 +274,14 @@ Event = (
     | Changed
     | WatchBroken
     | LinkUp
-    | LinkHeard
+    | LinkHeartbeat
     | LinkQuiet
     | LinkDown
     | PeerUp
-    | PeerHeard
+    | PeerHeartbeat
     | PeerQuiet
     | PeerDown
-    | LeavesTold
+    | LeaveNoticesReceived
     | Probed
     | Close
     | Tick

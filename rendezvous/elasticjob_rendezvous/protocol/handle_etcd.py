@@ -18,6 +18,7 @@ from elasticjob_rendezvous.protocol.events import (
     StoreRefused,
     TxnDone,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.requests import Ranges
 from elasticjob_rendezvous.protocol.state import EngineState
 
@@ -34,8 +35,8 @@ def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | Stor
                 state.lease.keep(deadline)
                 state.self_fencing.store_answers(state.now)
             elif state.coordinator.active and state.self_fencing.backed(state.now):
-                state.effects += state.coordinator.peers.kept(
-                    lease, deadline, state.view, state.now
+                state.effects += detector_upkeep.extend_orphans(
+                    state.coordinator.peers, lease, deadline, state.view, state.now
                 )
         case LeaseGone(lease):
             if lease == state.lease.id:
@@ -51,13 +52,13 @@ def take_read(state: EngineState, event: ReadDone) -> None:
     read, _ = state.inflight.taken()
     _calm(state)
     state.reached = True
-    if state.inflight.tells_of_loss(
+    if state.inflight.shows_data_loss(
         state.view, state.watches, event.cluster_id, event.revision, event.ranges
     ):
         session.begin_anew(state)
     state.view.cluster_id = event.cluster_id
     state.view.absorb(event.revision, event.ranges)
-    state.looked_at = state.now
+    state.checked_at = state.now
     _find_leader(state, event.revision, event.ranges)
     state.answered |= {target.key for target, _ in event.ranges}
     whole = isinstance(read, Read) and any(r.covers(state.keys.bounds) for r in read.ranges)
@@ -76,7 +77,7 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
     state.reached = True
     assert isinstance(write, Write)
     result = event.result
-    if state.inflight.tells_of_loss(
+    if state.inflight.shows_data_loss(
         state.view, state.watches, result.cluster_id, result.revision, result.ranges
     ):
         # The decision rested on lost data: start over from a read.
@@ -84,7 +85,7 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
         return
     state.view.cluster_id = result.cluster_id
     state.view.wrote(write.txn, result)
-    state.looked_at = state.now
+    state.checked_at = state.now
     found = _find_leader(state, result.revision, result.ranges)
     if found and state.inflight.is_up_to_date(state.watches):
         state.doubt = False

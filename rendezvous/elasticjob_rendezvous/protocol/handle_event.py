@@ -15,12 +15,12 @@ from elasticjob_rendezvous.protocol.events import (
     KeptAlive,
     LeaseGone,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     LocalChanged,
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
     Probed,
@@ -50,7 +50,7 @@ def take(state: EngineState, event: Event) -> None:
         case Tick():
             pass
         case LocalChanged(local):
-            state.worker_group.tell(local)
+            state.worker_group.report(local)
         case StoreChanged(trouble):
             state.store = trouble
         case Close(outcome):
@@ -67,9 +67,9 @@ def take(state: EngineState, event: Event) -> None:
             handle_etcd.take_failure(state, event)
         case WatchOpened() | Changed() | WatchBroken():
             _take_watch(state, event)
-        case LinkUp() | LinkHeard() | LinkQuiet() | LinkDown():
+        case LinkUp() | LinkHeartbeat() | LinkQuiet() | LinkDown():
             _take_link(state, event)
-        case PeerUp() | PeerHeard() | PeerQuiet() | PeerDown() | Probed():
+        case PeerUp() | PeerHeartbeat() | PeerQuiet() | PeerDown() | Probed():
             _take_peer(state, event)
         case _:
             raise TypeError(f"not an event of the protocol: {event!r}")
@@ -90,14 +90,14 @@ def _take_watch(state: EngineState, event: WatchOpened | Changed | WatchBroken) 
                     state.refused = Refused(error)
 
 
-def _take_link(state: EngineState, event: LinkUp | LinkHeard | LinkQuiet | LinkDown) -> None:
+def _take_link(state: EngineState, event: LinkUp | LinkHeartbeat | LinkQuiet | LinkDown) -> None:
     """Handle an event of this member's link to the coordinator."""
     match event:
         case LinkUp(member):
             state.leader_link.link_up(event, state.now)
             state.coordinator.peers.led_by(member, state.now)
-        case LinkHeard(member, _, number):
-            state.leader_link.link_heard(event, state.now)
+        case LinkHeartbeat(member, _, number):
+            state.leader_link.link_heartbeat(event, state.now)
             state.coordinator.peers.led_by(member, state.now)
             if state.current and number > state.current.number:
                 state.doubt = True
@@ -115,12 +115,12 @@ def _suspect_leader(state: EngineState, event: LinkQuiet | LinkDown, at: float) 
 
 
 def _take_peer(
-    state: EngineState, event: PeerUp | PeerHeard | PeerQuiet | PeerDown | Probed
+    state: EngineState, event: PeerUp | PeerHeartbeat | PeerQuiet | PeerDown | Probed
 ) -> None:
     """Handle an event of a link from a member, or the answer to a probe."""
     peers, active = state.coordinator.peers, state.coordinator.active
     match event:
-        case PeerUp() | PeerHeard():
+        case PeerUp() | PeerHeartbeat():
             peers.up(event, state.now)
         case PeerQuiet():
             if active:

@@ -19,9 +19,9 @@ def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) ->
     """Announce the leave while workers still stop; then delete this member's key."""
     at, round = state.current, state.local.round
     seated = at is not None and at.state is RoundState.FINAL and at.number == round
-    said = stored.record.state is MemberState.LEAVING and stored.record.stopped
+    announced = stored.record.state is MemberState.LEAVING and stored.record.stopped
     silent = round == 0 or stored.record.state is MemberState.DONE
-    if state.worker_group.idle and (silent or (said and (not seated or _was_seen(state)))):
+    if state.worker_group.idle and (silent or (announced and (not seated or _was_seen(state)))):
         return own_key.drop(own, stored)
     others = len(state.view.members()) > 1
     if state.coordinator.active and others and stored.record.state is not MemberState.LEAVING:

@@ -56,7 +56,7 @@ class MemberKey:
         return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     @property
-    def look(self) -> tuple[Range, ...]:
+    def required_ranges(self) -> tuple[Range, ...]:
         """Ranges that a member other than the coordinator must read: the state, the coordinator."""
         keys = self.view.keys
         skipped = sum(key.startswith(keys.members) for key in self.view.malformed)
@@ -145,7 +145,7 @@ def take_up(own: MemberKey, carries: bool) -> Txn:
         for old in own.view.sessions.get(own.config.identity.id, {}).values():
             compares.append(Compare(old.key, Target.MOD, old.modified))
             ops.append(Delete(old.key))
-    reads = (*own.look, own.folder)
+    reads = (*own.required_ranges, own.folder)
     return Txn(tuple(compares), (*ops, *reads), reads)
 
 
@@ -159,21 +159,21 @@ def move(own: MemberKey, stored: Versioned[Member]) -> Txn:
     """Delete this member's key and create it again as the youngest: a coordinator resigns."""
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(own.key, encode(own.record()), own.lease)
-    return Txn((unchanged,), (Delete(stored.key), put, *own.look), (own.folder,))
+    return Txn((unchanged,), (Delete(stored.key), put, *own.required_ranges), (own.folder,))
 
 
 def say_leaving(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
     record = own.record()
-    if stored.record.state is MemberState.LEAVING and _leaves_as_said(stored.record, record):
+    if stored.record.state is MemberState.LEAVING and _repeats_leave(stored.record, record):
         return None
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(stored.key, encode(record), own.lease)
     return Txn((unchanged,), (put,), (own.folder,))
 
 
-def _leaves_as_said(said: Member, now: Member) -> bool:
+def _repeats_leave(stored: Member, now: Member) -> bool:
     names = ("stopped", "saves", "passed", "saved", "completed")
-    return all(getattr(said, name) == getattr(now, name) for name in names)
+    return all(getattr(stored, name) == getattr(now, name) for name in names)
 
 
 def update(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
@@ -284,8 +284,8 @@ def set_aside(own: MemberKey, stored: Versioned[Member], leader: Versioned[Membe
             Compare(leader.key, Target.MOD, leader.modified),
             Compare(stored.key, Target.CREATE, stored.created),
         ),
-        (Delete(leader.key), Put(key, encode(record), record.lease), *own.look),
-        own.look,
+        (Delete(leader.key), Put(key, encode(record), record.lease), *own.required_ranges),
+        own.required_ranges,
     )
 
 
@@ -296,6 +296,6 @@ def depose(own: MemberKey, stored: Versioned[Member], leader: Versioned[Member])
             Compare(leader.key, Target.MOD, leader.modified),
             Compare(stored.key, Target.CREATE, stored.created),
         ),
-        (Delete(leader.key), *own.look),
-        own.look,
+        (Delete(leader.key), *own.required_ranges),
+        own.required_ranges,
     )

@@ -29,10 +29,10 @@ def next_request(state: EngineState) -> Request | None:
         return _enter(state, own)
     if not state.watches.ready:
         return None
-    if state.doubt or state.leader_link.look_due(state.now, state.alarm):
-        return _look(state, own)
+    if state.doubt or state.leader_link.read_due(state.now, state.alarm):
+        return _read_all(state, own)
     if _idle_too_long(state):
-        return _look(state, own)
+        return _read_all(state, own)
     if (missing := _missing(state)) is not None:
         return missing
     if own.stored is None:
@@ -60,7 +60,7 @@ def _enter(state: EngineState, own: MemberKey) -> Request | None:
         return None
     carries = not idle or local.round > 0 or state.sessions > 0
     if state.doubt and carries:
-        return _look(state, own) if state.watches.ready else None
+        return _read_all(state, own) if state.watches.ready else None
     at = state.current
     if not idle and at is not None and at.number > local.round:
         return None  # fenced while workers stop: register again when none runs
@@ -70,18 +70,18 @@ def _enter(state: EngineState, own: MemberKey) -> Request | None:
     return Write(own_key.take_up(state.own, carries))
 
 
-def _look(state: EngineState, own: MemberKey) -> Read:
+def _read_all(state: EngineState, own: MemberKey) -> Read:
     """Read everything that this member's part needs, at one revision."""
     if state.coordinator.active:
         return Read(state.everything)
-    return Read((*own.look, own.folder))
+    return Read((*own.required_ranges, own.folder))
 
 
 def _idle_too_long(state: EngineState) -> bool:
     """Return True if the member has waited so long that its key may have been deleted."""
     if state.coordinator.active or not state.worker_group.idle:
         return False
-    return state.alarm.passed(state.looked_at + 2 * state.keep_alive_seconds, state.now)
+    return state.alarm.passed(state.checked_at + 2 * state.keep_alive_seconds, state.now)
 
 
 def _missing(state: EngineState) -> Read | None:

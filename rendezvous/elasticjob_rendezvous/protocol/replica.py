@@ -59,7 +59,7 @@ class View:
         cluster_id: of the etcd that answered last; 0 before the first answer.
         sessions: member id -> session -> record.
         departed: member id -> last record of its last session before its key went.
-        farewells: member id -> leave notice from a link; until another agent of it registers.
+        leave_notices: member id -> leave notice from a link; until another agent of it registers.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -135,13 +135,13 @@ class View:
                     self._set(KeyValue(op.key, op.value, created, result.revision, op.lease))
         self.absorb(result.revision, result.ranges)
 
-    def told_leaving(self, leaving: Iterable[LeaveNotice]) -> None:
+    def merge_leave_notices(self, leaving: Iterable[LeaveNotice]) -> None:
         """Merge leave notices from a link."""
         for notice in leaving:
             self.leave_notices[notice.id] = notice
             member = self.member(notice.id)
             if member is not None:
-                self._heed(member.record)
+                self._drop_refuted(member.record)
 
     # -- reading --------------------------------------------------------------------
 
@@ -149,14 +149,14 @@ class View:
         """Return the valid session of a member: of several the one created last."""
         return self._members.get(id)
 
-    def last_word(self, id: str) -> Member | None:
+    def last_record(self, id: str) -> Member | None:
         """Return a member's record, or its last one before its key went."""
         member = self.member(id)
         return self.departed.get(id) if member is None else member.record
 
     def leaves(self, id: str) -> str | None:
         """Return a member's reason to leave, by its key or else by a link; None without either."""
-        last = self.last_word(id)
+        last = self.last_record(id)
         if last is not None and last.state is MemberState.LEAVING:
             return last.reason
         notice = self.leave_notices.get(id)
@@ -183,13 +183,13 @@ class View:
         """Return the successes of a round, of members of its roster."""
         return self._of_seated(number, self.dones)
 
-    def _of_seated(self, number: int, told: dict[int, dict[str, T]]) -> dict[str, T]:
+    def _of_seated(self, number: int, by_round: dict[int, dict[str, T]]) -> dict[str, T]:
         """Return the records about a round of members of its roster.
 
         After etcd lost its data and newcomers sealed a number again, a member of the earlier round
         of that number may still report on that one.
         """
-        found, roster = told.get(number, {}), self.rosters.get(number)
+        found, roster = by_round.get(number, {}), self.rosters.get(number)
         if not found or roster is None:
             return found
         seated = {assignment.id for assignment in roster.seats}
@@ -255,7 +255,7 @@ class View:
                 member = versioned(Member)
                 self.sessions.setdefault(id, {})[session] = member
                 self.departed.pop(id, None)
-                self._heed(member.record, news=True)
+                self._drop_refuted(member.record, news=True)
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
@@ -269,7 +269,7 @@ class View:
             case ("done", number, id) if is_number(number):
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
-    def _heed(self, member: Member, news: bool = False) -> None:
+    def _drop_refuted(self, member: Member, news: bool = False) -> None:
         """Drop a leave notice that its member's key refutes.
 
         Another agent is not the one that left, and one that writes that it waits may stay after

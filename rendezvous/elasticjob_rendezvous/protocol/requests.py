@@ -41,7 +41,7 @@ class InFlight:
         """Return True if the request's result is still current: its watch saw all changes since."""
         return watches.kept(self.under)
 
-    def tells_of_loss(
+    def shows_data_loss(
         self, view: View, watches: Watches, cluster_id: int, revision: int, ranges: Ranges
     ) -> bool:
         """Return True if the answer contradicts the known history: etcd was set up anew."""

@@ -81,7 +81,7 @@ class LeaveState:
     since: float | None = None
     idle_since: float | None = None
 
-    def tell(self, leaving: bool, idle: bool, now: float) -> None:
+    def update(self, leaving: bool, idle: bool, now: float) -> None:
         """Note whether this member leaves; a drain request may be withdrawn before it is gone."""
         if not leaving:
             self.since = self.idle_since = None
@@ -112,7 +112,7 @@ class EngineState:
         session: name of the present session; empty without one.
         sessions: number of sessions begun.
         doubt: set when the view may be incomplete: it is read again before any decision.
-        looked_at: when etcd last reported anything about this member's key.
+        checked_at: when etcd last reported anything about this member's key.
         reached: set once etcd reported anything about the job: no error is final from then on, not
             even that of an etcd that lost its data and does not know this member's user.
         answered: keys that were read once, and need not be again.
@@ -120,7 +120,7 @@ class EngineState:
         refused: refusal of this member; None while it may take part.
         close: outcome with which the agent wants the job to end.
         served: round number sent to the members linked to this one; -1 for none.
-        told: leave notices sent on the links.
+        sent_notices: leave notices sent on the links.
         store: trouble that makes etcd unusable at present, for messages.
         clock, alarm, effects: of the current step.
     """
@@ -147,14 +147,14 @@ class EngineState:
         self.sessions = 0
         self.started_at = 0.0
         self.doubt = True
-        self.looked_at = 0.0
+        self.checked_at = 0.0
         self.reached = False
         self.answered: set[str] = set()
         self.left = False
         self.refused: Refused | None = None
         self.close: Outcome | None = None
         self.served = -1
-        self.told: tuple[LeaveNotice, ...] = ()
+        self.sent_notices: tuple[LeaveNotice, ...] = ()
         self.store: StoreTrouble | None = None
         self.clock = Clock(0.0, 0)
         self.alarm = Alarm()

@@ -55,7 +55,7 @@ class StoreHealth:
     endpoint: str
     trouble: StoreTrouble | None = None
     _first: Clock | None = None
-    _said: set[tuple[StoreState, str]] = field(default_factory=set)
+    _reported: set[tuple[StoreState, str]] = field(default_factory=set)
     _refused: bool = False
 
     @property
@@ -67,7 +67,7 @@ class StoreHealth:
         """Take in a successful probe; return the log line if it ends a trouble."""
         trouble, first, refused = self.trouble, self._first, self._refused
         self.trouble, self._first, self._refused = None, None, False
-        self._said.clear()
+        self._reported.clear()
         if trouble is None or first is None:
             return []
         what = "accepts writes again" if refused else "answers again"
@@ -87,7 +87,7 @@ class StoreHealth:
         )
         # The text of a connection error varies; the store's own messages do not.
         reason = (failure.state, text if self.trouble.refuses else "")
-        if reason in self._said or len(self._said) >= MOST_REASONS:
+        if reason in self._reported or len(self._reported) >= MOST_REASONS:
             return []
-        self._said.add(reason)
+        self._reported.add(reason)
         return [Note(f"{self.trouble.sentence}; {CONSEQUENCE}", warning=True)]

@@ -96,11 +96,11 @@ def clipped(text: str, most: int, keeps_end: bool = False) -> str:
     return text[:most].encode(errors="replace")[:room].decode(errors="ignore") + "…"
 
 
-def first_line(said: str, most: int) -> str:
+def first_line(text: str, most: int) -> str:
     """Return the first line, with the next one if it only announces that; shortened if too long."""
-    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
 def bounded(message: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.protocol.coordinator import election
 from elasticjob_rendezvous.protocol.effects import KeepAlive
-from elasticjob_rendezvous.protocol.liveness import leave_notices
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep, leave_notices
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import vouch
 from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -12,11 +12,11 @@ from elasticjob_rendezvous.protocol.state import EngineState
 
 def keep_up(state: EngineState) -> None:
     """Do what is due now, and set the alarm for what is due later."""
-    state.leave_state.tell(bool(state.leaving), state.worker_group.idle, state.now)
+    state.leave_state.update(bool(state.leaving), state.worker_group.idle, state.now)
     _renew(state)
-    _tend_roles(state)
+    _maintain_roles(state)
     vouch(state)
-    leave_notices.tell(state)
+    leave_notices.send(state)
 
 
 def _renew(state: EngineState) -> None:
@@ -30,7 +30,7 @@ def _renew(state: EngineState) -> None:
         state.alarm.set(lease.deadline)
 
 
-def _tend_roles(state: EngineState) -> None:
+def _maintain_roles(state: EngineState) -> None:
     """Become or stop being the coordinator; watch and link accordingly."""
     stored = state.stored
     if stored is not None and state.lease.id:
@@ -38,18 +38,18 @@ def _tend_roles(state: EngineState) -> None:
     leads = stored is not None and state.leader_link.key == stored.key
     if leads and not state.coordinator.active:
         election.take_over(state)
-    _tend_watches(state)
+    _maintain_watches(state)
     state.coordinator.peers.inquiry_seconds = 2 * state.keep_alive_seconds
     if stored is None:
         if state.worker_group.idle:
             state.effects += state.leader_link.unlink(state.now)  # nothing is left to vouch for
     elif state.coordinator.active:
-        _tend_peers(state)
+        _maintain_peers(state)
     else:
-        _tend_leader(state)
+        _maintain_leader(state)
 
 
-def _tend_watches(state: EngineState) -> None:
+def _maintain_watches(state: EngineState) -> None:
     """Watch everything as coordinator; else the job's state and the coordinator's key."""
     watches, leader_link, now, alarm = state.watches, state.leader_link, state.now, state.alarm
     leads = state.coordinator.active
@@ -65,18 +65,20 @@ def _tend_watches(state: EngineState) -> None:
         state.effects += watches.keep_leader(leader_link.key, leader_link.seen_at, now, alarm)
 
 
-def _tend_peers(state: EngineState) -> None:
-    """Look after the members, as the coordinator."""
+def _maintain_peers(state: EngineState) -> None:
+    """Keep the links and probes of the members, as the coordinator."""
     every = state.lease.ttl_seconds / 3
     me = state.config.identity.id
-    effects, wake = state.coordinator.peers.tend(state.view, me, state.now, every)
+    effects, wake = detector_upkeep.maintain(
+        state.coordinator.peers, state.view, me, state.now, every
+    )
     state.effects += effects
     state.alarm.set(wake)
 
 
-def _tend_leader(state: EngineState) -> None:
-    """Look after the link to the coordinator, and probe it, as any other member."""
+def _maintain_leader(state: EngineState) -> None:
+    """Keep the link to the coordinator, and probe it, as any other member."""
     now, alarm = state.now, state.alarm
-    attend = state.link_delay.may_link(state.round_is(RoundState.FINAL), now, alarm)
-    state.effects += state.leader_link.tend(state.view, now, state.doubt, attend)
-    state.effects += state.coordinator.peers.tend_inquiries(state.view, now, alarm)
+    may_link = state.link_delay.may_link(state.round_is(RoundState.FINAL), now, alarm)
+    state.effects += state.leader_link.maintain(state.view, now, state.doubt, may_link)
+    state.effects += state.coordinator.peers.maintain_inquiries(state.view, now, alarm)

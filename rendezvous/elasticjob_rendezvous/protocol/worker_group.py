@@ -77,7 +77,7 @@ class WorkerGroup:
 
     local: Local = field(default_factory=Local)
     _promised: int = 0
-    _told: bool = False
+    _reported: bool = False
     _found_round: int = 0
     _over_since: float | None = None
 
@@ -86,14 +86,14 @@ class WorkerGroup:
         """True if no worker runs here."""
         return self.local.workers is Workers.NONE
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         """Take in a report of the agent; its first one shows workers that it found at its start."""
-        if not self._told and local.workers is not Workers.NONE:
+        if not self._reported and local.workers is not Workers.NONE:
             self._found_round = local.round
-        self._told = True
+        self._reported = True
         self.local = self._with_promise(local)
 
-    def promise(self, number: int) -> None:
+    def count_as_starting(self, number: int) -> None:
         """Count workers of round `number` as starting from now on, whatever the last report was."""
         self._promised = max(self._promised, number)
         self.local = self._with_promise(self.local)

@@ -91,12 +91,12 @@ class Memory:
     def holds(self, keys: Iterable[bytes]) -> bool:
         return all(key in self._values for key in keys)
 
-    def wait(self, who: Hashable, keys: Iterable[bytes]) -> bool:
-        """Return True if all keys exist; else register `who` as a waiter for the missing ones."""
+    def wait(self, client: Hashable, keys: Iterable[bytes]) -> bool:
+        """Return True if all keys exist; else register `client` as a waiter for the others."""
         missing = {key for key in keys if key not in self._values}
         if not missing:
             return True
-        self.forget(who)
+        self.forget(client)
         unknown = sum(_size(key, b"") for key in missing if key not in self._names)
         size = ENTRY_BYTES + REFERENCE_BYTES * len(missing)
         self._grow(size + unknown)
@@ -105,17 +105,17 @@ class Memory:
             name = self._names.setdefault(key, _Name(key))
             name.users += 1
             shared.append(name.key)
-        self._waiting[who] = waiter = _Waiter(shared, size)
-        self._waiters_of.setdefault(waiter.next, {})[who] = None
+        self._waiting[client] = waiter = _Waiter(shared, size)
+        self._waiters_of.setdefault(waiter.next, {})[client] = None
         return False
 
-    def forget(self, who: Hashable) -> None:
+    def forget(self, client: Hashable) -> None:
         """Remove a waiter."""
-        waiter = self._waiting.pop(who, None)
+        waiter = self._waiting.pop(client, None)
         if waiter is None:
             return
         self._bytes -= waiter.size
-        self._stop_waiting(who, waiter.next)
+        self._stop_waiting(client, waiter.next)
         for key in waiter.keys:
             name = self._names[key]
             name.users -= 1
@@ -123,24 +123,24 @@ class Memory:
                 del self._names[key]
                 self._bytes -= _size(key, b"")
 
-    def _stop_waiting(self, who: Hashable, key: bytes) -> None:
+    def _stop_waiting(self, client: Hashable, key: bytes) -> None:
         others = self._waiters_of.get(key)
         if others is not None:
-            others.pop(who, None)
+            others.pop(client, None)
             if not others:
                 del self._waiters_of[key]
 
     def _came(self, key: bytes) -> list[Hashable]:
         """Return the waiters that wait for no further key, and forget them."""
         done = []
-        for who in self._waiters_of.pop(key, {}):
-            waiter = self._waiting[who]
+        for client in self._waiters_of.pop(key, {}):
+            waiter = self._waiting[client]
             if waiter.advance(self._values):
-                self._waiters_of.setdefault(waiter.next, {})[who] = None
+                self._waiters_of.setdefault(waiter.next, {})[client] = None
             else:
-                done.append(who)
-        for who in done:
-            self.forget(who)
+                done.append(client)
+        for client in done:
+            self.forget(client)
         return done
 
     def _grow(self, size: int) -> None:

@@ -88,10 +88,10 @@ def _role_info(assignment: RankAssignment) -> dict[str, str | int]:
     }
 
 
-def _check_own(own: RankAssignment, said: dict[str, str | int]) -> None:
-    if said == _role_info(own):
+def _check_own(own: RankAssignment, published: dict[str, str | int]) -> None:
+    if published == _role_info(own):
         return
-    slots, role = said.get("local_world_size"), said.get("role")
+    slots, role = published.get("local_world_size"), published.get("role")
     raise Disagreement(
         f"this node announced {_workers(own)}, but its agent runs {slots} of role {role!r}: "
         f"set --rdzv-conf slots={slots},role={role}"

@@ -67,7 +67,7 @@ _UNINTERRUPTIBLE = "D"
 
 
 class StuckWorkers(Exception):
-    """A worker was in uninterruptible sleep for longer than the timeout."""
+    """Worker in uninterruptible sleep for longer than the timeout."""
 
 
 def sleep_timeout(given: float | None) -> float:

@@ -44,7 +44,7 @@ class MethodRuntime:
         self._methods = methods
         self._group = group
         self._interval_seconds = interval_seconds
-        self._said: asyncio.Queue[WorkerRuntimeEvent | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[WorkerRuntimeEvent | BaseException] = asyncio.Queue()
         self._one_at_a_time = asyncio.Lock()
         self._monitor: asyncio.Task[None] | None = None
         self.result: RunResult | None = None
@@ -58,11 +58,11 @@ class MethodRuntime:
         yield Hello((), os.getpid(), sys.executable, str(Path.cwd()), 0, None, {}, (),
                     inherited_names())  # fmt: skip
         while True:
-            said = await self._said.get()
-            if isinstance(said, BaseException):
-                raise said
-            yield said
-            if isinstance(said, WorkerRuntimeLost):
+            event = await self._queue.get()
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+            if isinstance(event, WorkerRuntimeLost):
                 return
 
     def set_deadline(self, live_until: Callable[[], float | None]) -> None:
@@ -80,12 +80,12 @@ class MethodRuntime:
             async with self._one_at_a_time:
                 ids = await in_thread(lambda: self._methods._start_workers(self._group))
         except Exception as error:
-            self._said.put_nowait(error)
+            self._queue.put_nowait(error)
             return
         for local_rank, id_ in ids.items():
             self._group.workers[local_rank].id = id_
         pids = {rank: id_ if isinstance(id_, int) else 0 for rank, id_ in ids.items()}
-        self._said.put_nowait(Started(command.round, pids))
+        self._queue.put_nowait(Started(command.round, pids))
         self._monitor = asyncio.create_task(self._monitored(command.round))
 
     async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
@@ -95,15 +95,15 @@ class MethodRuntime:
             async with self._one_at_a_time:
                 await in_thread(lambda: self._methods._stop_workers(self._group))
         except Exception as error:
-            self._said.put_nowait(error)
+            self._queue.put_nowait(error)
             return
-        self._said.put_nowait(Stopped(round))
+        self._queue.put_nowait(Stopped(round))
 
     async def signal(self, round: int, signum: int) -> None:
         return
 
     async def release(self, exit_code: int, message: str) -> None:
-        self._said.put_nowait(WorkerRuntimeLost("released"))
+        self._queue.put_nowait(WorkerRuntimeLost("released"))
 
     async def aclose(self) -> None:
         self._end_monitor()
@@ -123,9 +123,9 @@ class MethodRuntime:
                     break
             self.result = result
             for event in self._ended(number, result):
-                self._said.put_nowait(event)
+                self._queue.put_nowait(event)
         except Exception as error:
-            self._said.put_nowait(error)
+            self._queue.put_nowait(error)
 
     def _ended(self, number: int, result: RunResult) -> list[WorkerRuntimeEvent]:
         ranks = range(len(self._group.workers))

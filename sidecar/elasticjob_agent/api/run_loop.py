@@ -208,7 +208,7 @@ def _own_failure(
 def _remote_failure(failure: Failure) -> ProcessFailure:
     """Convert the reported failure of another node's worker, or of one that never ran."""
     code = -failure.signal if failure.signal is not None else failure.exit_code
-    told = ProcessFailure(failure.local_rank, 0, 1 if code is None else code, "")
-    told.message = failure.traceback or failure.message
-    told.timestamp = failure.at_ms // 1000
-    return told
+    result = ProcessFailure(failure.local_rank, 0, 1 if code is None else code, "")
+    result.message = failure.traceback or failure.message
+    result.timestamp = failure.at_ms // 1000
+    return result

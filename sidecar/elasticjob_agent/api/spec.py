@@ -29,7 +29,7 @@ _NO_ERROR_FILE: Mapping[str, Any] = {"message": "<NONE>"}
 
 
 class SignalException(Exception):
-    """A signal (`sigval`) asked the agent to end, and the agent has ended its workers."""
+    """Signal (`sigval`) that asked the agent to end; the agent has ended its workers."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)

@@ -90,8 +90,8 @@ def _single(lines: list[str], head: int) -> Raised | None:
     if raised is None:
         return None
     first = lines[head][lines[head].find(HEADER) :]
-    said = [line[:LINE_CHARACTERS] for line in lines[raised : raised + MESSAGE_LINES]]
-    own = "\n".join([first, *lines[head + 1 : raised], *said]).strip()
+    message = [line[:LINE_CHARACTERS] for line in lines[raised : raised + MESSAGE_LINES]]
+    own = "\n".join([first, *lines[head + 1 : raised], *message]).strip()
     return Raised(_message(lines, head, raised), own, own, len(lines) - raised)
 
 
@@ -114,13 +114,13 @@ def _headless(lines: list[str]) -> Raised | None:
 
 def _message(lines: Sequence[str], before: int, raised: int) -> str:
     """Return an exception's message: its line and the next few, plus a syntax error's place."""
-    said = _first_lines("\n".join(lines[raised:]))
-    if not said.startswith(_SYNTAX_ERRORS):
-        return said
+    message = _first_lines("\n".join(lines[raised:]))
+    if not message.startswith(_SYNTAX_ERRORS):
+        return message
     places = [at for line in lines[before + 1 : raised] if (at := _PLACE.match(line))]
     if not places:
-        return said
-    first, *more = said.splitlines()
+        return message
+    first, *more = message.splitlines()
     file = places[-1]["file"].rpartition("/")[2]
     return "\n".join([f"{first} ({file}, line {places[-1]['line']})", *more])
 
@@ -148,8 +148,8 @@ def _group_member(part: list[str], deepest: int) -> Raised | None:
     """Return one exception of a group; None for a nested group, whose exceptions follow."""
     found = last_raised("\n".join(part), deepest - 1)
     if found is None and part:  # an exception that was never raised has no traceback
-        said = _first_lines("\n".join(part))
-        found = Raised(said, said, said, len(part))
+        message = _first_lines("\n".join(part))
+        found = Raised(message, message, message, len(part))
     return None if found is None or _OF_GROUP.search(found.message) else found
 
 

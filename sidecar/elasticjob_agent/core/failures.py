@@ -89,8 +89,8 @@ def ending_text(exit_: WorkerExited) -> str:
     if exit_.signal is not None:
         return f"killed by {SIGNALS.get(exit_.signal, f'signal {exit_.signal}')}"
     within = signal_within(exit_)
-    told = "" if within is None else f": a command in it was killed by {SIGNALS[within]}"
-    return f"{exit_text(exit_.exit_code)}{told}"
+    cause = "" if within is None else f": a command in it was killed by {SIGNALS[within]}"
+    return f"{exit_text(exit_.exit_code)}{cause}"
 
 
 def signal_within(exit_: WorkerExited) -> int | None:
@@ -134,29 +134,29 @@ def failure_class(
 
 def _by_report(error_report: ErrorReport, rank: int) -> FailureClass | None:
     """Return the class that the exception, or else its nearest conclusive cause, indicates."""
-    told = [(error_report.message, error_report.own or error_report.traceback)]
-    told += [(cause.message, cause.own) for cause in error_report.causes]
-    kinds = (_by_message(said, traceback, rank) for said, traceback in told)
+    reports = [(error_report.message, error_report.own or error_report.traceback)]
+    reports += [(cause.message, cause.own) for cause in error_report.causes]
+    kinds = (_by_message(message, traceback, rank) for message, traceback in reports)
     return next((kind for kind in kinds if kind is not None), None)
 
 
-def _by_message(said: str, traceback: str, rank: int) -> FailureClass | None:
-    if _MASTER_PORT.search(said):
+def _by_message(message: str, traceback: str, rank: int) -> FailureClass | None:
+    if _MASTER_PORT.search(message):
         return FailureClass.MASTER_PORT if rank == 0 else FailureClass.USER_ERROR
-    of_torch = _TORCH_DISTRIBUTED.search(f"{said}\n{traceback}") is not None
-    if by_text := _by_text(said, of_torch):
+    of_torch = _TORCH_DISTRIBUTED.search(f"{message}\n{traceback}") is not None
+    if by_text := _by_text(message, of_torch):
         return by_text
-    return FailureClass.PEER_ABORT if of_torch and _LOST_PEER.search(said) else None
+    return FailureClass.PEER_ABORT if of_torch and _LOST_PEER.search(message) else None
 
 
-def _by_text(said: str, of_torch: bool) -> FailureClass | None:
+def _by_text(message: str, of_torch: bool) -> FailureClass | None:
     """Return the class that a message indicates; some patterns count only in torch.distributed."""
-    if _DEVICE_MEMORY.search(said):
+    if _DEVICE_MEMORY.search(message):
         return FailureClass.CUDA_OUT_OF_MEMORY
-    if _HOST_MEMORY.search(said):
+    if _HOST_MEMORY.search(message):
         return FailureClass.HOST_OUT_OF_MEMORY
-    collective = _COLLECTIVE.search(said) is not None
-    if (collective or of_torch) and _TIMED_OUT.search(said):
+    collective = _COLLECTIVE.search(message) is not None
+    if (collective or of_torch) and _TIMED_OUT.search(message):
         return FailureClass.COLLECTIVE_TIMEOUT
     return FailureClass.PEER_ABORT if collective else None
 
@@ -165,8 +165,8 @@ def _helper_killed(exit_: WorkerExited, error_report: ErrorReport | None) -> boo
     """Return True if a child process of the worker was killed, not the worker itself."""
     if error_report is None:
         return _HELPER_KILLED.search(exit_.stderr_tail) is not None
-    said = (error_report.message, *(cause.message for cause in error_report.causes))
-    return any(_HELPER_KILLED.search(each) for each in said)
+    messages = (error_report.message, *(cause.message for cause in error_report.causes))
+    return any(_HELPER_KILLED.search(each) for each in messages)
 
 
 MESSAGE_CHARACTERS = 1000
@@ -240,13 +240,13 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     """
     exit_ = ended.exit
     before = before_dump(exit_.stderr_tail)
-    said = from_error_file(group.reports.get(exit_.local_rank, b"")) or from_stderr(before, True)
-    if said is not None:
-        return _record(group, facts, ended, exit_.local_rank, said)
+    report = from_error_file(group.reports.get(exit_.local_rank, b"")) or from_stderr(before, True)
+    if report is not None:
+        return _record(group, facts, ended, exit_.local_rank, report)
     progress = group.progress.get(exit_.local_rank)
     at = parse_stack(exit_.stderr_tail)
     step = last_step(group) if progress is None else progress.step
-    told = f"no progress for {facts.hang_seconds:g} s" + (f" after step {step}" * (step >= 0))
+    fact = f"no progress for {facts.hang_seconds:g} s" + (f" after step {step}" * (step >= 0))
     if at is None:
         where = "it did not say where it stood"
     elif at.waits:
@@ -254,7 +254,7 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     else:
         where = f"it was in {at.place}"
     error_report = ErrorReport(
-        message=f"{told}: {where}",
+        message=f"{fact}: {where}",
         traceback="" if at is None else at.traceback,
         at_ms=progress.at_ms if progress is not None and progress.at_ms else None,
     )
@@ -305,8 +305,8 @@ def _record(
 
 def _step(group: WorkerGroup, local_rank: int) -> int | None:
     """Return the last step that this worker reported."""
-    said = group.progress.get(local_rank)
-    return None if said is None or said.step < 0 else said.step
+    progress = group.progress.get(local_rank)
+    return None if progress is None or progress.step < 0 else progress.step
 
 
 def _message(ended: WorkerEnded | None, error_report: ErrorReport | None) -> str:
@@ -318,9 +318,9 @@ def _message(ended: WorkerEnded | None, error_report: ErrorReport | None) -> str
         return ended.exit.message
     how, tail = ending_text(ended.exit), before_dump(ended.exit.stderr_tail)
     words = last_line(tail) if ended.exit.signal in (None, SIGABRT) else ""
-    said = f"{how}; the last line on its standard error: {words}" if words else how
+    text = f"{how}; the last line on its standard error: {words}" if words else how
     at = parse_stack(ended.exit.stderr_tail) if ended.exit.signal in CRASHES else None
-    return said if at is None else f"{said}; it was in {at.place}"
+    return text if at is None else f"{text}; it was in {at.place}"
 
 
 def _traceback(exit_: WorkerExited | None, error_report: ErrorReport | None) -> str:

@@ -69,10 +69,10 @@ class ObservedJob:
 
 
 def observe_step(
-    known: ObservedJob, before: PollingState, after: PollingState, who: Identity, utc_ms: int
+    known: ObservedJob, before: PollingState, after: PollingState, identity: Identity, utc_ms: int
 ) -> ObservedJob:
     """Return the observations after a step."""
-    known = _observe_workers(known, after, who)
+    known = _observe_workers(known, after, identity)
     if after.phase is before.phase:
         return known
     match after.phase:
@@ -81,17 +81,17 @@ def observe_step(
         case Phase.SEATED:
             return _begin_round(known, after, utc_ms)
         case Phase.OVER:
-            return _close_round(known, after, who, utc_ms)
+            return _close_round(known, after, identity, utc_ms)
     return known
 
 
-def _observe_workers(known: ObservedJob, after: PollingState, who: Identity) -> ObservedJob:
+def _observe_workers(known: ObservedJob, after: PollingState, identity: Identity) -> ObservedJob:
     local = after.local
     failure = local.failure
-    if failure is not None and all(told.round != failure.round for told in known.failures):
+    if failure is not None and all(record.round != failure.round for record in known.failures):
         known = replace(known, failures=(*known.failures, failure)[-KEEP:])
-    if local.done and all(told.round != local.round for told in known.dones):
-        done = Done(local.round, who.id, who.name)
+    if local.done and all(record.round != local.round for record in known.dones):
+        done = Done(local.round, identity.id, identity.name)
         known = replace(known, dones=(*known.dones, done)[-KEEP:])
     last = known.histories[-1] if known.histories else None
     if last is not None and local.start_ms and local.round == last.number and not last.start_ms:
@@ -164,7 +164,7 @@ def _duration_ms(began_ms: int | None, ended_ms: int | None) -> int | None:
 
 
 def _close_round(
-    known: ObservedJob, after: PollingState, who: Identity, utc_ms: int
+    known: ObservedJob, after: PollingState, identity: Identity, utc_ms: int
 ) -> ObservedJob:
     """Close the round if the job ended, not if only this node left or lost contact."""
     if not isinstance(after.directive, Finish) or after.alone:
@@ -178,7 +178,7 @@ def _close_round(
         outcome=outcome,
     )
     failure = after.directive.failure
-    if outcome.kind is OutcomeKind.FAILED and failure is not None and failure.member == who.id:
+    if outcome.kind is OutcomeKind.FAILED and failure is not None and failure.member == identity.id:
         return replace(known, charged=tuple(dict.fromkeys((*known.charged, failure.round))))
     return known
 
@@ -189,7 +189,7 @@ def _close_round(
 def records(
     known: ObservedJob,
     state: PollingState,
-    who: Identity,
+    identity: Identity,
     session: str,
     prefix: str,
     bounds: RendezvousParams,
@@ -199,17 +199,17 @@ def records(
     found: dict[str, object] = {keys.bounds: bounds}
     if known.number:
         found[keys.round] = _round(known)
-    member = _member(state, who, session)
+    member = _member(state, identity, session)
     if member is not None:
-        found[keys.session(who.id, session)] = member
+        found[keys.session(identity.id, session)] = member
     for roster in known.rosters:
-        found[keys.roster(roster.number)] = _named(roster, who)
+        found[keys.roster(roster.number)] = _named(roster, identity)
     for history in known.histories:
         found[keys.history(history.number)] = history
     for failure in known.failures:
-        found[keys.failure(failure.round, who.id)] = failure
+        found[keys.failure(failure.round, identity.id)] = failure
     for done in known.dones:
-        found[keys.done(done.round, who.id)] = done
+        found[keys.done(done.round, identity.id)] = done
     return found
 
 
@@ -235,32 +235,32 @@ def _round(known: ObservedJob) -> Round:
     )
 
 
-def _named(roster: Roster, who: Identity) -> Roster:
+def _named(roster: Roster, identity: Identity) -> Roster:
     """Return the roster with this agent's display name; a handler's roster has no names."""
     seats = tuple(
-        assignment._replace(name=who.name, address=who.address, node=who.node)
-        if assignment.id == who.id
+        assignment._replace(name=identity.name, address=identity.address, node=identity.node)
+        if assignment.id == identity.id
         else assignment
         for assignment in roster.seats
     )
     return replace(roster, seats=seats)
 
 
-def _member(state: PollingState, who: Identity, session: str) -> Member | None:
+def _member(state: PollingState, identity: Identity, session: str) -> Member | None:
     """Return the member record; None before the launcher connects and after this node left."""
     local = state.local
     finished = isinstance(state.directive, Finish)
     if state.phase is Phase.OUT or (state.phase is Phase.OVER and not finished):
         return None
     return Member(
-        id=who.id,
+        id=identity.id,
         session=session,
-        name=who.name,
-        address=who.address,
-        agent_port=who.agent_port,
-        slots=who.slots,
-        role=who.role,
-        node=who.node,
+        name=identity.name,
+        address=identity.address,
+        agent_port=identity.agent_port,
+        slots=identity.slots,
+        role=identity.role,
+        node=identity.node,
         state=_member_state(local, state.phase),
         round=local.round,
         reason=local.leaving,

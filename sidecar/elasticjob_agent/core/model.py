@@ -151,12 +151,12 @@ class WorkerGroup:
 
         An exit code of 0 after a stop or save request does not count as success.
         """
-        return self._well and not self._told_to_save
+        return self._well and not self._reached_save_point
 
     @property
     def obeyed(self) -> bool:
         """True if every worker exited with 0 after a save request."""
-        return self._well and self._told_to_save
+        return self._well and self._reached_save_point
 
     @property
     def _well(self) -> bool:
@@ -168,15 +168,15 @@ class WorkerGroup:
         )
 
     @property
-    def _told_to_save(self) -> bool:
+    def _reached_save_point(self) -> bool:
         """True if a worker reached the agreed save point.
 
         A worker whose progress has no save points (text form, checkpoint file) counts once asked.
         """
         asked = self.asked
         return asked is not None and any(
-            said.saves and (said.points >= asked.point > 0 or said.points == 0)
-            for said in self.progress.values()
+            progress.saves and (progress.points >= asked.point > 0 or progress.points == 0)
+            for progress in self.progress.values()
         )
 
 
@@ -246,8 +246,8 @@ class State:
         leave_by, release_by: monotonic deadlines for leaving without confirmation and for the
             launcher's exit.
         ending: the final result once decided; the worker runtime has been released.
-        told: the last `Local` reported to the rendezvous.
-        reported_progress: the training progress in `told`; see `core.reports`.
+        reported: the last `Local` reported to the rendezvous.
+        reported_progress: the training progress in `reported`; see `core.reports`.
         over: True once nothing more follows.
     """
 
@@ -267,7 +267,7 @@ class State:
     leave_by: float | None = None
     release_by: float | None = None
     ending: Ending | None = None
-    told: Local | None = None
+    reported: Local | None = None
     reported_progress: ReportedProgress | None = None
     over: bool = False
 

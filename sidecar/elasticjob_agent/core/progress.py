@@ -89,35 +89,35 @@ def _plausible(report: layout.SnapshotReport | None) -> layout.SnapshotReport | 
     )
 
 
-def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerProgress:
+def with_saved(progress: WorkerProgress, content: bytes, written_ns: int) -> WorkerProgress:
     """Return the progress with the checkpoint-only file applied; that file may name a step."""
     step = content.strip()[:20]
     named = int(step) if step.isdigit() else -1
     return replace(
-        said,
+        progress,
         saves=True,
         saved_ns=written_ns,
-        checkpoint_step=max(said.checkpoint_step, _int_or(named)),
+        checkpoint_step=max(progress.checkpoint_step, _int_or(named)),
     )
 
 
 def _from_text(content: bytes, written_ms: int) -> WorkerProgress | None:
     """Parse `{"step": 7, "checkpoint": 5, "saves": true, "loss": 0.25}`, all fields optional."""
     try:
-        said = json.loads(content)
+        fields = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(fields, dict):
         return None
-    step, checkpoint = _int_or(said.get("step")), _int_or(said.get("checkpoint"))
+    step, checkpoint = _int_or(fields.get("step")), _int_or(fields.get("checkpoint"))
     return WorkerProgress(
         step=step,
         at_ms=written_ms if step >= 0 else 0,
         checkpoint_step=checkpoint,
-        saves=said.get("saves") is True,
+        saves=fields.get("saves") is True,
         metrics={
             name: float(value)
-            for name, value in said.items()
+            for name, value in fields.items()
             if name not in ("step", "checkpoint") and _is_number(value)
         },
     )

@@ -69,9 +69,11 @@ def record_progress(state: State, event: WorkersProgressed, now: float) -> State
     group = state.group
     if group is None or group.round != event.round:
         return state
-    news = _advancing_fields(event.progress) != _advancing_fields(group.progress)
+    advanced = _advancing_fields(event.progress) != _advancing_fields(group.progress)
     group = replace(group, busy_seconds=_busy(group, event))
-    group = replace(group, progress=event.progress, advanced_at=now if news else group.advanced_at)
+    group = replace(
+        group, progress=event.progress, advanced_at=now if advanced else group.advanced_at
+    )
     if event.asked:
         group = replace(group, asked=record_answer(group.asked, event.progress))
     return replace(state, group=replace(group, first_step_ms=_first_step_ms(group, event, now)))
@@ -92,10 +94,10 @@ def _busy(group: WorkerGroup, event: WorkersProgressed) -> dict[int, float]:
     """Return the smoothed step times, with the latest step of each worker included."""
     found = dict(group.busy_seconds)
     for rank, worker in event.progress.items():
-        said = worker.metrics.get(BUSY_METRIC, -1.0)
+        busy = worker.metrics.get(BUSY_METRIC, -1.0)
         before = group.progress.get(rank)
-        if 0 <= said <= MAX_BUSY_SECONDS and (before is None or worker.step != before.step):
-            found[rank] = said + (found.get(rank, said) - said) * BUSY_MEMORY
+        if 0 <= busy <= MAX_BUSY_SECONDS and (before is None or worker.step != before.step):
+            found[rank] = busy + (found.get(rank, busy) - busy) * BUSY_MEMORY
     return found
 
 
@@ -270,8 +272,8 @@ def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:
     match event:
         case DirectiveChanged(directive) if directive != before.directive:
             yield from _directive_lines(directive, before)
-        case RuntimeEvent(heard):
-            yield from _runtime_lines(before, after, heard)
+        case RuntimeEvent(runtime_event):
+            yield from _runtime_lines(before, after, runtime_event)
         case WorkersCounted(workers):
             yield LogLine(f"this node runs {workers} worker{'s' * (workers > 1)}")
         case LeaveRequested(reason) if not after.leaving:
@@ -301,11 +303,11 @@ def _directive_lines(directive: Directive, before: State) -> Iterator[LogLine]:
             yield LogLine(f"the job is closed: {save.text}", warning=not save.complete)
 
 
-def _runtime_lines(before: State, after: State, heard: object) -> Iterator[LogLine]:
-    match heard:
+def _runtime_lines(before: State, after: State, event: object) -> Iterator[LogLine]:
+    match event:
         case Hello() if after.group is not None and before.group is None:
             state = "still run" if after.busy else "ended meanwhile"
-            pids = ", ".join(str(pid) for _, pid in sorted(heard.pids.items()))
+            pids = ", ".join(str(pid) for _, pid in sorted(event.pids.items()))
             which = f" (pids {pids})" if pids else ""
             yield LogLine(f"{TOOK_OVER} {after.group.round}: its workers {state}{which}")
         case WorkerRuntimeLost(reason) if before.ending is None:
@@ -319,15 +321,15 @@ def _runtime_lines(before: State, after: State, heard: object) -> Iterator[LogLi
         case LogTrouble(message):
             yield LogLine(f"worker logs are incomplete: {message}", warning=True)
         case WorkerExited() if after.group is not None:
-            yield _exit_line(after.group, heard)
+            yield _exit_line(after.group, event)
 
 
 def _exit_line(group: WorkerGroup, exit_: WorkerExited) -> LogLine:
-    who = f"local rank {exit_.local_rank}"
+    worker = f"local rank {exit_.local_rank}"
     if group.base_rank is not None:
-        who = f"rank {group.base_rank + exit_.local_rank} ({who}, pid {exit_.pid})"
+        worker = f"rank {group.base_rank + exit_.local_rank} ({worker}, pid {exit_.pid})"
     failed = group.failure is not None and group.failure.local_rank == exit_.local_rank
-    return LogLine(f"round {exit_.round}: {who} ended: {ending_text(exit_)}", warning=failed)
+    return LogLine(f"round {exit_.round}: {worker} ended: {ending_text(exit_)}", warning=failed)
 
 
 def _group_lines(before: WorkerGroup | None, after: WorkerGroup) -> Iterator[LogLine]:

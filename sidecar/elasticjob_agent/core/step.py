@@ -205,14 +205,14 @@ def _end_after_finish(run: str, finish: Finish) -> Ending:
 
 def failure_text(failure: Failure) -> str:
     """Return a readable description of the first failure: rank, exit and error message."""
-    who = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
+    worker = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
     if failure.signal is not None:
         how = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
     elif failure.exit_code is not None:
         how = f"exit code {failure.exit_code}"
     else:
         how = "ended by the agent after its error"
-    lines = [f"first failure: {who} in round {failure.round}: {how}, {failure.kind}"]
+    lines = [f"first failure: {worker} in round {failure.round}: {how}, {failure.kind}"]
     if failure.message:
         lines.append(failure.message)
     if failure.traceback and failure.traceback.strip() != failure.message.strip():
@@ -244,7 +244,7 @@ def absorb(state: State, event: Event, now: float) -> State:
         case DirectiveChanged(directive):
             return _seated(_voided(replace(state, directive=directive)))
         case RuntimeEvent():
-            return _heard(state, event, now)
+            return _take_runtime_event(state, event, now)
         case LeaveRequested(reason, hurry):
             state = replace(state, hurried=state.hurried or hurry)
             return _leaving(state, reason)
@@ -284,20 +284,20 @@ def _seated(state: State) -> State:
     return replace(state, group=replace(group, base_rank=assignment.base_rank))
 
 
-def _heard(state: State, heard: RuntimeEvent, now: float) -> State:
-    event, facts, group = heard.event, state.facts, state.group
+def _take_runtime_event(state: State, taken: RuntimeEvent, now: float) -> State:
+    event, facts, group = taken.event, state.facts, state.group
     match event:
         case Hello():
             ran = state.ran if group is None or not group.started else state.round
             if state.hello is None:
                 state = replace(state, prepare_by=_prepare_by(state, event, now))
-            group = groups.after_hello(group, heard, event, facts, now)
+            group = groups.after_hello(group, taken, event, facts, now)
             return replace(state, hello=event, group=group, ran=ran)
         case Started() | WorkerExited() | StartRefused() | Stopped():
             if group is None or group.round != event.round:
                 return state
-            group = groups.with_progress(group, heard)
-            return replace(state, group=groups.after_event(group, event, heard.reports, facts, now))
+            group = groups.with_progress(group, taken)
+            return replace(state, group=groups.after_event(group, event, taken.reports, facts, now))
         case Prepared():
             return replace(state, prepare_by=None)
         case StoreServed(0):
@@ -309,7 +309,7 @@ def _heard(state: State, heard: RuntimeEvent, now: float) -> State:
                 return state
             return replace(state, group=replace(group, succeeded=True))
         case LauncherSignalled():
-            return _leaving(state, "its launcher was told to end")
+            return _leaving(state, "its launcher was asked to end")
         case WorkerRuntimeLost(reason):
             state = _leaving(state, f"its launcher is gone: {reason}")
             group = None if group is None else groups.without_runtime(group, facts, reason)
@@ -339,18 +339,18 @@ def _leaving(state: State, reason: str) -> State:
 
 def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
     """Return the commands that the state requires: stop, start, report, end."""
-    heard = event.event if isinstance(event, RuntimeEvent) else None
+    runtime_event = event.event if isinstance(event, RuntimeEvent) else None
     commands: list[Command] = []
-    if isinstance(heard, Hello | StoreServed) and state.port == 0:
+    if isinstance(runtime_event, Hello | StoreServed) and state.port == 0:
         commands.append(ReservePort())
-    if isinstance(heard, Hello) and heard.warms and state.facts.warm_start:
+    if isinstance(runtime_event, Hello) and runtime_event.warms and state.facts.warm_start:
         commands.append(PrepareGroup())
     if state.prepare_by is not None and now >= state.prepare_by:
         state = replace(state, prepare_by=None)
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
     state = end_obedient_workers(state, now)
-    state, orders = _stopping(state, now, again=isinstance(heard, Hello))
+    state, orders = _stopping(state, now, again=isinstance(runtime_event, Hello))
     commands.extend(orders)
     state, orders = _starting(state, now)
     commands.extend(orders)
@@ -358,8 +358,8 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     commands.extend(asks)
     state = report_progress(state, now)
     local = local_state(state)
-    if local != state.told:
-        state = replace(state, told=local)
+    if local != state.reported:
+        state = replace(state, reported=local)
         commands.append(ReportLocal(local))
     state, orders = end_if_decided(state, now)
     return state, (*commands, *orders)

@@ -63,10 +63,10 @@ def _after_exit(
     )
 
 
-def with_progress(group: WorkerGroup, heard: RuntimeEvent) -> WorkerGroup:
+def with_progress(group: WorkerGroup, taken: RuntimeEvent) -> WorkerGroup:
     """Return the group with its workers' last progress, which arrived with an exit event."""
     return (
-        replace(group, progress={**group.progress, **heard.progress}) if heard.progress else group
+        replace(group, progress={**group.progress, **taken.progress}) if taken.progress else group
     )
 
 
@@ -114,7 +114,7 @@ def _node_failure(group: WorkerGroup, facts: Facts, message: str) -> Failure:
 
 
 def after_hello(
-    group: WorkerGroup | None, heard: RuntimeEvent, hello: Hello, facts: Facts, now: float
+    group: WorkerGroup | None, taken: RuntimeEvent, hello: Hello, facts: Facts, now: float
 ) -> WorkerGroup | None:
     """Return the group as the worker runtime reports it, possibly taken over from an earlier agent.
 
@@ -131,10 +131,10 @@ def after_hello(
         return None
     if group is None:
         known = hello.pids.keys() | {exit_.local_rank for exit_ in hello.exits}
-        group = WorkerGroup(number, max(len(known), facts.slots), heard.base_rank, now)
-    group = replace(with_progress(group, heard), started=True, empty=hello.running != number)
+        group = WorkerGroup(number, max(len(known), facts.slots), taken.base_rank, now)
+    group = replace(with_progress(group, taken), started=True, empty=hello.running != number)
     for exit_ in hello.exits:
-        group = _after_exit(group, exit_, heard.reports, facts, now)
+        group = _after_exit(group, exit_, taken.reports, facts, now)
     return group
 
 

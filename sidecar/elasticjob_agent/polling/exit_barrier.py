@@ -85,7 +85,7 @@ class ExitBarrier:
         return BarrierTimedOut()
 
     def failed_polls(
-        self, looks: int, seconds: float, error: Exception
+        self, failures: int, seconds: float, error: Exception
     ) -> Polled | BarrierTimedOut | None:
         """Interpret a store that is unreachable while this node is done.
 
@@ -94,14 +94,14 @@ class ExitBarrier:
         out up to the limit.
 
         Args:
-            looks: consecutive failed polls.
+            failures: consecutive failed polls.
             seconds: time since the first of them.
             error: last error.
         """
         if kept_by_etcd(self._handler):
             away = seconds >= self._away_seconds
             return BarrierTimedOut(unknown_outcome(error, seconds)) if away else None
-        if looks < MAX_FAILED_POLLS:
+        if failures < MAX_FAILED_POLLS:
             return None
         stays = getattr(self._handler, "host_stays", False)
         return Polled(waiting=1, moved_on=True) if stays else BarrierTimedOut()

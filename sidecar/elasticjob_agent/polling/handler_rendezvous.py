@@ -117,7 +117,7 @@ class HandlerRendezvous:
     ) -> None:
         self._stepped = stepped
         self._state = PollingState(terms)
-        self._who = terms.member
+        self._member = terms.member
         self._handler = handler
         self._joiner = joiner
         self._interval_seconds = interval_seconds
@@ -138,7 +138,7 @@ class HandlerRendezvous:
         """Exception that the handler raised instead of giving a place."""
 
     async def __aenter__(self) -> Self:
-        self._go(self._look())
+        self._go(self._poll())
         if self._monitor is not None:
             self._go(self._monitor.run())
         return self
@@ -155,7 +155,7 @@ class HandlerRendezvous:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         self._step(LocalChanged(local))
 
     async def directives(self) -> AsyncIterator[Directive]:
@@ -277,7 +277,7 @@ class HandlerRendezvous:
         self._done = ExitBarrier(
             self._handler,
             place,
-            self._who,
+            self._member,
             self._interval_seconds,
             self._barrier_seconds,
             meeting,
@@ -288,7 +288,7 @@ class HandlerRendezvous:
 
     # -- polling --------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         failed_polls, failing_since = 0, 0.0
         while True:
             await asyncio.sleep(self._interval_seconds)
@@ -306,7 +306,7 @@ class HandlerRendezvous:
                     self._polls_failed(failed_polls, time.monotonic() - failing_since, error)
                 continue
             failed_polls = 0
-            self._heard()
+            self._answered()
             if self._state.number == number:
                 self._step(seen)
 
@@ -317,7 +317,7 @@ class HandlerRendezvous:
         level = logging.WARNING if first and self._monitor is None else logging.DEBUG
         log.log(level, "%s: the rendezvous does not answer: %r", self._state.terms.name, error)
 
-    def _heard(self) -> None:
+    def _answered(self) -> None:
         since, self._silent_since = self._silent_since, None
         if since is not None and self._monitor is None:
             seconds = time.monotonic() - since
@@ -340,16 +340,16 @@ class HandlerRendezvous:
             return answer
 
         return StoreMonitor(
-            found.store, found.endpoint, probe, lambda trouble: self._changed.set(), self._say
+            found.store, found.endpoint, probe, lambda trouble: self._changed.set(), self._log_note
         )
 
-    def _say(self, said: Note) -> None:
+    def _log_note(self, note: Note) -> None:
         if self._state.phase is not Phase.OVER:
-            level = logging.WARNING if said.warning else logging.INFO
-            log.log(level, "%s: %s", self._state.terms.name, said.text)
+            level = logging.WARNING if note.warning else logging.INFO
+            log.log(level, "%s: %s", self._state.terms.name, note.text)
 
-    def _polls_failed(self, looks: int, seconds: float, error: Exception) -> None:
-        event = None if self._done is None else self._done.failed_polls(looks, seconds, error)
+    def _polls_failed(self, failures: int, seconds: float, error: Exception) -> None:
+        event = None if self._done is None else self._done.failed_polls(failures, seconds, error)
         if event is not None:
             self._step(event)
 

@@ -144,7 +144,7 @@ async def read_outcome(handler: Any, place: Place | None) -> Outcome | None:
     None if there is no record: the job was stopped, or ended by agents that write no notes.
     """
 
-    def look() -> Outcome | None:
+    def read() -> Outcome | None:
         stores = [] if place is None or place.store is None else [place.store]
         stores += getattr(handler, "last_stores", list)()
         for store in stores:
@@ -155,7 +155,7 @@ async def read_outcome(handler: Any, place: Place | None) -> Outcome | None:
         return Outcome(OutcomeKind.SUCCEEDED) if done else None
 
     try:
-        return await in_thread(look, CALL_SECONDS)
+        return await in_thread(read, CALL_SECONDS)
     except Exception as error:
         log.warning("cannot read the job's outcome: %r", error)
         return None

@@ -169,7 +169,7 @@ class ReconnectingHandler(RendezvousHandler):
     def _made(self) -> RendezvousHandler:
         patience = min(self.join_seconds, self._connect_seconds)
         deadline = time.monotonic() + patience
-        told = False
+        logged = False
         while self._handler is None:
             if self._going.is_set():
                 raise RendezvousGracefulExitError("this node leaves")
@@ -182,9 +182,9 @@ class ReconnectingHandler(RendezvousHandler):
                     raise RendezvousTimeoutError(
                         f"cannot reach the rendezvous within {patience:g} s: {error}"
                     ) from error
-                if not told:
+                if not logged:
                     log.warning("no rendezvous yet, trying again: %s", error)
-                told = True
+                logged = True
                 self._going.wait(self._retry_seconds)
                 continue
             self._handler = made

@@ -271,7 +271,7 @@ class ExitBarrierClient:
 
     async def _insisted(self, call: Callable[[], T]) -> T:
         """Run an idempotent call, and retry it during an etcd outage up to the limit."""
-        began, said = time.monotonic(), False
+        began, logged = time.monotonic(), False
         while True:
             try:
                 return await in_thread(call, CALL_SECONDS)
@@ -279,13 +279,13 @@ class ExitBarrierClient:
                 waits = self._meeting() and kept_by_etcd(self._handler)
                 if not waits or time.monotonic() - began >= self._away_seconds:
                     raise
-                if not said:
+                if not logged:
                     log.warning(
                         "done, but cannot notify the other nodes yet; retrying for up to %g s: %r",
                         self._away_seconds,
                         error,
                     )
-                said = True
+                logged = True
             await asyncio.sleep(self._retry_seconds)
 
 

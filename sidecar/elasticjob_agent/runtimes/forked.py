@@ -104,19 +104,19 @@ def _fork_worker(
     """Fork one worker; `argv` holds its round and its local rank."""
     number, local_rank = (int(part) for part in argv)
     launcher = os.getpid()
-    ready, tell = os.pipe()
+    ready, started = os.pipe()
     try:
         pid = os.fork()
     except OSError as error:
         os.close(ready)
-        os.close(tell)
+        os.close(started)
         raise LaunchError(126, f"the worker could not be forked: {error}") from error
     if pid == 0:
         code = 1
         try:
             _own_session()
             die_with_parent(launcher)()
-            os.write(tell, b"\0")
+            os.write(started, b"\0")
             _redirect_streams(stdout_fd, stderr_fd)
             os.environ.clear()
             os.environ.update(env)
@@ -126,7 +126,7 @@ def _fork_worker(
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
-    os.close(tell)
+    os.close(started)
     os.read(ready, 1)  # wait until the worker leads a process group that can be signalled
     os.close(ready)
     return ForkedChild(pid)

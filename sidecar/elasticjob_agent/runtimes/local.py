@@ -23,10 +23,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
-from elasticjob_agent.runtimes.launcher_client import Attach, Channel, LiveUntil
+from elasticjob_agent.runtimes.launcher_channel import Attach, Channel, ChannelRuntime
 from elasticjob_agent.worker_runtime import (
-    PrepareWorkers,
-    StartWorkers,
     WorkerRuntimeError,
     WorkerRuntimeEvent,
     WorkerRuntimeLost,
@@ -51,7 +49,7 @@ class LauncherProcess(Protocol):
     def kill(self) -> None: ...
 
 
-class LocalRuntime:
+class LocalRuntime(ChannelRuntime):
     """Worker runtime over a launcher that is the agent's child.
 
     Args:
@@ -70,15 +68,13 @@ class LocalRuntime:
         keep_fds: tuple[int, ...] = (),
         hung_agent_seconds: float = 30.0,
     ) -> None:
+        super().__init__("the launcher below this agent does not run")
         self._command = command
-        self._attach = Attach("", "", b"", hung_agent_seconds)
+        self._identity = Attach("", "", b"", hung_agent_seconds)
         self._keep_fds = keep_fds
         self._stdout = stdout
         self._stderr = stderr
         self._process: LauncherProcess | None = None
-        self._channel: Channel | None = None
-        self._released = False
-        self._live_until: LiveUntil = lambda: None
 
     async def node_workers(self) -> int | None:
         return None
@@ -93,42 +89,19 @@ class LocalRuntime:
         if not self._released:
             yield WorkerRuntimeLost(f"the launcher below this agent ended: {await self._ending()}")
 
-    def set_deadline(self, live_until: LiveUntil) -> None:
-        self._live_until = live_until
-
-    def renew(self) -> None:
-        if self._channel is not None:
-            self._channel.renew()
-
-    async def prepare(self, command: PrepareWorkers) -> None:
-        await self._running().prepare(command)
-
-    async def start(self, command: StartWorkers) -> None:
-        await self._running().start(command)
-
-    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
-        await self._running().stop(round, grace_seconds, dump)
-
-    async def signal(self, round: int, signum: int) -> None:
-        await self._running().signal(round, signum)
-
     async def release(self, exit_code: int, message: str) -> None:
         """End all processes and the launcher. The agent itself exits with the outcome."""
-        self._released = True
-        await self._running().release(exit_code, message)
+        await super().release(exit_code, message)
         await self._ending()
 
     async def aclose(self) -> None:
-        self._released = True
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.aclose()
+        await super().aclose()
         await self._ending()
 
     async def _launched(self) -> Channel:
         self._process, ours = await self._begun()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
-        return await Channel.attached(reader, writer, self._attach, lambda: self._live_until())
+        return await self._attach(reader, writer, self._identity)
 
     async def _begun(self) -> tuple[LauncherProcess, socket.socket]:
         """Start the launcher; return its process and the agent's end of the connection."""
@@ -168,11 +141,6 @@ class LocalRuntime:
             pass_fds=(theirs.fileno(), *self._keep_fds),
             start_new_session=True,  # Ctrl-C in a terminal reaches the agent alone, which decides
         )
-
-    def _running(self) -> Channel:
-        if self._channel is None:
-            raise WorkerRuntimeError("the launcher below this agent does not run")
-        return self._channel
 
     async def _ending(self) -> str:
         """Wait for the launcher to end, kill it after a timeout, and describe its exit."""

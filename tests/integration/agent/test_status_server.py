@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_operator.rendezvous.agent_poller import POLL_ERRORS, Agent, fetch_report
+from elasticjob_operator.rendezvous.report_client import POLL_ERRORS, Agent, fetch_report
 from elasticjob_rendezvous.protocol.records.agent_reports import SETUP, read
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_agent.runtimes.launcher_client import Attach, LauncherClient
+from elasticjob_agent.runtimes.launcher_channel import Attach
+from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.worker_runtime import (
     Hello,
     LauncherSignalled,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_agent.runtimes.launcher_client import NodeEnding
+from elasticjob_agent.runtimes.launcher_channel import NodeEnding
 from elasticjob_agent.worker_runtime import (
     Hello,
     NodeCommand,

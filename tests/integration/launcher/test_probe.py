@@ -498,7 +498,7 @@ def test_relayed_link_cannot_be_written_to() -> None:
                 writer.close()
             await asyncio.sleep(0.05)
         names = [type(event).__name__ for event in there]
-        assert names[:3] == ["LinkUp", "LinkHeard", "LinkDown"]
+        assert names[:3] == ["LinkUp", "LinkHeartbeat", "LinkDown"]
         assert isinstance(events[0], PeerUp)
 
     asyncio.run(scenario())

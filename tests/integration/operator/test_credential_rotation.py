@@ -17,9 +17,14 @@ from elasticjob_operator.domain.manifests.names import (
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
+from tests.integration.operator_rig import (
+    ROOT_PASSWORD,
+    SECONDS,
+    Namespace,
+    Operator,
+    administers_users,
+)
 
-PASSWORD = "the-root-password"
 SECRET = "job-elasticjob"
 
 
@@ -32,14 +37,7 @@ def etcd(start_etcd: StartEtcd) -> EtcdServer:
 def operator(
     tmp_path: Path, api_server: ApiServer, etcd: EtcdServer, namespace: str
 ) -> Iterator[Operator]:
-    for name, text in (("user", "root"), ("password", PASSWORD)):
-        (tmp_path / name).write_text(text)
-    options = {
-        "ELASTICJOB_ETCD_USER_FILE": str(tmp_path / "user"),
-        "ELASTICJOB_ETCD_PASSWORD_FILE": str(tmp_path / "password"),
-        "ELASTICJOB_MANAGE_ETCD_USERS": "true",
-        **alone_in(namespace),
-    }
+    options = administers_users(tmp_path, namespace)
     with Operator(tmp_path, api_server, etcd, options=options).running() as replica:
         yield replica
 
@@ -50,7 +48,7 @@ def login(ns: Namespace) -> tuple[str, str]:
 
 
 def users(etcd: EtcdServer) -> set[str]:
-    return {*etcd.ctl("user", "list", user=f"root:{PASSWORD}").split()} - {"root"}
+    return {*etcd.ctl("user", "list", user=f"root:{ROOT_PASSWORD}").split()} - {"root"}
 
 
 def request(ns: Namespace, value: str) -> None:

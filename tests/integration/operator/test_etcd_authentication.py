@@ -44,9 +44,15 @@ from tests.integration.apiserver import ApiServer
 from tests.integration.certificates import Certificates, KeyPair
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, binary, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
+from tests.integration.operator_rig import (
+    ROOT_PASSWORD,
+    SECONDS,
+    Namespace,
+    Operator,
+    administers_users,
+    alone_in,
+)
 
-PASSWORD = "the-root-password"
 RETURN_SECONDS = 20.0
 """Far less than the minute between two resyncs, at which the operator would notice as well."""
 
@@ -60,14 +66,7 @@ def etcd_of_users(start_etcd: StartEtcd) -> EtcdServer:
 def operator(
     tmp_path: Path, api_server: ApiServer, etcd_of_users: EtcdServer, namespace: str
 ) -> Iterator[Operator]:
-    for name, text in (("user", "root"), ("password", PASSWORD)):
-        (tmp_path / name).write_text(text)
-    options = {
-        "ELASTICJOB_ETCD_USER_FILE": str(tmp_path / "user"),
-        "ELASTICJOB_ETCD_PASSWORD_FILE": str(tmp_path / "password"),
-        "ELASTICJOB_MANAGE_ETCD_USERS": "true",
-        **alone_in(namespace),
-    }
+    options = administers_users(tmp_path, namespace)
     replica = Operator(tmp_path, api_server, etcd_of_users, options=options)
     with replica.running():
         yield replica
@@ -107,7 +106,7 @@ def test_job_user_has_access_to_own_keys_only(
     assert own in etcdctl(etcd_of_users, "get", own, "--prefix", "--keys-only", user=login)
     other = etcdctl(etcd_of_users, "get", "/elasticjob/", "--prefix", "--keys-only", user=login)
     assert "permission denied" in other
-    assert PASSWORD not in base64.b64decode(data["password"]).decode()
+    assert ROOT_PASSWORD not in base64.b64decode(data["password"]).decode()
 
 
 def test_finished_job_has_no_user_and_keeps_its_records(
@@ -116,7 +115,7 @@ def test_finished_job_has_no_user_and_keeps_its_records(
     ns = Namespace(api_server, namespace)
     uid = ns.create_job(maxNodes=1)["metadata"]["uid"]
     ns.await_pods("job-0")
-    root = f"root:{PASSWORD}"
+    root = f"root:{ROOT_PASSWORD}"
     assert uid in etcdctl(etcd_of_users, "user", "list", user=root)
     own = f"/elasticjob/{namespace}/{uid}/"
     closed = encode(
@@ -284,7 +283,7 @@ def test_job_that_writes_too_much_loses_its_users_and_records_and_resumes_with_a
     ns.await_condition("Stalled", "TooManyRecords", "bad")
     ns.patch_job({"spec": {"runPolicy": {"suspend": True}}}, "good")
     ns.await_pods("bad-0")
-    root = f"root:{PASSWORD}"
+    root = f"root:{ROOT_PASSWORD}"
     assert etcdctl(etcd_of_users, "get", own, "--prefix", "--keys-only", user=root) == ""
     assert uid not in etcdctl(etcd_of_users, "user", "list", user=root)
 

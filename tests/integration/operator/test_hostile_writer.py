@@ -32,9 +32,13 @@ from elasticjob_rendezvous.protocol.records.members import (
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.operator_rig import Namespace, Operator, alone_in
+from tests.integration.operator_rig import (
+    ROOT_PASSWORD,
+    Namespace,
+    Operator,
+    administers_users,
+)
 
-PASSWORD = "the-root-password"
 MEMORY_LIMIT = 1 << 30
 """Memory limit of the operator in the chart's values."""
 HONEST = [f"good{number}" for number in range(10)]
@@ -54,14 +58,7 @@ def etcd(start_etcd: StartEtcd) -> EtcdServer:
 def operator(
     tmp_path: Path, api_server: ApiServer, etcd: EtcdServer, namespace: str
 ) -> Iterator[Operator]:
-    for name, text in (("user", "root"), ("password", PASSWORD)):
-        (tmp_path / name).write_text(text)
-    options = {
-        "ELASTICJOB_ETCD_USER_FILE": str(tmp_path / "user"),
-        "ELASTICJOB_ETCD_PASSWORD_FILE": str(tmp_path / "password"),
-        "ELASTICJOB_MANAGE_ETCD_USERS": "true",
-        **alone_in(namespace),
-    }
+    options = administers_users(tmp_path, namespace)
     with Operator(tmp_path, api_server, etcd, options=options).running() as replica:
         yield replica
 
@@ -178,7 +175,7 @@ class HonestJobs:
 
 @asynccontextmanager
 async def honest_jobs(ns: Namespace, etcd: EtcdServer) -> AsyncIterator[HonestJobs]:
-    async with Client([etcd.url], user="root", password=PASSWORD) as client:
+    async with Client([etcd.url], user="root", password=ROOT_PASSWORD) as client:
         keys = {name: keys_of(ns, name) for name in HONEST}
         jobs = HonestJobs(ns, client, keys)
         task = asyncio.create_task(jobs.run())

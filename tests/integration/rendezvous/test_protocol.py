@@ -54,7 +54,7 @@ def test_newcomer_joins_and_leaver_leaves(newest_etcd: EtcdServer, prefix: str) 
                 round_ = nodes[0].round
                 assert round_ is not None
                 assert (round_.number, round_.cause.kind) == (2, CauseKind.JOIN)
-                nodes[1].tell(leaving="drained")
+                nodes[1].report(leaving="drained")
                 rest = [nodes[0], newcomer]
                 await until(lambda: together(rest, 2), "two run again")
                 round_ = nodes[0].round
@@ -190,14 +190,14 @@ def test_job_succeeds_when_whole_roster_is_done(newest_etcd: EtcdServer, prefix:
     async def main() -> None:
         async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
             await until(lambda: together(nodes), "two run")
-            nodes[0].tell(done=True, workers=Workers.NONE)
+            nodes[0].report(done=True, workers=Workers.NONE)
             await until(
                 lambda: any("id-n-0" in node.member.view.dones.get(1, {}) for node in nodes),
                 "the first is done",
             )
             assert nodes[0].round is not None
             assert nodes[0].round.state is RoundState.FINAL
-            nodes[1].tell(done=True, workers=Workers.NONE)
+            nodes[1].report(done=True, workers=Workers.NONE)
             await until(
                 lambda: all(isinstance(node.member.directive, Finish) for node in nodes), "closed"
             )
@@ -269,7 +269,7 @@ def test_training_survives_etcd_outage_and_membership_changes_afterwards(
             await until(lambda: together(nodes), "three run")
             await outlive(server, nodes, FAST.keep_alive_seconds)
             assert {tuple(node.started) for node in nodes} == {(1,)}
-            nodes[1].tell(leaving="drained")
+            nodes[1].report(leaving="drained")
             await until(lambda: together([nodes[0], nodes[2]], 1), "the round goes on")
 
     asyncio.run(main())
@@ -310,7 +310,7 @@ def test_gang_survives_loss_of_all_etcd_data(start_etcd: StartEtcd, prefix: str)
             await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
             assert together(nodes)
             assert {tuple(node.started) for node in nodes} == {(1,)}
-            nodes[2].tell(leaving="drained")
+            nodes[2].report(leaving="drained")
             await until(lambda: together(nodes[:2], 1), "the next number is higher")
 
     asyncio.run(main())
@@ -347,7 +347,7 @@ def test_compaction_during_watches_loses_nothing(newest_etcd: EtcdServer, prefix
             async with Client([newest_etcd.url]) as client:
                 revision = (await client.range(Range(prefix))).revision
             await asyncio.to_thread(newest_etcd.ctl, "compact", str(revision))
-            nodes[0].tell(leaving="drained")
+            nodes[0].report(leaving="drained")
             await until(lambda: together(nodes[1:], 1), "one runs")
 
     asyncio.run(main())

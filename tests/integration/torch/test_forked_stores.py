@@ -97,7 +97,7 @@ def test_child_of_etcd_v2_member_shares_no_state(run: Run) -> None:
     member = run.ours(1, 1)
     together([member])
     rendezvous = member.rendezvous
-    rendezvous._waiting.look()  # a stream is open
+    rendezvous._waiting.current()  # a stream is open
 
     def work() -> None:
         rendezvous._feed.close()

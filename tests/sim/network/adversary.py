@@ -30,10 +30,10 @@ from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link
 from elasticjob_rendezvous.protocol.events import (
-    LeavesTold,
-    LinkHeard,
+    LeaveNoticesReceived,
+    LinkHeartbeat,
     LinkUp,
-    PeerHeard,
+    PeerHeartbeat,
     PeerUp,
 )
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
@@ -133,8 +133,10 @@ class Adversary:
         self.accepted += 1
         now = server.clock()
         server.deliver(PeerUp(*found.asker, now))
-        server.deliver(PeerHeard(*found.asker, now))
-        server.deliver(LeavesTold((LeaveNotice(claimed.member, "", "evicted by the intruder"),)))
+        server.deliver(PeerHeartbeat(*found.asker, now))
+        server.deliver(
+            LeaveNoticesReceived((LeaveNotice(claimed.member, "", "evicted by the intruder"),))
+        )
 
     def answers(self, agent: Agent, session: str, target: Link) -> None:
         """Answer a member that dials a coordinator that it cannot reach."""
@@ -155,7 +157,9 @@ class Adversary:
         """Keep a believed link alive: no newer round is running."""
         if self.active and not agent.exited and self.world.links.wants(agent) == target:
             number = agent.engine.local.round
-            agent.deliver(LinkHeard(*Peer(target.member, target.session), number, agent.clock()))
+            agent.deliver(
+                LinkHeartbeat(*Peer(target.member, target.session), number, agent.clock())
+            )
             self.world.at(EVERY_SECONDS, self._vouch, agent, target)
 
     def _line(self) -> bytes:

@@ -16,13 +16,13 @@ from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
-    LeavesTold,
+    LeaveNoticesReceived,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
     Probed,
@@ -231,7 +231,7 @@ class Switchboard:
         there.agent.deliver(self._word(here, connection))
         if here.agent.tells != here.told:
             here.told = here.agent.tells
-            there.agent.deliver(LeavesTold(here.told))
+            there.agent.deliver(LeaveNoticesReceived(here.told))
 
     def open_ends(self) -> list[tuple[End, Connection]]:
         """Return the sides of all links whose process would read a line now."""
@@ -258,9 +258,13 @@ class Switchboard:
         self.world.adversary.accepted += 1
         here.heard, now, target = self.world.now, here.agent.clock(), connection.target
         if serves:
-            here.agent.deliver(PeerHeard(connection.client.agent.pod.id, connection.session, now))
+            here.agent.deliver(
+                PeerHeartbeat(connection.client.agent.pod.id, connection.session, now)
+            )
         else:
-            heard = LinkHeard(target.member, target.session, beat.round, now, beat.vouched_seconds)
+            heard = LinkHeartbeat(
+                target.member, target.session, beat.round, now, beat.vouched_seconds
+            )
             here.agent.deliver(heard)
 
     def wants(self, agent: Agent) -> Link | None:
@@ -272,8 +276,10 @@ class Switchboard:
         if here is connection.server:
             heard_at = here.got_at + here.agent.pod.clock_offset
             vouched = max(0.0, here.agent.engine.vouched_until - heard_at)
-            return LinkHeard(target.member, target.session, here.agent.serves, here.got, vouched)
-        return PeerHeard(here.agent.pod.id, connection.session, here.got)
+            return LinkHeartbeat(
+                target.member, target.session, here.agent.serves, here.got, vouched
+            )
+        return PeerHeartbeat(here.agent.pod.id, connection.session, here.got)
 
     def _passes(self, one: Agent, other: Agent) -> bool:
         if not (one.pod.powered and other.pod.powered) or one.pod.frozen or other.pod.frozen:

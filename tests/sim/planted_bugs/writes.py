@@ -151,7 +151,7 @@ def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
 def lost_data_unnoticed() -> Iterator[EngineFactory]:
     """Ignore the cluster id: data that etcd lost is still believed."""
 
-    with patch.object(InFlight, "tells_of_loss", lambda *_: False):
+    with patch.object(InFlight, "shows_data_loss", lambda *_: False):
         yield Engine
 
 

@@ -18,8 +18,8 @@ from elasticjob_rendezvous.protocol.effects import (
     Note,
     Probe,
     Read,
+    SendLeaveNotices,
     Serve,
-    Tell,
     Unlink,
     Unwatch,
     Watch,
@@ -151,7 +151,7 @@ class Agent:
             case Serve(round):
                 self.serves = round
                 self.world.links.serve(self)
-            case Tell(leaving):
+            case SendLeaveNotices(leaving):
                 self.tells = leaving
             case Probe():
                 self.world.links.probe(self, effect)

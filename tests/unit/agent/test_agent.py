@@ -130,7 +130,7 @@ class Rendezvous:
     def on_evidence(self, renewed: Callable[[], None]) -> None:
         self.renewed = renewed
 
-    def tell(self, local: Local) -> None:
+    def report(self, local: Local) -> None:
         self.told.append(local)
         if local.leaving and local.workers is Workers.NONE:
             self.says.put_nowait(Left())
@@ -292,8 +292,8 @@ def test_health_probes_and_leave_request(settings: AgentSettings) -> None:
 
 async def probes_and_the_leave(settings: AgentSettings) -> None:
     class Waiting(Rendezvous):
-        def tell(self, local: Local) -> None:
-            super().tell(replace(local, ready=False))
+        def report(self, local: Local) -> None:
+            super().report(replace(local, ready=False))
 
     control = settings.control
     assert control is not None

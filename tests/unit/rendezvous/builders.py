@@ -77,7 +77,9 @@ class Job:
         self.bounds(**bounds)
         self.coordinator = Coordinator()
         self.leader = names[0] if names else ""
-        self.brought: RendezvousParams | None = None  # from the coordinator, without an operator
+        self.initial_bounds: RendezvousParams | None = (
+            None  # from the coordinator, without an operator
+        )
         for name in names:
             self.member(name)
         self.coordinator.take_over(self.now, ())
@@ -124,7 +126,7 @@ class Job:
 
     def brings(self, bounds: RendezvousParams) -> Self:
         """Remove the bounds, except those with which the coordinator was started."""
-        self.brought = bounds
+        self.initial_bounds = bounds
         return self.delete(KEYS.bounds)
 
     def round(self, number: int, state: RoundState = RoundState.JOINABLE, **fields: Any) -> Self:
@@ -158,7 +160,7 @@ class Job:
         return Clock(self.now, UTC_MS + int((self.now - START) * 1000))
 
     def view(self) -> View:
-        """Return this observer's replica, brought up to date with etcd."""
+        """Return this observer's replica, up to date with etcd."""
         everything = Range(KEYS.prefix, prefix=True)
         found = self.etcd.range(everything)
         self._view.absorb(found.revision, ((everything, found.kvs),))
@@ -170,24 +172,24 @@ class Job:
         assert member is not None, f"{name} has no session"
         return member
 
-    def look(self) -> RoundUpdate | None:
+    def decide(self) -> RoundUpdate | None:
         """Return the coordinator's next act, if any."""
         own = self.stored(self.leader)
-        return decide(self.coordinator, self.view(), own, self.clock, self.brought)
+        return decide(self.coordinator, self.view(), own, self.clock, self.initial_bounds)
 
     def commit(self, txn: Txn) -> TxnResult:
         return self.etcd.txn(txn)
 
     def act(self) -> Round:
         """Commit the coordinator's act, which must exist and succeed; return the round after it."""
-        act = self.look()
+        act = self.decide()
         assert act is not None, "the coordinator had nothing to do"
         assert self.commit(act.txn).succeeded, "the coordinator's write was refused"
         return self.current()
 
     def idle(self) -> Self:
         """Check that the coordinator has nothing to do now."""
-        act = self.look()
+        act = self.decide()
         assert act is None, f"unexpected: {act.note}"
         return self
 

@@ -31,7 +31,7 @@ DELETIONS: Mapping[DeleteReason, str] = {
     DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
 }
 DETAILS = {reason.value: text for reason, text in DELETIONS.items()} | {
-    "SIGTERM": "it was told to end",
+    "SIGTERM": "it was asked to end",
     "Terminating": "its pod is deleted",
     "EvictionByEvictionAPI": "its node was drained",
     "PreemptionByScheduler": "for a pod of higher priority",
@@ -42,7 +42,7 @@ DETAILS = {reason.value: text for reason, text in DELETIONS.items()} | {
 }
 """Phrases for the reasons of a cause with one member."""
 PLURAL_DETAILS = {
-    "SIGTERM": "they were told to end",
+    "SIGTERM": "they were asked to end",
     "Terminating": "their pods are deleted",
     "EvictionByEvictionAPI": "their nodes were drained",
     "PreemptionByScheduler": "for pods of higher priority",

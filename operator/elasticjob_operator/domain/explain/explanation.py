@@ -67,10 +67,10 @@ def find_blockers(status: Status, pods: Iterable[Pod], present: frozenset[str]) 
     """
     found: list[Blocker] = []
     if refusal := refusal_of(status):
-        obstacle, said = refusal
+        obstacle, message = refusal
         more = "more " if _has_pods(status) else ""
         found.append(
-            Blocker(f"no {more}pods can be created: {quoted(said)}", OBSTACLES[obstacle].remedy)
+            Blocker(f"no {more}pods can be created: {quoted(message)}", OBSTACLES[obstacle].remedy)
         )
     absent = [pod for pod in pods if pod.name not in present]
     found += _obstacles([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
@@ -90,15 +90,16 @@ def _obstacles(pods: list[Pod]) -> Iterator[Blocker]:
     groups: dict[tuple[Obstacle, str], list[str]] = {}
     for pod in pods:
         assert pod.obstacle is not None
-        said = pod.obstacle_message
+        message = pod.obstacle_message
         if pod.obstacle is Obstacle.UNSCHEDULABLE:
-            said = unschedulable(said)
-        groups.setdefault((pod.obstacle, quoted(said)), []).append(pod.name)
-    for (obstacle, said), names in groups.items():
+            message = unschedulable(message)
+        groups.setdefault((pod.obstacle, quoted(message)), []).append(pod.name)
+    for (obstacle, message), names in groups.items():
         words = OBSTACLES[obstacle]
         state = words.meaning or "not startable"
         yield Blocker(
-            f"{named(names)} {_are(names)} {state}" + (f": {said}" if said else ""), words.remedy
+            f"{named(names)} {_are(names)} {state}" + (f": {message}" if message else ""),
+            words.remedy,
         )
 
 
@@ -141,14 +142,14 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return the sentences: state, missing nodes with remedies, last round, failure."""
     known = sorted(pods, key=lambda pod: pod.index)
     aside = set_aside_message(job)
-    said = [
+    texts = [
         *([set_aside_sentence(aside)] if aside else []),
         *_state(job, known),
         *_unlabelled(job, known),
         *interruption_sentences(job.status),
         *failure_sentences(job),
     ]
-    return tuple(sentence(text) for text in said)
+    return tuple(sentence(text) for text in texts)
 
 
 def _state(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -196,9 +197,9 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
     unknown = _current(status).state is RendezvousState.UNKNOWN
     if status.rendezvous is None or not unknown or status.phase in ENDED_PHASES or elsewhere:
         return
-    whom = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
+    source = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
     yield (
-        f"The operator cannot read the job's state from {whom}: the last known state follows; "
+        f"The operator cannot read the job's state from {source}: the last known state follows; "
         "running workers continue"
     )
 
@@ -298,20 +299,20 @@ def _slow_and_avoided(status: Status) -> Iterator[str]:
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:
     """Return the reason why waiting nodes are not in the round."""
-    who, nodes = named(waiting), _current(job.status).nodes
+    names, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
     larger = any(size in sizes for size in range(nodes + 1, nodes + len(waiting) + 1))
     if nodes >= job.status.wanted_nodes:
         stand = "stand" if len(waiting) > 1 else "stands"
-        return f"{who} {stand} by: the job has the wanted number of nodes"
+        return f"{names} {stand} by: the job has the wanted number of nodes"
     if not larger:
         step = job.spec.node_increment
-        return f"{who} {wait} for more nodes: the job grows by {step} at a time (nodeIncrement)"
+        return f"{names} {wait} for more nodes: the job grows by {step} at a time (nodeIncrement)"
     if job.spec.elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT:
         most = job.spec.elasticity.scale_up_max_wait_seconds
-        return f"{who} {wait} for the next checkpoint, for at most {most} s"
-    return f"{who} {'have' if len(waiting) > 1 else 'has'} joined and will be in the next round"
+        return f"{names} {wait} for the next checkpoint, for at most {most} s"
+    return f"{names} {'have' if len(waiting) > 1 else 'has'} joined and will be in the next round"
 
 
 _CLAMPED = {
@@ -352,17 +353,19 @@ def _failed(job: ElasticJob) -> str:
     """Return the failure and its reason, taken from condition Failed."""
     status = job.status
     found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
-    reason, said = ("", "") if found is None else (found.reason, quoted(found.message, MAX_CAUSE))
+    reason, message = (
+        ("", "") if found is None else (found.reason, quoted(found.message, MAX_CAUSE))
+    )
     if found is not None and found.status is not ConditionStatus.TRUE:
-        reason, said = "", ""
+        reason, message = "", ""
     begin = f"Failed{_ended_at(status)}"
     if reason == StopReason.DEADLINE_EXCEEDED:
         most = job.spec.run_policy.active_deadline_seconds
         limit = f" than {most} s (runPolicy.activeDeadlineSeconds)" if most else ""
         return f"{begin}: it was active for longer{limit}"
     if reason in (StopReason.SUSPENDED, StopReason.DELETED, "Stopped"):
-        return f"{begin}: it was stopped from outside" + (f" ({said})" if said else "")
-    return f"{begin}: {said}" if said else begin
+        return f"{begin}: it was stopped from outside" + (f" ({message})" if message else "")
+    return f"{begin}: {message}" if message else begin
 
 
 def _ended_at(status: Status) -> str:

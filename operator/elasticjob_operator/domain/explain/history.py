@@ -79,8 +79,8 @@ def failure_sentences(job: ElasticJob) -> Iterator[str]:
 
 
 def _message(failure: FailureStatus) -> str:
-    said = quoted(failure.message)
-    return f": {said}" if said else ""
+    message = quoted(failure.message)
+    return f": {message}" if message else ""
 
 
 def _failure_place(failure: FailureStatus) -> str:

@@ -315,10 +315,12 @@ def is_progress_only(before: KeyValue | None, after: KeyValue) -> bool:
         old, new = decode(Member, after.key, before.value), decode(Member, after.key, after.value)
     except MalformedRecord:
         return False
-    told = replace(old, step=new.step, checkpoint_step=new.checkpoint_step, busy_ms=new.busy_ms)
+    unchanged = replace(
+        old, step=new.step, checkpoint_step=new.checkpoint_step, busy_ms=new.busy_ms
+    )
     if _snapshot_health(old) == _snapshot_health(new):
-        told = replace(told, snapshots=new.snapshots)
-    return told == new
+        unchanged = replace(unchanged, snapshots=new.snapshots)
+    return unchanged == new
 
 
 def _snapshot_health(member: Member) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ TERMINATING = "Terminating"
 
 
 def rendezvous_params(
-    job: ElasticJob, wanted: int, expected: int, marks: Iterable[DrainRequest] = ()
+    job: ElasticJob, wanted: int, expected: int, requests: Iterable[DrainRequest] = ()
 ) -> RendezvousParams:
     """Return the `bounds` for a job of the `wanted` size, of which `expected` nodes can join.
 
@@ -50,7 +50,7 @@ def rendezvous_params(
         scale_up_wait_seconds=_scale_up_wait_seconds(spec.elasticity),
         leave_seconds=float(grace_seconds(job)),
         ceiling_nodes=spec.max_nodes,
-        marks=tuple(sorted(marks, key=lambda drain_request: drain_request.member)),
+        marks=tuple(sorted(requests, key=lambda drain_request: drain_request.member)),
     )
 
 
@@ -62,7 +62,7 @@ def _scale_up_wait_seconds(elasticity: Elasticity) -> float:
 def drain_requests(
     observed: Observed, marked: Iterable[Pod], victims: Iterable[tuple[Pod, DeleteReason]]
 ) -> list[DrainRequest]:
-    """Return the drain requests of all pods that are to leave; an existing mark keeps its reason.
+    """Return the drain requests of all pods that are to leave; an existing one keeps its reason.
 
     Only the reason `Terminating` is replaced, once the pod shows a disruption by the cluster.
     """

@@ -12,18 +12,22 @@ _SLOT_SECONDS = 0.004
 """Approximate duration of a compare-and-set until the other members see it."""
 _TURN_SECONDS = 0.02
 """Time for each lower rank to confirm first."""
-_CROWD = 4
+_FIRST_COMPETITORS = 4
 _RETRY_SECONDS = 0.1
 _LONGEST_RETRY_SECONDS = 2.0
 
 
-def after_conflict(conflicts: int, crowd: int, random: float) -> float:
+def after_conflict(conflicts: int, competitors: int, random: float) -> float:
     """Return the delay before the next compare-and-set, after `conflicts` failures in a row.
 
-    One member wins each conflict, so the number of competitors decreases: `crowd` is their
+    One member wins each conflict, so the number of competitors decreases: `competitors` is their
     maximum number, and `random` in 0 … 1 spreads them.
     """
-    return random * _SLOT_SECONDS * max(1, min(crowd, _CROWD * (1 << min(conflicts, 20))))
+    return (
+        random
+        * _SLOT_SECONDS
+        * max(1, min(competitors, _FIRST_COMPETITORS * (1 << min(conflicts, 20))))
+    )
 
 
 def before_confirming(unconfirmed_below: int) -> float:

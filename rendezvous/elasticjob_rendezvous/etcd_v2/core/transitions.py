@@ -1,4 +1,5 @@
-"""Transitions of `active_version`: the next state and its time to live. No I/O.
+"""Transitions of `active_version`: the next state and its time to live; errors under torch's names
+for one that is not possible. No I/O.
 
 A compare-and-set without a ttl clears the ttl, so every `Write` specifies one.
 """
@@ -16,6 +17,14 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     Status,
     printed,
 )
+
+
+class EtcdRendezvousRetryableFailure(Exception):
+    """Transition that is no longer or not yet possible: start again after a short pause."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):
+    """Transition that is no longer possible; the state read allows an immediate restart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from elasticjob_rendezvous.protocol.kv import Compare, Op, Put, Range, Target, T
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Round, RoundState
 
-CROWD = 16
-CROWD_SECONDS = 0.25
+LARGE_GANG = 16
+LARGE_GANG_SECONDS = 0.25
 """Time for the members of a large job to register before its first round opens."""
 FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
 
@@ -53,7 +53,7 @@ def open_first(
         note = f"round 1 opens, frozen with {len(choice.ids)} members"
         return write_round(snapshot, frozen, note, ops, compares)
     memory.awaited = max(0, bounds.wanted - len(count.waiting))
-    crowd = bounds.min_nodes >= CROWD
-    if crowd and not timers.over("first round", CROWD_SECONDS):
+    is_large = bounds.min_nodes >= LARGE_GANG
+    if is_large and not timers.over("first round", LARGE_GANG_SECONDS):
         return None
     return write_round(snapshot, FIRST, "round 1 opens", ops, compares)

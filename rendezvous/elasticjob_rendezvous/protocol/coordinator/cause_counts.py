@@ -58,12 +58,12 @@ def leave_cause(
         for drain_request in marks
         if drain_request is not None and drain_request.preempted
     }
-    said = preempted or {
+    given = preempted or {
         _why(assignment, reasons.get(assignment.id, ""), bounds) for assignment in seats
     }
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(assignment.name for assignment in seats)
-    return cause_with_reasons(kind, names, said, urgent)
+    return cause_with_reasons(kind, names, given, urgent)
 
 
 def with_later_leaves(
@@ -75,8 +75,8 @@ def with_later_leaves(
     """Return the cause of a round that a leave opened, extended by the leaves until it froze.
 
     `ended` are the rank assignments of the round that the leave ended, without finished members;
-    `why` returns a member's reason for leaving, or None. `told_of_preemption` handles later leaves
-    that were preemptions.
+    `why` returns a member's reason for leaving, or None. `with_late_preemption` handles later
+    leaves that were preemptions.
     """
     if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
         return cause
@@ -100,7 +100,7 @@ def with_later_leaves(
     )
 
 
-def told_of_preemption(
+def with_late_preemption(
     cause: Cause, counts: Counts, ended: Iterable[RankAssignment], bounds: RendezvousParams
 ) -> tuple[Cause, Counts] | None:
     """Return cause and counts after a late report of the operator that a leave was a preemption.
@@ -118,7 +118,7 @@ def told_of_preemption(
     return replace(known, members=cause.members), moved
 
 
-def _why(assignment: RankAssignment, own_word: str, bounds: RendezvousParams) -> str:
+def _why(assignment: RankAssignment, own_reason: str, bounds: RendezvousParams) -> str:
     """Return the reason of the member's drain request if there is one, else its own."""
     drain_request = bounds.marked(assignment.id)
-    return own_word if drain_request is None else drain_request.reason
+    return own_reason if drain_request is None else drain_request.reason

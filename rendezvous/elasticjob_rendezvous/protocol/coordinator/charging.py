@@ -9,13 +9,13 @@ from elasticjob_rendezvous.protocol.coordinator import crash_loop, failure_polic
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
     counted,
     leave_cause,
-    told_of_preemption,
+    with_late_preemption,
 )
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
-from elasticjob_rendezvous.protocol.coordinator.round_timings import corrected
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
+    corrected_cause,
     write_round,
 )
 from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
@@ -96,7 +96,7 @@ def _excuse(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
     excused = replace(current, pending=pending, cause=cause, counts=counts)
     gone = ", ".join(reason.members[:3])
     note = f"round {number}: failure not charged: {gone} was lost or left"
-    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    ops = corrected_cause(snapshot.view.histories.get(current.number), cause)
     return write_round(snapshot, excused, note, ops)
 
 
@@ -137,12 +137,12 @@ def _verdict_is_due(
         peers.silent(assignment.id) and not peers.alive(assignment.id, timers.now)
         for assignment in seats
     )
-    if not silent and not _some_have_yet_to_tell(snapshot.view, number):
+    if not silent and not _awaits_reports(snapshot.view, number):
         return True
     return timers.over(("verdict", number), 2 * window)
 
 
-def _some_have_yet_to_tell(view: View, number: int) -> bool:
+def _awaits_reports(view: View, number: int) -> bool:
     """Return True if a member's last report is older than the end of its workers of that round."""
     found = (view.member(assignment.id) for assignment in view.undone(number))
     records = [member.record for member in found if member is not None]
@@ -157,11 +157,11 @@ def learn_of_preemption(snapshot: Snapshot) -> RoundUpdate | None:
     ended = snapshot.view.rosters.get(current.number - 1)
     if current.state is RoundState.CLOSED or ended is None:
         return None
-    told = told_of_preemption(current.cause, current.counts, ended.seats, snapshot.bounds)
-    if told is None:
+    changed = with_late_preemption(current.cause, current.counts, ended.seats, snapshot.bounds)
+    if changed is None:
         return None
-    cause, counts = told
+    cause, counts = changed
     known = replace(current, cause=cause, counts=counts)
     note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
-    ops = corrected(snapshot.view.histories.get(current.number), cause)
+    ops = corrected_cause(snapshot.view.histories.get(current.number), cause)
     return write_round(snapshot, known, note, ops)

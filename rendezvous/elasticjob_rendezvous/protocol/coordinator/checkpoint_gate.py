@@ -41,41 +41,41 @@ def before_end(
     roster: Roster,
     current: Round,
     bounds: RendezvousParams,
-    look: RoundEnd,
+    judgement: RoundEnd,
     timers: Timers,
 ) -> Save | RoundEnd | None:
-    """Return the request to the gang, the end that `look` (or an earlier one) saw, or None.
+    """Return the request to the gang, the end that `judgement` (or an earlier one) found, or None.
 
     A gang that was asked is stopped in any case: a rank may have saved and wait for the stop.
     """
-    if look.cause is not None and look.cause.kills:
-        return look
+    if judgement.cause is not None and judgement.cause.kills:
+        return judgement
     done = view.dones_of(roster.number)
     gang, whole = _gang(view, roster)
     save = current.save
     if save is None:
-        if look.cause is None:
+        if judgement.cause is None:
             return None
         timers.since(("save", roster.number))
-        return _asked(gang, whole, look, look.cause, bounds)
+        return _asked(gang, whole, judgement, judgement.cause, bounds)
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
         return replace(save, point=_point(gang)) if _all_answered(gang) else None
     if whole and not over and not _have_saved(gang):
         return None
-    if look.cause is not None:
-        return look
+    if judgement.cause is not None:
+        return judgement
     if done:
         return None  # the script has finished: a newcomer stops nobody any more
     return RoundEnd(cause=save.cause, symptom=timers.known(("save", roster.number)))
 
 
-def end_of_job(closing: ClosingRequest, look: RoundEnd) -> RoundEnd:
-    """Return the end of a round whose job is to be closed: `look`'s if that kills the workers."""
-    if look.cause is not None and look.cause.kills:
-        return look
+def end_of_job(closing: ClosingRequest, judgement: RoundEnd) -> RoundEnd:
+    """Return the end of a round whose job is to be closed: `judgement` if it kills the workers."""
+    if judgement.cause is not None and judgement.cause.kills:
+        return judgement
     cause = cause_with_reasons(CauseKind.LEAVE, (), (closing.outcome.reason,))
-    return RoundEnd(cause=cause, symptom=look.symptom)
+    return RoundEnd(cause=cause, symptom=judgement.symptom)
 
 
 def awaits_member(view: View, roster: Roster, leavers: Container[str]) -> bool:
@@ -126,12 +126,12 @@ def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
 
 
 def _asked(
-    gang: list[Member], whole: bool, look: RoundEnd, cause: Cause, bounds: RendezvousParams
+    gang: list[Member], whole: bool, judgement: RoundEnd, cause: Cause, bounds: RendezvousParams
 ) -> Save | RoundEnd:
-    """Ask the gang for a checkpoint if every member can and wants to save; else return `look`."""
+    """Ask the gang for a checkpoint if every member can and wants to; else return `judgement`."""
     seconds = save_seconds(cause, bounds)
     if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
-        return look
+        return judgement
     return Save(cause, seconds)
 
 

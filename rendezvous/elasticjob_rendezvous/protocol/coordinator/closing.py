@@ -26,8 +26,8 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 def close(snapshot: Snapshot, outcome: Outcome, base: Round | None = None) -> RoundUpdate:
     """Close the round, or its changed form `base`, with this outcome."""
     closed = replace(base or snapshot.current, state=RoundState.CLOSED, ids=(), outcome=outcome)
-    said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
-    return write_round(snapshot, closed, said, surplus(snapshot.view))
+    note = f"closed: {outcome.kind} {outcome.detail}".rstrip()
+    return write_round(snapshot, closed, note, surplus(snapshot.view))
 
 
 def outcome_of_charge(
@@ -35,11 +35,11 @@ def outcome_of_charge(
 ) -> Outcome | None:
     """Return the outcome of the job if the charge of round `number` was one too many; else None."""
     failures = snapshot.view.failures_of(number).values()
-    said = failure_policy.told(failures, snapshot.view.dones_of(number).values())
+    text = failure_policy.failures_text(failures, snapshot.view.dones_of(number).values())
     if failure_policy.spent(charged, snapshot.bounds):
-        return _failed(f"{said} ({_spent(snapshot.bounds)})", failures)
+        return _failed(f"{text} ({_spent(snapshot.bounds)})", failures)
     if crash_loop.is_hopeless(streak):
-        return _failed(f"{crash_loop.hopeless(streak)}: {said}", failures)
+        return _failed(f"{crash_loop.hopeless(streak)}: {text}", failures)
     return None
 
 
@@ -48,6 +48,6 @@ def _spent(bounds: RendezvousParams) -> str:
     return f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
 
 
-def _failed(said: str, failures: Collection[Failure]) -> Outcome:
+def _failed(text: str, failures: Collection[Failure]) -> Outcome:
     first = failure_policy.culprit(failures)
-    return Outcome(OutcomeKind.FAILED, said, first.member if first else "")
+    return Outcome(OutcomeKind.FAILED, text, first.member if first else "")

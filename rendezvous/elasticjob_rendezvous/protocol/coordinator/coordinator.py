@@ -30,11 +30,11 @@ def decide(
     view: View,
     own: Versioned[Member],
     clock: Clock,
-    brought: RendezvousParams | None = None,
+    initial_bounds: RendezvousParams | None = None,
 ) -> RoundUpdate | None:
-    """Return the next transaction, if one is due; `memory.timers.wake` is the time to look again.
+    """Return the next transaction, if one is due; `memory.timers.wake` is the next time.
 
-    `own` is the coordinator's key, `brought` the bounds to write if no operator writes them.
+    `own` is the coordinator's key, `initial_bounds` the bounds to write if no operator writes them.
     """
     timers, keys = memory.timers, view.keys
     timers.begin_step(clock.now)
@@ -43,7 +43,9 @@ def decide(
         return None
     if view.bounds is None:
         return (
-            bootstrap.write_bounds(Snapshot(view, own, brought, clock), memory) if brought else None
+            bootstrap.write_bounds(Snapshot(view, own, initial_bounds, clock), memory)
+            if initial_bounds
+            else None
         )
     snapshot = Snapshot(view, own, view.bounds.record, clock)
     timers.since(member_loss.TOOK_OVER)

@@ -93,8 +93,8 @@ def explained(cause: Cause, streak: Streak) -> Cause:
     pause = pause_seconds(streak)
     if not pause:
         return cause
-    said = f"backing off {pause:g} s after the {_ordinal(streak.row)} failure in a row"
-    return replace(cause, detail=f"{cause.detail}; {said}" if cause.detail else said)
+    pause_text = f"backing off {pause:g} s after the {_ordinal(streak.row)} failure in a row"
+    return replace(cause, detail=f"{cause.detail}; {pause_text}" if cause.detail else pause_text)
 
 
 def put_right(current: Round, failures: Collection[Failure]) -> Cause:

@@ -66,10 +66,10 @@ def cause_of(failures: Iterable[Failure], done: Iterable[Done] = ()) -> Cause | 
     if first is None:
         return None
     kind = CauseKind.MASTER_PORT if port_taken(known) else CauseKind.FAILURE
-    return Cause(kind, (first.name,), told(known, done))
+    return Cause(kind, (first.name,), failures_text(known, done))
 
 
-def told(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
+def failures_text(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
     """Return the text for these failures of one round; `done` are its members that succeeded.
 
     Where workers only noticed that a peer was gone, one that ended too early is the likely reason.
@@ -81,8 +81,8 @@ def told(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
     ended = sorted((each.name for each in done), key=natural_order)
     if not ended or speaks_for_itself(known):
         return describe(first)
-    who = ended[0] if len(ended) == 1 else f"{ended[0]} and {len(ended) - 1} more"
-    return f"{describe(first)}; by then {who} had ended with success"
+    worker = ended[0] if len(ended) == 1 else f"{ended[0]} and {len(ended) - 1} more"
+    return f"{describe(first)}; by then {worker} had ended with success"
 
 
 def surplus(failures: Mapping[str, Failure]) -> list[str]:
@@ -103,18 +103,18 @@ def _remoteness(failure: Failure) -> tuple[int, int, int]:
 
 def describe(failure: Failure) -> str:
     """Return one line about the failure, for people."""
-    who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
-    said = first_line(failure.message, LINE_CHARACTERS)
+    worker = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
+    message = first_line(failure.message, LINE_CHARACTERS)
     if failure.kind is FailureClass.HANG:
         how = "hung"  # the launcher sent the signal that ended it
     elif failure.signal is not None:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:
         how = f"ended with {exit_text(failure.exit_code)}"
-        said = said.removeprefix(exit_text(failure.exit_code)).lstrip(":; ")
+        message = message.removeprefix(exit_text(failure.exit_code)).lstrip(":; ")
     else:
         how = "failed"
-    return f"{who} on {failure.name} {how}" + (f": {said}" if said else "")
+    return f"{worker} on {failure.name} {how}" + (f": {message}" if message else "")
 
 
 def spent(charged: Iterable[int], bounds: RendezvousParams) -> bool:

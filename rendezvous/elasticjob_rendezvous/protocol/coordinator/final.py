@@ -12,11 +12,11 @@ from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
 from elasticjob_rendezvous.protocol.coordinator.closing import close, outcome_of_charge
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.coordinator.round_end import RoundEnd, round_end
-from elasticjob_rendezvous.protocol.coordinator.round_timings import record_start
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
     clear_surplus,
+    record_start,
     write_round,
 )
 from elasticjob_rendezvous.protocol.records.members import (
@@ -37,14 +37,14 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     if roster is None:
         return None
     silent = memory.silenced.ids(timers)
-    look = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
-    if look.succeeded:
+    judgement = round_end(view, roster, bounds, memory.peers, timers, memory.leavers, silent)
+    if judgement.succeeded:
         return close(snapshot, Outcome(OutcomeKind.SUCCEEDED))
     if bounds.closing is not None:
-        return _save_and_close(snapshot, memory, roster, bounds.closing, look)
-    match checkpoint_gate.before_end(view, roster, current, bounds, look, timers):
+        return _save_and_close(snapshot, memory, roster, bounds.closing, judgement)
+    match checkpoint_gate.before_end(view, roster, current, bounds, judgement, timers):
         case Save() as save:
-            _note_detection(snapshot, memory, look)
+            _note_detection(snapshot, memory, judgement)
             return _ask_to_save(snapshot, save)
         case RoundEnd() as end:
             return _reopen(snapshot, memory, end)
@@ -56,15 +56,15 @@ def _save_and_close(
     memory: Coordinator,
     roster: Roster,
     closing: ClosingRequest,
-    look: RoundEnd,
+    judgement: RoundEnd,
 ) -> RoundUpdate | None:
     """Ask the gang to save, then close the job as the operator requested.
 
     A failure or loss meanwhile closes it at once: a round would train on beside the request.
     """
     view, current = snapshot.view, snapshot.current
-    end = checkpoint_gate.end_of_job(closing, look)
-    unasked = look.cause is None and current.save is None
+    end = checkpoint_gate.end_of_job(closing, judgement)
+    unasked = judgement.cause is None and current.save is None
     if unasked and checkpoint_gate.awaits_member(view, roster, memory.leavers):
         return clear_surplus(snapshot)
     match checkpoint_gate.before_end(view, roster, current, snapshot.bounds, end, memory.timers):
@@ -76,10 +76,10 @@ def _save_and_close(
     return clear_surplus(snapshot)
 
 
-def _note_detection(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> None:
+def _note_detection(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> None:
     """Note the duration of the decision, once: a checkpoint that follows is no part of it."""
-    if look.symptom is not None:
-        spent_ms = round((snapshot.clock.now - look.symptom) * 1000)
+    if judgement.symptom is not None:
+        spent_ms = round((snapshot.clock.now - judgement.symptom) * 1000)
         memory.detected_ms.setdefault(snapshot.current.number + 1, spent_ms)
 
 
@@ -89,14 +89,14 @@ def _ask_to_save(snapshot: Snapshot, save: Save) -> RoundUpdate:
     return write_round(snapshot, replace(snapshot.current, save=save), note)
 
 
-def _reopen(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> RoundUpdate:
+def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> RoundUpdate:
     """Open the next round, or close the job if the charge of this end was one too many."""
-    assert look.cause is not None
+    assert judgement.cause is not None
     current, members = snapshot.current, snapshot.view.members().values()
     number = current.number
     failures = snapshot.view.failures_of(number).values()
     retries = 0
-    charged, pending, cause = current.charged, current.pending, look.cause
+    charged, pending, cause = current.charged, current.pending, judgement.cause
     counts = counted(current.counts, cause.kind)
     if any(m.record.round == number and m.record.step >= 0 for m in members):
         memory.timers.since(("stepped", number))
@@ -113,7 +113,7 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, look: RoundEnd) -> RoundUpd
         cause = crash_loop.explained(cause, streak)
     elif failures and cause.kind is CauseKind.FAILURE:
         pending = (*pending, number)
-    _note_detection(snapshot, memory, look)
+    _note_detection(snapshot, memory, judgement)
     again = replace(
         current,
         number=number + 1,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
-from elasticjob_rendezvous.protocol.coordinator.round_timings import at_seal
 from elasticjob_rendezvous.protocol.coordinator.round_writes import (
     RoundUpdate,
     Snapshot,
+    at_seal,
     outdated,
     write_round,
 )

@@ -79,7 +79,9 @@ def round_end(
         if not _all_left(leaving, staying, number, bounds, timers):
             return RoundEnd()
         # If collectives broke, or may have some time ago, the other peers are stuck in them.
-        urgent = bool(failures) or any(_went_untold(assignment, view) for assignment in leaving)
+        urgent = bool(failures) or any(
+            _left_by_link_alone(assignment, view) for assignment in leaving
+        )
         cause = leave_cause(leaving, leavers, bounds, urgent=urgent)
         return RoundEnd(cause=cause, symptom=first)
     if done or unproven:
@@ -123,9 +125,9 @@ def _stopped_by_itself(assignment: RankAssignment, view: View, number: int) -> b
     return waits and assignment.id not in view.failures.get(number, {})
 
 
-def _went_untold(assignment: RankAssignment, view: View) -> bool:
+def _left_by_link_alone(assignment: RankAssignment, view: View) -> bool:
     """Return True if a leaver is gone and only a link announced its leave."""
-    last = view.last_word(assignment.id)
+    last = view.last_record(assignment.id)
     return view.member(assignment.id) is None and (
         last is None or last.state is not MemberState.LEAVING
     )

@@ -8,13 +8,13 @@ verdict to the lease.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.protocol.clock import Alarm
-from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note, Probe
+from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note
 from elasticjob_rendezvous.protocol.events import (
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
     Probed,
@@ -42,10 +42,10 @@ from elasticjob_rendezvous.protocol.records.roster import RankAssignment
 from elasticjob_rendezvous.protocol.replica import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
-STRAY_PROBE_SECONDS = (0.02, 0.06, 0.3)
+ANSWERING_PROBE_SECONDS = (0.02, 0.06, 0.3)
 """Delays of repeated probes. A process that is being killed closes its connections one by one, so
 its launcher may not know yet that it is gone: it is probed again at once, then every 0.3 s."""
-ROLL_CALL_SECONDS = 1.0
+UNLINKED_PROBE_SECONDS = 1.0
 MISSED_SECONDS = 1.0
 """Silence that counts as missed heartbeats: two intervals."""
 LINK_SILENCE_SECONDS = 3.0
@@ -61,8 +61,6 @@ COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
 """Silence after which a member no longer counts as alive; longer than the member may trust the
 link."""
 
-_LINKED_WHEN_FINAL = (MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING)
-
 Session = tuple[str, str]
 
 
@@ -73,20 +71,20 @@ class FailureDetector:
     Attributes:
         orphan_seconds: maximum life of workers without their agent.
         inquiry_seconds: maximum duration of the inquiry about a silent member that has its key.
-        roll_call_at: time of the next roll call.
-        called_round: newest final round that a roll call was arranged for.
-        leader: former coordinator of which we heard last on our own link.
+        unlinked_probe_at: time to probe the members without a link.
+        probed_round: newest final round for which such probes were planned.
+        leader: former coordinator of the last heartbeat on our own link.
         states: the state of each member of which anything is known.
     """
 
     orphan_seconds: float = 30.0
     inquiry_seconds: float = 10.0
-    roll_call_at: float | None = None
-    called_round: int = 0
+    unlinked_probe_at: float | None = None
+    probed_round: int = 0
     leader: str = ""
     states: dict[str, PeerState] = field(default_factory=dict)
     _open: dict[str, PeerState] = field(default_factory=dict)
-    """Subset of `states` for which `tend` has something to do."""
+    """Subset of `states` for which there is something to do."""
     _orphans: int = 0
     """Number of orphaned sessions; every heartbeat depends on it."""
 
@@ -102,7 +100,7 @@ class FailureDetector:
 
     def take_session(self, member: str, session: str, event: SessionEvent) -> SessionState:
         """Apply an event to a session; return its state."""
-        peer = self._stored(member)
+        peer = self.stored(member)
         state = peer.sessions.setdefault(session, SessionState())
         orphaned = state.workers is WorkersState.ORPHANED
         state.take(event)
@@ -114,12 +112,12 @@ class FailureDetector:
 
     def take(self, member: str, event: MemberEvent) -> PeerState:
         """Apply an event to a member; return its state."""
-        peer = self._stored(member)
+        peer = self.stored(member)
         peer.take(event)
         self._index(member, peer)
         return peer
 
-    def _stored(self, member: str) -> PeerState:
+    def stored(self, member: str) -> PeerState:
         return self.states.get(member) or self.states.setdefault(member, PeerState())
 
     def _index(self, member: str, peer: PeerState) -> None:
@@ -128,7 +126,7 @@ class FailureDetector:
         elif member not in self._open:
             self._open[member] = peer
 
-    def _open_sessions(self) -> list[tuple[str, str, SessionState]]:
+    def open_sessions(self) -> list[tuple[str, str, SessionState]]:
         """Return the sessions for which there is something to do."""
         return [
             (member, session, state)
@@ -150,7 +148,7 @@ class FailureDetector:
                 self.take_session(member, session, SessionEvent.TOOK_OVER)
         for member, session in proven_gone:
             self.take_session(member, session, SessionEvent.GONE)
-        self.roll_call_at = now + ROLL_CALL_SECONDS
+        self.unlinked_probe_at = now + UNLINKED_PROBE_SECONDS
 
     def resign(self) -> None:
         """End a coordinatorship: drop the inquiries."""
@@ -159,19 +157,19 @@ class FailureDetector:
 
     # -- links --------------------------------------------------------------------------
 
-    def up(self, event: PeerUp | PeerHeard, now: float) -> None:
+    def up(self, event: PeerUp | PeerHeartbeat, now: float) -> None:
         member, opened = event.member, isinstance(event, PeerUp)
-        heard = SessionEvent.LINK_OPENED if opened else SessionEvent.HEARD
-        self.take_session(member, event.session, heard).heard = now
-        peer = self.take(member, MemberEvent.LINK_OPENED if opened else MemberEvent.HEARD)
-        peer.last_heard = now
+        beat = SessionEvent.LINK_OPENED if opened else SessionEvent.HEARTBEAT
+        self.take_session(member, event.session, beat).beat_at = now
+        peer = self.take(member, MemberEvent.LINK_OPENED if opened else MemberEvent.HEARTBEAT)
+        peer.last_beat_at = now
         proven = proven_at(event.sent, now)
         peer.proven = proven if peer.proven is None else max(proven, peer.proven)
         if opened and len(peer.sessions) > 1:
             for other in [session for session in peer.sessions if session != event.session]:
                 self.take_session(member, other, SessionEvent.OTHER_LINK_OPENED)
 
-    def is_routine(self, event: PeerUp | PeerHeard) -> bool:
+    def is_routine(self, event: PeerUp | PeerHeartbeat) -> bool:
         """Return True if a heartbeat only confirms what is already known.
 
         That is so if nothing stands against the member. A new judgement of members is unnecessary
@@ -179,11 +177,11 @@ class FailureDetector:
         time.
         """
         session = self.session(event.member, event.session)
-        if isinstance(event, PeerHeard) and not session.linked:
+        if isinstance(event, PeerHeartbeat) and not session.linked:
             return False
         peer = self.state(event.member)
         doubted = peer.contact is not ContactState.NORMAL or peer.inquiry is not None
-        return not (doubted or self._orphans or session.link is LinkState.STRAY)
+        return not (doubted or self._orphans or session.link is LinkState.ANSWERING)
 
     def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
         """Probe a member that misses heartbeats, to know by its lease's end whether it answers."""
@@ -192,9 +190,9 @@ class FailureDetector:
             self.suspect(member.record, now)
 
     def suspect(self, member: Member, at: float) -> None:
-        """Probe a member that has a key repeatedly, until a message of it arrives."""
-        peer = self._stored(member.id)
-        other = peer.inquiry is not None and peer.inquiry.whom.session != member.session
+        """Probe a member that has a key repeatedly, until a message from it arrives."""
+        peer = self.stored(member.id)
+        other = peer.inquiry is not None and peer.inquiry.target.session != member.session
         if peer.inquiry is None or other:
             peer.inquiry = RepeatedProbe(member, at, at + self.inquiry_seconds)
         self.take(member.id, MemberEvent.SESSION_SUSPECTED if other else MemberEvent.SUSPECTED)
@@ -208,10 +206,10 @@ class FailureDetector:
         """Return the time of the last heartbeat of a former coordinator on our link to it."""
         return self.state(member).led
 
-    def heard_at(self, member: str) -> float | None:
+    def last_heartbeat_at(self, member: str) -> float | None:
         """Return the time of a member's last heartbeat on any link, whichever side held it."""
         peer = self.state(member)
-        return max((at for at in (peer.last_heard, peer.led) if at is not None), default=None)
+        return max((at for at in (peer.last_beat_at, peer.led) if at is not None), default=None)
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
         """Probe a member whose link closed, unless it announced its leave or linked again."""
@@ -253,8 +251,10 @@ class FailureDetector:
                 return self.adopt(member.record, newest_number(view), now, orphan_seconds)
             case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE:
                 state = self.take_session(*session, SessionEvent.AGENT_ANSWERED)
-                if state.link is LinkState.STRAY:
-                    pause = STRAY_PROBE_SECONDS[min(state.answers, len(STRAY_PROBE_SECONDS) - 1)]
+                if state.link is LinkState.ANSWERING:
+                    pause = ANSWERING_PROBE_SECONDS[
+                        min(state.answers, len(ANSWERING_PROBE_SECONDS) - 1)
+                    ]
                     state.answers += 1
                     state.next_probe = now + pause
             case Verdict.UNKNOWN if not self.session(*session).linked:
@@ -265,7 +265,7 @@ class FailureDetector:
         return []
 
     def adopt(self, member: Member, number: int, now: float, orphan_seconds: float) -> list[Effect]:
-        """Look after a member's workers until its agent comes back, for a limited time."""
+        """Keep a member's workers alive until its agent comes back, for a limited time."""
         if self.session(member.id, member.session).orphan is not None:
             return []
         every = ORPHAN_PROBE_SECONDS
@@ -274,49 +274,9 @@ class FailureDetector:
         note = Note(f"{member.name} lost its agent; its workers keep running", warning=True)
         return [KeepAlive(member.lease), note]
 
-    def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
-        """Extend the life of workers without an agent to the end of their member's renewed lease.
+    # -- inquiries -----------------------------------------------------------------------
 
-        No newer round begins while their member's key, which hangs on that lease, is there.
-        """
-        for id, _, state in self._open_sessions():
-            orphan, member = state.orphan, view.member(id)
-            if orphan is None or orphan.record.lease != lease:
-                continue
-            if member is None or member.record.lease != lease:
-                continue
-            orphan.renewing = False
-            orphan.kept_until = max(orphan.kept_until, deadline)
-            return [self._permission(orphan, view, now)]
-        return []
-
-    def _permission(self, orphan: Orphan, view: View, now: float) -> Probe:
-        """Return the probe of a launcher whose workers may live as long as their member's lease."""
-        asked = probe(orphan.record, newest_number(view))
-        member = view.member(orphan.record.id)
-        if member is None or member.record.lease != orphan.record.lease:
-            return asked
-        until = min(orphan.kept_until, orphan.until)
-        if until <= now:
-            return asked
-        peer = self._stored(orphan.record.id)
-        peer.granted = until if peer.granted is None else max(until, peer.granted)
-        return replace(asked, live_until=until)
-
-    # -- upkeep -------------------------------------------------------------------------
-
-    def tend(
-        self, view: View, own: str, now: float, keep_every: float
-    ) -> tuple[list[Effect], float | None]:
-        """Look after strays and orphans; return effects and the time of the next call."""
-        alarm = Alarm()
-        effects = self._call_roll(view, own, now, alarm)
-        effects += self._tend_strays(view, now, alarm)
-        effects += self._tend_orphans(view, now, keep_every, alarm)
-        effects += self.tend_inquiries(view, now, alarm)
-        return effects, alarm.at
-
-    def tend_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+    def maintain_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
         effects: list[Effect] = []
         for member, peer in list(self._open.items()):
@@ -332,7 +292,7 @@ class FailureDetector:
         """Return the last result for a member without a key; without any, probe it now."""
         return self._inquire(assignment, now, now)
 
-    def inquire_meanwhile(
+    def inquire_during_round(
         self, assignment: RankAssignment, now: float, seconds: float
     ) -> Verdict | None:
         """Do the same as `inquire` for a member that has `seconds` to register again.
@@ -340,14 +300,14 @@ class FailureDetector:
         Its round stands meanwhile. The first probe waits a moment if no link of the member missed
         heartbeats: after an outage of etcd nearly all members are back at once.
         """
-        heard = self.heard_at(assignment.id)
-        missed = heard is not None and now - heard >= MISSED_SECONDS
+        beat_at = self.last_heartbeat_at(assignment.id)
+        missed = beat_at is not None and now - beat_at >= MISSED_SECONDS
         at = now if missed else now + PROBE_INTERVAL_SECONDS
         return self._inquire(assignment, at, now + seconds)
 
     def _inquire(self, assignment: RankAssignment, at: float, until: float) -> Verdict | None:
         """Return the last result for a member without a key; without any, probe it from `at` on."""
-        peer = self._stored(assignment.id)
+        peer = self.stored(assignment.id)
         inquiry = peer.inquiry = peer.inquiry or RepeatedProbe(assignment, at, until)
         inquiry.hurry(at)
         self.take(assignment.id, MemberEvent.ABSENT)
@@ -374,7 +334,7 @@ class FailureDetector:
         return self.session(member, session).key is KeyState.GONE
 
     def silent(self, member: str) -> bool:
-        """Return True if a member without a link did not answer a probe since it was heard."""
+        """Return True if a member without a link did not answer a probe since its last message."""
         return self.state(member).silent
 
     @property
@@ -386,93 +346,23 @@ class FailureDetector:
         """Return the sessions that are proven gone, or whose agent will not come back."""
         return frozenset(
             (member, session)
-            for member, session, state in self._open_sessions()
+            for member, session, state in self.open_sessions()
             if state.key is not KeyState.VALID
         )
 
     def evidence(self, others: Collection[str]) -> float | None:
-        """Return the latest time for which all of `others` are proven to hear us, and we them.
+        """Return the latest time for which links to all of `others` are proven to carry both ways.
 
         None if there is no such time.
         """
-        heard = [self.state(id).proven for id in others]
-        known = [at for at in heard if at is not None]
-        return min(known) if known and len(known) == len(heard) else None
-
-    def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
-        """Probe, once and soon after the takeover and each final round, members without a link.
-
-        Members link when their round is final; one that is killed before closes no link. Until a
-        round is final, only members with workers are probed: the others need not have linked.
-        """
-        number = newest_number(view)
-        final = view.round is not None and view.round.record.state is RoundState.FINAL
-        if final and number > self.called_round:
-            self.called_round = number
-            self.roll_call_at = now + ROLL_CALL_SECONDS
-        if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
-            return []
-        self.roll_call_at = None
-        expected = _LINKED_WHEN_FINAL if final else (MemberState.RUNNING,)
-        missing = [
-            versioned.record
-            for id, versioned in view.members().items()
-            if id != own
-            and versioned.record.state in expected
-            and self.session(id, versioned.record.session).orphan is None
-            and not self.alive(id, now)
-        ]
-        for member in missing:
-            self.suspect(member, now + PROBE_INTERVAL_SECONDS)
-        return [probe(member, number) for member in missing]
-
-    def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
-        effects: list[Effect] = []
-        for id, session, state in self._open_sessions():
-            member = view.member(id)
-            if state.link is not LinkState.STRAY:
-                continue
-            if member is None:
-                self.take_session(id, session, SessionEvent.KEY_LOST)
-            elif member.record.session != session:
-                self.take_session(id, session, SessionEvent.REPLACED)
-            elif alarm.passed(state.next_probe, now):
-                self.take_session(id, session, SessionEvent.PROBE_REPEATED)
-                effects.append(probe(member.record, newest_number(view)))
-        return effects
-
-    def _tend_orphans(
-        self, view: View, now: float, keep_every: float, alarm: Alarm
-    ) -> list[Effect]:
-        """Renew an orphan's lease while it has one, and probe its launcher repeatedly.
-
-        A newer round is sent at once: the launcher ends workers that are older.
-        """
-        effects: list[Effect] = []
-        number = newest_number(view)
-        for id, session, state in self._open_sessions():
-            member, orphan = view.member(id), state.orphan
-            if orphan is None:
-                continue
-            if member is not None and member.record.session != session:
-                self.take_session(id, session, SessionEvent.REPLACED)
-            elif alarm.passed(orphan.until, now):
-                self.take_session(id, session, SessionEvent.ORPHAN_EXPIRED)
-            elif number > orphan.told or alarm.passed(orphan.next_probe, now):
-                told, orphan.told = orphan.told, number
-                orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
-                alarm.set(orphan.next_probe)
-                if number > told or orphan.renewing or member is None:
-                    effects.append(self._permission(orphan, view, now))
-                if member is not None:
-                    orphan.renewing = True
-                    effects.append(KeepAlive(orphan.record.lease))
-        return effects
+        proven = [self.state(id).proven for id in others]
+        known = [at for at in proven if at is not None]
+        return min(known) if known and len(known) == len(proven) else None
 
     def alive(self, member: str, now: float) -> bool:
         """Return True if `member` may still trust its link to us."""
         sessions = self.state(member).sessions.values()
-        return any(session.linked and _fresh(session.heard, now) for session in sessions)
+        return any(session.linked and _fresh(session.beat_at, now) for session in sessions)
 
     def cut_off(self, others: Collection[str]) -> bool:
         """Return True if more than half of `others` fell silent without a refusal.
@@ -493,13 +383,13 @@ class FailureDetector:
 def proven_at(sent: float | None, now: float) -> float:
     """Return the time until which a message received now proves that a link carries both ways.
 
-    An agent that does not report what it received may have heard us half a second ago.
+    An agent that does not report receipts may have received our last message half a second ago.
     """
     return now - (TRUST_SECONDS - LINK_SILENCE_SECONDS) if sent is None else sent
 
 
-def _fresh(heard: float, now: float) -> bool:
-    return now - heard < COUNTS_AS_ALIVE_SECONDS
+def _fresh(beat_at: float, now: float) -> bool:
+    return now - beat_at < COUNTS_AS_ALIVE_SECONDS
 
 
 def gone_keys(

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.effects import Effect, Link, Unlink
 from elasticjob_rendezvous.protocol.events import (
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     Probed,
@@ -72,10 +72,10 @@ class LeaderLink:
         key: the coordinator's session key; empty when unknown.
         seen_at: store revision at which the key was read.
         link: session that this member links to.
-        heard: time until which that link is known to carry both ways, and the round number last
+        evidence: time until which that link is known to carry both ways, and the round number last
             received on it (0: none yet).
-        rest: the same of the previous link, and the time until which it may stand in for the
-            present one.
+        former_evidence: the same of the previous link, and the time until which it may stand in
+            for the present one.
         proven_gone, orphaned: coordinators whose agent a probe found dead, without and with living
             workers -> when.
     """
@@ -85,9 +85,9 @@ class LeaderLink:
     key: str = ""
     seen_at: int = 0
     link: Session | None = None
-    heard: tuple[float, int] | None = None
-    rest: tuple[float, int, float] = (0.0, 0, 0.0)
-    look_at: float | None = None
+    evidence: tuple[float, int] | None = None
+    former_evidence: tuple[float, int, float] = (0.0, 0, 0.0)
+    read_at: float | None = None
     _suspected: set[Session] = field(default_factory=set)
     proven_gone: dict[Session, float] = field(default_factory=dict)
     orphaned: dict[Session, float] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class LeaderLink:
                 readable = [kv.key for kv in kvs if kv.key not in malformed]
                 self.key = readable[0] if readable else ""
                 self.seen_at = revision
-                self.look_at = 0.0 if len(kvs) == target.limit and not readable else None
+                self.read_at = 0.0 if len(kvs) == target.limit and not readable else None
                 return True
         return False
 
@@ -119,17 +119,19 @@ class LeaderLink:
                     return session
         return None
 
-    def tend(self, view: View, now: float, in_doubt: bool, attend: bool = True) -> list[Effect]:
-        """Detect that the coordinator's key is gone; with `attend`, hold a link to it."""
+    def maintain(
+        self, view: View, now: float, in_doubt: bool, may_link: bool = True
+    ) -> list[Effect]:
+        """Detect that the coordinator's key is gone; with `may_link`, hold a link to it."""
         leader = self.leader(view)
         if leader is None:
             if not self.key or in_doubt:
                 return []
             self.key = ""
-            self.look_at = now if self._named(view) else now + self._delay()
+            self.read_at = now if self._named(view) else now + self._delay()
             return self.unlink(now)
         record = leader.record
-        if (record.id, record.session) == self.link or not attend:
+        if (record.id, record.session) == self.link or not may_link:
             return []
         self._give_up(now)
         self.link = (record.id, record.session)
@@ -142,12 +144,12 @@ class LeaderLink:
         return [Unlink()]
 
     def _give_up(self, now: float) -> None:
-        if self.heard is not None:
-            self.rest = (*self.heard, now + HANDOVER_SECONDS)
-        self.link = self.heard = None
+        if self.evidence is not None:
+            self.former_evidence = (*self.evidence, now + HANDOVER_SECONDS)
+        self.link = self.evidence = None
 
-    def look_due(self, now: float, alarm: Alarm) -> bool:
-        return self.look_at is not None and alarm.passed(self.look_at, now)
+    def read_due(self, now: float, alarm: Alarm) -> bool:
+        return self.read_at is not None and alarm.passed(self.read_at, now)
 
     # -- the link -------------------------------------------------------------------
 
@@ -157,14 +159,17 @@ class LeaderLink:
         self.proven_gone.pop(session, None)
         self.orphaned.pop(session, None)
         if session == self.link:
-            self.heard = (proven_at(None, now), 0)
+            self.evidence = (proven_at(None, now), 0)
 
-    def link_heard(self, event: LinkHeard, now: float) -> None:
+    def link_heartbeat(self, event: LinkHeartbeat, now: float) -> None:
         if (event.member, event.session) == self.link:
             proven = proven_at(event.sent, now)
             if event.vouched_seconds is not None:  # end of the coordinator's own evidence
                 proven = min(proven, proven + event.vouched_seconds - TRUST_SECONDS)
-            self.heard = (max(proven, self.heard[0]) if self.heard else proven, event.round)
+            self.evidence = (
+                max(proven, self.evidence[0]) if self.evidence else proven,
+                event.round,
+            )
 
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
         """Return the coordinator if it fell silent and this member is its successor.
@@ -183,7 +188,7 @@ class LeaderLink:
         session = (event.member, event.session)
         if session != self.link:
             return []
-        self.heard = None
+        self.evidence = None
         leader = self.leader(view)
         if leader is None or session in self._suspected:
             return []
@@ -221,17 +226,17 @@ class LeaderLink:
 
     def vouched_until(self, round: int) -> float:
         """Return the time until which the coordinator's messages rule out a newer round."""
-        if self.tells_newer(round):
+        if self.knows_newer(round):
             return -math.inf
-        at, number, until = self.rest
-        evidence = [(min(at + TRUST_SECONDS, until), number)]
-        if self.heard is not None:
-            evidence.append((self.heard[0] + TRUST_SECONDS, self.heard[1]))
-        ends = (end for end, number in evidence if 0 < number <= round)
+        at, number, until = self.former_evidence
+        found = [(min(at + TRUST_SECONDS, until), number)]
+        if self.evidence is not None:
+            found.append((self.evidence[0] + TRUST_SECONDS, self.evidence[1]))
+        ends = (end for end, number in found if 0 < number <= round)
         return max(ends, default=-math.inf)
 
-    def tells_newer(self, round: int) -> bool:
-        return self.heard is not None and self.heard[1] > round
+    def knows_newer(self, round: int) -> bool:
+        return self.evidence is not None and self.evidence[1] > round
 
     def _named(self, view: View) -> bool:
         return view.round is not None and view.round.record.successor == self.me

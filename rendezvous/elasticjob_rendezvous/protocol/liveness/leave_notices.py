@@ -5,37 +5,37 @@ The view keeps the notices; one counts only while the leaver has no key, which s
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.protocol.effects import Effect, Tell
-from elasticjob_rendezvous.protocol.events import LeavesTold
+from elasticjob_rendezvous.protocol.effects import Effect, SendLeaveNotices
+from elasticjob_rendezvous.protocol.events import LeaveNoticesReceived
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice, agent_of
 from elasticjob_rendezvous.protocol.state import EngineState
 
 
-def hear(state: EngineState, event: LeavesTold) -> list[Effect]:
+def receive(state: EngineState, event: LeaveNoticesReceived) -> list[Effect]:
     """Note the leave notices, and forward them.
 
     No judgement is repeated: a notice has no effect while the leaver's key is there.
     """
-    state.view.told_leaving(event.leaving)
+    state.view.merge_leave_notices(event.leaving)
     state.effects = []
-    tell(state)
+    send(state)
     return state.effects
 
 
-def tell(state: EngineState) -> None:
+def send(state: EngineState) -> None:
     """Announce this member's leave on its links; as a coordinator, forward the notices of others.
 
     The next coordinator may have no other source. This member's own notice comes first, so that
     there is room for it.
     """
-    told: list[LeaveNotice] = []
+    notices: list[LeaveNotice] = []
     if state.leaving:
-        told = [LeaveNotice(state.config.identity.id, state.config.session_nonce, state.leaving)]
+        notices = [LeaveNotice(state.config.identity.id, state.config.session_nonce, state.leaving)]
     if state.coordinator.active or state.served >= 0:
-        told += state.view.leave_notices.values()
-    if tuple(told) != state.told:
-        state.told = tuple(told)
-        state.effects.append(Tell(state.told))
+        notices += state.view.leave_notices.values()
+    if tuple(notices) != state.sent_notices:
+        state.sent_notices = tuple(notices)
+        state.effects.append(SendLeaveNotices(state.sent_notices))
 
 
 def forget(state: EngineState) -> None:
@@ -47,6 +47,8 @@ def forget(state: EngineState) -> None:
         else {}
     )
     kept = {
-        id: said for id, said in state.view.leave_notices.items() if seated.get(id) == said.agent
+        id: notice
+        for id, notice in state.view.leave_notices.items()
+        if seated.get(id) == notice.agent
     }
     state.view.leave_notices = kept

@@ -62,24 +62,24 @@ def is_lost(
         patience = patience_seconds(bounds)
     elif took_over is not None and since <= took_over:
         patience = patience_seconds(bounds)
-        if _nobody_answers(assignment, peers, timers, patience):
+        if _is_silent(assignment, peers, timers, patience):
             return True
     return timers.passed(since + patience)
 
 
-def _nobody_answers(
+def _is_silent(
     assignment: RankAssignment, peers: FailureDetector, timers: Timers, seconds: float
 ) -> bool:
     """Return True if neither a link nor the launcher of the member answers, as after a power loss.
 
     After an etcd outage, the reason for the time to register again, both would answer.
     """
-    verdict = peers.inquire_meanwhile(assignment, timers.now, seconds)
+    verdict = peers.inquire_during_round(assignment, timers.now, seconds)
     _wake_to_ask(assignment, peers, timers)
     if verdict is not Verdict.UNKNOWN:
         return False
-    heard = peers.heard_at(assignment.id)
-    return heard is None or timers.passed(heard + LINK_SILENCE_SECONDS)
+    beat_at = peers.last_heartbeat_at(assignment.id)
+    return beat_at is None or timers.passed(beat_at + LINK_SILENCE_SECONDS)
 
 
 def _last_session(assignment: RankAssignment, view: View) -> str:
@@ -143,7 +143,7 @@ def has_stopped(
     """
     timers.since(("absent", assignment.id))
     last = view.departed.get(assignment.id)
-    if last is not None and _said_stopped(last, view):
+    if last is not None and _reported_stopped(last, view):
         return True
     if peers.is_gone(assignment.id, _last_session(assignment, view)):
         return True
@@ -202,14 +202,14 @@ def _latest_deadline(
     """
     fenced = view.round is not None and assignment.id in view.round.record.fenced
     latest = [since + bounds.keep_alive_seconds if fenced else since]
-    told = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
-    latest += [at for at in told if at is not None]
-    heard, took_over = peers.heard_at(assignment.id), timers.known(TOOK_OVER)
-    latest += [] if heard is None else [heard + TRUST_SECONDS]
+    deadlines = (peers.live_until(assignment.id), peers.granted_until(assignment.id))
+    latest += [at for at in deadlines if at is not None]
+    beat_at, took_over = peers.last_heartbeat_at(assignment.id), timers.known(TOOK_OVER)
+    latest += [] if beat_at is None else [beat_at + TRUST_SECONDS]
     # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
-    relied_on_us = heard is not None and took_over is not None and heard >= took_over
+    relied_on_us = beat_at is not None and took_over is not None and beat_at >= took_over
     if took_over is not None and not relied_on_us and peers.leader != assignment.id:
         led = peers.led_at(peers.leader)
         led = took_over if led is None else led
@@ -224,7 +224,7 @@ def _wake_to_ask(assignment: RankAssignment, peers: FailureDetector, timers: Tim
         timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
 
 
-def _said_stopped(last: Member, view: View) -> bool:
+def _reported_stopped(last: Member, view: View) -> bool:
     """Return True if the member last reported that no worker of the last round runs there."""
     match last.state:
         case MemberState.DONE:

@@ -22,7 +22,7 @@ class SessionEvent(StrEnum):
 
     LINK_OPENED = "link opened"
     OTHER_LINK_OPENED = "link of another session of the member opened"
-    HEARD = "heartbeat on a link"
+    HEARTBEAT = "heartbeat on a link"
     LINK_CLOSED = "link closed"
     GONE = "probe proved that nothing runs there"
     WORKERS_ONLY = "probe found workers without an agent"
@@ -39,7 +39,7 @@ class MemberEvent(StrEnum):
     """Input of the tables of one member."""
 
     LINK_OPENED = "link opened"
-    HEARD = "heartbeat on a link"
+    HEARTBEAT = "heartbeat on a link"
     LED = "heartbeat of the member as coordinator, on our link to it"
     LINK_LOST = "last link closed without notice"
     NO_ANSWER = "probe of an unlinked session got no answer"
@@ -52,14 +52,14 @@ class MemberEvent(StrEnum):
 
 
 class LinkState(StrEnum):
-    """Link of one session; `STRAY`: its agent answers probes though it has no link.
+    """Link of one session; `ANSWERING`: its agent answers probes though it has no link.
 
     The agent may have been about to die, so it is probed again.
     """
 
     UNLINKED = "unlinked"
     LINKED = "linked"
-    STRAY = "stray"
+    ANSWERING = "answering"
 
 
 class WorkersState(StrEnum):
@@ -150,7 +150,7 @@ LINK: Table[LinkState, SessionEvent] = Table(
     LinkState,
     {
         _SE.LINK_OPENED: (_LINKED, _LINKED, _LINKED),
-        _SE.HEARD: (_LINKED, _LINKED, _LINKED),
+        _SE.HEARTBEAT: (_LINKED, _LINKED, _LINKED),
         _SE.LINK_CLOSED: (_UNLINKED, _UNLINKED, _STRAY),
         _SE.AGENT_ANSWERED: (_STRAY, _LINKED, _STRAY),
         _SE.PROBE_REPEATED: (None, None, _UNLINKED),
@@ -177,7 +177,7 @@ WORKERS: Table[WorkersState, SessionEvent] = Table(
     },
     ignored=frozenset(
         {
-            _SE.HEARD,
+            _SE.HEARTBEAT,
             _SE.LINK_CLOSED,
             _SE.AGENT_ANSWERED,
             _SE.PROBE_REPEATED,
@@ -199,7 +199,7 @@ KEY: Table[KeyState, SessionEvent] = Table(
         {
             _SE.LINK_OPENED,
             _SE.OTHER_LINK_OPENED,
-            _SE.HEARD,
+            _SE.HEARTBEAT,
             _SE.LINK_CLOSED,
             _SE.WORKERS_ONLY,
             _SE.AGENT_ANSWERED,
@@ -216,7 +216,7 @@ CONTACT: Table[ContactState, MemberEvent] = Table(
     ContactState,
     {
         _ME.LINK_OPENED: (_NORMAL, _NORMAL, _NORMAL, _NORMAL),
-        _ME.HEARD: (_NORMAL, _LOST, _NORMAL, _LOST),
+        _ME.HEARTBEAT: (_NORMAL, _LOST, _NORMAL, _LOST),
         _ME.LINK_LOST: (_LOST, _LOST, _LOST_SILENT, _LOST_SILENT),
         _ME.NO_ANSWER: (_SILENT, _LOST_SILENT, _SILENT, _LOST_SILENT),
         _ME.TOOK_OVER: (_NORMAL, _NORMAL, _NORMAL, _NORMAL),
@@ -238,7 +238,7 @@ INQUIRY: Table[InquiryState, MemberEvent] = Table(
     InquiryState,
     {
         _ME.LINK_OPENED: (_NONE, _NONE, _ABSENCE),
-        _ME.HEARD: (_NONE, _NONE, _ABSENCE),
+        _ME.HEARTBEAT: (_NONE, _NONE, _ABSENCE),
         _ME.LED: (_NONE, _NONE, _ABSENCE),
         _ME.SUSPECTED: (_SUSPICION, _SUSPICION, _ABSENCE),
         _ME.SESSION_SUSPECTED: (None, _SUSPICION, _SUSPICION),
@@ -252,7 +252,7 @@ INQUIRY: Table[InquiryState, MemberEvent] = Table(
 
 @dataclass(slots=True)
 class Orphan:
-    """Workers without an agent; `told` is the newest round number that their launcher knows.
+    """Workers without an agent; `sent_round` is the newest round number that their launcher knows.
 
     `kept_until`: certain end of the lease on which their member's key was seen;
     `renewing`: the latest renewal of that lease has no answer yet.
@@ -261,7 +261,7 @@ class Orphan:
     record: Member
     until: float
     next_probe: float
-    told: int
+    sent_round: int
     kept_until: float = 0.0
     renewing: bool = True
 
@@ -271,8 +271,8 @@ class SessionState:
     """State of one session of a member.
 
     Attributes:
-        heard: last heartbeat on its link, while linked.
-        next_probe: time of the next probe, while stray.
+        beat_at: last heartbeat on its link, while linked.
+        next_probe: time of the next probe, while answering.
         answers: number of answers of its agent since it was last linked.
         orphan: its workers, while orphaned.
     """
@@ -280,7 +280,7 @@ class SessionState:
     link: LinkState = LinkState.UNLINKED
     workers: WorkersState = WorkersState.ATTENDED
     key: KeyState = KeyState.VALID
-    heard: float = 0.0
+    beat_at: float = 0.0
     next_probe: float = 0.0
     answers: int = 0
     orphan: Orphan | None = None
@@ -301,9 +301,9 @@ class SessionState:
     @property
     def open(self) -> bool:
         """Return True if the coordinator has something to do for this session."""
-        stray = self.link is LinkState.STRAY
+        answering = self.link is LinkState.ANSWERING
         orphaned = self.workers is WorkersState.ORPHANED
-        return stray or orphaned or self.key is not KeyState.VALID
+        return answering or orphaned or self.key is not KeyState.VALID
 
     @property
     def known(self) -> bool:
@@ -318,7 +318,7 @@ class PeerState:
     Attributes:
         symptom: first sign of trouble, while its link is lost.
         inquiry: repeated probes, unless there are none.
-        last_heard: last heartbeat on any link of it, also after it broke.
+        last_beat_at: last heartbeat on any link of it, also after it broke.
         proven: time until which any link of it is known to have carried both ways.
         led: for a former coordinator, the last heartbeat on our own link to it.
         granted: latest time until which we let workers without an agent live.
@@ -329,7 +329,7 @@ class PeerState:
     inquiry_state: InquiryState = InquiryState.NONE
     symptom: float | None = None
     inquiry: RepeatedProbe | None = None
-    last_heard: float | None = None
+    last_beat_at: float | None = None
     proven: float | None = None
     led: float | None = None
     granted: float | None = None

@@ -29,19 +29,19 @@ class RepeatedProbe:
     """Repeated probe of one member.
 
     Attributes:
-        whom: target of the probes.
+        target: target of the probes.
         until: end of the inquiry if no round waits for the answer.
-        told: newest round number in a probe.
+        sent_round: newest round number in a probe.
         verdict: the last result.
         answered: time of the last answer.
         live_until: deadline of its workers, by the last answer that contained one.
     """
 
-    whom: Member | RankAssignment
+    target: Member | RankAssignment
     next_probe: float
     until: float
     asked: bool = False
-    told: int = 0
+    sent_round: int = 0
     verdict: Verdict | None = None
     answered: float | None = None
     live_until: float | None = None
@@ -69,16 +69,16 @@ class RepeatedProbe:
     def due(self, view: View, now: float, alarm: Alarm) -> Probe | None:
         """Return the probe that is due; else request a wake-up for the next one."""
         number = newest_number(view)
-        moved_on = self.asked and number > self.told
+        moved_on = self.asked and number > self.sent_round
         if moved_on and self.verdict not in _UNANSWERED:
             self.verdict = None  # its launcher did not know of this round when it answered
         if not self._waits(view) or not (moved_on or alarm.passed(self.next_probe, now)):
             return None
         self.asked = True
-        self.told = number
+        self.sent_round = number
         self.next_probe = now + PROBE_INTERVAL_SECONDS
         alarm.set(self.next_probe)
-        return probe(self.whom, number)
+        return probe(self.target, number)
 
     def is_over(self, view: View, now: float) -> bool:
         """Return True if nothing depends on the inquiry any more.
@@ -89,12 +89,12 @@ class RepeatedProbe:
         state = _state(view)
         if state in (None, RoundState.CLOSED):
             return True
-        member = view.member(self.whom.id)
+        member = view.member(self.target.id)
         if member is None:
             late = now >= self.until or state is RoundState.FROZEN
             return late and state is not RoundState.JOINABLE
         lives = self.verdict not in _UNANSWERED
-        return lives or now >= self.until or member.record.session != self.whom.session
+        return lives or now >= self.until or member.record.session != self.target.session
 
     def _waits(self, view: View) -> bool:
         """Return True if another probe is due.
@@ -113,7 +113,7 @@ def newest_number(view: View) -> int:
     return view.round.record.number if view.round else 0
 
 
-def probe(whom: Member | RankAssignment, number: int) -> Probe:
-    """Return the probe of `whom`, with the newest round's number."""
-    ports = (whom.agent_port, whom.launcher_port)
-    return Probe(whom.id, whom.session, whom.address, *ports, number)
+def probe(target: Member | RankAssignment, number: int) -> Probe:
+    """Return the probe of `target`, with the newest round's number."""
+    ports = (target.agent_port, target.launcher_port)
+    return Probe(target.id, target.session, target.address, *ports, number)

@@ -68,7 +68,7 @@ class SelfFencing:
         """
         gang = self.whole_until(roster, done, leader_link.me, peers)
         deadline = max(leader_link.vouched_until(round), gang)
-        if leader_link.tells_newer(round) or self.forgotten_at is None:
+        if leader_link.knows_newer(round) or self.forgotten_at is None:
             return deadline
         return max(deadline, self.forgotten_at + REGISTER_AGAIN_SECONDS)
 
@@ -84,8 +84,8 @@ class SelfFencing:
         if not others:
             at = self.store_refused_at
             return -math.inf if at is None else at + LINK_SILENCE_SECONDS
-        heard = peers.evidence(others)
-        return -math.inf if heard is None else heard + TRUST_SECONDS
+        proven = peers.evidence(others)
+        return -math.inf if proven is None else proven + TRUST_SECONDS
 
     def _etcd_is_down(self, now: float) -> bool:
         at = self.store_refused_at

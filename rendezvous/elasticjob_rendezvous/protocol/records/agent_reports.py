@@ -98,7 +98,7 @@ def proven(
 
     `given` has the headers by their names in lower case.
     """
-    told, at = given.get(PROOF_HEADER.lower(), ""), given.get(TIME_HEADER.lower(), "")
+    proof, at = given.get(PROOF_HEADER.lower(), ""), given.get(TIME_HEADER.lower(), "")
     if not job_key:
         return ReportRequest(member, "", now_ms)
     if not (at.isascii() and at.isdigit() and len(at) < 16):
@@ -106,7 +106,7 @@ def proven(
     request = ReportRequest(member, given.get(NONCE_HEADER.lower(), ""), int(at))
     if len(request.nonce) != NONCE_CHARACTERS or abs(now_ms - request.at_ms) > FRESH_SECONDS * 1000:
         return None
-    known = hmac.compare_digest(_question(job_key, request).encode(), told.encode())
+    known = hmac.compare_digest(_question(job_key, request).encode(), proof.encode())
     return request if known else None
 
 
@@ -119,8 +119,8 @@ def check_answer(
     job_key: bytes, request: ReportRequest, given: Mapping[str, str], body: bytes
 ) -> None:
     """Raise `MalformedRecord` unless the agent of `request.member` answered this request."""
-    told = given.get(PROOF_HEADER.lower(), "").encode()
-    if job_key and not hmac.compare_digest(_answer(job_key, request, body).encode(), told):
+    proof = given.get(PROOF_HEADER.lower(), "").encode()
+    if job_key and not hmac.compare_digest(_answer(job_key, request, body).encode(), proof):
         raise MalformedRecord(PATH, "the answer has no proof of the job's key")
 
 
@@ -152,8 +152,8 @@ def agent_report(
     prefix: str, backend: str, member: str, records: Mapping[str, object], state: str = ""
 ) -> AgentReport:
     """Return an answer made of records by their full keys."""
-    told = {key.removeprefix(prefix): encode(record) for key, record in records.items()}
-    return AgentReport(backend, member, told, state)
+    stored = {key.removeprefix(prefix): encode(record) for key, record in records.items()}
+    return AgentReport(backend, member, stored, state)
 
 
 def written(answer: AgentReport) -> dict[str, object]:
@@ -181,10 +181,10 @@ def read(body: bytes) -> AgentReport:
 
 def store_trouble(answers: Iterable[AgentReport]) -> StoreTrouble | None:
     """Return the oldest store trouble that an agent reports; None once the job has ended."""
-    told = list(answers)
-    if any(answer.state == RoundState.CLOSED for answer in told):
+    reports = list(answers)
+    if any(answer.state == RoundState.CLOSED for answer in reports):
         return None
-    found = (answer.store for answer in told if answer.store is not None)
+    found = (answer.store for answer in reports if answer.store is not None)
     return min(found, key=lambda trouble: trouble.since_ms, default=None)
 
 
@@ -210,9 +210,9 @@ def merged(
             them.
         present: ids of the members that still exist; None means all.
     """
-    told = sorted(answers, key=lambda answer: answer.member)
+    reports = sorted(answers, key=lambda answer: answer.member)
     found: dict[str, bytes] = {}
-    for answer in told:
+    for answer in reports:
         for key, value in answer.records.items():
             owner = _owner(key)
             mine = owner == answer.member

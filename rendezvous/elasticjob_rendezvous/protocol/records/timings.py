@@ -81,11 +81,11 @@ def _lost_steps(running: list[Member]) -> int | None:
     """
     past = [member for member in running if member.ended_step >= 0]
     latest = max((member.ended_round for member in past), default=0)
-    told = [member for member in past if member.ended_round == latest]
-    if not told or any(member.step < 0 for member in told):
+    reporting = [member for member in past if member.ended_round == latest]
+    if not reporting or any(member.step < 0 for member in reporting):
         return None
     first = min(member.step for member in running if member.step >= 0)
-    return max(0, max(member.ended_step for member in told) + 1 - first)
+    return max(0, max(member.ended_step for member in reporting) + 1 - first)
 
 
 def slowest(one: History, other: History) -> History:
@@ -112,10 +112,10 @@ def longest(one: int | None, other: int | None) -> int | None:
 
 
 def _with_cold(history: History, running: list[Member]) -> History:
-    told = [member for member in running if member.cold is not None]
-    if not told:
+    reporting = [member for member in running if member.cold is not None]
+    if not reporting:
         return history
-    cold = [member for member in told if member.cold]
+    cold = [member for member in reporting if member.cold]
     slowest = max(cold, key=lambda member: member.start_ms, default=None)
     reason = slowest.cold if slowest is not None else None
     return replace(history, cold_nodes=len(cold), cold_reason=reason or "")
@@ -123,10 +123,10 @@ def _with_cold(history: History, running: list[Member]) -> History:
 
 def _with_lost(history: History, running: list[Member]) -> History:
     """Return the history with the lost steps that a worker reports, which replace the minimum."""
-    told = [member for member in running if member.lost_steps >= 0]
-    if not told or history.lost_ms is not None:
+    reporting = [member for member in running if member.lost_steps >= 0]
+    if not reporting or history.lost_ms is not None:
         return history
-    steps, ms = max((member.lost_steps, member.lost_ms) for member in told)
+    steps, ms = max((member.lost_steps, member.lost_ms) for member in reporting)
     return replace(history, lost_steps=steps, lost_ms=ms)
 
 
@@ -134,8 +134,8 @@ def _runs(member: Member, history: History) -> bool:
     return member.state is MemberState.RUNNING and member.round == history.number
 
 
-def _first(known: int | None, said: int | None) -> int | None:
-    return said if known is None else known
+def _first(known: int | None, found: int | None) -> int | None:
+    return found if known is None else known
 
 
 prepare(History)

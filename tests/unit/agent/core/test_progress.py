@@ -143,14 +143,14 @@ def test_last_step_of_an_ended_round_is_reported_until_the_next_one_ends() -> No
     driven = running()
     told(driven, said(1))
     driven.feed(said(9), after=0.1)
-    assert driven.state.told is not None
-    assert (driven.state.told.ended_round, driven.state.told.ended_step) == (0, -1)
+    assert driven.state.reported is not None
+    assert (driven.state.reported.ended_round, driven.state.reported.ended_step) == (0, -1)
     local = driven.only(ReportLocal, driven.feed(stopped()))[-1].local
     assert (local.ended_round, local.ended_step) == (1, 9)
     driven.feed(run(2))
     driven.feed(started(2))
     told(driven, said(5, number=2))
-    assert (driven.state.told.ended_round, driven.state.told.ended_step) == (1, 9)
+    assert (driven.state.reported.ended_round, driven.state.reported.ended_step) == (1, 9)
     local = driven.only(ReportLocal, driven.feed(stopped(2)))[-1].local
     assert (local.ended_round, local.ended_step) == (2, 5)
 

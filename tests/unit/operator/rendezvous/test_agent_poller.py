@@ -18,13 +18,11 @@ from elasticjob_operator.rendezvous import agent_poller
 from elasticjob_operator.rendezvous.agent_poller import (
     JOB_UNPROVEN_REQUESTS,
     MOST_BACKOFF_SECONDS,
-    POLL_ERRORS,
-    Agent,
     AgentPoller,
     Polling,
     PollTarget,
-    fetch_report,
 )
+from elasticjob_operator.rendezvous.report_client import POLL_ERRORS, Agent, fetch_report
 from elasticjob_rendezvous.protocol.records.agent_reports import (
     AgentReport,
     agent_report,

@@ -173,9 +173,9 @@ def test_store_hosted_by_a_silent_torch_rank_0_is_found_again(
     masters = rounds.masters(A)
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     found = RendezvousStoreInfo(HOST.addr, agents_store)
-    assert masters.look(assignment(0, A, HOST, A), 0.0) == found, "it said so"
+    assert masters.find(assignment(0, A, HOST, A), 0.0) == found, "it said so"
     assert rounds.emptied == [], "and nothing is in it yet"
-    assert masters.look(assignment(1, A, HOST, A), 0.0) == found, "the same host: no need to wait"
+    assert masters.find(assignment(1, A, HOST, A), 0.0) == found, "the same host: no need to wait"
     assert masters.shared
     assert rounds.emptied == [agents_store]
     assert rounds.published(1) == found, "torch's new nodes look there"
@@ -187,8 +187,8 @@ def test_new_node_waits_before_assuming_a_silent_torch_rank_0(
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
     held = assignment(3, A, HOST, A)
-    assert masters.look(held, SILENT_SECONDS - 0.1) is None
-    assert masters.look(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
+    assert masters.find(held, SILENT_SECONDS - 0.1) is None
+    assert masters.find(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
 
 
 def test_backend_store_serves_all_rounds(rounds: Rounds) -> None:
@@ -224,4 +224,4 @@ def test_without_torch_nodes_the_own_port_is_used(rounds: Rounds, agents_store: 
 def test_own_rank_0_is_never_assumed_silent(rounds: Rounds, agents_store: int) -> None:
     master_address.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
-    assert masters.look(assignment(1, A, C, A, HOST), 60.0) is None
+    assert masters.find(assignment(1, A, C, A, HOST), 60.0) is None

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from elasticjob_rendezvous.etcd.driver import CROWD, Driver
+from elasticjob_rendezvous.etcd.driver import LARGE_GANG, Driver
 from elasticjob_rendezvous.etcd.errors import PermissionDenied
 from elasticjob_rendezvous.protocol.effects import Effect, Grant, Watch
 from elasticjob_rendezvous.protocol.events import (
@@ -64,19 +64,19 @@ async def _run(members: int, awaited: int, changes: int) -> tuple[int, list[Even
 
 
 def test_changes_of_a_large_gang_are_processed_together() -> None:
-    at_once, steps = asyncio.run(_run(CROWD, awaited=0, changes=3))
+    at_once, steps = asyncio.run(_run(LARGE_GANG, awaited=0, changes=3))
     assert at_once == 1
     assert [type(step) for step in steps] == [Started, Changed]
 
 
 def test_changes_are_processed_at_once_when_all_awaited_members_reported() -> None:
-    at_once, steps = asyncio.run(_run(CROWD, awaited=3, changes=3))
+    at_once, steps = asyncio.run(_run(LARGE_GANG, awaited=3, changes=3))
     assert at_once == 2
     assert [type(step) for step in steps] == [Started, Changed]
 
 
 def test_changes_of_a_small_gang_are_processed_one_by_one() -> None:
-    at_once, steps = asyncio.run(_run(CROWD - 1, awaited=0, changes=3))
+    at_once, steps = asyncio.run(_run(LARGE_GANG - 1, awaited=0, changes=3))
     assert (at_once, len(steps)) == (4, 4)
 
 

@@ -38,13 +38,13 @@ from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
-    LeavesTold,
+    LeaveNoticesReceived,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
     Verdict,
@@ -155,10 +155,10 @@ def test_both_sides_of_a_link_receive_heartbeats() -> None:
             await there.until(LinkUp("id-a", "s1"))
             await here.until(PeerUp("id-b", "s2"))
             server.serve(7)
-            await there.until(LinkHeard("id-a", "s1", 7))
-            await here.until(PeerHeard("id-b", "s2"))
-            await here.until(PeerHeard("id-b", "s2"))
-            await there.until(LinkHeard("id-a", "s1", 7))  # again, with the heartbeat
+            await there.until(LinkHeartbeat("id-a", "s1", 7))
+            await here.until(PeerHeartbeat("id-b", "s2"))
+            await here.until(PeerHeartbeat("id-b", "s2"))
+            await there.until(LinkHeartbeat("id-a", "s1", 7))  # again, with the heartbeat
 
     run(scenario())
 
@@ -173,9 +173,9 @@ def test_link_reports_the_duration_of_the_coordinator_evidence() -> None:
         )
         port = await server.start()
         async with link_to(port, there):
-            await there.until(LinkHeard("id-a", "s1", 0))
+            await there.until(LinkHeartbeat("id-a", "s1", 0))
         await server.stop()
-        [heard] = [event for event in there.all if isinstance(event, LinkHeard)][:1]
+        [heard] = [event for event in there.all if isinstance(event, LinkHeartbeat)][:1]
         assert heard.vouched_seconds is not None
         assert 10.0 < heard.vouched_seconds <= 20.0
 
@@ -205,8 +205,8 @@ def test_new_link_reports_the_round_at_once() -> None:
         async with coordinator(here) as (server, port):
             server.serve(3)
             async with link_to(port, there):
-                await there.until(LinkHeard("id-a", "s1", 3))
-        assert there.all[:2] == [LinkUp("id-a", "s1"), LinkHeard("id-a", "s1", 3)]
+                await there.until(LinkHeartbeat("id-a", "s1", 3))
+        assert there.all[:2] == [LinkUp("id-a", "s1"), LinkHeartbeat("id-a", "s1", 3)]
 
     run(scenario())
 
@@ -219,12 +219,12 @@ def test_leave_notice_is_delivered_once_to_each_side_of_a_link() -> None:
         leaving: list[wire.Leaving] = [()]
         async with coordinator(here) as (server, port), link_to(port, there, lambda: leaving[0]):
             leaving[0] = leaves
-            await here.until(LeavesTold(leaves))
-            server.tell(goes)
-            await there.until(LeavesTold(goes))
+            await here.until(LeaveNoticesReceived(leaves))
+            server.announce(goes)
+            await there.until(LeaveNoticesReceived(goes))
             leaving[0] = ()
-            await here.until(LeavesTold(()))
-        assert len([event for event in here.all if isinstance(event, LeavesTold)]) == 2
+            await here.until(LeaveNoticesReceived(()))
+        assert len([event for event in here.all if isinstance(event, LeaveNoticesReceived)]) == 2
 
     run(scenario())
 
@@ -235,10 +235,12 @@ def test_each_side_knows_when_it_was_last_received() -> None:
         began = time.monotonic()
         async with coordinator(here) as (_, port), link_to(port, there):
             for _ in range(5):
-                await here.until(PeerHeard("id-b", "s2"))
-                await there.until(LinkHeard("id-a", "s1", 0))
+                await here.until(PeerHeartbeat("id-b", "s2"))
+                await there.until(LinkHeartbeat("id-a", "s1", 0))
         for heard in (here.all, there.all):
-            sent = [event.sent for event in heard if isinstance(event, PeerHeard | LinkHeard)]
+            sent = [
+                event.sent for event in heard if isinstance(event, PeerHeartbeat | LinkHeartbeat)
+            ]
             times = [at for at in sent if at is not None]
             assert len(times) == len(sent) >= 5
             assert began <= times[0] < times[-1] <= time.monotonic()
@@ -306,7 +308,7 @@ def test_silent_member_is_reported_as_gone() -> None:
             member = await introduced(port)
             await here.until(PeerUp("id-b", "s2"))
             member.beat()
-            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerHeartbeat("id-b", "s2"))
             await here.until(PeerQuiet("id-b", "s2"))
             await here.until(PeerDown("id-b", "s2"))
             assert here.all.count(PeerQuiet("id-b", "s2")) == 1
@@ -345,7 +347,7 @@ def test_message_after_missed_heartbeats_is_received() -> None:
             for _ in range(2):
                 await here.until(PeerQuiet("id-b", "s2"))
                 member.beat()
-                await here.until(PeerHeard("id-b", "s2"))
+                await here.until(PeerHeartbeat("id-b", "s2"))
             assert PeerDown("id-b", "s2") not in here.all
             member.writer.close()
 
@@ -362,7 +364,7 @@ def test_newer_of_two_links_of_a_session_counts() -> None:
                 await here.until(PeerUp("id-b", "s2"))
                 stale.writer.close()
                 for _ in range(3):
-                    await here.until(PeerHeard("id-b", "s2"))
+                    await here.until(PeerHeartbeat("id-b", "s2"))
                 assert PeerDown("id-b", "s2") not in here.all
             await here.until(PeerDown("id-b", "s2"))
 
@@ -460,7 +462,7 @@ def test_unauthenticated_connection_is_closed_without_effect_on_others(line: byt
                     assert set(json.loads(await reader.readline())) == {"nonce"}
                     assert await reader.read() == b""
             writer.close()
-            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerHeartbeat("id-b", "s2"))
         assert LinkDown("id-a", "s1", refused=False) not in there.all
 
     run(scenario())
@@ -725,7 +727,7 @@ def test_wrong_line_closes_the_link_with_one_log_line(
             with contextlib.suppress(ConnectionResetError):
                 await member.reader.read()
             member.writer.close()
-        heard = [event for event in here.all if isinstance(event, PeerHeard)]
+        heard = [event for event in here.all if isinstance(event, PeerHeartbeat)]
         assert len(heard) == accepted
 
     run(scenario())
@@ -748,7 +750,7 @@ def test_reflected_line_closes_the_link_of_the_member(caplog: pytest.LogCaptureF
         async with listening(reflect) as port, link_to(port, there):
             await there.until(LinkUp("id-a", "s1"))
             await there.until(LinkDown("id-a", "s1", refused=False))
-        assert not any(isinstance(event, LinkHeard) for event in there.all)
+        assert not any(isinstance(event, LinkHeartbeat) for event in there.all)
 
     run(scenario())
     assert caplog.records[0].getMessage().startswith("closed the link to member 'id-a': WrongLine")

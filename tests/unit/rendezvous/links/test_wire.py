@@ -85,5 +85,5 @@ def test_end_of_stream_and_silence_are_distinguished() -> None:
 
 
 def test_leave_notice_of_a_peer_is_printable() -> None:
-    (notice,) = wire.leaving_told({"leaving": {"id\x1b": ["agent\n", "why\u202e\x9b"]}})
+    (notice,) = wire.read_leaving({"leaving": {"id\x1b": ["agent\n", "why\u202e\x9b"]}})
     assert (notice.id, notice.agent, notice.reason) == (r"id\x1b", r"agent\n", r"why\u202e\x9b")

@@ -30,11 +30,11 @@ from elasticjob_rendezvous.protocol.events import (
     KeptAlive,
     LeaseGone,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     LocalChanged,
-    PeerHeard,
+    PeerHeartbeat,
     PeerUp,
     Probed,
     RequestFailed,
@@ -434,9 +434,9 @@ def test_member_with_expired_lease_continues_while_its_link_is_evidence() -> Non
     session = b.engine.leader_link.link
     assert session is not None
     for _ in range(20):
-        b.later(1).hear(LinkHeard(*session, round=1))
+        b.later(1).hear(LinkHeartbeat(*session, round=1))
     assert isinstance(b.directive, Run)
-    b.hear(LinkHeard(*session, round=2))
+    b.hear(LinkHeartbeat(*session, round=2))
     assert isinstance(b.directive, Stop)
     assert b.directive.kill
 
@@ -448,7 +448,7 @@ def test_etcd_without_the_lease_gives_no_more_time_beyond_the_link() -> None:
     link = b.engine.leader_link.link
     assert link is not None
     for _ in range(int(LEASE) + 5):
-        b.later(1).hear(LinkHeard(*link, round=1))
+        b.later(1).hear(LinkHeartbeat(*link, round=1))
     b.later(LINK_SILENCE_SECONDS - 0.5).hear(LeaseGone(b.engine.lease.id))
     assert isinstance(b.directive, Run)
     b.later(1)
@@ -467,15 +467,15 @@ def test_single_coordinator_with_expired_lease_gives_no_evidence() -> None:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Record each of a coordinator's decisions."""
-    looks: list[None] = []
+    decisions: list[None] = []
     decide = coordinator.decide
 
-    def look(*arguments: Any) -> Any:
-        looks.append(None)
+    def recorded(*arguments: Any) -> Any:
+        decisions.append(None)
         return decide(*arguments)
 
-    monkeypatch.setattr(coordinator, "decide", look)
-    return looks
+    monkeypatch.setattr(coordinator, "decide", recorded)
+    return decisions
 
 
 def test_heartbeats_trigger_no_coordinator_decision(
@@ -487,12 +487,12 @@ def test_heartbeats_trigger_no_coordinator_decision(
     a.hear(PeerUp(member, session))
     for _ in range(100):
         a.now += 0.001
-        a.hear(PeerHeard(member, session))
+        a.hear(PeerHeartbeat(member, session))
     assert not looks
-    assert a.engine.coordinator.peers.heard_at(member) == a.now
+    assert a.engine.coordinator.peers.last_heartbeat_at(member) == a.now
 
 
-@pytest.mark.parametrize("doubt", ["unlinked", "silent", "link lost", "stray"])
+@pytest.mark.parametrize("doubt", ["unlinked", "silent", "link lost", "answering"])
 def test_heartbeat_that_resolves_a_suspicion_triggers_a_decision(
     monkeypatch: pytest.MonkeyPatch, doubt: str
 ) -> None:
@@ -503,11 +503,11 @@ def test_heartbeat_that_resolves_a_suspicion_triggers_a_decision(
         a.hear(PeerUp(member, session))
         event = MemberEvent.NO_ANSWER if doubt == "silent" else MemberEvent.LINK_LOST
         peers.take(member, event)
-    if doubt == "stray":
+    if doubt == "answering":
         peers.take_session(member, session, SessionEvent.AGENT_ANSWERED)
-        assert peers.session(member, session).link is LinkState.STRAY
+        assert peers.session(member, session).link is LinkState.ANSWERING
     looks = counted(monkeypatch)
-    a.hear(PeerUp(member, session) if doubt == "stray" else PeerHeard(member, session))
+    a.hear(PeerUp(member, session) if doubt == "answering" else PeerHeartbeat(member, session))
     assert looks
     assert not peers.silent(member)
 
@@ -567,7 +567,7 @@ def test_successor_probes_silent_coordinator_before_taking_over() -> None:
     """The successor has probed since beats were missing, and does not outwait the lease."""
     a, b = pair()
     silent = (identity("a"), a.engine.session)
-    b.hear(LinkUp(*silent)).hear(LinkHeard(*silent, 1)).later(1.5)
+    b.hear(LinkUp(*silent)).hear(LinkHeartbeat(*silent, 1)).later(1.5)
     asked = len(b.made(Probe))
     b.hear(LinkQuiet(*silent))
     assert [probe.member for probe in b.made(Probe)[asked:]] == [identity("a")]
@@ -587,7 +587,7 @@ def test_heartbeat_of_the_coordinator_ends_the_suspicion() -> None:
     alive = (identity("a"), a.engine.session)
     b.hear(LinkUp(*alive)).hear(LinkQuiet(*alive))
     assert inquiries(b.engine.coordinator.peers)
-    b.hear(LinkHeard(*alive, 1))
+    b.hear(LinkHeartbeat(*alive, 1))
     assert not inquiries(b.engine.coordinator.peers)
 
 

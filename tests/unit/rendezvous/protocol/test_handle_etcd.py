@@ -12,7 +12,7 @@ from elasticjob_rendezvous.protocol.effects import Link, Note, Probe, Read, Watc
 from elasticjob_rendezvous.protocol.events import (
     KeptAlive,
     LeaseGone,
-    LinkHeard,
+    LinkHeartbeat,
     LocalChanged,
     Probed,
     RequestFailed,
@@ -32,7 +32,7 @@ from tests.unit.rendezvous.node import READY, Node
 from tests.unit.rendezvous.protocol.test_engine import alone, key_of, pair, running, settle, wait
 
 
-def assert_told(node: Node, name: str, why: str) -> None:
+def assert_noted(node: Node, name: str, why: str) -> None:
     """Check that one warning says that the session of `name` ended, and why."""
     (note,) = [note for note in node.made(Note) if note.warning]
     assert f"session of {name} " in note.text
@@ -83,7 +83,7 @@ def test_waiting_member_rereads_its_key_after_two_leases() -> None:
             b.later(0.5)
 
     both(6.0)
-    b.hear(LinkHeard(identity("a"), a.engine.session, round=2))
+    b.hear(LinkHeartbeat(identity("a"), a.engine.session, round=2))
     reads = len(b.made(Read))
     both(9.5)
     assert len(b.made(Read)) == reads
@@ -152,7 +152,7 @@ def test_doubt_during_a_write_triggers_a_read() -> None:
     a, b = pair()
     b.held = True
     b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
-    b.hear(LinkHeard(identity("a"), a.engine.session, round=2)).answer().hear(Tick())
+    b.hear(LinkHeartbeat(identity("a"), a.engine.session, round=2)).answer().hear(Tick())
     assert isinstance(b.request, Read)
 
 
@@ -166,7 +166,7 @@ def test_session_with_key_missing_in_a_refused_write_is_logged() -> None:
     _, b = pair()
     b.etcd.txn(Txn((), (Delete(key_of(b)),)))
     b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
-    assert_told(b, "b", "key")
+    assert_noted(b, "b", "key")
 
 
 def test_coordinator_with_malformed_key_is_skipped() -> None:
@@ -206,7 +206,7 @@ def test_lease_answer_shows_that_etcd_is_available_again(gone: bool) -> None:
 def test_session_that_ended_with_its_lease_is_logged() -> None:
     node = running(alone())
     node.hear(LeaseGone(node.engine.lease.id))
-    assert_told(node, "a", "lease")
+    assert_noted(node, "a", "lease")
 
 
 @pytest.mark.parametrize(("passed", "permits"), [(0.5, True), (5.5, False)])
@@ -246,7 +246,7 @@ def test_missing_roster_is_not_requested_again() -> None:
     a, b = unknown_roster()
     b.answer().hear(Tick())
     assert b.request is None
-    b.hear(LinkHeard(identity("a"), a.engine.session, round=6))
+    b.hear(LinkHeartbeat(identity("a"), a.engine.session, round=6))
     assert isinstance(b.request, Read), "it looks where things stand"
     b.answer().hear(Tick())
     assert b.request is None
@@ -255,7 +255,7 @@ def test_missing_roster_is_not_requested_again() -> None:
 
 def test_roster_read_does_not_resolve_other_doubts() -> None:
     a, b = unknown_roster()
-    b.hear(LinkHeard(identity("a"), a.engine.session, round=6)).answer().hear(Tick())
+    b.hear(LinkHeartbeat(identity("a"), a.engine.session, round=6)).answer().hear(Tick())
     assert isinstance(b.request, Read)
     assert any(target.covers(KEYS.bounds) for target in b.request.ranges)
 
@@ -277,4 +277,4 @@ def test_member_that_reads_its_key_is_gone_has_no_session(name: str) -> None:
     main = next(watch for watch in reversed(node.made(Watch)) if watch.revision == 0)
     node.hear(WatchBroken(main.generation, "unavailable")).answer().hear(Tick())
     assert node.engine.session == ""
-    assert_told(node, name, "key")
+    assert_noted(node, name, "key")

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.protocol.directives import Stop
 from elasticjob_rendezvous.protocol.effects import KeepAlive, Probe, Read, Watch, Write
 from elasticjob_rendezvous.protocol.events import (
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     PeerDown,
@@ -73,12 +73,12 @@ def test_broken_watch_of_coordinator_key_triggers_a_read() -> None:
 def test_heartbeat_on_coordinator_link_is_recorded() -> None:
     a, b = pair()
     peers, link = b.engine.coordinator.peers, (A, a.engine.session)
-    assert peers.heard_at(A) is None
+    assert peers.last_heartbeat_at(A) is None
     b.hear(LinkUp(*link))
-    assert peers.heard_at(A) == b.now
+    assert peers.last_heartbeat_at(A) == b.now
     b.now += 0.2
-    b.hear(LinkHeard(*link, round=1))
-    assert peers.heard_at(A) == b.now
+    b.hear(LinkHeartbeat(*link, round=1))
+    assert peers.last_heartbeat_at(A) == b.now
 
 
 @pytest.mark.parametrize(("round", "reads"), [(0, 0), (1, 0), (2, 1)])
@@ -90,7 +90,7 @@ def test_newer_number_on_coordinator_link_triggers_a_read(round: int, reads: int
     b.later(1.1)
     b.held = True
     before = len(b.made(Read | Write))
-    b.hear(LinkHeard(A, a.engine.session, round=round))
+    b.hear(LinkHeartbeat(A, a.engine.session, round=round))
     assert len(b.made(Read | Write)) - before == reads
 
 

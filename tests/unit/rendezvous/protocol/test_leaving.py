@@ -167,7 +167,7 @@ def test_workers_of_leaving_member_stop_once_their_round_ended(
 
 
 def test_workers_of_leaving_member_have_the_default_grace_without_parameters() -> None:
-    """The record of the bounds was damaged, and this member brought none."""
+    """The record of the bounds was damaged, and this member had none."""
     etcd = SimEtcd()
     etcd.txn(Txn((), (Put(KEYS.bounds, encode(RendezvousParams(1, 1))),)))
     node = running(Node(etcd, "a", bounds=None).start())

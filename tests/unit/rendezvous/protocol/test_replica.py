@@ -375,7 +375,7 @@ def test_member_with_another_session_has_not_departed() -> None:
     assert view.departed == {}
 
 
-# -- farewells ------------------------------------------------------------------------
+# -- leave notices ------------------------------------------------------------------
 
 
 def notice(agent: str) -> LeaveNotice:
@@ -384,7 +384,7 @@ def notice(agent: str) -> LeaveNotice:
 
 def test_leave_notice_is_kept_until_its_member_writes() -> None:
     view = view_of()
-    view.told_leaving((notice("x"),))
+    view.merge_leave_notices((notice("x"),))
     assert view.leave_notices == {identity("a"): notice("x")}
     assert view.leaves(identity("a")) == "drained"
 
@@ -394,14 +394,14 @@ def test_leave_notice_of_an_agent_other_than_the_registered_one_is_dropped(
     agent: str, kept: bool
 ) -> None:
     view = view_of(session("a", "x-1", 5))
-    view.told_leaving((notice(agent),))
+    view.merge_leave_notices((notice(agent),))
     assert (identity("a") in view.leave_notices) is kept
 
 
 def test_event_from_before_a_leave_notice_does_not_refute_it() -> None:
     known = session("a", "x-1", 5)
     view = view_of(known)
-    view.told_leaving((notice("x"),))
+    view.merge_leave_notices((notice("x"),))
     view.apply(5, (known,))
     assert identity("a") in view.leave_notices
     view.apply(6, (session("a", "x-1", 6),))
@@ -425,10 +425,10 @@ def test_leave_reason_comes_from_the_key_or_else_a_leave_notice(
 ) -> None:
     other = session("b", "x-1", 3, state=MemberState.LEAVING, reason="of another")
     view = view_of(other, session("a", "x-1", 5, state=said, reason="by its key"))
-    view.told_leaving((notice("x"),) if told else ())
+    view.merge_leave_notices((notice("x"),) if told else ())
     if gone:
         view.apply(6, (Deleted(KEYS.session(identity("a"), "x-1"), 6),))
-    last = view.last_word(identity("a"))
+    last = view.last_record(identity("a"))
     assert last is not None
     assert (last.state, view.leaves(identity("a"))) == (said, leaves)
 
@@ -447,7 +447,7 @@ def test_highest_number_known_to_any_member_is_known() -> None:
 
 def test_unknown_member_has_no_last_record() -> None:
     view = view_of(session("b", "x-1", 3, state=MemberState.LEAVING, reason="drained"))
-    assert view.last_word(identity("a")) is None
+    assert view.last_record(identity("a")) is None
     assert view.leaves(identity("a")) is None
 
 

@@ -24,7 +24,7 @@ def member(
     engine_state = EngineState(Config(KEYS.prefix, me, "n"))
     job = Job("pod-7").round(1, state)
     engine_state.view = job.view()
-    engine_state.worker_group.tell(Local(ready=True, leaving=leaving))
+    engine_state.worker_group.report(Local(ready=True, leaving=leaving))
     engine_state.refused = Refused(refused) if refused else None
     engine_state.session = "s1"
     engine_state.leader_link.key = job.stored("pod-7").key

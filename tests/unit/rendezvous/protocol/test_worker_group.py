@@ -20,7 +20,7 @@ def local(workers: Workers, round: int = 0, **fields: Any) -> Local:
 def told(*words: Local) -> WorkerGroup:
     worker_group = WorkerGroup()
     for word in words:
-        worker_group.tell(word)
+        worker_group.report(word)
     return worker_group
 
 
@@ -44,14 +44,14 @@ def test_only_a_node_without_workers_is_idle(workers: Workers) -> None:
 
 def test_workers_allowed_to_start_count_as_starting() -> None:
     worker_group = told(local(Workers.NONE, 1, failure=a_failure("a"), done=True, master_port=9))
-    worker_group.promise(2)
+    worker_group.count_as_starting(2)
     assert worker_group.local == local(Workers.STARTING, 2, master_port=9)
 
 
 def test_report_from_before_the_start_permission_keeps_it() -> None:
     worker_group = told(local(Workers.NONE, 1))
-    worker_group.promise(2)
-    worker_group.tell(local(Workers.NONE, 1, failure=a_failure("a"), done=True))
+    worker_group.count_as_starting(2)
+    worker_group.report(local(Workers.NONE, 1, failure=a_failure("a"), done=True))
     assert worker_group.local == local(Workers.STARTING, 2)
 
 
@@ -61,22 +61,22 @@ def test_report_of_the_permitted_or_later_round_ends_the_start_permission(
     workers: Workers, round: int
 ) -> None:
     worker_group = told(local(Workers.NONE, 1))
-    worker_group.promise(2)
+    worker_group.count_as_starting(2)
     word = local(workers, round, done=workers is Workers.NONE)
-    worker_group.tell(word)
+    worker_group.report(word)
     assert worker_group.local == word
 
 
 def test_running_workers_are_reported_despite_start_permission() -> None:
     worker_group = told(local(Workers.STOPPING, 1))
-    worker_group.promise(2)
+    worker_group.count_as_starting(2)
     assert worker_group.local == local(Workers.STOPPING, 1)
 
 
 def test_start_permission_of_older_round_is_ignored() -> None:
     worker_group = told(local(Workers.NONE, 1))
-    worker_group.promise(3)
-    worker_group.promise(2)
+    worker_group.count_as_starting(3)
+    worker_group.count_as_starting(2)
     assert worker_group.local == local(Workers.STARTING, 3)
 
 
@@ -106,7 +106,7 @@ def test_workers_are_late_after_the_grace_since_their_round_ended() -> None:
 def test_grace_restarts_with_workers_of_a_later_round() -> None:
     worker_group = told(local(Workers.NONE), local(Workers.RUNNING, 1))
     assert is_late(worker_group, 2) == (False, GRACE)
-    worker_group.tell(local(Workers.RUNNING, 2))
+    worker_group.report(local(Workers.RUNNING, 2))
     assert is_late(worker_group, 2, after=3) == (False, None)
     assert is_late(worker_group, 3, after=50) == (False, GRACE)
 

@@ -310,7 +310,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Training on 4 of 5 nodes (round 2, 4 workers) because job-4 is Pending: node(s) had "
         "untolerated taint {team: b}, Insufficient nvidia.com/gpu. Free or add machines that "
-        "fit, or reduce the template's requests. Last interruption: job-4 left (it was told to "
+        "fit, or reduce the template's requests. Last interruption: job-4 left (it was asked to "
         "end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (detect 5 ms, stop 0.3 s, join "
         "20 ms, confirm 75 ms, start 0.5 s). The first step followed 0.2 s after the start.",
     ),
@@ -356,7 +356,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, DRAINED, JOINED))),
         {},
         "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 left (it was "
-        "told to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (detect 5 ms, stop 0.3 "
+        "asked to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (detect 5 ms, stop 0.3 "
         "s, join 20 ms, confirm 75 ms, start 0.5 s). The first step followed 0.2 s after the "
         "start. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, with a pause of 40 ms "
         "(start 40 ms).",

@@ -33,7 +33,7 @@ def cause(kind: str, count: int, *reasons: str, reason: str = "") -> str:
 @pytest.mark.parametrize(
     ("reasons", "one", "two"),
     [
-        ("SIGTERM", "it was told to end", "they were told to end"),
+        ("SIGTERM", "it was asked to end", "they were asked to end"),
         ("Terminating", "its pod is deleted", "their pods are deleted"),
         (EVICTION, "its node was drained", "their nodes were drained"),
         (PREEMPTION, "for a pod of higher priority", "for pods of higher priority"),
@@ -73,7 +73,7 @@ def test_reasons_that_the_previous_release_left_in_the_status_are_ignored() -> N
 
 def test_several_members_that_left_for_different_reasons() -> None:
     assert cause("leave", 3, EVICTION, "SIGTERM") == (
-        "job-0, job-1 and job-2 left (their nodes were drained, or they were told to end)"
+        "job-0, job-1 and job-2 left (their nodes were drained, or they were asked to end)"
     )
 
 

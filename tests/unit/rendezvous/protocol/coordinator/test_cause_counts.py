@@ -9,7 +9,7 @@ import pytest
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import (
     counted,
     leave_cause,
-    told_of_preemption,
+    with_late_preemption,
     with_later_leaves,
 )
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
@@ -117,7 +117,7 @@ def test_preemption_that_prevents_a_charge_is_counted() -> None:
 
 
 def test_drain_request_reason_precedes_the_reason_of_the_member() -> None:
-    """The member itself only knows that it was told to end; the mark takes precedence."""
+    """The member itself only knows that it was asked to end; the mark takes precedence."""
     slow = (
         DrainRequest(identity("b"), "SurplusStraggler"),
         DrainRequest(identity("c"), "SurplusStraggler"),
@@ -270,7 +270,9 @@ def test_leaves_join_those_that_the_previous_release_recorded() -> None:
 
 def test_urgent_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
     leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
-    told = told_of_preemption(leave, BEFORE, seats("a", "b"), RendezvousParams(1, 3, marks=EVICTED))
+    told = with_late_preemption(
+        leave, BEFORE, seats("a", "b"), RendezvousParams(1, 3, marks=EVICTED)
+    )
     wanted = cause_with_reasons(
         CauseKind.PREEMPTION, ("b", "x"), ["EvictionByEvictionAPI"], urgent=True
     )

@@ -238,7 +238,7 @@ def test_charging_is_logged(excused: bool) -> None:
     job = Job("z", *names, min_nodes=9, max_nodes=9, max_restarts=3).sealed(*names)
     job.idle().later(60).failure("pod-1", kind=ABORT).act()
     stopped(job, *names).idle()
-    act = (job.gone(*names[1:]) if excused else job.later(WINDOW)).look()
+    act = (job.gone(*names[1:]) if excused else job.later(WINDOW)).decide()
     assert act is not None
     assert act.note.startswith("round 1: ")
     assert ("not charged: pod-2, pod-3, pod-4 was" in act.note) is excused
@@ -252,7 +252,7 @@ def test_log_names_first_preempted_members() -> None:
         job.change(name, state=MemberState.LEAVING)
     job.idle().later(1).act()
     marks = tuple(DrainRequest(identity(name), "Preempted", preempted=True) for name in names[1:])
-    act = job.bounds(min_nodes=9, max_nodes=9, marks=marks).look()
+    act = job.bounds(min_nodes=9, max_nodes=9, marks=marks).decide()
     assert act is not None
     assert act.note.startswith("round 2: ")
     assert " pod-2, pod-3, pod-4 " in act.note
@@ -319,9 +319,9 @@ def test_peer_that_ended_with_success_is_named() -> None:
     job = gang(max_restarts=0).done("c").failure("a", kind=ABORT, message="peer gone")
     said = "rank 0 on a ended with exit code 1: peer gone; by then c had ended with success"
     assert job.act().cause.detail == said
-    stopped(job, "a", "b").look()
+    stopped(job, "a", "b").decide()
     for _ in range(20):
-        if (act := job.later(WINDOW / 4).look()) is not None:
+        if (act := job.later(WINDOW / 4).decide()) is not None:
             job.commit(act.txn)
     closed = job.current()
     assert closed.outcome is not None
@@ -360,7 +360,7 @@ def test_cause_of_the_round_is_the_first_failure_in_the_status(row: int) -> None
     opened = job.failure("b").act()
     assert (opened.cause.members, opened.charged) == (("b",), (1,))
     job.failure("a", at_ms=UTC_MS - 5, message="first")
-    stopped(job, "a", "b", "c").look()  # backs off from now on
+    stopped(job, "a", "b", "c").decide()  # backs off from now on
     frozen = job.later(4).act()
     assert frozen.state is RoundState.FROZEN
     assert frozen.cause.members == ("a",)
@@ -380,7 +380,7 @@ def test_charging_does_not_delay_the_next_round() -> None:
     assert job.act().state is RoundState.FROZEN
     stored = job.view().round
     assert stored is not None
-    job.look()
+    job.decide()
     for name in "abc":
         job.change(name, confirmed=stored.modified)
     assert job.act().state is RoundState.FINAL

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.protocol.coordinator.bootstrap import CROWD, CROWD_SECONDS
+from elasticjob_rendezvous.protocol.coordinator.bootstrap import LARGE_GANG, LARGE_GANG_SECONDS
 from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
 from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.events import Verdict
@@ -44,7 +44,7 @@ def frozen(*names: str, **bounds: Any) -> Job:
     job = Job(*names, **{"max_nodes": len(names), **bounds}).round(1)
     current = job.act()
     assert (current.state, current.ids) == (FROZEN, ids("".join(names)))
-    job.look()
+    job.decide()
     return job
 
 
@@ -94,7 +94,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
 def test_deposed_coordinator_changes_nothing(situation: Any) -> None:
     job = situation()
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.gone("a")
     before = job.etcd.revision
@@ -105,7 +105,7 @@ def test_deposed_coordinator_changes_nothing(situation: Any) -> None:
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
 def test_current_coordinator_can_write(situation: Any) -> None:
     job = situation()
-    act = job.look()
+    act = job.decide()
     assert act is not None
     assert act.note
     assert job.commit(act.txn).succeeded
@@ -116,7 +116,7 @@ def test_current_coordinator_can_write(situation: Any) -> None:
 )
 def test_round_is_not_written_over_an_unseen_one(name: str) -> None:
     job = SITUATIONS[name]()
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.round(9)
     assert not job.commit(act.txn).succeeded
@@ -128,7 +128,7 @@ def test_round_is_not_written_over_an_unseen_one(name: str) -> None:
 )
 def test_round_write_compares_round_revision_and_own_session(name: str) -> None:
     job = SITUATIONS[name]()
-    act = job.look()
+    act = job.decide()
     assert act is not None
     at = job.view().round
     own = job.stored("a")
@@ -139,7 +139,7 @@ def test_round_write_compares_round_revision_and_own_session(name: str) -> None:
 
 def test_changed_own_key_does_not_stop_the_coordinator() -> None:
     job = joinable()
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.change("a", known=7)
     assert job.commit(act.txn).succeeded
@@ -181,10 +181,10 @@ def test_first_round_freezes_at_once_with_enough_members(brings: bool) -> None:
 
 
 def test_first_round_of_a_large_gang_waits_briefly() -> None:
-    names = [f"m-{index}" for index in range(CROWD)]
-    job = Job(*names[:-1], min_nodes=CROWD, max_nodes=CROWD).idle()
-    assert job.coordinator.timers.wake == pytest.approx(job.clock.now + CROWD_SECONDS)
-    assert job.later(CROWD_SECONDS).act().state is JOINABLE
+    names = [f"m-{index}" for index in range(LARGE_GANG)]
+    job = Job(*names[:-1], min_nodes=LARGE_GANG, max_nodes=LARGE_GANG).idle()
+    assert job.coordinator.timers.wake == pytest.approx(job.clock.now + LARGE_GANG_SECONDS)
+    assert job.later(LARGE_GANG_SECONDS).act().state is JOINABLE
 
 
 def test_number_of_awaited_members_is_known() -> None:
@@ -200,7 +200,7 @@ def test_number_of_awaited_members_is_known() -> None:
 
 def test_existing_parameters_are_not_overwritten() -> None:
     job = Job("a", "b").brings(RendezvousParams(1, 2))
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.bounds(max_nodes=7)
     assert not job.commit(act.txn).succeeded
@@ -209,7 +209,7 @@ def test_existing_parameters_are_not_overwritten() -> None:
 
 def test_parameters_come_without_first_round_if_members_know_a_later_one() -> None:
     job = Job("a", "b").brings(RendezvousParams(1, 2)).change("b", known=5)
-    act = job.look()
+    act = job.decide()
     assert act is not None
     assert job.commit(act.txn).succeeded
     assert job.view().bounds is not None
@@ -219,7 +219,7 @@ def test_parameters_come_without_first_round_if_members_know_a_later_one() -> No
 @pytest.mark.parametrize("key", [KEYS.round, KEYS.bounds])
 def test_malformed_records_prevent_decisions(key: str) -> None:
     job = joinable().put(key, ["not a record"])
-    job.brought = RendezvousParams(1, 4)
+    job.initial_bounds = RendezvousParams(1, 4)
     job.idle()
 
 
@@ -246,7 +246,7 @@ def test_member_joining_during_last_call_is_included_and_may_end_it() -> None:
 def recovering(*names: str, **bounds: Any) -> Job:
     """Return a job in round 2, joinable since z was proven gone; all of these ran round 1."""
     job = Job(*names, "z", **bounds).sealed(*names, "z")
-    job.look()
+    job.decide()
     job.later(60).gone("z", proven=True)
     return job.round(2, cause=job.current().cause, previous=1)
 
@@ -302,7 +302,7 @@ def test_round_names_fenced_members_until_final() -> None:
 
 def test_fence_compares_the_judged_record() -> None:
     job = recovering("a", "b").change("a", state=WAITING).idle().later(15)
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.change("b", state=WAITING)
     assert not job.commit(act.txn).succeeded
@@ -438,7 +438,7 @@ def test_silent_member_is_included_if_no_round_is_possible_without_it() -> None:
 def test_round_number_is_sealed_once() -> None:
     """Even if another member sealed it and the round's own record was lost."""
     job = confirm(frozen("a", "b"), "a", "b")
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.put(KEYS.roster(1), Roster(1, 0, "", 0, ()))
     assert not job.commit(act.txn).succeeded
@@ -474,7 +474,7 @@ def test_history_of_a_recovery() -> None:
     job.gone("c", proven=True).act()
     job.idle().later(0.5).change("a", state=WAITING).change("b", state=WAITING)
     assert job.act().state is FROZEN
-    job.look()
+    job.decide()
     confirm(job.later(0.125), "a", "b").act()
     history = job.read(History, KEYS.history(2))
     assert history.confirm_ms == 125
@@ -595,7 +595,7 @@ def test_used_round_number_is_not_sealed_again(state: RoundState, number: int, a
     else:
         job.round(1, state, ids=ids("a"))
     job.change("b", state=RUNNING if anew else WAITING, round=number, known=number)
-    act = job.look()
+    act = job.decide()
     assert (act is not None and "members know" in act.note) is anew
     if act and anew:
         job.commit(act.txn)

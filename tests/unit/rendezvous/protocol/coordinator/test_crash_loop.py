@@ -144,7 +144,7 @@ def test_back_off_is_separate_from_other_times_of_the_round() -> None:
     assert current.state is RoundState.FROZEN
     stored = job.view().round
     assert stored is not None
-    job.look()
+    job.decide()
     for id in current.ids:
         job.change(id.removeprefix("id-"), confirmed=stored.modified)
     job.act()

@@ -28,7 +28,7 @@ def test_final_round_older_than_a_known_one_counts_as_interruption(state: str, o
 
 
 def due(job: Job) -> RoundUpdate:
-    act = job.look()
+    act = job.decide()
     assert act is not None
     return act
 

@@ -13,12 +13,13 @@ from elasticjob_rendezvous.protocol.effects import KeepAlive, Note, Probe, Unlin
 from elasticjob_rendezvous.protocol.events import (
     Clock,
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LocalChanged,
     Probed,
     Tick,
     Verdict,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.liveness.leader_link import HANDOVER_SECONDS
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -149,15 +150,15 @@ def test_orphan_launcher_is_notified_of_the_first_round_as_soon_as_it_opens() ->
     job.member("old", lease=job.etcd.grant(5, job.now).id)
     engine_state = succeed(job)
     peers, me = engine_state.coordinator.peers, identity("pod-2")
-    assert peers.tend(engine_state.view, me, 0.1, 1.7)[0] == []
-    effects, _ = peers.tend(job.round(1).view(), me, 0.2, 1.7)
+    assert detector_upkeep.maintain(peers, engine_state.view, me, 0.1, 1.7)[0] == []
+    effects, _ = detector_upkeep.maintain(peers, job.round(1).view(), me, 0.2, 1.7)
     assert [effect.round for effect in effects if isinstance(effect, Probe)] == [1]
 
 
 def test_evidence_of_the_link_to_the_predecessor_lasts_for_its_successor() -> None:
     engine_state = successor(Job("pod-2").round(3))
     engine_state.leader_link.link = (OLD, "s1")
-    engine_state.leader_link.link_heard(LinkHeard(OLD, "s1", 3, sent=10.0), 10.0)
+    engine_state.leader_link.link_heartbeat(LinkHeartbeat(OLD, "s1", 3, sent=10.0), 10.0)
     engine_state.clock = Clock(11.0, 0)
     election.take_over(engine_state)
     assert Unlink() in engine_state.effects

@@ -10,11 +10,11 @@ from elasticjob_rendezvous.protocol.coordinator.failure_policy import (
     blamed,
     culprit,
     describe,
+    failures_text,
     port_taken,
     speaks_for_itself,
     spent,
     surplus,
-    told,
     window_seconds,
 )
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
@@ -153,12 +153,12 @@ def test_describe_a_failure(failure: Failure, line: str) -> None:
 def test_aborted_collective_names_the_done_members(ended: tuple[str, ...], said: str) -> None:
     done = [Done(1, identity(name), name) for name in ended]
     abort, error = a_failure("a", kind=ABORT), a_failure("b")
-    assert told([abort], done) == f"rank 0 on a ended with exit code 1{said}"
-    assert told([abort, error], done) == "rank 0 on b ended with exit code 1"
+    assert failures_text([abort], done) == f"rank 0 on a ended with exit code 1{said}"
+    assert failures_text([abort, error], done) == "rank 0 on b ended with exit code 1"
 
 
 def test_round_without_failure_records_is_described_as_failed_worker() -> None:
-    assert told([]) == "a worker failed"
+    assert failures_text([]) == "a worker failed"
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_charging_window_exceeds_the_lease() -> None:
 
 
 def test_sixteen_failures_nearest_to_the_cause_are_kept() -> None:
-    told = failures(*[ABORT] * 30, LATE, USER, *[ABORT] * 5)
-    by_member = {failure.member: failure for failure in told}
+    reported = failures(*[ABORT] * 30, LATE, USER, *[ABORT] * 5)
+    by_member = {failure.member: failure for failure in reported}
     gone = surplus(by_member)
     kept = [by_member[member] for member in by_member if member not in gone]
     assert len(kept) == KEPT_FAILURES
-    assert culprit(kept) == culprit(told)
+    assert culprit(kept) == culprit(reported)
     assert {USER, LATE} <= {failure.kind for failure in kept}
     assert surplus({failure.member: failure for failure in kept}) == []
 

@@ -32,7 +32,7 @@ def many(count: int, **bounds: Any) -> Job:
 def test_sixteen_failures_of_a_round_are_kept_including_the_first_failure() -> None:
     """The number of operations in a transaction is limited: the rest goes with the next one."""
     job = many(100)
-    act = job.look()
+    act = job.decide()
     assert act is not None
     assert "50 failures" in act.note
     assert job.commit(act.txn).succeeded
@@ -44,7 +44,7 @@ def test_sixteen_failures_of_a_round_are_kept_including_the_first_failure() -> N
 
 def test_deposed_coordinator_deletes_no_failures() -> None:
     job = many(20)
-    act = job.look()
+    act = job.decide()
     assert act is not None
     job.gone("a")
     assert not job.commit(act.txn).succeeded
@@ -74,6 +74,6 @@ def test_redundant_failure_is_not_recorded() -> None:
     for index in range(failure_policy.KEPT_FAILURES):
         job.failure(f"m{index}", kind=FailureClass.PEER_ABORT)
     stored = job.stored("b")
-    for kind, is_told in ((FailureClass.PEER_ABORT, False), (FailureClass.USER_ERROR, True)):
+    for kind, is_kept in ((FailureClass.PEER_ABORT, False), (FailureClass.USER_ERROR, True)):
         local = Local(ready=True, round=1, failure=a_failure("b", kind=kind))
-        assert (report(job.own("b", local=local), stored) is not None) is is_told
+        assert (report(job.own("b", local=local), stored) is not None) is is_kept

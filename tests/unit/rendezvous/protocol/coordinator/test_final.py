@@ -23,7 +23,7 @@ LEAVING = MemberState.LEAVING
 
 
 def note(job: Job) -> str:
-    act = job.look()
+    act = job.decide()
     assert act is not None
     return act.note
 
@@ -122,7 +122,7 @@ def test_log_of_new_round_names_first_three_members_of_its_cause() -> None:
 
 def test_log_of_new_round_without_members_ends_with_its_kind() -> None:
     job = Job(*"abc", expected=3).sealed(*"abc").bounds(max_nodes=2, stop_grace_seconds=0)
-    act = job.look()
+    act = job.decide()
     assert act is not None
     assert act.note == act.note.strip()
     job.commit(act.txn)
@@ -166,7 +166,7 @@ def asking() -> Job:
 
 def test_job_is_closed_once_the_gang_has_saved() -> None:
     job = asking()
-    assert job.look() is None
+    assert job.decide() is None
     job.change("b", completed=True, step=164, checkpoint_step=164)
     assert report_of(job) == SaveReport(SaveResult.SAVED, 164, 164)
 
@@ -176,9 +176,9 @@ def test_job_is_closed_without_the_checkpoint_after_the_grace(saved: str) -> Non
     job = asking()
     for name in saved:
         job.change(name, saved=True)
-    assert job.look() is None
+    assert job.decide() is None
     job.later(24.9)
-    assert job.look() is None
+    assert job.decide() is None
     unsaved = tuple(name for name in "abc" if name not in saved)
     assert report_of(job.later(0.2)) == SaveReport(SaveResult.TIMED_OUT, 163, 120, unsaved)
 

@@ -24,7 +24,7 @@ def test_reopened_round_names_silent_members() -> None:
 
 
 def test_log_of_reopened_round_names_its_number() -> None:
-    act = unconfirmed().look()
+    act = unconfirmed().decide()
     assert act is not None
     assert "2" in act.note
 
@@ -34,6 +34,6 @@ def test_seal_requires_that_no_roster_of_its_number_exists() -> None:
     job.act()
     stored = job.view().round
     assert stored is not None
-    act = job.change("a", confirmed=stored.modified).look()
+    act = job.change("a", confirmed=stored.modified).decide()
     assert act is not None
     assert Compare(KEYS.roster(1), Target.CREATE, 0) in act.txn.compares

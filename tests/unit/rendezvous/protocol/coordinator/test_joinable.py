@@ -59,7 +59,7 @@ def test_wait_for_old_workers_counts_from_the_opening_of_the_round() -> None:
         marks=(DrainRequest(identity("b"), "evicted", True),),
     )
     job.round(2, cause=Cause(CauseKind.LEAVE, ("b",), "drained"), previous=1)
-    assert job.look() is not None, "the leave was a preemption"
+    assert job.decide() is not None, "the leave was a preemption"
     assert job.later(10).act().cause.kind is CauseKind.PREEMPTION
     job.idle().later(5).act()
     assert job.names() == {"a"}

@@ -14,7 +14,7 @@ from elasticjob_rendezvous.protocol.coordinator.round_end import (
     round_end,
 )
 from elasticjob_rendezvous.protocol.coordinator.scale_up import must_wait, waiting_reason
-from elasticjob_rendezvous.protocol.events import PeerHeard, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.protocol.events import PeerHeartbeat, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import (
@@ -273,7 +273,7 @@ def test_linked_member_may_register_again() -> None:
     assert round.seen() is None
     assert round.timers.wake is not None
     for _ in range(4):
-        round.peers.up(PeerHeard(identity("b"), "s1"), round.job.now)
+        round.peers.up(PeerHeartbeat(identity("b"), "s1"), round.job.now)
         assert round.seen(1) is None
     round.job.member("b", state=RUNNING, round=1, session="s2")
     assert round.seen(3600) is None
@@ -364,7 +364,7 @@ def test_leave_known_only_from_a_leave_notice_is_urgent(
 ) -> None:
     """Its peers may be stuck in collectives for a while."""
     round = Round()
-    round.job.view().told_leaving((LeaveNotice(identity("b"), "", "drained"),))
+    round.job.view().merge_leave_notices((LeaveNotice(identity("b"), "", "drained"),))
     round.job.change("b", state=said, reason="drained" if said is LEAVING else "")
     round.seen()
     if gone:
@@ -386,7 +386,7 @@ def test_withdrawn_leave_is_not_urgent() -> None:
 
 def test_leave_with_unread_last_record_is_urgent() -> None:
     round = Round()
-    round.job.view().told_leaving((LeaveNotice(identity("b"), "", "drained"),))
+    round.job.view().merge_leave_notices((LeaveNotice(identity("b"), "", "drained"),))
     round.job.gone("b").view().departed.clear()
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause

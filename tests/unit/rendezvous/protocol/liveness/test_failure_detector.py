@@ -10,12 +10,13 @@ from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
 from elasticjob_rendezvous.protocol.effects import Effect, KeepAlive, Note, Probe
 from elasticjob_rendezvous.protocol.events import (
     PeerDown,
-    PeerHeard,
+    PeerHeartbeat,
     PeerQuiet,
     PeerUp,
     Probed,
     Verdict,
 )
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     COUNTS_AS_ALIVE_SECONDS,
     LINK_SILENCE_SECONDS,
@@ -43,8 +44,8 @@ def gang() -> Job:
 
 
 def linked(*members: str, at: float = 0.0) -> FailureDetector:
-    """Return a detector after the roll call of round 1."""
-    peers = FailureDetector(called_round=1)
+    """Return a detector after the probes of unlinked members in round 1."""
+    peers = FailureDetector(probed_round=1)
     for member in members:
         peers.up(PeerUp(member, "s1"), at)
     return peers
@@ -170,11 +171,11 @@ def test_answer_about_a_replaced_session_is_ignored() -> None:
 
 
 def tended(peers: FailureDetector, job: Job, now: float, every: float = 1.7) -> list[Effect]:
-    return peers.tend(job.view(), A, now, every)[0]
+    return detector_upkeep.maintain(peers, job.view(), A, now, every)[0]
 
 
 def wake(peers: FailureDetector, job: Job, now: float, every: float = 1.7) -> float | None:
-    return peers.tend(job.view(), A, now, every)[1]
+    return detector_upkeep.maintain(peers, job.view(), A, now, every)[1]
 
 
 def test_lease_of_an_orphan_is_renewed_at_once_and_every_second() -> None:
@@ -329,7 +330,7 @@ def test_member_killed_before_it_linked_is_probed_a_second_after_its_final_round
     peers.up(PeerUp(C, "s1"), 10.0)
     assert tended(peers, job, 10.0) == []
     assert wake(peers, job, 10.0) == 11.0
-    peers.up(PeerHeard(C, "s1"), 10.9)
+    peers.up(PeerHeartbeat(C, "s1"), 10.9)
     assert tended(peers, job, 11.0) == [PROBE_B]
     assert [key.record.id for key in probed_gone(peers, job, 11.1)] == [B]
 
@@ -340,9 +341,9 @@ def test_each_final_round_has_one_roll_call() -> None:
         peers.up(PeerUp(member, "s1"), 10.0)
     assert tended(peers, job, 10.0) == []
     assert tended(peers, job, 11.0) == []
-    assert peers.roll_call_at is None
+    assert peers.unlinked_probe_at is None
     assert tended(peers, job, 12.0) == []
-    assert peers.roll_call_at is None
+    assert peers.unlinked_probe_at is None
 
 
 # -- inquiries ------------------------------------------------------------------------
@@ -376,7 +377,7 @@ def test_absent_member_is_probed_at_once_and_every_half_second() -> None:
 def test_probe_is_repeated_after_half_a_second_without_events() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
-    effects, again = peers.tend(job.view(), A, 5.0, 1.7)
+    effects, again = detector_upkeep.maintain(peers, job.view(), A, 5.0, 1.7)
     assert effects == [replace(PROBE_B, round=2)]
     assert again == 5.0 + PROBE_INTERVAL_SECONDS
 
@@ -467,7 +468,7 @@ def test_answer_of_one_member_does_not_end_probes_of_another(first: str) -> None
     for id in (B, C):
         assignment = job.roster(1).assignment(id)
         assert assignment is not None
-        peers.inquire_meanwhile(assignment, 5.0, 4.0)
+        peers.inquire_during_round(assignment, 5.0, 4.0)
     if first == "it came back":
         job.member("b", session="s2")
     else:
@@ -502,7 +503,7 @@ def asked_meanwhile(
 ) -> Verdict | None:
     assignment = job.roster(1).assignment(B)
     assert assignment is not None
-    return peers.inquire_meanwhile(assignment, now, seconds)
+    return peers.inquire_during_round(assignment, now, seconds)
 
 
 @pytest.mark.parametrize(
@@ -573,7 +574,7 @@ def test_answer_ends_the_suspicion(verdict: Verdict) -> None:
 
 def test_message_of_the_agent_ends_the_suspicion() -> None:
     peers = suspected(gang())
-    peers.up(PeerHeard(B, "s1"), 5.1)
+    peers.up(PeerHeartbeat(B, "s1"), 5.1)
     assert not inquiries(peers)
 
 
@@ -633,9 +634,9 @@ def test_answer_known_when_the_key_goes_needs_no_further_probe() -> None:
     job.round(2, previous=1)
     assert asked(peers, job, 7.2) is Verdict.UNKNOWN
     assert tended(peers, job, 7.2) == [replace(PROBE_B, round=2)], "and yet the newest counts"
-    peers.up(PeerHeard(B, "s1"), 7.3)
+    peers.up(PeerHeartbeat(B, "s1"), 7.3)
     assert asked(peers, job, 7.3) is Verdict.UNKNOWN, "a word of it renews its link, no more"
-    assert peers.heard_at(B) == 7.3
+    assert peers.last_heartbeat_at(B) == 7.3
 
 
 # -- isolation ------------------------------------------------------------------------
@@ -674,7 +675,7 @@ def test_member_that_links_again_is_not_silent() -> None:
 
 def test_link_is_alive_while_messages_arrive() -> None:
     peers = linked(B, C, at=10.0)
-    peers.up(PeerHeard(C, "s1"), 12.0)
+    peers.up(PeerHeartbeat(C, "s1"), 12.0)
     assert peers.alive(B, 12.0)
     assert peers.alive(C, 12.0 + LINK_SILENCE_SECONDS)  # the other side may still trust the link
     assert peers.alive(C, 11.9 + COUNTS_AS_ALIVE_SECONDS)
@@ -691,7 +692,7 @@ def test_evidence_is_as_old_as_the_oldest_heartbeat(
 ) -> None:
     """Agents that do not report their receipts add up to half a second of age."""
     peers = linked(B, C, at=10.0)
-    peers.up(PeerHeard(C, "s1"), 12.0)
+    peers.up(PeerHeartbeat(C, "s1"), 12.0)
     peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # earlier receipts still count
     assert peers.evidence(others) == evidence
 
@@ -700,11 +701,11 @@ def test_evidence_is_no_newer_than_the_last_receipt_of_the_peer() -> None:
     peers = FailureDetector()
     peers.up(PeerUp(B, "s1", sent=9.0), 10.0)
     assert peers.evidence([B]) == 9.0
-    peers.up(PeerHeard(B, "s1", sent=9.5), 12.0)
+    peers.up(PeerHeartbeat(B, "s1", sent=9.5), 12.0)
     assert peers.evidence([B]) == 9.5
-    peers.up(PeerHeard(B, "s0", sent=8.0), 12.0)
+    peers.up(PeerHeartbeat(B, "s0", sent=8.0), 12.0)
     assert peers.evidence([B]) == 9.5, "a late word of an earlier link takes nothing back"
-    assert peers.heard_at(B) == 12.0, "it may trust us since then"
+    assert peers.last_heartbeat_at(B) == 12.0, "it may trust us since then"
 
 
 def test_new_coordinator_keeps_links_and_proofs_and_drops_suspicions() -> None:
@@ -731,17 +732,19 @@ def test_proof_of_end_outlives_a_key_not_seen_yet() -> None:
 def test_orphan_workers_may_live_as_long_as_the_lease_of_their_member() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
-    assert peers.kept(78, 9.0, job.view(), 1.0) == [], "somebody else's lease"
-    [permission] = peers.kept(77, 9.0, job.view(), 1.0)
+    assert detector_upkeep.extend_orphans(peers, 78, 9.0, job.view(), 1.0) == [], (
+        "somebody else's lease"
+    )
+    [permission] = detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 1.0)
     assert permission == replace(PROBE_B, live_until=9.0)
     assert granted(peers) == {B: 9.0}
     assert tended(peers, job, 2.0) == [KeepAlive(77)], "the answer brings the next permission"
     assert replace(PROBE_B, live_until=9.0) in tended(peers, job, 3.0), "there was no answer"
-    [longest] = peers.kept(77, 1000.0, job.view(), 3.5)
+    [longest] = detector_upkeep.extend_orphans(peers, 77, 1000.0, job.view(), 3.5)
     assert isinstance(longest, Probe)
     assert longest.live_until == 1.0 + ORPHAN_SECONDS, "no longer than an agent may be away"
     job.gone("b")
-    assert peers.kept(77, 1000.0, job.view(), 4.0) == [], "no key hangs on it"
+    assert detector_upkeep.extend_orphans(peers, 77, 1000.0, job.view(), 4.0) == [], "no key"
     assert not any(isinstance(e, Probe) and e.live_until for e in tended(peers, job, 6.0))
 
 
@@ -749,7 +752,7 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     job, peers = gang().change("c", lease=78), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.probed(Probed(C, "s1", Verdict.WORKERS_ALIVE), job.view(), 1.0, ORPHAN_SECONDS)
-    [permission] = peers.kept(78, 9.0, job.view(), 1.0)
+    [permission] = detector_upkeep.extend_orphans(peers, 78, 9.0, job.view(), 1.0)
     assert isinstance(permission, Probe)
     assert (permission.member, permission.live_until) == (C, 9.0)
     assert granted(peers) == {C: 9.0}
@@ -758,7 +761,7 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
 def test_expired_lease_grants_no_time() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    assert peers.kept(77, 5.0, job.view(), 5.0) == [PROBE_B]
+    assert detector_upkeep.extend_orphans(peers, 77, 5.0, job.view(), 5.0) == [PROBE_B]
     assert not granted(peers)
 
 
@@ -766,11 +769,11 @@ def test_shorter_grant_does_not_shorten_an_earlier_one() -> None:
     """Its agent came back and died again: its launcher may still hold the first deadline."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    peers.kept(77, 20.0, job.view(), 1.0)
+    detector_upkeep.extend_orphans(peers, 77, 20.0, job.view(), 1.0)
     peers.up(PeerUp(B, "s1"), 2.0)
     peers.down(PeerDown(B, "s1"), job.view(), 6.5)
     probed(peers, job, Verdict.WORKERS_ALIVE, now=7.0)
-    [permission] = peers.kept(77, 9.0, job.view(), 7.0)
+    [permission] = detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 7.0)
     assert isinstance(permission, Probe)
     assert permission.live_until == 9.0
     assert granted(peers) == {B: 20.0}

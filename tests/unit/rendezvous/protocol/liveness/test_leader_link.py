@@ -10,7 +10,7 @@ from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.effects import Link, Probe, Unlink
 from elasticjob_rendezvous.protocol.events import (
     LinkDown,
-    LinkHeard,
+    LinkHeartbeat,
     LinkQuiet,
     LinkUp,
     Probed,
@@ -38,7 +38,7 @@ def follower(job: Job, jitter: float = 0.0) -> LeaderLink:
     leader_link = LeaderLink(B, jitter)
     found = job.etcd.range(LOWEST)
     assert leader_link.found(found.revision, ((LOWEST, found.kvs),))
-    assert leader_link.tend(job.view(), 0.0, in_doubt=False) == [Link(A, "s1", "host-a", 7000)]
+    assert leader_link.maintain(job.view(), 0.0, in_doubt=False) == [Link(A, "s1", "host-a", 7000)]
     return leader_link
 
 
@@ -70,19 +70,19 @@ def test_malformed_records_are_skipped_and_more_are_requested() -> None:
     spoiled = {kv.key for kv in found.kvs}
     assert leader_link.found(found.revision, ((LOWEST, found.kvs),), spoiled)
     assert leader_link.key == ""
-    assert leader_link.look_due(0.0, Alarm()), "it is one of those that were not asked for"
+    assert leader_link.read_due(0.0, Alarm()), "it is one of those that were not asked for"
     more = replace(LOWEST, limit=2)
     leader_link.found(found.revision, ((more, job.etcd.range(more).kvs),), spoiled)
     assert leader_link.key == job.stored("b").key
-    assert not leader_link.look_due(100.0, Alarm())
+    assert not leader_link.read_due(100.0, Alarm())
     leader_link.found(found.revision, ((more, found.kvs),), spoiled)
-    assert not leader_link.look_due(100.0, Alarm()), "there are no others"
+    assert not leader_link.read_due(100.0, Alarm()), "there are no others"
 
 
 def test_one_link_to_one_coordinator() -> None:
     job = Job("a", "b")
     leader_link = follower(job)
-    assert leader_link.tend(job.view(), 1.0, in_doubt=False) == []
+    assert leader_link.maintain(job.view(), 1.0, in_doubt=False) == []
     assert leader_link.unlink(50.0) == [Unlink()]
     assert leader_link.unlink(50.0) == []
 
@@ -92,7 +92,7 @@ def test_coordinator_with_a_new_session_is_linked_again() -> None:
     leader_link = follower(job)
     job.gone("a").member("a", session="s2")
     leader_link.key = job.stored("a").key
-    assert leader_link.tend(job.view(), 1.0, in_doubt=False) == [Link(A, "s2", "host-a", 7000)]
+    assert leader_link.maintain(job.view(), 1.0, in_doubt=False) == [Link(A, "s2", "host-a", 7000)]
 
 
 # -- succession -----------------------------------------------------------------------
@@ -108,22 +108,22 @@ def test_named_successor_reads_at_once_and_others_later(
     job = Job("a", "b", "c").round(1, successor=identity(successor))
     leader_link = follower(job, jitter)
     view = without_a(job)
-    assert leader_link.tend(view, 50.0, in_doubt=False) == [Unlink()]
+    assert leader_link.maintain(view, 50.0, in_doubt=False) == [Unlink()]
     alarm = Alarm()
     if delay:
-        assert not leader_link.look_due(50.0 + delay - 0.001, alarm)
+        assert not leader_link.read_due(50.0 + delay - 0.001, alarm)
         assert alarm.at == pytest.approx(50.0 + delay)
-    assert leader_link.look_due(50.0 + delay, alarm)
+    assert leader_link.read_due(50.0 + delay, alarm)
     found = job.etcd.range(LOWEST)
     leader_link.found(found.revision, ((LOWEST, found.kvs),))
     assert leader_link.key == job.stored("b").key
-    assert not leader_link.look_due(99.0, alarm)
+    assert not leader_link.read_due(99.0, alarm)
 
 
 def test_key_not_yet_read_is_not_gone() -> None:
     job = Job("a", "b")
     leader_link = follower(job)
-    assert leader_link.tend(without_a(job), 50.0, in_doubt=True) == []
+    assert leader_link.maintain(without_a(job), 50.0, in_doubt=True) == []
     assert leader_link.key
 
 
@@ -132,10 +132,10 @@ def test_vanished_coordinator_is_unknown() -> None:
     job = Job("a", "b", "c").round(1, successor=identity("c"))
     leader_link = follower(job)
     view = without_a(job)
-    leader_link.tend(view, 50.0, in_doubt=False)
+    leader_link.maintain(view, 50.0, in_doubt=False)
     assert leader_link.key == ""
-    assert leader_link.tend(view, 50.2, in_doubt=False) == []
-    assert leader_link.look_due(50.0 + SUCCESSION_SECONDS, Alarm())
+    assert leader_link.maintain(view, 50.2, in_doubt=False) == []
+    assert leader_link.read_due(50.0 + SUCCESSION_SECONDS, Alarm())
 
 
 # -- the link -------------------------------------------------------------------------
@@ -268,23 +268,23 @@ def test_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
 def test_link_is_evidence_for_the_reported_round_and_newer() -> None:
     leader_link = follower(Job("a", "b"))
     assert leader_link.vouched_until(3) <= 50.0
-    leader_link.link_heard(LinkHeard(A, "s1", 3), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3), 50.0)
     assert leader_link.vouched_until(3) > 50.0
     assert leader_link.vouched_until(2) <= 50.0
-    assert leader_link.tells_newer(2)
-    assert not leader_link.tells_newer(3)
+    assert leader_link.knows_newer(2)
+    assert not leader_link.knows_newer(3)
 
 
 def test_link_is_evidence_for_the_first_round() -> None:
     leader_link = follower(Job("a", "b"))
-    leader_link.link_heard(LinkHeard(A, "s1", 1, sent=50.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 1, sent=50.0), 50.0)
     assert leader_link.vouched_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
 def test_link_evidence_lasts_from_last_exchange_in_both_directions() -> None:
     """A side that receives nothing counts the link as silent, and continues without the other."""
     leader_link = follower(Job("a", "b"))
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=48.0), 50.0)
     assert leader_link.vouched_until(3) > 48.0 + TRUST_SECONDS - 0.1
     assert leader_link.vouched_until(3) <= 48.0 + TRUST_SECONDS
 
@@ -297,9 +297,9 @@ def test_link_evidence_ends_with_the_evidence_of_the_coordinator(
 ) -> None:
     """The coordinator may hang before that and then stays silent. Older ones do not report it."""
     leader_link = follower(Job("a", "b"))
-    leader_link.link_heard(LinkHeard(A, "s1", 3, 49.0, vouched), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, 49.0, vouched), 50.0)
     assert leader_link.vouched_until(3) == pytest.approx(49.0 + seconds)
-    leader_link.link_heard(LinkHeard(A, "s1", 3, 49.5, 0.1), 50.5)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, 49.5, 0.1), 50.5)
     assert leader_link.vouched_until(3) == pytest.approx(max(49.0 + seconds, 49.6))
 
 
@@ -307,7 +307,7 @@ def test_link_evidence_outlasts_replacement_of_the_link() -> None:
     """Another member coordinates after an outage of etcd, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")
     leader_link = follower(job)
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=49.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=49.0), 50.0)
     assert leader_link.unlink(51.0) == [Unlink()]
     assert leader_link.vouched_until(3) > 51.0 + HANDOVER_SECONDS - 0.1
     assert leader_link.vouched_until(3) <= 51.0 + HANDOVER_SECONDS
@@ -318,19 +318,19 @@ def test_link_evidence_outlasts_replacement_of_the_link() -> None:
 def test_link_evidence_outlasts_the_session_of_the_coordinator(session: str | None) -> None:
     job = Job("a", "b", "c")
     leader_link = follower(job)
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=50.0), 50.0)
     job.gone("a")
     if session is not None:
         job.member("a", session=session)
         leader_link.key = job.stored("a").key
-    assert leader_link.tend(job.view(), 51.0, in_doubt=False) != []
+    assert leader_link.maintain(job.view(), 51.0, in_doubt=False) != []
     assert leader_link.link == (None if session is None else (A, "s2"))
     assert leader_link.vouched_until(3) == pytest.approx(51.0 + HANDOVER_SECONDS)
 
 
 def test_kept_link_evidence_does_not_exceed_its_original_end() -> None:
     leader_link = follower(Job("a", "b", "c"))
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=50.0), 50.0)
     leader_link.unlink(49.9 + TRUST_SECONDS)
     assert leader_link.vouched_until(3) <= 50.0 + TRUST_SECONDS
 
@@ -339,7 +339,7 @@ def test_link_without_a_round_number_is_no_evidence() -> None:
     leader_link = follower(Job("a", "b"))
     leader_link.link_up(LinkUp(A, "s1"), 50.0)
     assert leader_link.vouched_until(3) <= 50.0
-    leader_link.link_heard(LinkHeard(A, "s1", 0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 0), 50.0)
     assert leader_link.vouched_until(3) <= 50.0
 
 
@@ -347,13 +347,13 @@ def test_opened_link_is_as_good_as_a_heartbeat() -> None:
     """Both sides spoke to make it, so it carried both ways half a second ago."""
     leader_link = follower(Job("a", "b"))
     leader_link.link_up(LinkUp(A, "s1"), 50.0)
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=48.0), 50.0)
     assert leader_link.vouched_until(3) == pytest.approx(50.0 + LINK_SILENCE_SECONDS)
 
 
 def test_other_opened_link_does_not_change_the_evidence() -> None:
     leader_link = follower(Job("a", "b"))
-    leader_link.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=50.0), 50.0)
     leader_link.link_up(LinkUp(A, "s0"), 50.5)
     assert leader_link.vouched_until(3) == pytest.approx(50.0 + TRUST_SECONDS)
 
@@ -361,10 +361,10 @@ def test_other_opened_link_does_not_change_the_evidence() -> None:
 def test_silent_broken_or_foreign_link_is_no_evidence() -> None:
     job = Job("a", "b")
     leader_link = follower(job)
-    leader_link.link_heard(LinkHeard(A, "s1", 3), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3), 50.0)
     assert leader_link.vouched_until(3) > 50.0 + LINK_SILENCE_SECONDS - 0.1
     assert leader_link.vouched_until(3) <= 50.0 + LINK_SILENCE_SECONDS
     leader_link.link_down(down(), job.view())
     assert leader_link.vouched_until(3) <= 50.1
-    leader_link.link_heard(LinkHeard(A, "s0", 3), 50.0)
+    leader_link.link_heartbeat(LinkHeartbeat(A, "s0", 3), 50.0)
     assert leader_link.vouched_until(3) <= 50.1

@@ -9,8 +9,8 @@ import pytest
 from elasticjob_launcher.proof import BadPeer
 from elasticjob_rendezvous.links import wire
 from elasticjob_rendezvous.protocol.config import Config, Identity
-from elasticjob_rendezvous.protocol.effects import Read, Tell, Write
-from elasticjob_rendezvous.protocol.events import LeavesTold, LocalChanged
+from elasticjob_rendezvous.protocol.effects import Read, SendLeaveNotices, Write
+from elasticjob_rendezvous.protocol.events import LeaveNoticesReceived, LocalChanged
 from elasticjob_rendezvous.protocol.liveness import leave_notices
 from elasticjob_rendezvous.protocol.liveness.failure_detector import FailureDetector
 from elasticjob_rendezvous.protocol.records.members import (
@@ -54,22 +54,22 @@ def test_leaving_member_sends_a_leave_notice_on_its_links(pair: tuple[Node, Node
     b.held = True
     local = replace(READY, workers=Workers.RUNNING, round=1)
     b.hear(LocalChanged(local)).hear(LocalChanged(replace(local, leaving="drained")))
-    assert b.made(Tell) == [Tell(BY_B)], "once"
+    assert b.made(SendLeaveNotices) == [SendLeaveNotices(BY_B)], "once"
 
 
 def test_coordinator_forwards_leave_notices(pair: tuple[Node, Node]) -> None:
     """The coordinator's successor may have no other source. No other state changes."""
     a, _ = pair
     before = len(a.made(Read | Write))
-    a.hear(LeavesTold(BY_B)).hear(LeavesTold(BY_B))
-    assert a.made(Tell) == [Tell(BY_B)]
+    a.hear(LeaveNoticesReceived(BY_B)).hear(LeaveNoticesReceived(BY_B))
+    assert a.made(SendLeaveNotices) == [SendLeaveNotices(BY_B)]
     assert len(a.made(Read | Write)) == before
 
 
 def test_other_members_do_not_forward_leave_notices(pair: tuple[Node, Node]) -> None:
     _, b = pair
-    b.hear(LeavesTold((LeaveNotice(A, "n-a", "drained"),)))
-    assert not b.made(Tell)
+    b.hear(LeaveNoticesReceived((LeaveNotice(A, "n-a", "drained"),)))
+    assert not b.made(SendLeaveNotices)
     assert b.engine.view.leave_notices[A].reason == "drained"
 
 
@@ -84,13 +84,15 @@ def test_former_coordinator_forwards_leave_notices_while_links_last(
     """Links to a former coordinator stand for a moment, and nobody else may have heard of it."""
     engine_state = EngineState(Config("/prefix/", Identity(A, "a", "host-a", 7000), "n-a"))
     engine_state.coordinator.active, engine_state.served = active, served
-    assert leave_notices.hear(engine_state, LeavesTold(BY_B)) == ([Tell(BY_B)] if passed_on else [])
+    assert leave_notices.receive(engine_state, LeaveNoticesReceived(BY_B)) == (
+        [SendLeaveNotices(BY_B)] if passed_on else []
+    )
 
 
 def test_next_round_drops_leave_notices_of_other_members(pair: tuple[Node, Node]) -> None:
     _, b = pair
     b.hear(
-        LeavesTold(
+        LeaveNoticesReceived(
             (LeaveNotice(C, "n-c", "x"), LeaveNotice(A, "n-a", "x"), LeaveNotice(B, "old", "x"))
         )
     )
@@ -105,7 +107,7 @@ def test_next_round_drops_leave_notices_of_other_members(pair: tuple[Node, Node]
 def test_leave_notice_counts_once_the_key_is_gone() -> None:
     job = Job("a", "b")
     view = job.view()
-    view.told_leaving(DRAINED)
+    view.merge_leave_notices(DRAINED)
     assert view.leaves(B) is None
     job.gone("b")
     assert job.view().leaves(B) == "drained"
@@ -114,7 +116,7 @@ def test_leave_notice_counts_once_the_key_is_gone() -> None:
 
 def test_member_key_precedes_leave_notice() -> None:
     job = Job("a", "b")
-    job.view().told_leaving(DRAINED)
+    job.view().merge_leave_notices(DRAINED)
     job.change("b", state=MemberState.LEAVING, reason="scaled down").gone("b")
     assert job.view().leaves(B) == "scaled down"
 
@@ -124,7 +126,7 @@ def test_member_key_precedes_leave_notice() -> None:
 )
 def test_new_registration_replaces_leave_notice(state: MemberState, reason: str | None) -> None:
     job = Job("a", "b")
-    job.view().told_leaving(DRAINED)
+    job.view().merge_leave_notices(DRAINED)
     job.gone("b").member("b", session="m-b-1", state=state, reason=reason or "").view()
     job.gone("b")
     assert job.view().leaves(B) == reason
@@ -133,14 +135,14 @@ def test_new_registration_replaces_leave_notice(state: MemberState, reason: str 
 def test_leave_notice_of_an_earlier_agent_is_ignored() -> None:
     """A link may repeat it after another agent of the member has registered."""
     job = Job("a", "b")
-    job.view().told_leaving((LeaveNotice(B, "earlier", "drained"),))
+    job.view().merge_leave_notices((LeaveNotice(B, "earlier", "drained"),))
     assert not job.view().leave_notices
 
 
 def test_late_write_of_leaving_member_keeps_leave_notice() -> None:
     """The write was under way before the member decided to leave."""
     job = Job("a", "b")
-    job.view().told_leaving(DRAINED)
+    job.view().merge_leave_notices(DRAINED)
     job.change("b", state=MemberState.RUNNING, round=1).view()
     job.gone("b")
     assert job.view().leaves(B) == "drained"
@@ -152,7 +154,7 @@ def test_late_write_of_leaving_member_keeps_leave_notice() -> None:
 def test_member_with_leave_notice_is_not_lost() -> None:
     """The leaver's peers may be stuck in collectives by now: they are stopped without grace."""
     round = Round()
-    round.job.view().told_leaving(DRAINED)
+    round.job.view().merge_leave_notices(DRAINED)
     assert round.seen(60) is None
     round.job.gone("b")
     assert round.seen() is None, "others may leave with it"
@@ -164,7 +166,7 @@ def test_member_with_leave_notice_is_not_lost() -> None:
 def test_member_that_stopped_because_others_left_is_not_lost() -> None:
     """A gang that is not complete cannot outlive etcd."""
     round = Round()
-    round.job.view().told_leaving(DRAINED)
+    round.job.view().merge_leave_notices(DRAINED)
     round.job.change("c", state=MemberState.WAITING, round=1).gone("b")
     round.seen()
     assert round.seen(0.1) == (CauseKind.LEAVE, ("b",))
@@ -172,14 +174,14 @@ def test_member_that_stopped_because_others_left_is_not_lost() -> None:
 
 def test_loss_beside_a_leave_is_reported() -> None:
     round = Round()
-    round.job.view().told_leaving(DRAINED)
+    round.job.view().merge_leave_notices(DRAINED)
     round.job.gone("b", "c")
     assert round.seen() == (CauseKind.LOSS, ("c",))
 
 
 def test_leave_notice_prevents_charge_of_peers() -> None:
     job = aborted()
-    job.view().told_leaving((LeaveNotice(C, "", "drained"),))
+    job.view().merge_leave_notices((LeaveNotice(C, "", "drained"),))
     current = job.gone("c").act()
     assert (current.charged, current.pending) == ((), ())
     assert (current.cause.kind, current.cause.members) == (CauseKind.LEAVE, ("c",))
@@ -187,7 +189,7 @@ def test_leave_notice_prevents_charge_of_peers() -> None:
 
 def test_member_that_returned_after_others_left_was_not_lost() -> None:
     job = aborted()
-    job.view().told_leaving((LeaveNotice(C, "", "drained"),))
+    job.view().merge_leave_notices((LeaveNotice(C, "", "drained"),))
     job.gone("b", "c").member("b", session="s2", round=1)
     assert job.act().cause.members == ("c",)
 
@@ -195,7 +197,7 @@ def test_member_that_returned_after_others_left_was_not_lost() -> None:
 def test_leave_notice_does_not_prove_stopped_workers() -> None:
     """The leaver's workers are probed before the next round begins."""
     job = Job("a", "b").sealed("a", "b")
-    job.view().told_leaving(DRAINED)
+    job.view().merge_leave_notices(DRAINED)
     job.gone("b")
     peers = job.coordinator.peers
     assert isinstance(peers, FailureDetector)
@@ -205,7 +207,7 @@ def test_leave_notice_does_not_prove_stopped_workers() -> None:
 def test_recorded_leave_with_removed_key_gives_grace() -> None:
     """The leaver's peers were notified in time: they may save."""
     round = Round()
-    round.job.view().told_leaving(DRAINED)
+    round.job.view().merge_leave_notices(DRAINED)
     round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)
     round.seen()
     round.job.gone("b")
@@ -220,22 +222,26 @@ def test_line_of_leave_notices_is_bounded() -> None:
     message = wire.leaving_line(many)
     assert 2 < len(message["leaving"]) < 20
     assert len(wire.line({"round": 2**40, **message})) < wire.MAX_LINE_BYTES
-    assert [said.id for said in wire.leaving_told(message)] == list(message["leaving"])
-    assert wire.leaving_told(message)[0] == replace(many[0], reason="\u20ac" * 100)
+    assert [said.id for said in wire.read_leaving(message)] == list(message["leaving"])
+    assert wire.read_leaving(message)[0] == replace(many[0], reason="\u20ac" * 100)
 
 
 def test_own_leave_notice_precedes_all_others(pair: tuple[Node, Node]) -> None:
     """No other member can pass it on."""
     a, _ = pair
-    a.hear(LeavesTold(tuple(LeaveNotice(f"{number:036d}", "n", "why") for number in range(100))))
+    a.hear(
+        LeaveNoticesReceived(
+            tuple(LeaveNotice(f"{number:036d}", "n", "why") for number in range(100))
+        )
+    )
     a.held = True
     local = replace(READY, workers=Workers.RUNNING, round=1)
     a.hear(LocalChanged(local)).hear(LocalChanged(replace(local, leaving="drained")))
-    assert next(iter(wire.leaving_line(a.made(Tell)[-1].leaving)["leaving"])) == A
+    assert next(iter(wire.leaving_line(a.made(SendLeaveNotices)[-1].leaving)["leaving"])) == A
 
 
 @pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": ["n"]}, {"b": ["n", None]}])
 def test_malformed_leave_notice_is_refused(told: object) -> None:
     with pytest.raises(BadPeer, match="Malformed"):
-        wire.leaving_told({"leaving": told})
-    assert wire.leaving_told({}) == ()
+        wire.read_leaving({"leaving": told})
+    assert wire.read_leaving({}) == ()

@@ -10,8 +10,8 @@ import pytest
 
 from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.effects import Probe
-from elasticjob_rendezvous.protocol.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
-from elasticjob_rendezvous.protocol.liveness import member_loss
+from elasticjob_rendezvous.protocol.events import PeerDown, PeerHeartbeat, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.protocol.liveness import detector_upkeep, member_loss
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     RELAY_SECONDS,
     TRUST_SECONDS,
@@ -53,7 +53,7 @@ class Absent:
         self.peers, self.timers = FailureDetector(orphan_seconds=ORPHAN_SECONDS), Timers()
         self.opened = self.job.now
 
-    def heard(self, ago: float = 0.0) -> Absent:
+    def heartbeat(self, ago: float = 0.0) -> Absent:
         self.peers.up(PeerUp(B, "s1"), self.job.now - ago)
         return self
 
@@ -94,7 +94,9 @@ class Absent:
 
     def asks(self) -> list[str]:
         """Return the members probed now."""
-        effects, _ = self.peers.tend(self.job.view(), identity("a"), self.job.now, 1.0)
+        effects, _ = detector_upkeep.maintain(
+            self.peers, self.job.view(), identity("a"), self.job.now, 1.0
+        )
         return [effect.member for effect in effects if isinstance(effect, Probe)]
 
     def _seen(self) -> tuple[RankAssignment, View, RendezvousParams]:
@@ -152,7 +154,7 @@ def test_member_without_link_and_launcher_answer_is_lost(led: bool) -> None:
     if led:
         absent.peers.led_by(B, absent.job.now - 2.0)
     else:
-        absent.heard(2.0)
+        absent.heartbeat(2.0)
         absent.peers.down(PeerDown(B, "s1"), absent.job.view(), absent.job.now)
     assert not absent.lost()
     assert not absent.lost(PROBE_INTERVAL_SECONDS)
@@ -170,31 +172,31 @@ def test_member_without_answer_and_without_any_link_is_lost() -> None:
 def test_live_link_is_trusted_without_launcher_answer() -> None:
     absent = Absent().took_over()
     assert not absent.lost()
-    assert not absent.heard().answers(UNKNOWN).lost()
+    assert not absent.heartbeat().answers(UNKNOWN).lost()
 
 
 def test_linked_member_may_register_again() -> None:
     absent = Absent().took_over()
     absent.job.later(60)
-    assert not absent.heard().lost()
+    assert not absent.heartbeat().lost()
     for _ in range(4):
-        assert not absent.heard().lost(1.2)
-    assert absent.heard().lost(0.2)
+        assert not absent.heartbeat().lost(1.2)
+    assert absent.heartbeat().lost(0.2)
 
 
 def test_stale_link_grants_no_time() -> None:
-    assert Absent().took_over().heard(ago=5).lost(0.1)
+    assert Absent().took_over().heartbeat(ago=5).lost(0.1)
 
 
 def test_proof_of_end_makes_member_lost_at_once() -> None:
-    absent = Absent().took_over().heard()
+    absent = Absent().took_over().heartbeat()
     assert not absent.lost()
     assert absent.answers(GONE).lost()
 
 
 def test_proof_of_end_does_not_apply_to_later_session() -> None:
     """The member's containers came back, and then only its lease expired."""
-    absent = Absent().answers(GONE).came_and_went("s2").took_over().heard()
+    absent = Absent().answers(GONE).came_and_went("s2").took_over().heartbeat()
     assert not absent.lost()
     assert absent.answers(GONE, "s2").lost()
 
@@ -215,11 +217,11 @@ def test_other_probe_results_are_no_proof(verdict: Verdict) -> None:
 
 
 def test_returned_member_starts_with_fresh_timers() -> None:
-    absent = Absent().took_over().heard()
+    absent = Absent().took_over().heartbeat()
     assert not absent.lost()
     absent.timers.begin_step(absent.job.later(100).now)
     member_loss.ended(B, absent.timers)
-    assert not absent.heard().lost()
+    assert not absent.heartbeat().lost()
 
 
 # -- stopped workers ------------------------------------------------------------------
@@ -326,7 +328,7 @@ def test_silent_member_counts_as_stopped_when_its_link_evidence_ended(
     ago: float, after: float
 ) -> None:
     """The member may run for 3 s after its last message, and takes 1 s to kill its workers."""
-    absent = Absent().heard(ago)
+    absent = Absent().heartbeat(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after - 0.05)
@@ -335,7 +337,7 @@ def test_silent_member_counts_as_stopped_when_its_link_evidence_ended(
 
 def test_silent_member_counts_as_stopped_after_its_lease_and_kill_time() -> None:
     """The member was silent for longer than a link can be trusted."""
-    absent = Absent().heard(60.0)
+    absent = Absent().heartbeat(60.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(member_loss.KILL_SECONDS - 0.1)
@@ -361,7 +363,7 @@ def test_launcher_without_port_has_the_same_deadline(
     roster = absent.job.roster(1)
     alone = tuple(assignment._replace(launcher_port=0) for assignment in roster.seats)
     absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
-    absent.heard(ago)
+    absent.heartbeat(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after - 0.1)
@@ -458,7 +460,7 @@ def test_previous_coordinator_heard_last_determines_the_deadline() -> None:
 
 
 def test_member_linked_at_takeover_relied_on_this_coordinator_only() -> None:
-    absent = Absent().took_over().heard()
+    absent = Absent().took_over().heartbeat()
     absent.peers.led_by(identity("c"), absent.job.now)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
@@ -512,7 +514,7 @@ def test_last_answer_counts() -> None:
 def test_running_workers_of_one_member_do_not_count_as_stopped_with_a_peer() -> None:
     """A whole gang outlived etcd; back in reach of etcd it stops, one node before the other."""
     job = Job("n", "y", "z", keep_alive_seconds=LEASE).sealed("y", "z")
-    job.look()
+    job.decide()
     job.later(60).gone("y", "z").round(2, previous=1).idle()
     job.answers("y", BOTH).answers("z", BOTH).later(LEASE + 1).idle()
     job.member("y", session="s2", round=1).idle()
@@ -548,7 +550,7 @@ def ids(names: str) -> tuple[str, ...]:
 def recovering(**bounds: Any) -> Job:
     """Return a job in joinable round 2: a and b wait; z, which ran round 1, is unknown."""
     job = Job("a", "b", "z", **bounds).sealed(*"abz")
-    job.look()
+    job.decide()
     job.later(60).gone("z").round(2, previous=1)
     return job.change("a", state=WAITING).change("b", state=WAITING)
 
@@ -576,7 +578,7 @@ def test_answer_starts_the_round_at_once() -> None:
 
 def test_all_absent_members_are_probed_at_once() -> None:
     job = Job("a", "y", "z").sealed(*"ayz")
-    job.look()
+    job.decide()
     job.later(60).gone("y", "z").round(2, previous=1).change("a", state=WAITING).idle()
     assert inquiries(job.coordinator.peers) == {identity("y"), identity("z")}
     job.answers("y", GONE).idle().answers("z", GONE)
@@ -627,9 +629,9 @@ def test_member_cut_off_from_etcd_only_gets_time_to_kill_after_the_round_opens()
     link.up(PeerUp(B, "s1"), job.now)
     job.gone("b").idle()
     for _ in range(4):
-        link.up(PeerHeard(B, "s1"), job.later(1).now)
+        link.up(PeerHeartbeat(B, "s1"), job.later(1).now)
         job.idle()
-    link.up(PeerHeard(B, "s1"), job.later(1).now)
+    link.up(PeerHeartbeat(B, "s1"), job.later(1).now)
     assert job.act().cause.kind is CauseKind.LOSS
     job.change("a", state=WAITING).idle()
     job.later(0.002).answers("b", AGENT).idle()
@@ -664,7 +666,7 @@ def test_broken_link_does_not_count_as_stopped() -> None:
 def test_live_link_alone_does_not_count_as_stopped() -> None:
     job = recovering().idle().answers("z", UNKNOWN)
     for _ in range(20):
-        job.coordinator.peers.up(PeerHeard(identity("z"), "s1"), job.now)
+        job.coordinator.peers.up(PeerHeartbeat(identity("z"), "s1"), job.now)
         job.later(1).idle()
 
 

@@ -30,7 +30,7 @@ from elasticjob_rendezvous.protocol.liveness.peer_state import (
 from elasticjob_rendezvous.protocol.liveness.probes import RepeatedProbe
 from tests.unit.rendezvous.builders import a_member
 
-UNLINKED, LINKED, STRAY = LinkState
+UNLINKED, LINKED, ANSWERING = LinkState
 ATTENDED, ORPHANED = WorkersState
 VALID, ABANDONED, GONE = KeyState
 NORMAL, LOST, SILENT, LOST_SILENT = ContactState
@@ -47,15 +47,15 @@ TABLES: dict[str, tuple[Table[Any, Any], list[StrEnum], list[StrEnum]]] = {
 
 MOVES: dict[tuple[StrEnum, StrEnum], StrEnum] = {
     (UNLINKED, S.LINK_OPENED): LINKED,
-    (STRAY, S.LINK_OPENED): LINKED,
-    (UNLINKED, S.HEARD): LINKED,
-    (STRAY, S.HEARD): LINKED,
+    (ANSWERING, S.LINK_OPENED): LINKED,
+    (UNLINKED, S.HEARTBEAT): LINKED,
+    (ANSWERING, S.HEARTBEAT): LINKED,
     (LINKED, S.LINK_CLOSED): UNLINKED,
-    (UNLINKED, S.AGENT_ANSWERED): STRAY,
-    (STRAY, S.PROBE_REPEATED): UNLINKED,
-    (STRAY, S.KEY_LOST): UNLINKED,
-    (STRAY, S.REPLACED): UNLINKED,
-    (STRAY, S.TOOK_OVER): UNLINKED,
+    (UNLINKED, S.AGENT_ANSWERED): ANSWERING,
+    (ANSWERING, S.PROBE_REPEATED): UNLINKED,
+    (ANSWERING, S.KEY_LOST): UNLINKED,
+    (ANSWERING, S.REPLACED): UNLINKED,
+    (ANSWERING, S.TOOK_OVER): UNLINKED,
     (ATTENDED, S.WORKERS_ONLY): ORPHANED,
     (ORPHANED, S.LINK_OPENED): ATTENDED,
     (ORPHANED, S.OTHER_LINK_OPENED): ATTENDED,
@@ -72,8 +72,8 @@ MOVES: dict[tuple[StrEnum, StrEnum], StrEnum] = {
     (SILENT, M.LINK_LOST): LOST_SILENT,
     (NORMAL, M.NO_ANSWER): SILENT,
     (LOST, M.NO_ANSWER): LOST_SILENT,
-    (SILENT, M.HEARD): NORMAL,
-    (LOST_SILENT, M.HEARD): LOST,
+    (SILENT, M.HEARTBEAT): NORMAL,
+    (LOST_SILENT, M.HEARTBEAT): LOST,
     (LOST, M.LINK_OPENED): NORMAL,
     (SILENT, M.LINK_OPENED): NORMAL,
     (LOST_SILENT, M.LINK_OPENED): NORMAL,
@@ -85,7 +85,7 @@ MOVES: dict[tuple[StrEnum, StrEnum], StrEnum] = {
     (NONE, M.ABSENT): ABSENCE,
     (SUSPICION, M.ABSENT): ABSENCE,
     (SUSPICION, M.LINK_OPENED): NONE,
-    (SUSPICION, M.HEARD): NONE,
+    (SUSPICION, M.HEARTBEAT): NONE,
     (SUSPICION, M.LED): NONE,
     (SUSPICION, M.INQUIRY_OVER): NONE,
     (ABSENCE, M.INQUIRY_OVER): NONE,
@@ -165,7 +165,7 @@ def test_session_keeps_the_data_of_its_state_only(
     assert session.answers == (0 if afresh else 3)
     assert session.linked is (session.link is LINKED)
     assert session.open is (
-        session.link is STRAY or session.workers is ORPHANED or session.key is not VALID
+        session.link is ANSWERING or session.workers is ORPHANED or session.key is not VALID
     )
     assert session.known is (session.linked or session.open or session.answers > 0)
 

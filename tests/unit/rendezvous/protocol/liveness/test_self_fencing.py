@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_rendezvous.protocol.events import LinkHeard, PeerDown, PeerHeard
+from elasticjob_rendezvous.protocol.events import LinkHeartbeat, PeerDown, PeerHeartbeat
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     LINK_SILENCE_SECONDS,
     TRUST_SECONDS,
@@ -21,7 +21,7 @@ from tests.unit.rendezvous.builders import KEYS, a_member, identity
 A, B, C = (identity(name) for name in "abc")
 ROUND = 4
 NOW = 100.0
-HEARD = LINK_SILENCE_SECONDS - 0.1
+HEARTBEAT = LINK_SILENCE_SECONDS - 0.1
 
 
 class Cut:
@@ -38,13 +38,13 @@ class Cut:
     def told(self, number: int, at: float = NOW) -> Cut:
         """Receive a message from the coordinator on the link."""
         self.leader_link.link = (B, "s1")
-        self.leader_link.link_heard(LinkHeard(B, "s1", number), at)
+        self.leader_link.link_heartbeat(LinkHeartbeat(B, "s1", number), at)
         return self
 
     def heard(self, *members: str, at: float = NOW) -> Cut:
         """Coordinate, and receive messages from these members on their links."""
         for member in members:
-            self.peers.up(PeerHeard(member, "s1"), at)
+            self.peers.up(PeerHeartbeat(member, "s1"), at)
         return self
 
     def runs(self, at: float = NOW, done: frozenset[str] = frozenset()) -> bool:
@@ -66,7 +66,7 @@ def test_member_continues_while_its_coordinator_knows_no_newer_round(
 
 def test_link_evidence_ends_after_one_silence_interval() -> None:
     cut = Cut("a", "b").told(ROUND)
-    assert cut.runs(NOW + HEARD)
+    assert cut.runs(NOW + HEARTBEAT)
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
@@ -78,7 +78,7 @@ def test_coordinator_continues_only_with_the_whole_gang_linked() -> None:
 @pytest.mark.parametrize("ago", [0.0, 1.0, 2.9])
 def test_coordinator_evidence_is_as_old_as_the_oldest_heartbeat(ago: float) -> None:
     cut = Cut("a", "b", "c").heard(B, at=NOW - ago).heard(C)
-    assert cut.runs(NOW - ago + HEARD)
+    assert cut.runs(NOW - ago + HEARTBEAT)
     assert not cut.runs(NOW - ago + LINK_SILENCE_SECONDS)
 
 
@@ -94,7 +94,7 @@ def test_broken_link_is_evidence_as_long_as_a_silent_one() -> None:
     cut = Cut("a", "b").heard(B)
     cut.peers.down(PeerDown(B, "s1"), View(KEYS), NOW)
     assert not cut.peers.alive(B, NOW)
-    assert cut.runs(NOW + HEARD)
+    assert cut.runs(NOW + HEARTBEAT)
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
@@ -115,7 +115,7 @@ def test_refusing_etcd_is_evidence_for_a_single_member() -> None:
     cut = Cut("a")
     assert not cut.runs()
     cut.self_fencing.store_refused_at = NOW
-    assert cut.runs(NOW + HEARD)
+    assert cut.runs(NOW + HEARTBEAT)
     assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
@@ -161,7 +161,7 @@ def test_lost_lease_is_no_evidence() -> None:
 
 @pytest.mark.parametrize(
     ("refused_ago", "moment"),
-    [(None, False), (0.0, True), (HEARD, True), (LINK_SILENCE_SECONDS, False)],
+    [(None, False), (0.0, True), (HEARTBEAT, True), (LINK_SILENCE_SECONDS, False)],
 )
 def test_member_that_outlasted_an_outage_has_time_to_renew_its_lease(
     refused_ago: float | None, moment: bool

@@ -10,7 +10,7 @@ import pytest
 from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.effects import Serve
-from elasticjob_rendezvous.protocol.events import Clock, LinkHeard, PeerHeard
+from elasticjob_rendezvous.protocol.events import Clock, LinkHeartbeat, PeerHeartbeat
 from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     LINK_SILENCE_SECONDS,
     RELAY_SECONDS,
@@ -40,7 +40,9 @@ def member(round: int = ROUND, **local: Any) -> EngineState:
     engine_state.clock = Clock(NOW, 0)
     engine_state.view = Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).view()
     engine_state.rounds.remember(engine_state.view)
-    engine_state.worker_group.tell(Local(ready=True, workers=Workers.RUNNING, round=round, **local))
+    engine_state.worker_group.report(
+        Local(ready=True, workers=Workers.RUNNING, round=round, **local)
+    )
     engine_state.self_fencing.backed_until = LEASE_ENDS
     engine_state.sessions = 1
     return engine_state
@@ -49,14 +51,14 @@ def member(round: int = ROUND, **local: Any) -> EngineState:
 def follows(engine_state: EngineState, number: int, sent: float = NOW) -> EngineState:
     """Its coordinator spoke on its link."""
     engine_state.leader_link.link = (B, "s1")
-    engine_state.leader_link.link_heard(LinkHeard(B, "s1", number, sent), NOW)
+    engine_state.leader_link.link_heartbeat(LinkHeartbeat(B, "s1", number, sent), NOW)
     return engine_state
 
 
 def leads(engine_state: EngineState, *heard: str, sent: float = NOW) -> EngineState:
     """Members spoke on their links to it."""
     for id in heard:
-        engine_state.coordinator.peers.up(PeerHeard(id, "s1", sent), NOW)
+        engine_state.coordinator.peers.up(PeerHeartbeat(id, "s1", sent), NOW)
     return engine_state
 
 
@@ -165,7 +167,7 @@ def test_without_evidence_only_harmless_workers_continue(
     workers: Workers, found: float | None, sessions: int, goes_on: bool
 ) -> None:
     engine_state = member(live_until=found)
-    engine_state.worker_group.tell(
+    engine_state.worker_group.report(
         Local(ready=True, workers=workers, round=ROUND, live_until=found)
     )
     engine_state.sessions, engine_state.self_fencing.backed_until = sessions, 0.0
