@@ -134,6 +134,49 @@ _MODULES: Mapping[str, _Command] = {
 }
 """Python modules, started by `python -m`."""
 
+_NOTEBOOK = _joins("notebook_launcher")
+_SPAWN = Launcher("torch.multiprocessing.spawn", False, "it numbers the processes of one node")
+_DETECTRON = Launcher("detectron2.engine.launch", False, _NUMBERED)
+
+_FUNCTIONS: Mapping[str, Launcher] = {
+    "torch.distributed.run.main": TORCHRUN,
+    "torch.distributed.run.run": TORCHRUN,
+    "torch.distributed.launch.main": TORCH_LAUNCH,
+    "torch.distributed.launch.launch": TORCH_LAUNCH,
+    "torch.distributed.launch.run": TORCH_LAUNCH,
+    **{
+        f"torch.distributed.{module}.{name}": TORCHRUN
+        for module in ("launcher", "launcher.api", "run")
+        for name in ("elastic_launch", "launch_agent")
+    },
+    "accelerate.notebook_launcher": _NOTEBOOK,
+    "accelerate.launchers.notebook_launcher": _NOTEBOOK,
+    "accelerate.debug_launcher": _NOTEBOOK,
+    "accelerate.launchers.debug_launcher": _NOTEBOOK,
+    "accelerate.commands.launch.main": ACCELERATE,
+    "accelerate.commands.launch.launch_command": ACCELERATE,
+    "torch.multiprocessing.spawn": _SPAWN,
+    "torch.multiprocessing.start_processes": _SPAWN,
+    "torch.multiprocessing.spawn.spawn": _SPAWN,
+    "torch.multiprocessing.spawn.start_processes": _SPAWN,
+    "detectron2.engine.launch": _DETECTRON,
+    "detectron2.engine.launch.launch": _DETECTRON,
+    "deepspeed.launcher.runner.main": _DEEPSPEED,
+    "horovod.run": _HOROVOD,
+    "ray.train.torch.TorchTrainer": _RAY,
+}
+"""Python functions that start the workers in the process that calls them, or below it."""
+
+
+def launcher_of_function(name: str) -> Launcher | None:
+    """Return the launcher that a Python function is by its full name, or None."""
+    return _FUNCTIONS.get(name)
+
+
+def is_for_any_program(launcher: Launcher) -> bool:
+    """Return True if a launcher's processes may be something else than workers."""
+    return launcher is _SPAWN
+
 
 def launcher_of_program(program: str, arguments: Sequence[str]) -> Launcher | None:
     """Return the launcher that a program is, or None."""

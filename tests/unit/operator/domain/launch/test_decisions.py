@@ -156,7 +156,7 @@ def test_plain_command_runs_unchanged_for_each_worker(command: str) -> None:
     found = decide(command)
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PLAIN_COMMAND)
     assert found.words == tuple(shlex.split(command))
-    assert found.options[:1] in ((), ("--program",))
+    assert found.options[:2] in (("--check",), ("--check", "--program"))
     requested = decide(command, launch=Launch.PER_WORKER)
     assert (requested.words, requested.options) == (found.words, ())
 
@@ -609,7 +609,7 @@ def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) 
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
     program = last.split()[0]
     checked = ("--program", program) if program in ("./train", "gnn-train") else ()
-    assert found.options == ("--prepare", *checked)
+    assert found.options == ("--prepare", "--check", *checked)
     command = last.lstrip()
     assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
 
@@ -730,7 +730,7 @@ def test_value_that_changes_the_structure_of_the_line_prevents_the_split() -> No
 def test_setup_stands_before_the_other_options() -> None:
     spec = LaunchSpec(setup=("pip", "install", "$(X)"))
     found = trainer_command(["bash", "-c"], ["cd x; python t.py"], 8, spec)
-    assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare")
+    assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare", "--check")
     assert found.command[:3] == ("python3", "/elasticjob/launcher.pyz", "--setup")
     assert (found.words, found.args) == (("bash", "-c"), (f"cd x; {REPORT} python t.py",))
 
@@ -849,3 +849,37 @@ def test_launcher_checks_the_file_of_an_unknown_program(
 def test_wrong_command_is_refused(command: str, reason: str) -> None:
     with pytest.raises(CannotUnwrap, match=reason):
         decide(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python train.py", "torchrun train.py", bash("cd x; python t.py"), bash("exec python t.py")],
+    ids=str,
+)
+def test_launcher_checks_python_files_unless_the_launch_is_requested(
+    command: str | list[str],
+) -> None:
+    for workers, nodes in ((8, 1), (1, 2), (None, 1)):
+        assert "--check" in decide(command, workers, nodes=nodes).options
+    assert "--check" not in decide(command, 1, nodes=1).options
+    one = LaunchSpec(single=True)
+    words = shlex.split(command) if isinstance(command, str) else command
+    assert "--check" not in trainer_command(words, (), None, one).options
+    for launch in (Launch.PER_NODE, Launch.PER_WORKER):
+        if "torchrun" not in command or launch is Launch.PER_NODE:
+            assert "--check" not in decide(command, 8, launch).options
+
+
+def test_line_of_one_worker_on_several_nodes_is_checked() -> None:
+    found = decide(bash("python train.py | tee log"), 1, nodes=2)
+    assert (found.reason, found.options) == (LaunchReason.SINGLE_WORKER, ("--check",))
+
+
+@pytest.mark.parametrize("command", ["python run_all.py", "torchrun run_all.py"])
+def test_program_that_is_known_to_start_a_launcher_runs_once_for_each_pod(command: str) -> None:
+    text = "run_all.py, line 2 starts torchrun"
+    found = trainer_command(command.split(), (), 8, LaunchSpec(nested=text))
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert (found.message, found.words, found.options) == (text, tuple(command.split()), ())
+    requested = LaunchSpec(Launch.PER_WORKER, nested=text)
+    assert trainer_command(command.split(), (), 8, requested).mode is Launch.PER_WORKER
