@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticjob_cli.commands.validate import warnings
 from elasticjob_cli.errors import BadInput
+from elasticjob_operator.domain.manifests.template_warnings import warnings_of
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
+from elasticjob_operator.model.problems import Problem
 
 
 def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
@@ -31,6 +32,13 @@ def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
     if jobs[0].spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
     return jobs[0], [str(warning) for warning in found.warnings]
+
+
+def warnings(job: ElasticJob) -> list[Problem]:
+    """Return the warnings for a job's template."""
+    return [
+        Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
+    ]
 
 
 def folder_of(file: str) -> Path:

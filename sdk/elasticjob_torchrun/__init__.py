@@ -4,7 +4,8 @@ torch loads this module through the entry-point group `torchrun.handlers` in eve
 imports its elastic modules, training scripts included, so it imports nothing else before a handler
 is created. The launcher sets `ELASTICJOB_TORCHRUN` for the command of the pod: the address of its
 socket. Where it is set, the plug-in also replaces torch's own backends, since a command line or a
-framework may name one of them: `--standalone`, `--rdzv-backend=c10d`, `--master-addr`.
+framework may name one of them: `--standalone`, `--rdzv-backend=c10d`, `--master-addr`. In a worker
+they refuse to start, as described in `nested`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Callable
 
 ADDRESS = "ELASTICJOB_TORCHRUN"
 """Environment variable: `<token>@<path>` of the launcher's socket; absent in the workers."""
+NESTED = "ELASTICJOB_NESTED_LAUNCH"
+"""Environment variable of workers: `refuse` or `allow` a torchrun inside of a worker."""
 BACKEND = "elasticjob-node"
 REPLACED = ("static", "c10d", "etcd", "etcd-v2")
 
@@ -22,19 +25,24 @@ Creator = Callable[[Any], Any]
 
 def plugin() -> Creator:
     """Return the function that creates a handler from `RendezvousParameters`; called by torch."""
-    if os.environ.get(ADDRESS):
-        from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
-        creators = rendezvous_handler_registry._registry
-        for backend in REPLACED:
-            if backend in creators:
-                creators[backend] = _instead_of(creators[backend])
+    creators = getattr(rendezvous_handler_registry, "_registry", {})
+    for backend in REPLACED:
+        if backend in creators:
+            creators[backend] = _instead_of(creators[backend])
     return create
 
 
 def _instead_of(original: Creator) -> Creator:
     def create_where_set(parameters: Any) -> Any:
-        return create(parameters) if os.environ.get(ADDRESS) else original(parameters)
+        if os.environ.get(ADDRESS):
+            return create(parameters)
+        if os.environ.get(NESTED) == "refuse" and os.environ.get("RANK", "0") != "0":
+            from elasticjob_torchrun.nested import refuse
+
+            refuse()
+        return original(parameters)
 
     return create_where_set
 

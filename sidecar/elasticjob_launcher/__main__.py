@@ -21,7 +21,7 @@ def main() -> None:
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
-    from elasticjob_launcher.program_check import ProgramError, check_program
+    from elasticjob_launcher.program_check import ProgramError, check_command, check_program
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import CountError, count_workers
 
@@ -35,6 +35,8 @@ def main() -> None:
         settings = settings._replace(argv=prepared.argv)
         if settings.program:
             check_program(settings.program, prepared.environ)
+        if settings.check:
+            check_command(settings.argv, prepared.environ)
         workers = None
         if settings.nproc:
             # Before the agent can connect: a launcher that cannot count has failed to launch.

@@ -25,6 +25,7 @@ from elasticjob_launcher.processes.starter import Starter, StoreProcesses
 from elasticjob_launcher.processes.workers import Workers
 from elasticjob_launcher.proof import MAX_SECONDS, Message, Peer, Question
 from elasticjob_launcher.settings import (
+    NESTED,
     Settings,
     SettingsError,
     check_socket_path,
@@ -86,6 +87,8 @@ class Launcher:
             **worker_environment(environ, settings.library),
             **self._snapshots.environment,
         }
+        if settings.check:
+            self._env.setdefault(NESTED, "refuse")
         # A custom `start` has no command to preload for.
         self._zygote = None if start is not None else self._new_zygote()
         self._stores = self._new_stores(self._zygote)

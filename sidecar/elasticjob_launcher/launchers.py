@@ -6,6 +6,7 @@ launcher process decides with it that a command cannot be preloaded. No I/O.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -57,6 +58,13 @@ _TORCHX = Launcher("torchx run", False, "it submits a job of its own to a schedu
 _RAY = Launcher("ray", False, "its nodes join a Ray cluster")
 _XLA = Launcher("xla_dist", False, "it reaches other nodes by ssh")
 _IPEX = Launcher("ipexrun", False, _HOSTFILE)
+_BAGUA = _joins("bagua.distributed.run")
+_BAGUARUN = Launcher("baguarun", False, "it reaches other nodes by ssh")
+_NEMO = _joins("nemo")
+_AUTOTRAIN = _joins("autotrain")
+_DEEPY = Launcher("deepy.py", False, _HOSTFILE)
+_MSRUN = Launcher("msrun", False, _NUMBERED)
+_BATCH = Launcher("the batch system's launcher", False, "its daemons start the processes")
 _FASTAI = Launcher("fastai.launch", False, "it starts the workers of one node only")
 
 
@@ -93,7 +101,15 @@ _PROGRAMS: Mapping[str, _Command] = {
     "mpiexec.hydra": _Command(_MPI),
     "orterun": _Command(_MPI),
     "prterun": _Command(_MPI),
+    "mpirun_rsh": _Command(_MPI),
     "srun": _Command(_SRUN),
+    **dict.fromkeys(("jsrun", "aprun", "ibrun", "brun"), _Command(_BATCH)),
+    "deepy.py": _Command(_DEEPY),
+    "baguarun": _Command(_BAGUARUN),
+    "msrun": _Command(_MSRUN),
+    "nemo": _only(_NEMO, "llm", "vlm", "multimodal", "diffusion", "speech", "audio"),
+    "nemorun": _only(_NEMO, "llm", "vlm", "multimodal", "diffusion", "speech", "audio"),
+    "autotrain": _Command(_AUTOTRAIN),
     "composer": _Command(_COMPOSER),
     "fabric": _only(_FABRIC, "run"),
     "lightning": _only(_FABRIC, "run"),
@@ -129,27 +145,90 @@ _MODULES: Mapping[str, _Command] = {
     "torchx.cli.main": _PROGRAMS["torchx"],
     "torch_xla.distributed.xla_dist": _Command(_XLA),
     "fastai.launch": _Command(_FASTAI),
+    "bagua.distributed.run": _Command(_BAGUA),
+    "nemo_run": _PROGRAMS["nemo"],
+    "autotrain.cli.autotrain": _PROGRAMS["autotrain"],
     "intel_extension_for_pytorch.cpu.launch": _Command(_IPEX),
     "intel_extension_for_pytorch.launcher": _Command(_IPEX),
 }
 """Python modules, started by `python -m`."""
 
+_MPI_PROGRAM = re.compile(r"(mpirun|mpiexec)\.\w+")
+"""Programs of MPI beside each other, such as mpirun.openmpi."""
+_RAY_MODULE = re.compile(
+    r"verl\.trainer\.(main_\w+|\w+_ray)|recipe\.\w+\.main_\w+|openrlhf\.cli\.\w+_ray"
+)
+"""Modules that start or join a Ray cluster, whose workers take all devices."""
+_LAUNCH_MODULE = re.compile(r"\w+\.distributed\.launch")
+"""Launchers of other frameworks, named after torch's."""
+
+_NOTEBOOK = _joins("notebook_launcher")
+_SPAWN = Launcher("torch.multiprocessing.spawn", False, "it numbers the processes of one node")
+_DETECTRON = Launcher("detectron2.engine.launch", False, _NUMBERED)
+
+_FUNCTIONS: Mapping[str, Launcher] = {
+    "torch.distributed.run.main": TORCHRUN,
+    "torch.distributed.run.run": TORCHRUN,
+    "torch.distributed.launch.main": TORCH_LAUNCH,
+    "torch.distributed.launch.launch": TORCH_LAUNCH,
+    "torch.distributed.launch.run": TORCH_LAUNCH,
+    **{
+        f"torch.distributed.{module}.{name}": TORCHRUN
+        for module in ("launcher", "launcher.api", "run")
+        for name in ("elastic_launch", "launch_agent")
+    },
+    "accelerate.notebook_launcher": _NOTEBOOK,
+    "accelerate.launchers.notebook_launcher": _NOTEBOOK,
+    "accelerate.debug_launcher": _NOTEBOOK,
+    "accelerate.launchers.debug_launcher": _NOTEBOOK,
+    "accelerate.commands.launch.main": ACCELERATE,
+    "accelerate.commands.launch.launch_command": ACCELERATE,
+    "torch.multiprocessing.spawn": _SPAWN,
+    "torch.multiprocessing.start_processes": _SPAWN,
+    "torch.multiprocessing.spawn.spawn": _SPAWN,
+    "torch.multiprocessing.spawn.start_processes": _SPAWN,
+    "detectron2.engine.launch": _DETECTRON,
+    "detectron2.engine.launch.launch": _DETECTRON,
+    "deepspeed.launcher.runner.main": _DEEPSPEED,
+    "horovod.run": _HOROVOD,
+    "ray.train.torch.TorchTrainer": _RAY,
+}
+"""Python functions that start the workers in the process that calls them, or below it."""
+
+
+def launcher_of_function(name: str) -> Launcher | None:
+    """Return the launcher that a Python function is by its full name, or None."""
+    return _FUNCTIONS.get(name)
+
+
+def is_for_any_program(launcher: Launcher) -> bool:
+    """Return True if a launcher's processes may be something else than workers."""
+    return launcher is _SPAWN
+
 
 def launcher_of_program(program: str, arguments: Sequence[str]) -> Launcher | None:
     """Return the launcher that a program is, or None."""
-    return _launcher(_PROGRAMS.get(program.rpartition("/")[2]), arguments)
+    name = program.rpartition("/")[2]
+    if _MPI_PROGRAM.fullmatch(name):
+        return _MPI
+    return _launcher(_PROGRAMS.get(name), arguments)
 
 
 def launcher_of_module(module: str, arguments: Sequence[str]) -> Launcher | None:
     """Return the launcher that a Python module is, or None."""
     name = module[: -len(".__main__")] if module.endswith(".__main__") else module
+    if name not in _MODULES:
+        if _RAY_MODULE.fullmatch(name):
+            return _RAY
+        if _LAUNCH_MODULE.fullmatch(name):
+            return Launcher(name, False, _NUMBERED)
     return _launcher(_MODULES.get(name), arguments)
 
 
 def launcher_of_script(path: str, arguments: Sequence[str]) -> Launcher | None:
     """Return the launcher that a Python file is by its path, such as `…/torch/distributed/run.py`,
     or that a console script is by its name; None otherwise."""
-    if not path.endswith(".py"):
+    if not path.endswith(".py") or path.rpartition("/")[2] in _PROGRAMS:
         return launcher_of_program(path, arguments)
     parts = path[: -len(".py")].split("/")
     if parts[-1] == "__main__":

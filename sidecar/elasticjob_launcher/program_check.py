@@ -1,19 +1,22 @@
 """Check of the program that runs once for each worker: it must be no launcher by another name.
 
 The operator decides by the words of a command and cannot see the files of the image. A program
-without a suffix may be a shell script, or a console script of Python that starts torchrun. Such a
-file would start workers in each worker.
+without a suffix may be a shell script, or a console script of Python that starts torchrun, and a
+Python program may start torchrun as a process. Such a file would start workers in each worker.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from elasticjob_launcher.launchers import launcher_of_module
+from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
+from elasticjob_launcher.zygote.command import ColdStart, parse_command
 
 HEAD_BYTES = 4096
 """Maximum size of a console script."""
@@ -26,6 +29,7 @@ _PYENV_SHIM = re.compile(rb'^exec "[^"\n]*pyenv" exec "\$program" "\$@"\s*\Z', r
 _IMPORT = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\w+))?", re.MULTILINE
 )
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?d?")
 # Names of interpreters of shell scripts.
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"})
 _FIX = "set spec.launch to PerNode if it does, or to PerWorker if it does not"
@@ -62,6 +66,70 @@ def check_program(program: str, environ: Mapping[str, str]) -> None:
             f"{path} starts {launcher}, which would run once for each worker: set spec.launch to "
             f"PerNode, or start the script itself in place of it"
         )
+
+
+def check_command(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise ProgramError if a Python command's program certainly starts a launcher itself.
+
+    The program is read in this process's working folder, not run.
+    """
+    found = find_in_command(argv, environ)
+    if found is None:
+        return
+    text = f"{found.place} starts {found.launcher.name}, which would run once for each worker"
+    if not found.launcher.joins:
+        text += f" and does not join the job's rendezvous ({found.launcher.own})"
+    raise ProgramError(
+        f"{text}: set spec.launch to PerNode, which runs the command once for each pod, or to "
+        "PerWorker if each worker is to start a job of its own"
+    )
+
+
+def find_in_command(
+    argv: Sequence[str], environ: Mapping[str, str], folder: str = ""
+) -> NestedLaunch | None:
+    """Return the place where a Python command's program starts a launcher; None if there is none.
+
+    Args:
+        folder: working folder of the command; empty for this process's own.
+    """
+    words = _python_words(argv)
+    try:
+        program = parse_command(words, environ.get("PATH", ""))
+    except ColdStart:
+        return None
+    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    search = [str(Path(folder, part)) for part in given]
+    if program.module:
+        return find_nested_launch(program.target, True, [folder, *search])
+    target = str(Path(folder, program.target)) if folder else program.target
+    found = find_nested_launch(target, False, search)
+    if found is None or not folder:
+        return found
+    return found._replace(path=os.path.relpath(found.path, folder))
+
+
+def _python_words(argv: Sequence[str]) -> Sequence[str]:
+    """Return a command from its Python interpreter on, behind wrappers such as `nice`."""
+    if argv and argv[0].rpartition("/")[2] in _SHELLS:
+        argv = _simple_line(argv)
+    for index, word in enumerate(argv):
+        if _PYTHON.fullmatch(word.rpartition("/")[2]):
+            return argv[index:]
+        if word.endswith(".py") and "run" in argv[1:index]:  # uv run train.py
+            return ("python", *argv[index:])
+    return argv
+
+
+def _simple_line(argv: Sequence[str]) -> Sequence[str]:
+    """Return the words of a shell's line that is one command without expansions; empty for other
+    lines."""
+    line = next((at for at, word in enumerate(argv) if re.fullmatch(r"-\w*c", word)), len(argv))
+    text = "".join(argv[line + 1 : line + 2])
+    try:
+        return () if re.search(r"[;&|<>()`$\n]", text) else shlex.split(text)
+    except ValueError:
+        return ()
 
 
 def _interpreter(program: bytes, rest: bytes) -> str:

@@ -25,6 +25,8 @@ STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
 NPROC = "ELASTICJOB_NPROC"
 COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
 SNAPSHOT_VOLUME = "ELASTICJOB_SNAPSHOT_VOLUME"
+NESTED = "ELASTICJOB_NESTED_LAUNCH"
+"""Variable of the workers: `refuse` or `allow` a torchrun inside of a worker."""
 
 OWN_VARIABLES = (
     SOCKET,
@@ -52,13 +54,14 @@ DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
+CHECK_OPTION = "--check"
 PROGRAM_OPTION = "--program"
 # Time to import torch and count, also from a slow network disk.
 DEFAULT_COUNT_SECONDS = 120.0
 DEFAULT_SNAPSHOT_VOLUME = "/dev/shm"
 USAGE = (
-    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--program FILE] -- "
-    "COMMAND [ARGUMENT ...]"
+    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--check] [--program FILE] "
+    "-- COMMAND [ARGUMENT ...]"
 )
 
 
@@ -81,8 +84,9 @@ class Settings(NamedTuple):
     inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
     for launchers outside a container. `setup` is a command that runs once before the first round.
-    `prepare`: the command prepares, and then reports the command of the workers. `program` is a
-    file that must be no launcher; empty if nothing is to be checked. `nproc` is the
+    `prepare`: the command prepares, and then reports the command of the workers. `check`: the
+    command is to run once for each worker, and must start no launcher. `program` is a file that
+    must be none; empty if there is no such file. `nproc` is the
     number of workers to report to the agent, or the word by which it is counted within
     `count_seconds`; empty if the agent knows the number. `snapshot_volume` is the folder in memory
     for snapshots, or "off" for none.
@@ -104,6 +108,7 @@ class Settings(NamedTuple):
     init: bool = False
     setup: tuple[str, ...] = ()
     prepare: bool = False
+    check: bool = False
     program: str = ""
     nproc: str = ""
     count_seconds: float = DEFAULT_COUNT_SECONDS
@@ -116,7 +121,9 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     probe_port = environ.get(PROBE_PORT, "0")
     setup, rest = _setup(arguments)
     prepare = rest[:1] == [PREPARE_OPTION]
-    program, rest = _program(rest[1:] if prepare else rest)
+    rest = rest[1:] if prepare else rest
+    check = rest[:1] == [CHECK_OPTION]
+    program, rest = _program(rest[1:] if check else rest)
     settings = Settings(
         argv=_command(rest, required=agent_fd < 0 or prepare),
         socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
@@ -136,6 +143,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         init=_whole(environ, INIT, 0, most=1) == 1,
         setup=setup,
         prepare=prepare,
+        check=check,
         program=program,
         nproc=environ.get(NPROC, ""),
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),

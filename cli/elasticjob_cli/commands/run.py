@@ -27,7 +27,7 @@ from elasticjob_cli.commands.script_job import (
 from elasticjob_cli.commands.tables import history_lines
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local import display
-from elasticjob_cli.local.container import Trainer, interpreter, trainer
+from elasticjob_cli.local.container import Trainer, interpreter, trainer, with_nested_launch
 from elasticjob_cli.local.differences import check_accelerators, ignored_parts
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
@@ -207,7 +207,7 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         show(f"{asked} is not a legal size of this job: {wanted} nodes are started", err=True)
     if parts := ignored_parts(job):
         show(f"a local run ignores: {', '.join(parts)}", err=True)
-    return job, _trainer(job, folder_of(file), chosen, f"{shown(file)}: ")
+    return _with_trainer(job, folder_of(file), chosen, f"{shown(file)}: ")
 
 
 def _program_hint(file: str) -> str:
@@ -229,15 +229,18 @@ def prepare_command(
     job = validated(document)
     if chosen.name is not None:
         job = renamed(job, chosen.name)
-    return job, _trainer(job, Path.cwd(), chosen)
+    return _with_trainer(job, Path.cwd(), chosen)
 
 
-def _trainer(job: ElasticJob, base: Path, chosen: Choice, where: str = "") -> Trainer:
-    """Return the job's trainer container on this machine; raises `BadInput`."""
+def _with_trainer(
+    job: ElasticJob, base: Path, chosen: Choice, where: str = ""
+) -> tuple[ElasticJob, Trainer]:
+    """Return the job as this machine starts it, and its trainer container; raises `BadInput`."""
     python = None if chosen.python is None else interpreter(chosen.python)
     environment = settings.container_environment(python)
     for remark in check_accelerators(job, environment, isinstance(chosen.workers, int)):
         show(remark, err=True)
+    job = with_nested_launch(job, base, environment)
     container = trainer(job, base, environment, sys.executable, python)
     if container.unresolved:
         listed = ", ".join(container.unresolved)
@@ -245,7 +248,7 @@ def _trainer(job: ElasticJob, base: Path, chosen: Choice, where: str = "") -> Tr
             f"{where}valueFrom can only be resolved on a cluster: {listed}; "
             "set them in the environment of `elasticjob run`"
         )
-    return container
+    return job, container
 
 
 def renamed(job: ElasticJob, name: str) -> ElasticJob:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_cli.local.container import nested_launch
+from elasticjob_cli.manifest_job import folder_of, warnings
 from elasticjob_cli.output import show, show_text
+from elasticjob_cli.settings import container_environment
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_check import check_pods
-from elasticjob_operator.domain.manifests.template_warnings import warnings_of
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, read_file, shown
 from elasticjob_operator.model.problems import Problem
@@ -39,7 +42,7 @@ def validate(
     """
     if files.count(STANDARD_INPUT) > 1:
         raise BadInput("- must be given once: standard input can be read only once")
-    checked = [read_file(file, check_pods, warnings) for file in files]
+    checked = [read_file(file, check_pods, partial(_warnings, file=file)) for file in files]
     for file, found in zip(files, checked, strict=True):
         for problem in found.problems:
             show_text(str(problem), err=True)
@@ -55,10 +58,20 @@ def validate(
         raise typer.Exit(ExitCode.WARNINGS)
 
 
-def warnings(job: ElasticJob) -> list[Problem]:
-    """Return the warnings for a job's template."""
+def _warnings(job: ElasticJob, file: str) -> list[Problem]:
+    """Return the warnings for a job, and one for a program on this machine that starts a
+    launcher."""
+    found = nested_launch(job, folder_of(file), container_environment(None))
+    if found is None:
+        return warnings(job)
     return [
-        Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
+        *warnings(job),
+        Problem.at(
+            ("spec", "launch"),
+            f"warning (ProgramStartsLauncher): {found.place} starts {found.launcher.name}, and the "
+            "operator cannot read it: set spec.launch to PerNode, or to PerWorker if each worker "
+            "is to start a job of its own; the pods of launch Auto refuse it",
+        ),
     ]
 
 

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
+from elasticjob_launcher.nested_launches import NestedLaunch
+from elasticjob_launcher.program_check import find_in_command
 from elasticjob_operator.domain.manifests.job_command import command_for
+from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.trainer_command import (
     ACCELERATORS,
@@ -130,6 +133,48 @@ class Trainer:
     options: tuple[str, ...] = ()
     launch: Launch = Launch.PER_WORKER
     workers: str = ACCELERATORS
+
+
+def nested_launch(
+    job: ElasticJob, base: Path, environment: Mapping[str, str]
+) -> NestedLaunch | None:
+    """Return the place where the job's Python program, if it is on this machine, starts a launcher
+    in each worker; None if there is none, or if spec.launch is explicit."""
+    if job.spec.launch is not Launch.AUTO:
+        return None
+    try:
+        command = command_for(job)
+    except TemplateRefused:
+        return None
+    if command.mode is not Launch.PER_WORKER:
+        return None
+    env, _ = _environment(job, environment)
+    argv = [expanded(word, env) for word in (*command.words, *command.args)]
+    try:
+        return find_in_command(argv, env, str((base / (job.trainer().working_dir or "")).resolve()))
+    except (OSError, ValueError):  # an impossible path, which the start reports
+        return None
+
+
+def with_nested_launch(job: ElasticJob, base: Path, environment: Mapping[str, str]) -> ElasticJob:
+    """Return the job for a launch once for each pod, if its program starts a launcher itself.
+
+    Raises:
+        BadInput: that launcher does not reach the job's other nodes.
+    """
+    found = nested_launch(job, base, environment)
+    if found is None:
+        return job
+    text = f"{found.place} starts {found.launcher.name}"
+    if not found.launcher.joins and job.spec.max_nodes > 1:
+        raise BadInput(
+            f"{text}, which does not join the job's rendezvous ({found.launcher.own}), so each of "
+            "the nodes would train alone: let each worker take its ranks from the environment, as "
+            "torchrun's workers do, or run one node; spec.launch decides if this is not so"
+        )
+    annotations = {**(job.metadata.annotations or {}), NESTED_ANNOTATION: text}
+    metadata = job.metadata.model_copy(update={"annotations": annotations})
+    return job.model_copy(update={"metadata": metadata})
 
 
 def trainer(

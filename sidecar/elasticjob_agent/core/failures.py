@@ -71,6 +71,7 @@ _COLLECTIVE = re.compile(
     r"|DistNetworkError|DistStoreError|DistBackendError|ncclRemoteError|ncclSystemError"
     r"|NCCL communicator was aborted|Watchdog caught collective|ProcessGroupNCCL's watchdog"
 )
+_NESTED_LAUNCH = re.compile("torchrun was started by a worker")
 # The operating system's messages for a lost peer may concern a socket of the user's code: they
 # count only below frames of torch.distributed.
 _LOST_PEER = re.compile(r"Broken pipe|Connection (?:reset by peer|refused|aborted)")
@@ -120,6 +121,8 @@ def failure_class(
     if exit_.out_of_memory and (killed or _helper_killed(exit_, error_report)):
         return FailureClass.HOST_OUT_OF_MEMORY
     if exit_.signal == SIGABRT:
+        if error_report is not None and _NESTED_LAUNCH.match(error_report.message):
+            return FailureClass.USER_ERROR  # torchrun's plug-in aborted the worker
         # C++ aborted the process, as NCCL's watchdog does from its own thread.
         if by_text := _by_text(exit_.stderr_tail, False):
             return by_text

@@ -144,3 +144,127 @@ def test_validate_prints_the_launch(rig: LocalRig) -> None:
     assert found.stdout.splitlines()[1] == (
         "  job: launch PerNode (LauncherFound): torchrun inside of bash starts the workers itself"
     )
+
+
+STARTS_TORCHRUN = (
+    "import subprocess, sys\n"
+    "cmd = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2', 'gang.py']\n"
+    "subprocess.run(cmd, check=True)\n"
+)
+GANG = (
+    "import os\n"
+    "with open('gang', 'a') as file:\n"
+    "    file.write(f\"{os.environ['WORLD_SIZE']} {os.environ['TORCHELASTIC_RUN_ID']}\\n\")\n"
+)
+
+
+def test_script_that_starts_torchrun_runs_once_for_each_pod(rig: LocalRig) -> None:
+    (rig.job / "run_all.py").write_text(STARTS_TORCHRUN)
+    (rig.job / "gang.py").write_text(GANG)
+    manifest = rig.manifest(
+        command=["python3", "run_all.py"], nprocPerNode=2, nodes=2, minNodes=2, maxNodes=2
+    )
+    ran = rig.call("run", manifest, "--plain")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    assert "launch PerNode: run_all.py, line 2 starts torchrun" in said
+    gangs = (rig.job / "gang").read_text().splitlines()
+    assert len(gangs) == 4
+    assert set(gangs) == {gangs[0]}  # one run of both nodes
+    assert gangs[0].startswith("4 ")
+    launch = rig.status()["launch"]
+    assert (launch["mode"], launch["reason"]) == ("PerNode", "LauncherFound")
+    found = rig.call("validate", "--strict", manifest)
+    assert found.returncode == 3
+    assert "spec.launch: warning (ProgramStartsLauncher): run_all.py, line 2" in found.stderr
+    assert "set spec.launch to PerNode" in found.stderr
+    requested = rig.manifest(
+        "other", command=["python3", "run_all.py"], nprocPerNode=2, launch="PerNode"
+    )
+    assert rig.call("validate", "--strict", requested).returncode == 0
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_script_behind_a_preparation_that_starts_torchrun_is_refused_by_the_pod(
+    rig: LocalRig,
+) -> None:
+    (rig.job / "sub").mkdir()
+    (rig.job / "sub" / "run_all.py").write_text(STARTS_TORCHRUN)
+    (rig.job / "sub" / "gang.py").write_text(GANG)
+    line = ["sh", "-c", "cd sub && exec python3 run_all.py"]
+    manifest = rig.manifest(command=line, nprocPerNode=2, nodes=1, maxNodes=1)
+    ran = rig.call("run", manifest, "--plain")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 1, said
+    assert "run_all.py, line 2 starts torchrun, which would run once for each worker" in said
+    assert "set spec.launch to PerNode" in said
+    assert not (rig.job / "sub" / "gang").exists()
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_script_that_spawns_workers_of_its_own_runs_on_one_node_only(rig: LocalRig) -> None:
+    (rig.job / "spawn.py").write_text(
+        "import os, torch.distributed as dist, torch.multiprocessing as mp\n"
+        "def work(rank, n):\n"
+        "    dist.init_process_group('gloo', init_method='file://' + os.path.abspath('store'), "
+        "rank=rank, world_size=n)\n"
+        "    dist.barrier()\n"
+        "    open('gang', 'a').write(f'{rank}\\n')\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, args=(2,), nprocs=2)\n"
+    )
+    command = ["python3", "spawn.py"]
+    several = rig.call("run", rig.manifest(command=command, nprocPerNode=2, nodes=2), "--plain")
+    assert several.returncode == 2
+    assert "spawn.py, line 7 starts torch.multiprocessing.spawn" in several.stderr
+    assert "each of the nodes would train alone" in several.stderr
+    one = rig.manifest("one", command=command, nprocPerNode=2, nodes=1, maxNodes=1)
+    ran = rig.call("run", one, "--plain")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert sorted((rig.job / "gang").read_text().split()) == ["0", "1"]
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_torchrun_inside_of_a_worker_fails_the_worker(rig: LocalRig, in_process: bool) -> None:
+    (rig.job / "gang.py").write_text(GANG)
+    start = (
+        "importlib.import_module('torch.distributed.' + 'run').main(['gang.py'])\n"
+        if in_process
+        else "os.system(sys.executable + ' -m torch.distributed.' + chr(114) + 'un gang.py')\n"
+    )
+    (rig.job / "hidden.py").write_text(
+        "import importlib, os, sys, time\n"
+        "if os.environ['RANK'] == '0':\n    time.sleep(600)\n" + start
+    )
+    manifest = rig.manifest(
+        command=["python3", "hidden.py"],
+        nprocPerNode=2,
+        nodes=1,
+        maxNodes=1,
+        maxRestarts=0,
+    )
+    ran = rig.call("run", manifest, "--plain")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 1, said
+    assert "torchrun was started by a worker (rank 1: python3 hidden.py)" in said
+    assert "set spec.launch to PerNode" in said
+    assert rig.status()["firstFailure"]["class"] == "UserError"
+    assert not (rig.job / "gang").exists()
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_rank_0_may_start_a_job_of_its_own(rig: LocalRig) -> None:
+    (rig.job / "gang.py").write_text(GANG)
+    (rig.job / "train.py").write_text(
+        "import os, sys, subprocess\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', "
+        "'gang.py'], check=True)\n"
+    )
+    manifest = rig.manifest(command=["python3", "train.py"], nprocPerNode=2, nodes=1, maxNodes=1)
+    ran = rig.call("run", manifest, "--plain")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "launch PerWorker" in ran.stdout + ran.stderr
+    assert (rig.job / "gang").read_text().startswith("1 ")
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs

@@ -133,13 +133,12 @@ def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:
 
 def test_program_is_read_after_the_other_options() -> None:
     environ = {"ELASTICJOB_LAUNCHER_SOCKET": "/tmp/s"}
-    words = ["--setup", "1", "true", "--prepare", "--program", "./train", "--", "sh", "x"]
+    words = ["--setup", "1", "true", "--prepare", "--check"]
+    words += ["--program", "./train", "--", "sh", "x"]
     settings = read_settings(words, environ)
-    assert (settings.program, settings.prepare, settings.argv) == (
-        "./train",
-        True,
-        ("sh", "x"),
-    )
+    assert (settings.program, settings.argv) == ("./train", ("sh", "x"))
+    assert (settings.prepare, settings.check) == (True, True)
+    assert not read_settings(["--", "--check", "x"], environ).check
     assert read_settings(["--", "--program", "x"], environ).program == ""
     for wrong in (["--program"], ["--program", "", "--", "x"]):
         with pytest.raises(SettingsError, match="--program must be followed by a file"):

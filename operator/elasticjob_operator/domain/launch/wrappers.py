@@ -70,6 +70,9 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "unbuffer": _wrapper(),
     "setarch": _wrapper(operands=1),
     "catchsegv": _wrapper(),
+    "eatmydata": _wrapper(),
+    "proxychains": _wrapper("-f"),
+    "proxychains4": _wrapper("-f"),
     "xvfb-run": _wrapper("-e -f -n -p -s -w --server-num --server-args"),
     # Environments.
     "conda": _wrapper("-n --name -p --prefix --cwd", run="run"),
@@ -84,6 +87,8 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         "--index-url --extra-index-url --find-links -f --cache-dir --config-file -w",
         run="run",
     ),
+    "uvx": _wrapper("--from --with --with-editable --index --index-url --find-links -p --python"),
+    "pipx": _wrapper("--spec --python --index-url --pip-args", run="run"),
     "rye": _wrapper(run="run"),
     "hatch": _wrapper("-e --env", run="run"),
     "pixi": _wrapper("-e --environment --manifest-path", run="run"),
@@ -115,6 +120,8 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "cuda-memcheck": _wrapper("--tool --log-file"),
     "nvprof": _wrapper("-o --export-profile --profile-from-start --log-file"),
     "rocprof": _wrapper("-i -o"),
+    "rocprofv2": _wrapper("-i -d -o --plugin"),
+    "rocprofv3": _wrapper("-i -d -o --output-directory --output-file --output-format -f"),
     "vtune": _wrapper("-collect -result-dir -knob"),
     "py-spy": _wrapper(
         "-o --output -r --rate -d --duration -f --format -p --pid", run="record top dump"

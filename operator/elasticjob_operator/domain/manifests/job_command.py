@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_operator.domain.launch.misplaced import misplaced
+from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
@@ -32,6 +33,7 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         spec.max_nodes,
         not requests_devices(container.model_dump(by_alias=True, include={"resources"})),
         _known_values(container),
+        (job.metadata.annotations or {}).get(NESTED_ANNOTATION, ""),
     )
     try:
         return trainer_command(

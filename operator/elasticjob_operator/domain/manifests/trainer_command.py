@@ -36,6 +36,7 @@ from elasticjob_operator.model.types import Launch, LaunchReason
 DEFAULT_PYTHON = "python3"
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
+CHECK_OPTION = "--check"
 PROGRAM_OPTION = "--program"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PYTHON_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)")
@@ -127,6 +128,7 @@ class LaunchSpec:
         max_nodes: maximum number of nodes.
         single: True if a node has one worker unless spec.nprocPerNode says otherwise.
         values: variables of the container whose values are known.
+        nested: place in the program's files that starts a launcher, where they could be read.
     """
 
     launch: Launch = Launch.AUTO
@@ -134,6 +136,11 @@ class LaunchSpec:
     max_nodes: int = 1
     single: bool = False
     values: Mapping[str, str] | None = None
+    nested: str = ""
+
+    def has_one_worker(self, workers: int | str | None) -> bool:
+        """Return True if the whole job has one worker at most; `workers` is spec.nprocPerNode."""
+        return self.max_nodes == 1 and (workers == 1 or (workers is None and self.single))
 
 
 ACCELERATORS = "accelerators"
@@ -212,8 +219,11 @@ def _decided(
         if spec.launch is Launch.PER_WORKER:
             raise
         return _per_node(plain, LaunchReason.LAUNCHER_OPTIONS, str(error))
+    if spec.nested and guesses:
+        return _per_node(plain, LaunchReason.LAUNCHER_FOUND, spec.nested)
     if removed is not None:
-        return removed
+        one = spec.has_one_worker(removed.workers or workers)
+        return removed if one else replace(removed, options=_checked((), spec.launch))
     prepared = split((*command, *args))
     if found is not None and not _only_prepares(found, prepared, values):
         if spec.launch is Launch.AUTO:
@@ -291,7 +301,7 @@ def _per_worker(
             plain,
             words=prepared.words[:count],
             args=prepared.words[count:],
-            options=(PREPARE_OPTION, *_checked(("sh", "-c", prepared.last), spec.launch)),
+            options=(PREPARE_OPTION, *_options(("sh", "-c", prepared.last), workers, spec)),
             reason=LaunchReason.PREPARATION_SPLIT,
             message="the preparation is run once for each pod, and once for each worker: "
             + prepared.last,
@@ -299,10 +309,11 @@ def _per_worker(
     if requested:
         return replace(plain, reason=LaunchReason.REQUESTED, message="spec.launch is PerWorker")
     if prepared is None:
-        return replace(plain, options=_checked((*plain.words, *plain.args), spec.launch))
+        return replace(plain, options=_options((*plain.words, *plain.args), workers, spec))
     if workers == 1 or (workers is None and spec.single):
         return replace(
             plain,
+            options=() if spec.max_nodes == 1 else (CHECK_OPTION,),
             workers="1",
             reason=LaunchReason.SINGLE_WORKER,
             message=f"the shell line cannot be split into a preparation and a command because of "
@@ -315,11 +326,20 @@ def _per_worker(
     )
 
 
+def _options(words: Sequence[str], workers: int | str | None, spec: LaunchSpec) -> tuple[str, ...]:
+    """Return the options by which the launcher checks the program's files; the program of a job
+    with one worker may start what it likes, but a shell script may be meant for several."""
+    found = _checked(words, spec.launch)
+    return found[1:] if spec.has_one_worker(workers) else found
+
+
 def _checked(words: Sequence[str], launch: Launch) -> tuple[str, ...]:
-    """Return the option by which the launcher checks the file of a program that no rule knows; an
-    explicit spec.launch needs no check."""
-    program = program_file(words) if launch is Launch.AUTO else ""
-    return (PROGRAM_OPTION, program) if program else ()
+    """Return the options by which the launcher checks a program that no rule knows, and the files
+    of a Python program; an explicit spec.launch needs no check."""
+    if launch is not Launch.AUTO:
+        return ()
+    program = program_file(words) if words else ""
+    return (CHECK_OPTION, PROGRAM_OPTION, program) if program else (CHECK_OPTION,)
 
 
 def _structural(prepared: Prepared, values: Mapping[str, str]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from elasticjob_cli.main import application
+from elasticjob_operator.domain.manifests.template_warnings import WarningKind
+from elasticjob_operator.model import ElasticJob
+from tests.unit.operator.domain.manifests.test_template_warnings import FIRING, SILENT
 
 JOB = """\
 apiVersion: elasticjob.dev/v1alpha1
@@ -86,3 +91,54 @@ def test_setup_by_a_command_of_find_is_accepted(tmp_path: Path) -> None:
     file.write_text(JOB.replace("  template:", f"  setup: {setup}\n  template:"))
     ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
     assert ran.exit_code == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("a_job", "kind", "path"), FIRING, ids=lambda value: str(value)[:40])
+def test_strict_validation_fails_for_each_kind_of_warning(
+    tmp_path: Path, a_job: ElasticJob, kind: WarningKind, path: str
+) -> None:
+    file = manifest(tmp_path, a_job)
+    for options, code in (((), 0), (("--strict",), 3)):
+        ran = CliRunner().invoke(application("validate"), ["validate", *options, str(file)])
+        assert ran.exit_code == code, ran.stderr
+        [warning] = [line for line in ran.stderr.splitlines() if "warning" in line]
+        assert f": {path}: warning ({kind}): " in warning
+
+
+@pytest.mark.parametrize("a_job", SILENT, ids=lambda one: str(one.spec.template.spec)[:60])
+def test_strict_validation_of_an_ordinary_template_succeeds(
+    tmp_path: Path, a_job: ElasticJob
+) -> None:
+    file = manifest(tmp_path, a_job)
+    ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
+    assert (ran.exit_code, ran.stderr) == (0, "")
+
+
+def manifest(folder: Path, a_job: ElasticJob) -> Path:
+    document = a_job.manifest()
+    document["metadata"] = {"name": a_job.metadata.name}
+    document.pop("status", None)
+    file = folder / "job.yaml"
+    file.write_text(json.dumps(document))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("source", "launch", "code"),
+    [
+        ("import os\nos.system('torchrun t.py')\n", "Auto", 3),
+        ("import os\nos.system('torchrun t.py')\n", "PerNode", 0),
+        ("import os\nos.system('torchrun t.py')\n", "PerWorker", 0),
+        ("import torch\n", "Auto", 0),
+    ],
+)
+def test_strict_validation_fails_for_a_script_that_starts_a_launcher(
+    tmp_path: Path, source: str, launch: str, code: int
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.replace("maxNodes: 4", f"maxNodes: 4\n  launch: {launch}"))
+    (tmp_path / "train.py").write_text(source)
+    ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
+    assert ran.exit_code == code, ran.stderr
+    told = "train.py, line 2 starts torchrun, and the operator cannot read it: set spec.launch"
+    assert (told in ran.stderr) == bool(code)

@@ -148,6 +148,60 @@ PLAIN = [
     'bash -c \'exec "$0" "$@"\' python train.py',
     "bash -c 'gosu me bash -c \"python train.py\"'",
     "bash -c 'python train.py --cmd \"$(cat cmd)\"'",
+    # Commands of the frameworks' documentation.
+    "llamafactory-cli webui",
+    "llamafactory-cli chat x.yaml",
+    "python src/train.py examples/train_lora/llama3_lora_sft.yaml",
+    "python -m llamafactory.launcher train.yaml",
+    "python -m swift.cli.sft --model x",
+    "swift web-ui",
+    "swift merge-lora --ckpt_dir x",
+    "xtuner chat x",
+    "xtuner convert pth_to_hf a b c",
+    "axolotl fetch examples",
+    "tune ls",
+    "tune cp a b",
+    "python -m openrlhf.cli.train_sft --max_len 2048",
+    "python tools/train.py configs/x.py --launcher pytorch",
+    "mim run mmdet train x.py",
+    "mim install mmdet",
+    "colossalai check -i",
+    "fairseq-train data-bin/wmt --arch transformer",
+    "fairseq-hydra-train task.data=x --config-dir c --config-name n",
+    "python -m fairseq_cli.train data",
+    "yolo train data=coco.yaml model=yolov8n.pt device=0,1",
+    "python main.py fit --config x.yaml --trainer.devices 8",
+    "litgpt pretrain pythia-14m --devices 4",
+    "env KERAS_BACKEND=torch python train.py",
+    "python -m mpi4py train.py",
+    "python -m my.launch train.py",
+    "python -m my.distributed.launcher",
+    "nemo --help",
+    "uv run --script t.py",
+    "poetry run my-train",
+    "pixi run -e cuda python t.py",
+    "conda run --live-stream -n env python t.py",
+    "micromamba run -p /env python t.py",
+    "xvfb-run -a -s '-screen 0 1x1x24' python t.py",
+    "nsys profile -t cuda -o x -- python t.py",
+    "nsys launch python t.py",
+    "ncu --target-processes all python t.py",
+    "py-spy record -s -f speedscope -o p -- python t.py",
+    "gdb -batch -ex run -ex bt --args python t.py",
+    "/usr/bin/tini -g -- python t.py",
+    "dumb-init --single-child python t.py",
+    "timeout 1h python t.py",
+    "stdbuf -oL python t.py",
+    "proxychains python t.py",
+    "omnitrace-run -- python t.py",
+    "tau_exec python t.py",
+    "dlprof --mode=pytorch python t.py",
+    "austin -o x python t.py",
+    "memray run t.py",
+    "python -m pyinstrument t.py",
+    "ipython -- t.py",
+    "papermill in.ipynb out.ipynb",
+    "bash -c 'python $SCRIPT'",
 ]
 
 
@@ -156,7 +210,7 @@ def test_plain_command_runs_unchanged_for_each_worker(command: str) -> None:
     found = decide(command)
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PLAIN_COMMAND)
     assert found.words == tuple(shlex.split(command))
-    assert found.options[:1] in ((), ("--program",))
+    assert found.options[:2] in (("--check",), ("--check", "--program"))
     requested = decide(command, launch=Launch.PER_WORKER)
     assert (requested.words, requested.options) == (found.words, ())
 
@@ -313,6 +367,69 @@ LAUNCHERS = [
     ("tcsh -c 'cd x; accelerate launch t.py'", "accelerate launch"),
     ("script -qefc 'torchrun t.py' /dev/null", "torchrun"),
     ("busybox ash -c 'torchrun t.py'", "torchrun"),
+    # Commands of the frameworks' documentation.
+    ("env FORCE_TORCHRUN=1 llamafactory-cli train x.yaml", "llamafactory-cli"),
+    (
+        bash("FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=0 llamafactory-cli train x.yaml"),
+        "llamafactory-cli",
+    ),
+    ("python -m llamafactory.cli train x.yaml", "llamafactory-cli"),
+    (bash("NPROC_PER_NODE=8 swift sft --model x"), "swift"),
+    ("megatron sft --load x", "swift"),
+    (bash("NPROC_PER_NODE=8 xtuner train x --deepspeed deepspeed_zero2"), "xtuner train"),
+    ("axolotl train x.yml --launcher torchrun -- --nproc_per_node=2", "axolotl"),
+    ("tune run --nproc_per_node 4 full_finetune_distributed --config x", "tune run"),
+    ("nemo llm pretrain --factory llama3_8b", "nemo"),
+    ("nemorun llm finetune --factory x -y", "nemo"),
+    ("autotrain --config x.yml", "autotrain"),
+    ("autotrain llm --train --model x", "autotrain"),
+    ("python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=8", "ray"),
+    ("python -m verl.trainer.sft_trainer_ray x=y", "ray"),
+    ("python3 -m recipe.dapo.main_dapo x=y", "ray"),
+    ("python3 -m openrlhf.cli.train_ppo_ray --x", "ray"),
+    ("deepspeed --module openrlhf.cli.train_sft --max_len 2048", "deepspeed"),
+    ("python ./deepy.py train.py -d configs 125M.yml local_setup.yml", "deepy.py"),
+    ("./deepy.py train.py x.yml", "deepy.py"),
+    ("mim train mmdet x.py --gpus 8 --launcher pytorch", "mim train"),
+    (
+        bash("python -m torch.distributed.launch --nproc_per_node=8 $(which fairseq-train) data"),
+        "torch.distributed.launch",
+    ),
+    ("composer train/train.py x.yaml", "composer"),
+    ("fabric run model --devices=2 train.py", "fabric run"),
+    ("mpirun.openmpi -n 4 python t.py", "mpirun"),
+    ("mpiexec.mpich -n 4 python t.py", "mpirun"),
+    ("mpirun_rsh -np 4 python t.py", "mpirun"),
+    ("jsrun -n 2 python t.py", "the batch system"),
+    ("ibrun python t.py", "the batch system"),
+    ("msrun --worker_num=8 net.py", "msrun"),
+    ("python -m bagua.distributed.launch --nproc_per_node=8 t.py", "bagua.distributed.launch"),
+    ("python3 -m bagua.distributed.run --nproc_per_node=8 t.py", "bagua.distributed.run"),
+    ("baguarun --nproc_per_node=1 --host_list=h t.py", "baguarun"),
+    ("python -m paddle.distributed.launch t.py", "paddle.distributed.launch"),
+    ("python -m oneflow.distributed.launch --nproc_per_node 2 t.py", "oneflow.distributed.launch"),
+    ("uvx torchrun t.py", "torchrun"),
+    ("uv run --no-sync --frozen torchrun t.py", "torchrun"),
+    ("pipx run torchrun t.py", "torchrun"),
+    ("conda run --no-capture-output -p /opt/env accelerate launch t.py", "accelerate launch"),
+    ("xvfb-run -a torchrun t.py", "torchrun"),
+    ("numactl --cpunodebind=0 --membind=0 torchrun t.py", "torchrun"),
+    ("ncu --set full -o x torchrun t.py", "torchrun"),
+    ("gdb --args torchrun t.py", "torchrun"),
+    ("valgrind --tool=memcheck torchrun t.py", "torchrun"),
+    ("nice -10 torchrun t.py", "torchrun"),
+    ("taskset 0xff torchrun t.py", "torchrun"),
+    ("timeout --signal=INT 3600 torchrun t.py", "torchrun"),
+    ("eatmydata torchrun t.py", "torchrun"),
+    ("rocprofv3 --hip-trace -- torchrun t.py", "torchrun"),
+    ("coverage run -m torch.distributed.run t.py", "torchrun"),
+    (bash("for i in 1 2; do torchrun t.py --seed $i; done"), "torchrun"),
+    (bash("while ! torchrun t.py; do sleep 5; done"), "torchrun"),
+    (bash("torchrun t.py & PID=$!; wait $PID"), "torchrun"),
+    (bash("torchrun t.py 2>&1 | tee log.txt"), "torchrun"),
+    (bash("git clone x y && cd y && pip install -e . && torchrun t.py"), "torchrun"),
+    (bash("trap 'kill 0' EXIT; torchrun t.py"), "torchrun"),
+    (bash("( cd x; torchrun t.py )"), "torchrun"),
 ]
 
 
@@ -330,6 +447,14 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
 
 
 GUESSED = [
+    ("uv tool run torchrun t.py", "torchrun"),
+    ("aws-vault exec prod -- torchrun t.py", "torchrun"),
+    ("sops exec-env s.yaml 'torchrun t.py'", "torchrun"),
+    ("bwrap --ro-bind / / torchrun t.py", "torchrun"),
+    ("systemd-run --scope torchrun t.py", "torchrun"),
+    ("/init torchrun t.py", "torchrun"),
+    ("dockerize -wait tcp://x torchrun t.py", "torchrun"),
+    ("pyinstrument -m torch.distributed.run t.py", "torchrun"),
     ("my-wrapper torchrun train.py", "torchrun"),
     ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
     (bash("find . -name t.py -exec torchrun {} \\;"), "torchrun"),
@@ -341,7 +466,6 @@ GUESSED = [
     ("tmux new-session -d 'cd x; torchrun t.py'", "torchrun"),
     ("sops exec-env secrets.yaml 'torchrun t.py'", "torchrun"),
     ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
-    ("uvx torchrun t.py", "torchrun"),
     ("ssh worker-1 torchrun t.py", "torchrun"),
     ("tmux new-session -d 'mpirun -np 8 python t.py'", "mpirun"),
     ("tmux new-session -d 'torchrun -m pkg.train'", "torchrun"),
@@ -529,7 +653,9 @@ def test_launcher_with_options_that_would_be_lost_runs_once_for_each_pod(
         "deepspeed t.py", "mpirun -np 2 python t.py", "horovodrun -np 2 python t.py",
         "ray start --head", "composer t.py", "colossalai run t.py", "fabric run t.py",
         "torchx run dist.ddp", "bash -c 'cd x; mpiexec python t.py'", "srun python t.py",
-        "python -m deepspeed.launcher.launch t.py",
+        "python -m deepspeed.launcher.launch t.py", "python deepy.py train.py c.yml",
+        "python -m verl.trainer.main_ppo", "python -m paddle.distributed.launch t.py",
+        "mpirun.openmpi -n 2 python t.py", "baguarun t.py", "msrun t.py", "jsrun python t.py",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("launch", list(Launch))
@@ -609,7 +735,7 @@ def test_preparation_runs_once_for_each_pod(shell: str, before: str, last: str) 
     assert (found.mode, found.reason) == (Launch.PER_WORKER, LaunchReason.PREPARATION_SPLIT)
     program = last.split()[0]
     checked = ("--program", program) if program in ("./train", "gnn-train") else ()
-    assert found.options == ("--prepare", *checked)
+    assert found.options == ("--prepare", "--check", *checked)
     command = last.lstrip()
     assert found.words == (*shell.split(), f"{before}{last[: -len(command)]}{REPORT} {command}")
 
@@ -730,7 +856,7 @@ def test_value_that_changes_the_structure_of_the_line_prevents_the_split() -> No
 def test_setup_stands_before_the_other_options() -> None:
     spec = LaunchSpec(setup=("pip", "install", "$(X)"))
     found = trainer_command(["bash", "-c"], ["cd x; python t.py"], 8, spec)
-    assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare")
+    assert found.options == ("--setup", "3", "pip", "install", "$(X)", "--prepare", "--check")
     assert found.command[:3] == ("python3", "/elasticjob/launcher.pyz", "--setup")
     assert (found.words, found.args) == (("bash", "-c"), (f"cd x; {REPORT} python t.py",))
 
@@ -849,3 +975,37 @@ def test_launcher_checks_the_file_of_an_unknown_program(
 def test_wrong_command_is_refused(command: str, reason: str) -> None:
     with pytest.raises(CannotUnwrap, match=reason):
         decide(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python train.py", "torchrun train.py", bash("cd x; python t.py"), bash("exec python t.py")],
+    ids=str,
+)
+def test_launcher_checks_python_files_unless_the_launch_is_requested(
+    command: str | list[str],
+) -> None:
+    for workers, nodes in ((8, 1), (1, 2), (None, 1)):
+        assert "--check" in decide(command, workers, nodes=nodes).options
+    assert "--check" not in decide(command, 1, nodes=1).options
+    one = LaunchSpec(single=True)
+    words = shlex.split(command) if isinstance(command, str) else command
+    assert "--check" not in trainer_command(words, (), None, one).options
+    for launch in (Launch.PER_NODE, Launch.PER_WORKER):
+        if "torchrun" not in command or launch is Launch.PER_NODE:
+            assert "--check" not in decide(command, 8, launch).options
+
+
+def test_line_of_one_worker_on_several_nodes_is_checked() -> None:
+    found = decide(bash("python train.py | tee log"), 1, nodes=2)
+    assert (found.reason, found.options) == (LaunchReason.SINGLE_WORKER, ("--check",))
+
+
+@pytest.mark.parametrize("command", ["python run_all.py", "torchrun run_all.py"])
+def test_program_that_is_known_to_start_a_launcher_runs_once_for_each_pod(command: str) -> None:
+    text = "run_all.py, line 2 starts torchrun"
+    found = trainer_command(command.split(), (), 8, LaunchSpec(nested=text))
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert (found.message, found.words, found.options) == (text, tuple(command.split()), ())
+    requested = LaunchSpec(Launch.PER_WORKER, nested=text)
+    assert trainer_command(command.split(), (), 8, requested).mode is Launch.PER_WORKER

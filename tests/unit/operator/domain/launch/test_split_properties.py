@@ -49,7 +49,7 @@ def test_line_is_never_changed_but_by_one_marked_insertion(first: int) -> None:
         assert found.words[:2] == ("bash", "-c")
         text = found.words[2]
         if found.options[:1] == ("--prepare",):
-            assert found.options[1:2] in ((), ("--program",))
+            assert found.options[1:2] == ("--check",)
             assert found.reason is LaunchReason.PREPARATION_SPLIT
             assert text.count(REPORT) == 1, line
             assert text.replace(f"{REPORT} ", "") == line or "RANK" in line, line

@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_operator.domain.manifests.template_warnings import WarningKind, warnings_of
-from elasticjob_operator.model import ElasticJob, parse_manifest
+from elasticjob_operator.domain.status.events import EventType, template_warnings
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.model import ConditionType, ElasticJob, parse_manifest
 from elasticjob_operator.model.problems import field_path
+from elasticjob_operator.model.status import Status
+from elasticjob_operator.model.types import ConditionStatus
 from tests.paths import ROOT
-from tests.unit.operator.builders import job
+from tests.unit.operator.builders import NOW, job, observed
 
 Json = dict[str, Any]
+EMPTY = observed()
 K = WarningKind
 POD = "spec.template.spec"
 C0 = f"{POD}.containers[0]"
@@ -25,6 +30,9 @@ OWN_SHM = {
 }
 AT_SHM = {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}]}
 PORT = {"containerPort": 29500}
+PROBE = {"tcpSocket": {"port": 29500}}
+SIDECAR = {"name": "db", "image": "db:1"}
+DIGEST = f"sha256:{0:064}"
 TAKEN = {"containerPort": 9400, "hostPort": 9400}
 
 
@@ -88,9 +96,9 @@ FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
         K.READINESS_GATES,
         f"{POD}.readinessGates",
     ),
-    (job_of(trainer={"readinessProbe": PORT}), K.READINESS_PROBE, f"{C0}.readinessProbe"),
-    (job_of(trainer={"livenessProbe": PORT}), K.LIVENESS_PROBE, f"{C0}.livenessProbe"),
-    (job_of(trainer={"startupProbe": PORT}), K.LIVENESS_PROBE, f"{C0}.startupProbe"),
+    (job_of(trainer={"readinessProbe": PROBE}), K.READINESS_PROBE, f"{C0}.readinessProbe"),
+    (job_of(trainer={"livenessProbe": PROBE}), K.LIVENESS_PROBE, f"{C0}.livenessProbe"),
+    (job_of(trainer={"startupProbe": PROBE}), K.LIVENESS_PROBE, f"{C0}.startupProbe"),
     *(
         (job_of(trainer=pre_stop(**hook)), K.PRE_STOP_TOO_LONG, f"{C0}.lifecycle.preStop")
         for hook in (
@@ -174,7 +182,11 @@ SILENT: list[ElasticJob] = [
     job_of(runPolicy={"activeDeadlineSeconds": 60}),
     job_of({"readinessGates": []}),
     job_of(
-        {"initContainers": [{"name": "db", "restartPolicy": "Always", "readinessProbe": PORT}]},
+        {
+            "initContainers": [
+                {"name": "db", "image": "db:1", "restartPolicy": "Always", "readinessProbe": PROBE}
+            ]
+        },
     ),
     job_of(trainer=pre_stop(sleep={"seconds": 29})),
     job_of({"terminationGracePeriodSeconds": 600}, pre_stop(sleep={"seconds": 300})),
@@ -183,7 +195,7 @@ SILENT: list[ElasticJob] = [
     job_of(trainer={"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}),
     *(
         job_of(trainer={"image": image, "imagePullPolicy": "IfNotPresent"})
-        for image in ("t:1", "registry:5000/t:1", "t@sha256:0", "registry:5000/t:latest@sha256:0")
+        for image in ("t:1", "registry:5000/t:1", f"t@{DIGEST}", f"registry:5000/t:latest@{DIGEST}")
     ),
     job_of(trainer={"image": "trainer:latest"}),
     job_of(
@@ -225,6 +237,27 @@ def test_ordinary_template_has_no_warning(a_job: ElasticJob) -> None:
     assert found(a_job) == []
 
 
+@pytest.mark.parametrize(("a_job", "kind", "path"), FIRING, ids=lambda value: str(value)[:40])
+def test_warning_is_a_condition_and_an_event(
+    a_job: ElasticJob, kind: WarningKind, path: str
+) -> None:
+    after = next_status(a_job, EMPTY, EMPTY.rendezvous, NOW)
+    [condition] = [one for one in after.conditions if one.type is ConditionType.TEMPLATE_WARNINGS]
+    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, kind.value)
+    assert condition.message.startswith(f"{path}: {kind}: ")
+    [event] = template_warnings(a_job, Status(), after)
+    assert (event.type, event.reason) == (EventType.WARNING, kind.value)
+    assert event.message == condition.message
+
+
+@pytest.mark.parametrize("a_job", SILENT, ids=lambda one: str(one.spec.template.spec)[:60])
+def test_ordinary_template_has_neither_condition_nor_event(a_job: ElasticJob) -> None:
+    after = next_status(a_job, EMPTY, EMPTY.rendezvous, NOW)
+    kinds = {one.type for one in after.conditions}
+    assert ConditionType.TEMPLATE_WARNINGS not in kinds
+    assert template_warnings(a_job, Status(), after) == ()
+
+
 @pytest.mark.parametrize(
     ("resources", "fires"),
     [
@@ -252,7 +285,7 @@ def test_every_kind_fires_in_a_test_and_is_documented() -> None:
 
 
 def test_trainer_beside_other_containers_is_the_one_read() -> None:
-    probe = {"readinessProbe": PORT}
+    probe = {"readinessProbe": PROBE}
     others = [
         {"name": "board", **probe},
         {"name": "main", "image": "t:1", "command": ["python3"], **probe},

@@ -53,7 +53,7 @@ def test_plain_command_is_unchanged(command: str, interpreter: str) -> None:
 
 def test_arguments_stay_where_the_kubelet_expands_them() -> None:
     found = trainer_command(["bash", "-c"], ["exec train $(LR) $$HOME"])
-    assert found.command == ("python3", PYZ, "--program", "train", "--", "bash", "-c")
+    assert found.command == ("python3", PYZ, "--check", "--program", "train", "--", "bash", "-c")
     assert found.args == ("exec train $(LR) $$HOME",)
 
 
@@ -136,7 +136,8 @@ def test_nested_launcher_is_removed(command: str, interpreter: str, started: str
 
 def test_launcher_options_may_stand_in_args() -> None:
     found = trainer_command(["torchrun"], ["--nnodes=2", "train.py", "$(LR)"])
-    assert found.command == ("python3", PYZ, "--", "python3", "-u", "train.py", "$(LR)")
+    assert found.command[:4] == ("python3", PYZ, "--check", "--")
+    assert found.command[4:] == ("python3", "-u", "train.py", "$(LR)")
     assert found.args == ()
 
 
@@ -202,7 +203,7 @@ def test_number_of_the_job_takes_precedence_without_a_contradiction(
     command: str, workers: int | str
 ) -> None:
     found = trainer_command(command.split(), (), workers)
-    assert (found.command[3:], found.workers) == (("python3", "-u", "train.py"), "")
+    assert (found.words, found.workers) == (("python3", "-u", "train.py"), "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,191 @@
+"""Commands that Python code writes out, for processes that it starts; the code is not run.
+
+A command is a list of words or a text for a shell. Values known only at run time become
+`UNKNOWN`, which may be any program, such as `sys.executable`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from elasticjob_launcher.launchers import (
+    Launcher,
+    launcher_of_module,
+    launcher_of_program,
+    launcher_of_script,
+)
+
+UNKNOWN = "\0"
+_MAX_DEPTH = 8
+_SEPARATOR = re.compile(r"&&|\|\||[;&|\n(){}]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
+_BEFORE = frozenset(
+    {"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "stdbuf", "then", "do"}
+)
+"""Words before a command of a shell line, whose options have no value of their own."""
+
+
+class Written(NamedTuple):
+    """Command with the line where it is written; `words` of a text are split at spaces."""
+
+    words: tuple[str, ...]
+    line: int
+    is_text: bool = False
+
+
+class Names:
+    """Values that a program assigns to names and returns from functions, in any order."""
+
+    def __init__(self, values: Callable[[str], Sequence[Any]]) -> None:
+        self._values = values
+
+    def commands(self, node: Any, depth: int = 0) -> Iterator[Written]:
+        """Yield the commands that an expression may be."""
+        if depth > _MAX_DEPTH or node is None:
+            return
+        name = reference(node)
+        if isinstance(node, Written):
+            yield node
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            yield Written(tuple(self._words(node, depth)), node.lineno)
+        elif isinstance(node, ast.IfExp):
+            yield from self.commands(node.body, depth + 1)
+            yield from self.commands(node.orelse, depth + 1)
+        elif name:
+            for value in self._values(name):
+                yield from self.commands(value, depth + 1)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and self._is_list(node):
+            yield Written(tuple(self._words(node, depth)), node.lineno)
+        elif (split := _split(node)) is not None:
+            text = self._text(split, depth)
+            yield Written(tuple(text.split()), node.lineno)
+        elif isinstance(node, ast.Call) and reference(node.func) and not _makes_text(node):
+            for value in self._values(f"{reference(node.func)}()"):
+                yield from self.commands(value, depth + 1)
+        else:
+            text = self._text(node, depth)
+            if text.strip(UNKNOWN):
+                yield Written(tuple(text.split(" ")), node.lineno, True)
+
+    def _is_list(self, node: Any) -> bool:
+        while isinstance(node, ast.BinOp):
+            node = node.left if not isinstance(node.right, (ast.List, ast.Tuple)) else node.right
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return True
+        return any(isinstance(one, (ast.List, ast.Tuple)) for one in self._values(reference(node)))
+
+    def _words(self, node: Any, depth: int) -> list[str]:
+        """Return the words of a list; an unknown list is one unknown word."""
+        if depth > _MAX_DEPTH:
+            return [UNKNOWN]
+        if isinstance(node, Written):
+            return list(node.words)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            found: list[str] = []
+            for each in node.elts:
+                if isinstance(each, ast.Starred):
+                    found += self._words(each.value, depth + 1)
+                else:
+                    found.append(self._text(each, depth + 1))
+            return found
+        if isinstance(node, ast.BinOp):
+            return self._words(node.left, depth + 1) + self._words(node.right, depth + 1)
+        if (split := _split(node)) is not None:
+            return self._text(split, depth + 1).split()
+        values = self._values(reference(node)) if reference(node) else ()
+        return self._words(values[0], depth + 1) if values else [UNKNOWN]
+
+    def _text(self, node: Any, depth: int) -> str:
+        """Return a text with unknown parts."""
+        if depth > _MAX_DEPTH:
+            return UNKNOWN
+        if isinstance(node, Written):
+            return " ".join(node.words)
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else str(node.value)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self._text(each, depth + 1) for each in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self._text(node.value, depth + 1)
+        if isinstance(node, ast.BinOp):
+            left = self._text(node.left, depth + 1)
+            return (
+                left + self._text(node.right, depth + 1) if isinstance(node.op, ast.Add) else left
+            )
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "join" and len(node.args) == 1:
+                return " ".join(self._words(node.args[0], depth + 1))
+            if node.func.attr in ("format", "strip", "replace", "encode", "lstrip"):
+                return self._text(node.func.value, depth + 1)
+        if isinstance(node, ast.Call) and reference(node.func) in ("str", "dedent") and node.args:
+            return self._text(node.args[0], depth + 1)
+        values = self._values(reference(node)) if reference(node) else ()
+        return self._text(values[0], depth + 1) if len(values) == 1 else UNKNOWN
+
+
+def reference(node: Any) -> str:
+    """Return the last part of a name such as `cmd` or `self.cmd`; empty for other expressions."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def launcher_of_command(command: Written) -> Launcher | None:
+    """Return the first launcher that a command starts, or None."""
+    if not command.is_text:
+        words = list(command.words)
+        if len(words) == 1:
+            return _in_text(words[0])
+        return _of_words(words)
+    return _in_text(" ".join(command.words))
+
+
+def _in_text(text: str) -> Launcher | None:
+    for part in _SEPARATOR.split(text.replace("\\\n", " ")):
+        launcher = _of_words([word.strip("'\"") for word in part.split()])
+        if launcher is not None:
+            return launcher
+    return None
+
+
+def _of_words(words: list[str]) -> Launcher | None:
+    while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in _BEFORE):
+        del words[0]
+        while words and words[0].startswith("-") and len(words[0]) > 1:
+            del words[0]
+    if not words:
+        return None
+    program, arguments = words[0], words[1:]
+    name = program.rpartition("/")[2]
+    if name in _SHELLS:
+        line = next((i for i, word in enumerate(arguments) if re.fullmatch(r"-\w*c", word)), None)
+        return None if line is None else _in_text(" ".join(arguments[line + 1 :]))
+    if UNKNOWN in program or _PYTHON.fullmatch(name):
+        while arguments and arguments[0].startswith("-") and arguments[0] != "-m":
+            del arguments[0]
+        if arguments[:1] == ["-m"]:
+            return launcher_of_module("".join(arguments[1:2]), arguments[2:])
+        if _PYTHON.fullmatch(name) and arguments:
+            return launcher_of_script(arguments[0], arguments[1:])
+        return None
+    return launcher_of_program(program, arguments)
+
+
+def _split(node: Any) -> Any:
+    """Return the text that `text.split()` or `shlex.split(text)` makes a list of; None for other
+    expressions."""
+    if not isinstance(node, ast.Call) or reference(node.func) != "split":
+        return None
+    if node.args and reference(getattr(node.func, "value", None)) == "shlex":
+        return node.args[0]
+    return node.func.value if isinstance(node.func, ast.Attribute) and not node.args else None
+
+
+def _makes_text(node: ast.Call) -> bool:
+    made = ("join", "format", "strip", "replace", "encode", "lstrip", "str", "dedent")
+    return reference(node.func) in made

@@ -1,0 +1,314 @@
+"""Programs that start a launcher themselves, as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_launcher.nested_launches import find_nested_launch
+from elasticjob_launcher.program_check import ProgramError, check_command, find_in_command
+
+
+def found(folder: Path, source: str, name: str = "run_all.py") -> tuple[int, str] | None:
+    file = folder / name
+    file.write_text(source)
+    launch = find_nested_launch(str(file), False, [])
+    return None if launch is None else (launch.line, launch.launcher.name)
+
+
+STARTING = {
+    "run": ('import subprocess\nsubprocess.run(["torchrun", "train.py"])', 2, "torchrun"),
+    "module": (
+        'import subprocess, sys\nsubprocess.run([sys.executable, "-m", "torch.distributed.run"])',
+        2,
+        "torchrun",
+    ),
+    "system": (
+        'import os\nret = os.system("CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py")\n'
+        "exit(ret)",
+        2,
+        "accelerate launch",
+    ),
+    "preparation in a line": (
+        'import subprocess\nsubprocess.run(["bash", "-c", ". env.sh && exec torchrun train.py"])',
+        2,
+        "torchrun",
+    ),
+    "exec": (
+        'import os, sys\nos.execvp("torchrun", ["torchrun", "train.py", *sys.argv[1:]])',
+        2,
+        "torchrun",
+    ),
+    "execlp": ('from os import execlp\nexeclp("deepspeed", "deepspeed", "t.py")', 2, "deepspeed"),
+    "posix_spawn": (
+        'import os\nos.posix_spawnp("torchrun", ["torchrun", "t.py"], os.environ)',
+        2,
+        "torchrun",
+    ),
+    "list in parts": (
+        "import os, sys, subprocess\n"
+        'cmd = [sys.executable, "-m", "torch.distributed.launch", f"--nproc={os.cpu_count()}"]\n'
+        'cmd += ["train.py"] + sys.argv[1:]\n'
+        "proc = subprocess.Popen(cmd, env=dict(os.environ))\nsys.exit(proc.wait())",
+        2,
+        "torch.distributed.launch",
+    ),
+    "joined": (
+        'import subprocess as sp\nsp.call(" ".join(["torchrun", "--nproc", str(2), "t.py"]), '
+        "shell=True)",
+        2,
+        "torchrun",
+    ),
+    "helper and loop": (
+        "import subprocess\ndef sh(cmd):\n    subprocess.run(cmd, shell=True, check=True)\n"
+        'def main():\n    sh("git rev-parse HEAD")\n    for lr in (1, 2):\n'
+        '        sh(f"torchrun --nproc-per-node=2 train.py --lr {lr}")\n'
+        'if __name__ == "__main__":\n    main()',
+        7,
+        "torchrun",
+    ),
+    "returned command": (
+        "import subprocess, click\ndef build(n):\n"
+        '    args = ["accelerate", "launch", "--num_processes", str(n)]\n'
+        '    args.extend(["train.py"])\n    return args\n'
+        "@click.command()\ndef main(n):\n    subprocess.check_call(build(n))\nmain()",
+        3,
+        "accelerate launch",
+    ),
+    "typer and shlex": (
+        "import subprocess, typer, shlex\napp = typer.Typer()\n@app.command()\n"
+        "def train(gpus: int = 2, dry: bool = False):\n"
+        '    cmd = f"torchrun --nproc-per-node={gpus} train.py"\n'
+        "    if dry:\n        print(cmd)\n        return\n"
+        "    subprocess.run(shlex.split(cmd), check=True)\n"
+        'if __name__ == "__main__":\n    app()',
+        9,
+        "torchrun",
+    ),
+    "method": (
+        "import subprocess\nclass Runner:\n"
+        '    def __init__(self, n):\n        self.cmd = ["torchrun", f"--nproc={n}", "t.py"]\n'
+        '    def run(self):\n        with open("log", "w") as log:\n'
+        "            return subprocess.Popen(self.cmd, stdout=log).wait()\n"
+        "raise SystemExit(Runner(2).run())",
+        4,
+        "torchrun",
+    ),
+    "thread": (
+        "import subprocess, threading\ndef go(cmd): subprocess.call(cmd)\n"
+        'threading.Thread(target=go, args=(["deepspeed", "train.py"],)).start()',
+        3,
+        "deepspeed",
+    ),
+    "asyncio": (
+        'import asyncio\nasync def main():\n    await asyncio.create_subprocess_exec("torchrun", '
+        '"t.py")\nasyncio.run(main())',
+        3,
+        "torchrun",
+    ),
+    "main of torchrun": (
+        'from torch.distributed.run import main\nmain(["--nproc-per-node=2", "train.py"])',
+        2,
+        "torchrun",
+    ),
+    "alias": (
+        "import torch.distributed.run as tr\nargs = tr.parse_args([])\ntr.run(args)",
+        3,
+        "torchrun",
+    ),
+    "elastic_launch": (
+        "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
+        "def trainer(x): return x\ndef main():\n    elastic_launch(LaunchConfig(1, 1, 2), "
+        "trainer)(1)\nif __name__ == '__main__': main()",
+        4,
+        "torchrun",
+    ),
+    "runpy": (
+        'import runpy, sys\nsys.argv = ["torchrun", "train.py"]\n'
+        'runpy.run_module("torch.distributed.run", run_name="__main__")',
+        3,
+        "torchrun",
+    ),
+    "notebook_launcher": (
+        "from accelerate import notebook_launcher\nnotebook_launcher(print, num_processes=2)",
+        2,
+        "notebook_launcher",
+    ),
+    "spawn of the tutorial": (
+        "import torch, torch.distributed as dist, torch.multiprocessing as mp\n"
+        'def setup(rank, n):\n    dist.init_process_group("gloo", rank=rank, world_size=n)\n'
+        "def demo(rank, n):\n    setup(rank, n)\n"
+        "def run_demo(fn, n):\n    mp.spawn(fn, args=(n,), nprocs=n, join=True)\n"
+        'if __name__ == "__main__":\n    n = torch.cuda.device_count()\n'
+        '    assert n >= 2, f"needs 2 GPUs, but got {n}"\n    run_demo(demo, n)',
+        7,
+        "torch.multiprocessing.spawn",
+    ),
+    "both branches": (
+        "import subprocess, torch\nif torch.cuda.is_available():\n"
+        '    subprocess.run(["torchrun", "--nproc-per-node=gpu", "t.py"])\nelse:\n'
+        '    subprocess.run(["torchrun", "t.py"])',
+        3,
+        "torchrun",
+    ),
+    "early return": (
+        "import subprocess, torch\ndef main():\n    if torch.cuda.is_available():\n"
+        '        subprocess.run(["torchrun", "a.py"])\n        return\n'
+        '    subprocess.run(["torchrun", "b.py"])\nmain()',
+        4,
+        "torchrun",
+    ),
+    "condition in a program that cannot train": (
+        "import argparse, subprocess, sys\ngpus = argparse.ArgumentParser().parse_args().gpus\n"
+        'if gpus > 1:\n    subprocess.run(["torchrun", f"--nproc={gpus}", "t.py"])\nelse:\n'
+        '    subprocess.run([sys.executable, "train.py"])',
+        4,
+        "torchrun",
+    ),
+    "check before": (
+        "import os, sys, subprocess, torch\nif not os.path.exists('data'):\n"
+        "    sys.exit('no data')\nsubprocess.run(['torchrun', 't.py'])",
+        4,
+        "torchrun",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "line", "launcher"), STARTING.values(), ids=STARTING)
+def test_program_that_starts_a_launcher_is_found(
+    tmp_path: Path, source: str, line: int, launcher: str
+) -> None:
+    assert found(tmp_path, source) == (line, launcher)
+
+
+ORDINARY = {
+    "worker": "import torch.distributed as dist\ndist.init_process_group('gloo')",
+    "self launch without ranks": (
+        "import os, subprocess\ndef train(): pass\nif 'LOCAL_RANK' in os.environ:\n    train()\n"
+        "else:\n    subprocess.run(['torchrun', '--nproc-per-node=2', __file__])"
+    ),
+    "exec without ranks": (
+        "import os, sys\ndef main():\n    if 'RANK' not in os.environ:\n"
+        "        os.execvp('torchrun', ['torchrun', *sys.argv])\n    import torch\nmain()"
+    ),
+    "return with ranks": (
+        "import os, subprocess, torch\ndef main():\n    if torch.distributed."
+        "is_torchelastic_launched():\n        return\n    subprocess.run(['torchrun', 't.py'])\n"
+        "main()"
+    ),
+    "texts": (
+        '"""usage: torchrun t.py"""\nimport subprocess, torch\nUSAGE = "torchrun t.py"\n'
+        "sha = subprocess.check_output(['git', 'rev-parse', 'HEAD'])\nprint('start:', USAGE)"
+    ),
+    "evaluation by rank 0": (
+        "import subprocess, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n    subprocess.run(['torchrun', '--standalone', 'eval.py'])"
+    ),
+    "spawn on request": (
+        "import torch.multiprocessing as mp, torch.distributed as dist, argparse\n"
+        "def worker(gpu, args): dist.init_process_group('nccl')\n"
+        "args = argparse.ArgumentParser().parse_args()\n"
+        "if args.multiprocessing_distributed:\n    mp.spawn(worker, nprocs=8, args=(args,))\n"
+        "else:\n    worker(0, args)"
+    ),
+    "spawn of a preparation": (
+        "import torch.multiprocessing as mp, torch.distributed as dist\n"
+        "def tokenize(i): print(i)\nmp.spawn(tokenize, nprocs=4)\ndist.init_process_group('gloo')"
+    ),
+    "helpers of torchrun": (
+        "from torch.distributed.run import get_args_parser\nimport torch.distributed.run as run\n"
+        "print(run.__file__, get_args_parser())"
+    ),
+    "name in another function": (
+        "import subprocess, torch\ndef sh(cmd): subprocess.run(cmd)\n"
+        "def launch():\n    cmd = ['torchrun', 't.py']\n    sh(cmd)\n"
+        "def version():\n    cmd = ['git', 'log']\n    sh(cmd)\nversion()"
+    ),
+    "function that is not called": (
+        "import subprocess, torch\ndef launch(): subprocess.run(['torchrun', 't.py'])\n"
+    ),
+    "sweep of one script": (
+        "import subprocess, sys\nfor lr in (1, 2):\n"
+        "    subprocess.run([sys.executable, 'train.py', '--launcher', 'torchrun'])"
+    ),
+    "names as arguments": (
+        "import subprocess\n"
+        "subprocess.run('pip install torchrun-x && echo torchrun && grep torchrun x', shell=True)\n"
+        "subprocess.run(['echo', 'torchrun t.py']); subprocess.run(['which', 'torchrun'])"
+    ),
+    "no launch of accelerate": "import os\nos.system('accelerate config default')",
+    "syntax error": "import subprocess\nsubprocess.run(['torchrun', 't.py']",
+    "recursion": "def f():\n    f()\nf()",
+}
+
+
+@pytest.mark.parametrize("source", ORDINARY.values(), ids=ORDINARY)
+def test_program_that_starts_no_launcher_for_certain_is_not_found(
+    tmp_path: Path, source: str
+) -> None:
+    assert found(tmp_path, source) is None
+
+
+def test_launch_in_the_users_own_modules_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "tools"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .launching import go\n")
+    (package / "launching.py").write_text(
+        "import subprocess\ndef go(cmd):\n    subprocess.run(['torchrun', *cmd])\n"
+        "if __name__ == '__main__':\n    go([])\n"
+    )
+    assert found(tmp_path, "import torch, tools\nprint(tools)") is None
+    assert found(tmp_path, "from tools import go\ngo(['t.py'])") == (3, "torchrun")
+    assert found(tmp_path, "import tools.launching as l\nl.go([])") == (3, "torchrun")
+    launch = find_nested_launch("tools.launching", True, [str(tmp_path)])
+    assert launch is not None
+    assert launch.place == f"{package / 'launching.py'}, line 3"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python3", "run_all.py"],
+        ["nice", "-n", "5", "python", "-u", "run_all.py", "--lr", "1"],
+        ["env", "A=b", "python3.11", "run_all.py"],
+        ["uv", "run", "run_all.py"],
+        ["python", "-m", "run_all"],
+        ["bash", "-ec", "exec python run_all.py"],
+        ["python", "."],
+    ],
+)
+def test_command_whose_program_starts_a_launcher_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = "import os\nos.system('torchrun train.py')\n"
+    for name in ("run_all.py", "__main__.py"):
+        (tmp_path / name).write_text(source)
+    with pytest.raises(ProgramError, match=r"line 2 starts torchrun.*spec\.launch to PerNode"):
+        check_command(command, {})
+    launch = find_in_command(command, {}, str(tmp_path))
+    assert launch is not None
+    (tmp_path / "run_all.py").write_text("print('trains')\n")
+    (tmp_path / "__main__.py").write_text("print('trains')\n")
+    check_command(command, {})
+
+
+def test_modules_on_pythonpath_are_the_users(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "launching.py").write_text("import os\nos.system('deepspeed t.py')\n")
+    (tmp_path / "t.py").write_text("import launching\n")
+    command = ["python", str(tmp_path / "t.py")]
+    check_command(command, {})
+    with pytest.raises(ProgramError, match=r"deepspeed, .*does not join the job's rendezvous"):
+        check_command(command, {"PYTHONPATH": f"/nowhere:{tmp_path / 'lib'}"})
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "absent.py"], ["absent"], ["bash", "-c", "a; b"], ["sh"], ["python"]]
+)
+def test_command_without_a_readable_program_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_command(command, {"PATH": str(tmp_path)})
