@@ -55,6 +55,8 @@ def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     ]
     newest = rig.call("logs", "job", "--rank", "0", "--tail", "1", "--timestamps", "--since", "1h")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S{18}Z job-0 \[0\] rank 0 .*\n", newest.stdout)
+    nothing = rig.call("logs", "job", "--tail", "0")
+    assert (nothing.stdout, nothing.stderr) == ("", "job: no line matches the options\n")
     assert "there is no round 9; rounds: 1" in rig.call("logs", "job", "--round", "9").stderr
     events = rig.call("events", "job").stdout
     assert re.search(r"^\d\d:\d\d:\d\d pod job-0 started$", events, re.M)
