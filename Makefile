@@ -31,7 +31,7 @@ demo: install ## run an elastic training job here, scale it and inject faults: b
 	$(PY) scripts/demo.py
 
 .PHONY: pictures
-pictures: install etcd ## redraw the pictures of the README from a run and the measured times
+pictures: install etcd browser ## redraw the pictures of the documentation from a run and the measured times
 	$(PY) -m scripts.pictures
 
 .PHONY: etcd

@@ -1,7 +1,8 @@
-"""Pictures of the README (`make pictures`): the live table of a run, and the recovery times.
+"""Pictures of the documentation (`make pictures`): live table, dashboard, recovery times.
 
 The table is the screen of `elasticjob run examples/digits/elasticjob.yaml` on a pseudo-terminal,
-after a node was killed. The chart shows the first table of docs/performance.md.
+after a node was killed. The dashboard shows the same run in a headless browser, after a worker was
+killed as well. The chart shows the first table of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import matplotlib as mpl
 from rich.console import Console
 from rich.text import Text
+
+from tests.integration.browser import Browser, browser
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = Path("examples", "digits", "elasticjob.yaml")
@@ -34,7 +37,15 @@ IMAGES = ROOT / "docs" / "images"
 ELASTICJOB = (sys.executable, "-m", "elasticjob_cli")
 JOB, NODES, KILLED = "digits", "4", "digits-1"
 COLUMNS, LINES = 96, 40
+MORE_STEPS = ('"--steps", "300"', '"--steps", "3000"')
+"""Change of the example's arguments, so that it runs until the last picture."""
 STEP_SECONDS = 120.0
+WINDOWS = {
+    "light": ((1100, 1560), False),
+    "dark": ((1100, 1560), True),
+    "phone": ((390, 1560), False),
+}
+"""Size of the browser's window, and the preference for dark, of each picture of the dashboard."""
 
 REDRAW = re.compile(r"(?:\r|\x1b\[2K|\x1b\[1A|\x1b\[\?25[lh])+")
 """Control sequences between two states of the table."""
@@ -48,6 +59,8 @@ class Terminal:
         self.frame = ""
         self.env = {**os.environ, "XDG_STATE_HOME": str(home), "TERM": "xterm-256color"}
         folder = shutil.copytree(ROOT / EXAMPLE.parent, home / "example")  # without checkpoints
+        manifest = folder / EXAMPLE.name
+        manifest.write_text(manifest.read_text().replace(*MORE_STEPS))
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.execve(sys.executable, [*ELASTICJOB, "run", str(folder / EXAMPLE.name)], self.env)
@@ -82,18 +95,48 @@ class Terminal:
         os.waitpid(self._pid, 0)
 
 
-def live_table(home: Path) -> str:
+def live_table(terminal: Terminal) -> str:
     """Return the table, with colours, after a node was killed and the others train again."""
-    terminal = Terminal(home)
+    terminal.until(lambda text: "round 1 final" in text and "loss" in text)
+    terminal.call("scale", JOB, "--nodes", NODES)
+    terminal.until(lambda text: "round 2 final: 4 nodes" in text)
+    time.sleep(5)
+    terminal.call("fault", "kill-node", JOB, KILLED)
+    return terminal.until(lambda text: len(re.findall(r"running +3\b", text)) == 3)
+
+
+@contextlib.contextmanager
+def dashboard(terminal: Terminal) -> Iterator[str]:
+    """Serve the dashboard of the terminal's jobs; yield the address of the job's page."""
+    command = [*ELASTICJOB, "dashboard"]
+    server = subprocess.Popen(command, env=terminal.env, stdout=subprocess.PIPE, text=True)
     try:
-        terminal.until(lambda text: "round 1 final" in text and "loss" in text)
-        terminal.call("scale", JOB, "--nodes", NODES)
-        terminal.until(lambda text: "round 2 final: 4 nodes" in text)
-        time.sleep(5)
-        terminal.call("fault", "kill-node", JOB, KILLED)
-        return terminal.until(lambda text: len(re.findall(r"running +3\b", text)) == 3)
+        assert server.stdout is not None
+        yield f"{server.stdout.readline().strip().partition(': ')[2]}jobs/default/{JOB}/"
     finally:
-        terminal.close()
+        server.terminate()
+        server.communicate(timeout=20)
+
+
+def draw_pages(terminal: Terminal, folder: Path) -> None:
+    """Write the pictures of the job's page once the replacement trains and a worker was killed."""
+    terminal.until(lambda text: "round 4 final: 4 nodes" in text)
+    time.sleep(4)
+    terminal.call("fault", "kill-worker", JOB, f"{JOB}-2")
+    terminal.until(lambda text: "round 5 final: 4 nodes" in text)
+    time.sleep(5)
+    with dashboard(terminal) as address, browser() as tab:
+        for name, (size, dark) in WINDOWS.items():
+            draw_page(tab, address, folder / f"dashboard-{name}.png", size, dark)
+
+
+def draw_page(tab: Browser, address: str, path: Path, size: tuple[int, int], dark: bool) -> None:
+    """Write the picture of a page in a window, once its newest parts have arrived."""
+    tab.look(size, dark)
+    tab.open(address)
+    tab.until("['#timeline svg', '#failures'].every((one) => document.querySelector(one))")
+    tab.until("Number(document.querySelector('#live').dataset.count || 0) >= 1")
+    tab.picture(path, whole=False)
 
 
 def draw_table(frame: str, path: Path) -> None:
@@ -138,7 +181,12 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     draw_chart(recovery_times(MEASURED.read_text()), IMAGES / "recovery.svg")
     with tempfile.TemporaryDirectory() as home:
-        draw_table(live_table(Path(home)), IMAGES / "live-table.svg")
+        terminal = Terminal(Path(home))
+        try:
+            draw_table(live_table(terminal), IMAGES / "live-table.svg")
+            draw_pages(terminal, IMAGES)
+        finally:
+            terminal.close()
 
 
 if __name__ == "__main__":

@@ -27,10 +27,6 @@ _REASON = re.compile(r"Error from server \((\w+)\): ")
 _PREFIX = re.compile(r"(error: |Error from server( \(\w+\))?: )+")
 """Prefixes of kubectl's messages."""
 _REMEDIES = (
-    (
-        "localhost:8080",
-        "no cluster is configured: give --kubeconfig or --context",
-    ),
     ("was refused", "check the cluster's address with `kubectl cluster-info`"),
     ("no such host", "check the cluster's address with `kubectl cluster-info`"),
     ("x509:", "check certificate-authority-data of the cluster in the kubeconfig"),
@@ -40,6 +36,25 @@ _REMEDIES = (
     ("Unauthorized", "sign in, or renew the user's credentials in the kubeconfig"),
 )
 """Remedies for messages with a sign; the first match counts."""
+_NO_CONTEXT = "the kubeconfig has no context {0}: `kubectl config get-contexts` lists them"
+_NO_FILE = "the kubeconfig {0} cannot be read: {1}"
+_TEXTS = (
+    (re.compile(r'.*context was not found for specified context: "?(.*?)"?'), _NO_CONTEXT),
+    (re.compile(r'.*context "(.*)" does not exist'), _NO_CONTEXT),
+    (
+        re.compile(r'.*error loading config file "(.*?)": (?:(?:read|open) .*?: )?(.*)'),
+        _NO_FILE,
+    ),
+    (
+        re.compile(r"stat (.*?): (.*)"),
+        _NO_FILE,
+    ),
+    (
+        re.compile(r".*\blocalhost:8080\b.*"),  # kubectl's default without a kubeconfig
+        "no cluster is configured: give --kubeconfig or --context",
+    ),
+)
+"""Own texts for kubectl's messages on its configuration, with the groups of their patterns."""
 
 
 def selects_cluster(
@@ -91,6 +106,9 @@ class Answer:
         if not self.errors:
             return
         answer = list(dict.fromkeys(_PREFIX.sub("", line) for line in self.errors))
+        for pattern, text in _TEXTS:
+            if found := pattern.fullmatch(answer[-1]):
+                raise Refused(text.format(*map(echoed, found.groups()[:1]), *found.groups()[1:]))
         remedy = next((text for sign, text in _REMEDIES if sign in answer[-1]), "")
         reason = next((found[1] for line in self.errors if (found := _REASON.match(line))), "")
         raise Refused(

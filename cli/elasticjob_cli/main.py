@@ -72,7 +72,7 @@ HELPS = {
     "rounds": "List the rounds of a job with their causes and times.",
     "timeline": "Draw the rounds and recoveries of a job as a picture.",
     "dashboard": "Serve a read-only web page of the jobs, for this user.",
-    "events": "List the events on a job of a cluster.",
+    "events": "List the events on a job.",
     "logs": "Print the output of all nodes or of one worker.",
     "scale": "Change the desired number of nodes of a running job.",
     "suspend": "Suspend a job after a checkpoint.",

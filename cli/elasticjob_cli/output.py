@@ -21,6 +21,8 @@ from elasticjob_rendezvous.protocol.text import bounded, one_line
 _STYLE = re.compile(r"(\x1b\[[0-9;:]{0,32}m)")
 """SGR sequence, which changes colour and weight of the text that follows, and nothing else."""
 _PLAIN_STYLE = "\x1b[0m"
+DUMB = ("dumb", "unknown")
+"""Values of TERM of terminals without control sequences."""
 
 
 def show(*lines: str, err: bool = False) -> None:
@@ -55,16 +57,25 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
+def can_redraw() -> bool:
+    """Return True if standard output is a terminal whose screen can be cleared and redrawn."""
+    return terminal_width() is not None and os.environ.get("TERM") not in DUMB
+
+
 def show_text(text: str, err: bool = False) -> None:
     """Print a text of several lines, all of them this program's own."""
     show(*text.removesuffix("\n").split("\n"), err=err)
 
 
 def show_log(prefix: str, line: str) -> None:
-    """Print a line of a worker's output after a prefix; its colours are kept at a terminal."""
+    """Print a line of a worker's output after a prefix; its colours are kept at a terminal.
+
+    A terminal without colours, or NO_COLOR in the environment, gets none.
+    """
     from typer import echo
 
-    echo(one_line(prefix) + log_line(line))
+    bare = os.environ.get("NO_COLOR") or os.environ.get("TERM") in DUMB
+    echo(one_line(prefix) + (plain_log_line(line) if bare else log_line(line)))
 
 
 def log_line(line: str) -> str:

@@ -69,12 +69,17 @@ def _prepare() -> dict[Path, str]:
 
 
 def forget_old(recipe: Recipe) -> None:
-    """Remove images that have this name with another tag, and the layers of no named image."""
+    """Remove images that have this name with another tag, and the layers of no named image.
+
+    No build may run: the containers of builds that were killed are removed, because they keep their
+    images in use.
+    """
     repository, _, tag = recipe.name.rpartition(":")
     named = [name.rpartition(":") for name in _buildah("images", "--format", _NAMED).split()]
     old = [f"{at}:{tagged}" for at, _, tagged in named if tagged != tag and _is(at, repository)]
     if old:
         _buildah("rmi", *old)
+    _buildah("rm", "--all")
     _buildah("rmi", "--prune")
 
 

@@ -59,8 +59,21 @@ def test_another_version_than_the_products_is_refused() -> None:
     assert PAGE.read_bytes() == before
 
 
-def test_changelog_can_be_cut() -> None:
-    assert cut(PAGE.read_text(), "99.0.0", DAY)
+def check_releasable(text: str) -> None:
+    """Fail unless a changelog has changes to cut, or was cut for the product's version."""
+    try:
+        assert notes(cut(text, "99.0.0", DAY), "99.0.0")
+    except ChangelogError:
+        assert notes(text, version())
+
+
+def test_changelog_has_changes_to_cut_or_was_cut_for_this_version() -> None:
+    text = PAGE.read_text()
+    check_releasable(text)
+    if version() not in re.findall(r"^## (\S+) - ", text, re.M):
+        check_releasable(cut(text, version(), DAY))  # the commit that is tagged
+    with pytest.raises(ChangelogError):
+        check_releasable("# Changelog\n\n## Unreleased\n\n")
 
 
 def steps(workflow: Path) -> list[dict[str, Any]]:

@@ -109,22 +109,39 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_make_targets_named_in_documents_exist(document: str) -> None:
-    named = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
-    named |= set(
-        re.findall(r"^(?:\$ )?make ([a-z0-9-]+)", (ROOT / document).read_text(), re.MULTILINE)
-    )
-    assert named
-    assert named <= make_targets()
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = [*ROOT.glob(".github/workflows/*.yaml"), ROOT / ".ci" / "run"]
+"""Files in which a command stands at the beginning of a line, or after `run:`."""
+
+
+def targets_in(text: str) -> set[str]:
+    """Return all targets of the calls of make in a document or workflow."""
+    calls = re.findall(r"`make ((?:[a-z0-9-]+ ?)+)", text)
+    code = "\n".join(re.findall(r"^ *```(?:sh|bash|console)\n(.*?)^ *```$", text, re.M | re.S))
+    calls += re.findall(r"(?:^|&& |\$ )make ((?:[a-z0-9-]+ ?)+)", code, re.M)
+    return {word for call in calls for word in call.split()}
+
+
+def test_make_targets_named_in_documents_exist() -> None:
+    named = {page: targets_in(page.read_text()) for page in PAGES}
+    assert {page: found - make_targets() for page, found in named.items() if found} == {
+        page: set() for page, found in named.items() if found
+    }
+    assert {"demo", "cluster", "images", "check"} <= named[ROOT / "README.md"]
+    assert {"install", "release-check"} <= named[ROOT / "CONTRIBUTING.md"]
+
+
+def test_make_targets_called_by_workflows_exist() -> None:
+    pattern = re.compile(r"(?:^\s*|run: |&& |exec )make ((?:[a-z0-9-]+ ?)+)", re.M)
+    called = {path: set(" ".join(pattern.findall(path.read_text())).split()) for path in COMMANDS}
+    assert set().union(*called.values()) >= {"check", "test", "dist", "docs", "release-check"}
+    for path, words in called.items():
+        assert words <= make_targets(), path
 
 
 def test_readme_has_at_most_800_words() -> None:
     shown = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(shown.split()) < 800
-
-
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -14,6 +14,7 @@ from elasticjob_cli.cluster import Kubectl, selects_cluster
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 from elasticjob_cli.settings import is_worker
+from elasticjob_rendezvous.protocol.text import echoed
 
 
 class Client:
@@ -68,6 +69,11 @@ class Client:
             raise BadInput(
                 "a worker must not submit a job: in a script with a function job, put the "
                 'submission below `if __name__ == "__main__"`'
+            )
+        if not isinstance(job, ElasticJob):
+            raise BadInput(
+                f"submit takes an ElasticJob, not {echoed(job)}: make one with "
+                "ElasticJob.from_command, from_function, from_manifest or from_object"
             )
         place = self._place
         if job.namespace is not None:

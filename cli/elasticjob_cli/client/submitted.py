@@ -40,7 +40,10 @@ class JobResult:
 
 
 class Watch:
-    """Statuses of a job from now to its end: iterate with `for` or `async for`."""
+    """Statuses of a job from now to its end: iterate with `for` or `async for`.
+
+    A status without a phase, which a job has in its first moment, is left out.
+    """
 
     def __init__(self, read: Callable[[], Reading], poll_seconds: float) -> None:
         self._read = read
@@ -50,7 +53,7 @@ class Watch:
         last: Status | None = None
         while True:
             seen = self._read()
-            if seen.job.status != last:
+            if _is_news(seen, last):
                 yield (last := seen.job.status)
             if seen.ended:
                 return
@@ -60,11 +63,16 @@ class Watch:
         last: Status | None = None
         while True:
             seen = await asyncio.to_thread(self._read)
-            if seen.job.status != last:
+            if _is_news(seen, last):
                 yield (last := seen.job.status)
             if seen.ended:
                 return
             await asyncio.sleep(self._poll_seconds)
+
+
+def _is_news(seen: Reading, last: Status | None) -> bool:
+    status = seen.job.status
+    return status != last and (status.phase is not None or seen.ended)
 
 
 class SubmittedJob:

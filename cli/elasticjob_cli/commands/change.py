@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -13,18 +14,22 @@ from elasticjob_cli.commands.options import (
     Name,
     Names,
     Namespace,
+    Output,
     Place,
+    as_json,
+    as_yaml,
     for_each,
     placed,
 )
-from elasticjob_cli.commands.tables import Cells
+from elasticjob_cli.commands.tables import Cells, wrapped
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder, find_job, list_jobs
-from elasticjob_cli.output import show
+from elasticjob_cli.output import show, show_text, terminal_width
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.model.manifest import shown
 from elasticjob_operator.model.types import MAX_NODES
+from elasticjob_rendezvous.protocol.text import one_line
 
 
 @placed
@@ -32,11 +37,16 @@ def scale(
     place: Place,
     names: Names,
     nodes: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--nodes", "--replicas", min=0, max=MAX_NODES, help="Desired number of nodes."
+            "--nodes",
+            "--replicas",
+            min=0,
+            max=MAX_NODES,
+            help="Desired number of nodes; must be given.",
+            show_default=False,
         ),
-    ],
+    ] = None,
 ) -> None:
     """Change the desired number of nodes of running jobs.
 
@@ -46,6 +56,15 @@ def scale(
     Examples:
       elasticjob scale digits --nodes 4
     """
+
+    if nodes is None:
+        *jobs, last = names
+        if not jobs or not last.isdecimal():
+            jobs, last = names, "NUMBER"
+        raise BadInput(
+            "--nodes is missing, the desired number of nodes: "
+            f"`elasticjob scale {' '.join(jobs)} --nodes {last}`"
+        )
 
     def scaled(name: str) -> str:
         if place.kubectl is not None:
@@ -132,20 +151,45 @@ def apply(
 def events(
     place: Place,
     name: Name,
+    output: Annotated[
+        Output | None, typer.Option("--output", "-o", help="json, yaml, or wide: not wrapped.")
+    ] = None,
 ) -> None:
-    """List the events on a job of a cluster, oldest first, in UTC.
+    """List the events on a job, oldest first, in UTC.
+
+    A cluster keeps events for an hour, this machine those of the last run.
 
     \b
     Examples:
+      elasticjob events digits
+      elasticjob events digits -o json
       kubectl elasticjob events digits -n team-a
     """
-    there = place.kubectl
-    if there is None:
-        raise BadInput(
-            "a local job has no events: `elasticjob rounds` lists its rounds; for a job of a "
-            "cluster add --cluster or --context"
-        )
-    on_cluster.show_events(Cluster.of(there), name)
+    if output is Output.NAME:
+        raise BadInput("events have no names: use -o json, yaml or wide")
+    if place.kubectl is not None:
+        found = on_cluster.events(Cluster.of(place.kubectl), name)
+        gone = "a cluster keeps them for an hour"
+    else:
+        found = [dict(event) for event in find_job(place.namespace, name).events()]
+        gone = "an earlier release ran it"
+    match output:
+        case Output.JSON:
+            show_text(as_json(found))
+        case Output.YAML:
+            show_text(as_yaml(found))
+        case _ if not found:
+            raise CommandError(f'job "{name}" has no events: {gone}')
+        case _:
+            width = terminal_width() if output is None else None
+            for event in found:
+                show(*wrapped(one_line(_event_text(event)), width, indent=9))
+
+
+def _event_text(event: Mapping[str, str]) -> str:
+    """Format an event as `12:01:03 RoundFinal: round 2 is final`."""
+    parts = filter(None, (event.get("reason"), event["message"]))
+    return f"{event['time'][11:19]} {': '.join(parts)}"
 
 
 @placed

@@ -87,15 +87,14 @@ class Cluster(Kubectl):
 
     def _events(self, job: ElasticJob) -> tuple[str, ...]:
         try:
-            return tuple(self.events(job)[-EVENTS:])
+            return tuple(map(event_line, self.events(job)[-EVENTS:]))
         except CommandError:
             return ()
 
-    def events(self, job: ElasticJob) -> list[str]:
-        """Return the events on a job as lines, oldest first. Raises `CommandError`."""
+    def events(self, job: ElasticJob) -> list[Json]:
+        """Return the events on a job, oldest first. Raises `CommandError`."""
         selector = f"involvedObject.uid={job.metadata.uid}"
-        found = self.items("events", "--field-selector", selector)
-        return [event_line(event) for event in sorted(found, key=_time)]
+        return sorted(self.items("events", "--field-selector", selector), key=event_time)
 
 
 def cluster_explanation(
@@ -108,10 +107,12 @@ def cluster_explanation(
 
 def event_line(event: Mapping[str, Any]) -> str:
     """Format an event as `12:01:03 RoundFinal: round 2 is final`, in UTC."""
-    return f"{_time(event):%H:%M:%S} {event['reason']}: {event.get('message') or ''}".rstrip(": ")
+    text = f"{event['reason']}: {event.get('message') or ''}".rstrip(": ")
+    return f"{event_time(event):%H:%M:%S} {text}"
 
 
-def _time(event: Mapping[str, Any]) -> datetime:
+def event_time(event: Mapping[str, Any]) -> datetime:
+    """Return the time of an event's newest occurrence, in UTC."""
     series = event.get("series") or {}
     time = (
         series.get("lastObservedTime")

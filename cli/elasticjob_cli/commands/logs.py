@@ -23,7 +23,7 @@ from elasticjob_cli.log_lines import (
     parsed_rounds,
     selected,
 )
-from elasticjob_cli.output import show_log
+from elasticjob_cli.output import show, show_log
 
 POLL_SECONDS = 0.1
 
@@ -79,10 +79,15 @@ def logs(
         from elasticjob_cli.commands.cluster_logs import cluster_lines  # loads the API's models
 
         lines = cluster_lines(place.kubectl, name, options)
+    printed = False
     with until_interrupted():
         for line in lines:
+            printed = True
             when = f"{line.time} " if timestamps else ""
             show_log(f"{when}{line.pod}{' ' if line.pod else ''}", line.text)
+    if not printed and not follow:
+        chosen = any(each is not None for each in (rank, round_number, pod, tail, since))
+        show(f"{name}: no line matches the options" if chosen else f"{name}: no output", err=True)
 
 
 def local_lines(folder: JobFolder, options: LogOptions) -> Iterator[Line]:

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from elasticjob_cli.cluster import RESOURCE, Answer, Kubectl, checked_name
-from elasticjob_cli.commands.explain import Cluster
-from elasticjob_cli.commands.tables import Cells, wrapped
-from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.output import show, terminal_width
+from elasticjob_cli.commands.explain import Cluster, event_time
+from elasticjob_cli.commands.tables import Cells
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.output import show
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import wanted_size
-from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import InvalidFile, load_file, read_text, shown
-from elasticjob_rendezvous.protocol.text import one_line
 
 Json = dict[str, Any]
 
@@ -81,12 +79,14 @@ def applied_text(there: Kubectl, text: str) -> list[str]:
     return there.call("apply", "--filename=-", given=text).splitlines()
 
 
-def show_events(there: Cluster, name: str) -> None:
-    """Print the events on a job, oldest first."""
-    job: ElasticJob = there.job(name)
-    lines = there.events(job)
-    if not lines:
-        raise CommandError(f'job "{name}" has no events: a cluster keeps them for an hour')
-    width = terminal_width()
-    for line in lines:
-        show(*wrapped(one_line(line), width, indent=9))
+def events(there: Cluster, name: str) -> list[Json]:
+    """Return the events on a job, oldest first: time, type, reason, message."""
+    return [
+        {
+            "time": f"{event_time(event):%Y-%m-%dT%H:%M:%SZ}",
+            "type": event.get("type") or "",
+            "reason": event.get("reason") or "",
+            "message": event.get("message") or "",
+        }
+        for event in there.events(there.job(name))
+    ]

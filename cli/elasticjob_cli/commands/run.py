@@ -24,7 +24,7 @@ from elasticjob_cli.commands.script_job import (
     parse_nodes,
     validated,
 )
-from elasticjob_cli.commands.tables import history_lines
+from elasticjob_cli.commands.tables import history_lines, wrapped
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local import display
 from elasticjob_cli.local.container import Trainer, interpreter, trainer, with_nested_launch
@@ -41,7 +41,7 @@ from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
-from elasticjob_rendezvous.protocol.text import bounded, echoed
+from elasticjob_rendezvous.protocol.text import bounded, echoed, one_line
 
 COMMAND_CLASS = TargetCommand
 
@@ -162,7 +162,8 @@ def run(
         file = None
         job, container = prepare_command(kind, words, chosen)
     console = display.console()
-    view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
+    live = console.is_terminal and not console.is_dumb_terminal and not plain
+    view: View = LiveView(console) if live else PlainView(console)
     try:
         ended = asyncio.run(execute(job, container, view, file, console_logs))
     except KeyboardInterrupt:  # before the run could handle it as a drain request
@@ -285,7 +286,7 @@ def print_outcome(ended: RunOutcome) -> None:
     if ended.exit_code is ExitCode.FAILED:
         reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
         for condition in reasons:
-            show(f"failed: {condition.reason}: {condition.message}", err=True)
+            _say(f"failed: {condition.reason}: {condition.message}", err=True)
         if failure := latest_failure(status):
             for line in failure_lines(failure):
                 show(f"  {line}", err=True)
@@ -293,17 +294,23 @@ def print_outcome(ended: RunOutcome) -> None:
     name = metadata.name
     report = stop_report(status.last_stop)
     if report is not None:
-        show(f"{name}: {report.text}", err=not report.complete)
+        _say(f"{name}: {report.text}", err=not report.complete)
     if metadata.deletion_timestamp is not None:
-        show(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
+        _say(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
         return
     if status.phase is Phase.SUCCEEDED:
-        show(*without_step(ended))
+        for line in without_step(ended):
+            _say(line)
     there = "" if metadata.namespace == DEFAULT_NAMESPACE else f" -n {metadata.namespace}"
-    show(
+    _say(
         f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "
         f"`elasticjob describe {name}{there}` and `elasticjob logs {name}{there}` show more"
     )
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print a text, at a terminal as lines that fit it."""
+    show(*wrapped(one_line(text), terminal_width()), err=err)
 
 
 DONE = "if its checkpoint says that all is done, remove that to begin again"

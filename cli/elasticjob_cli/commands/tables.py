@@ -7,6 +7,8 @@ takes.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -125,11 +127,39 @@ def header(wide: bool, namespaced: bool = False) -> tuple[str, ...]:
     return (("NAMESPACE",) if namespaced else ()) + COLUMNS + (WIDE if wide else ())
 
 
-CLIPPED = frozenset({"NAMESPACE", "NAME", "POD", "MASTER", "CAUSE", "START", "REASON", "MESSAGE"})
+CLIPPED = frozenset(
+    {"NAMESPACE", "NAME", "POD", "NODE", "MASTER", "CAUSE", "START", "REASON", "MESSAGE"}
+)
 """Columns of names and texts, which are clipped where a table is too wide; no number ever is."""
+OMITTED = (
+    "COLD",
+    "RENDEZVOUS",
+    "WORKERS",
+    "FIRST STEP ms",
+    "CHECKPOINT",
+    "START",
+    "AFTER",
+    "WANTED",
+    "RECOVERY ms",
+)
+"""Columns that a terminal too narrow for the table does without, in this order."""
+_WORD = re.compile(r"\s*\S+")
 GAPS = (3, 2, 1)
 NARROWEST = 8
 """Minimum width of a clipped column."""
+
+
+def columns(text: str) -> int:
+    """Return the number of terminal columns of a text: East Asian wide characters take two."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "FW" else 1
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -137,24 +167,42 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
 
     A cell has one line of printable characters, whatever a name in it contains. Beyond `width`
     the gaps are narrowed, then the widest columns of `CLIPPED` lose the middle of their cells:
-    a name's beginning and its index remain.
+    a name's beginning and its index remain. If that is not enough, columns of `OMITTED` go.
     """
     rows = [tuple(map(one_cell, cells)) for cells in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    widths = _widths(rows)
     gap = GAPS[0]
     if width is not None:
-        inside = [width - gap * (len(widths) - 1) for gap in GAPS]
-        fits = [gap for gap, room in zip(GAPS, inside, strict=True) if sum(widths) <= room]
-        gap = fits[0] if fits else GAPS[1]
-        widths = _clipped_widths(rows[0], widths, width - gap * (len(widths) - 1))
-        if sum(widths) > width - gap * (len(widths) - 1):
-            gap = GAPS[-1]
+        for title in (None, *OMITTED):
+            if title in rows[0]:
+                at = rows[0].index(title)
+                rows = [(*cells[:at], *cells[at + 1 :]) for cells in rows]
+            gap, widths = _fitted(rows, width)
+            if sum(widths) + gap * (len(widths) - 1) <= width:
+                break
     return [
         (" " * gap)
-        .join(_clip(cell, size).ljust(size) for cell, size in zip(cells, widths, strict=True))
+        .join(_padded(clip(cell, size), size) for cell, size in zip(cells, widths, strict=True))
         .rstrip()
         for cells in rows
     ]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(columns, column)) for column in zip(*rows, strict=True)]
+
+
+def _fitted(rows: Sequence[Sequence[str]], width: int) -> tuple[int, list[int]]:
+    """Return the gap and the widths of columns for this width, the smallest if none fit."""
+    widths = _widths(rows)
+    inside = [width - gap * (len(widths) - 1) for gap in GAPS]
+    fits = [gap for gap, room in zip(GAPS, inside, strict=True) if sum(widths) <= room]
+    if fits:
+        return fits[0], widths
+    narrowed = _clipped_widths(rows[0], widths, inside[1])
+    if sum(narrowed) <= inside[1]:
+        return GAPS[1], narrowed
+    return GAPS[-1], _clipped_widths(rows[0], widths, inside[-1])
 
 
 def _clipped_widths(titles: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
@@ -172,27 +220,45 @@ def _clipped_widths(titles: Sequence[str], widths: Sequence[int], room: int) -> 
     return narrowed
 
 
-def _clip(cell: str, size: int) -> str:
-    if len(cell) <= size:
+def clip(cell: str, size: int) -> str:
+    """Return a text without its middle if it has more than `size` columns."""
+    if columns(cell) <= size:
         return cell
-    head = size // 2
-    return f"{cell[:head]}…{cell[head + 1 - size :]}"
+    head = _beginning(cell, size // 2)
+    rest = size - 1 - columns(head)
+    return f"{head}…{_beginning(cell[::-1], rest)[::-1]}"
+
+
+def _beginning(text: str, size: int) -> str:
+    """Return the longest beginning of a text that has at most `size` columns."""
+    while columns(text) > size:
+        text = text[: -max(1, (columns(text) - size) // 2)]
+    return text
+
+
+def _padded(cell: str, size: int) -> str:
+    return cell + " " * (size - columns(cell))
 
 
 def wrapped(line: str, width: int | None, indent: int = 0) -> list[str]:
     """Return a text as lines of at most `width` columns; those after the first are indented."""
-    if width is None or len(line) <= width:
+    if width is None or columns(line) <= width:
         return [line]
-    import textwrap  # only at a terminal
-
     first = line[: len(line) - len(line.lstrip(" "))]
-    return textwrap.wrap(
-        line.lstrip(" "),
-        max(width, indent + NARROWEST),
-        initial_indent=first,
-        subsequent_indent=" " * max(indent, len(first)),
-        break_on_hyphens=False,
-    )
+    later = " " * max(indent, len(first))
+    most = max(width, len(later) + NARROWEST)
+    lines, current = [], first
+    for word in _WORD.findall(line):
+        if columns(current) + columns(word) > most and current.strip():
+            lines.append(current)
+            current = later
+        left = word if current.strip() else word.lstrip()
+        while columns(current) + columns(left) > most:  # longer than a line
+            part = _beginning(left, most - columns(current))
+            lines.append(current + part)
+            current, left = later, left[len(part) :]
+        current += left
+    return [*lines, current]
 
 
 def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -228,8 +294,9 @@ def _table(
 ) -> list[str]:
     phases = PHASES if wide else {}
     titles = ["ROUND", "CAUSE", "NODES", *phases.values(), "RECOVERY ms", "FIRST STEP ms", "COLD"]
-    rows = [[*(["AFTER"] if after else []), *titles]]
+    rows = [[*(["AFTER"] if after else []), *titles, *(["LOST STEPS"] if wide else [])]]
     keys = ("nodes", *phases, "recoveryMs", "firstStepMs", "coldNodes")
+    keys += ("lostSteps",) if wide else ()
     for item in rounds:
         job = Cells(dict(item))
         cells = [job.number("round"), _cause(job), *(job.number(key, absent="-") for key in keys)]

@@ -10,11 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from elasticjob_cli.cluster import Kubectl
-from elasticjob_cli.commands.options import Output, Place, as_json, placed, until_interrupted
+from elasticjob_cli.commands.options import (
+    Output,
+    Place,
+    as_json,
+    as_yaml,
+    placed,
+    until_interrupted,
+)
 from elasticjob_cli.commands.tables import INVALID, NONE, Cells, aligned
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
-from elasticjob_cli.output import clear_screen, show, show_text, terminal_width
+from elasticjob_cli.output import can_redraw, clear_screen, show, show_text, terminal_width
 from elasticjob_operator.enums import Phase
 
 Json = dict[str, Any]
@@ -79,7 +86,7 @@ def top(
         bool, typer.Option("--once", help="Print one table, also at a terminal.")
     ] = False,
     output: Annotated[
-        Output | None, typer.Option("--output", "-o", help="json: print one reading.")
+        Output | None, typer.Option("--output", "-o", help="Output format, of one reading.")
     ] = None,
 ) -> None:
     """Show nodes, workers, steps and the last recovery of running jobs.
@@ -95,8 +102,6 @@ def top(
     """
     if name is not None and all_namespaces:
         raise BadInput("--all-namespaces must come without a name")
-    if output not in (None, Output.JSON):
-        raise BadInput("--output must be json, or absent for a table")
     rates = Rates()
 
     def read() -> list[tuple[Reading, float | None]]:
@@ -108,16 +113,16 @@ def top(
         return [(one, rates.take(one)) for one in sorted(chosen, key=lambda one: one.key)]
 
     with until_interrupted():
-        if output or once or terminal_width() is None:
+        if output or once or not can_redraw():
             read()
             if place.kubectl is None:
                 time.sleep(SAMPLE_SECONDS)
-            _print(read(), all_namespaces, as_document=output is not None)
+            _print(read(), all_namespaces, output)
             return
         while True:
             readings = read()
             clear_screen()
-            _print(readings, all_namespaces, as_document=False)
+            _print(readings, all_namespaces)
             time.sleep(REFRESH_SECONDS)
 
 
@@ -160,16 +165,21 @@ def _is_running(document: Json) -> bool:
 
 
 def _print(
-    readings: list[tuple[Reading, float | None]], namespaced: bool, as_document: bool
+    readings: list[tuple[Reading, float | None]], namespaced: bool, output: Output | None = None
 ) -> None:
-    rows = [_cells(one, rate, namespaced) for one, rate in readings]
-    if as_document:
-        show_text(as_json([_values(one, rate) for one, rate in readings]))
-    elif rows:
-        titles = (("NAMESPACE",) if namespaced else ()) + COLUMNS
-        show(*aligned([titles, *rows], terminal_width()))
-    else:
-        show("No job is running.", err=terminal_width() is None)
+    match output:
+        case Output.JSON:
+            show_text(as_json([_values(one, rate) for one, rate in readings]))
+        case Output.YAML:
+            show_text(as_yaml([_values(one, rate) for one, rate in readings]))
+        case Output.NAME:
+            show(*(f"elasticjob.elasticjob.dev/{one.key[1]}" for one, _ in readings))
+        case _ if readings:
+            titles = (("NAMESPACE",) if namespaced else ()) + COLUMNS
+            rows = [_cells(one, rate, namespaced) for one, rate in readings]
+            show(*aligned([titles, *rows], None if output else terminal_width()))
+        case _:
+            show("No job is running.", err=terminal_width() is None)
 
 
 def _cells(one: Reading, rate: float | None, namespaced: bool) -> tuple[str, ...]:

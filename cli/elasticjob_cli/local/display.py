@@ -7,19 +7,19 @@ or a closed pipe does not end the run.
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.worker_files import read_progress as read_progress_file
+from elasticjob_cli.commands.tables import NARROWEST, aligned, clip
 from elasticjob_cli.local.logs import WORKERS
 from elasticjob_cli.local.screen import Screen
 from elasticjob_cli.output import log_line
@@ -27,6 +27,7 @@ from elasticjob_operator.domain.observed.state import Observed, Pod
 from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
+from elasticjob_rendezvous.protocol.records.members import MemberState
 from elasticjob_rendezvous.protocol.store_health import CONSEQUENCE
 from elasticjob_rendezvous.protocol.text import one_line
 
@@ -131,6 +132,10 @@ def _is_round(path: Path) -> bool:
 
 
 NOTES = 8
+OTHER_LINES = 6
+"""Lines of the live table beside the nodes and the notes: two heads, three below, one free."""
+FEWEST_NODES = 3
+"""Number of nodes with a line of their own on the smallest terminal."""
 PROGRESS_SECONDS = 5.0
 """Minimum interval between plain progress lines."""
 
@@ -316,11 +321,15 @@ class LiveView:
     def _draw(self) -> None:
         if (screen := screen_of(self._console)) and screen.busy:
             return  # a terminal that accepts no output gets the newest table later
-        notes = Text("\n".join(self._notes), style="dim", no_wrap=True, overflow="ellipsis")
+        room = max(1, self._console.height - OTHER_LINES - FEWEST_NODES)
+        newest = list(self._notes)[-room:]
+        notes = Text("\n".join(newest), style="dim", no_wrap=True, overflow="ellipsis")
         if self._snapshot is None:
             self._live.update(notes, refresh=True)
         else:
-            self._live.update(Group(*render(self._snapshot), notes), refresh=True)
+            most = self._console.height - len(newest) - OTHER_LINES
+            shown = render(self._snapshot, self._console.width, max(most, FEWEST_NODES))
+            self._live.update(Group(*shown, notes), refresh=True)
 
 
 def output_text(pod: str, line: str) -> Text:
@@ -328,12 +337,18 @@ def output_text(pod: str, line: str) -> Text:
     return Text.assemble(one_line(pod), " ", Text.from_ansi(log_line(line)))
 
 
-def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
-    """Return the head line, the table of nodes, and the progress."""
+def render(snapshot: Snapshot, width: int, most_nodes: int) -> tuple[Text, Text, Text]:
+    """Return the head line, the table of nodes, and the progress.
+
+    Args:
+        snapshot: state of the job.
+        width: columns of the terminal.
+        most_nodes: maximum number of nodes with a line of their own.
+    """
     job, status = snapshot.job, snapshot.job.status
     phase = status.phase or Phase.PENDING
     head = Text.assemble(
-        (job.metadata.name, "bold"),
+        (clip(job.metadata.name, max(NARROWEST, width // 3)), "bold"),
         "  ",
         (str(phase), STYLES.get(phase, "")),
         f"  {snapshot.elapsed_seconds:.0f} s  restarts {status.restarts}/{job.spec.max_restarts}"
@@ -341,15 +356,32 @@ def render(snapshot: Snapshot) -> tuple[Text, Table, Text]:
         no_wrap=True,
         overflow="ellipsis",
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for column in ("NODE", "RANKS", "STATE", "ROUND"):
-        table.add_column(column)
-    for row in snapshot.nodes:
-        cells = (row.pod, row.ranks, row.state, str(row.round or ""))
-        table.add_row(*(Text(one_line(cell)) for cell in cells))
+    shown, rest = chosen_nodes(snapshot.nodes, most_nodes)
+    rows = [("NODE", "RANKS", "STATE", "ROUND")]
+    rows += [(row.pod, row.ranks, row.state, str(row.round or "")) for row in shown]
+    table = aligned(rows, width) + ([rest] if rest else [])
     cause = cause_text(status.rendezvous.cause if status.rendezvous else None)
     trouble = trouble_text(status)
     below = [trouble] if trouble else []
     below += [f"cause: {cause}"] if cause else []
     below += [progress_text(snapshot.progress)] if snapshot.progress else []
-    return head, table, Text("\n".join(map(one_line, below)), no_wrap=True, overflow="ellipsis")
+    return head, _uncut(table), _uncut(map(one_line, below))
+
+
+def _uncut(lines: Iterable[str]) -> Text:
+    """Return lines of which a terminal shows one each, with an ellipsis where they are too long."""
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def chosen_nodes(nodes: Sequence[NodeRow], most: int) -> tuple[list[NodeRow], str]:
+    """Return the nodes that get a line, and a line that counts the others by their states.
+
+    Nodes that do not run come first: those are the ones to look at.
+    """
+    if len(nodes) <= most:
+        return list(nodes), ""
+    ranked = sorted(range(len(nodes)), key=lambda at: nodes[at].state == MemberState.RUNNING)
+    shown = sorted(ranked[: most - 1])
+    counts = Counter(nodes[at].state for at in ranked[most - 1 :])
+    others = ", ".join(f"{number} {state}" for state, number in counts.most_common())
+    return [nodes[at] for at in shown], f"and {len(nodes) - len(shown)} more: {others}"

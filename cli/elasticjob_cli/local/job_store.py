@@ -8,6 +8,7 @@
 | `run.json`    | the run: runner's pid, control socket, manifest                     |
 | `status.json` | the ElasticJob object with its status, replaced atomically          |
 | `rounds.json` | every round of the run: cause, times, rank assignments              |
+| `events.jsonl`| the events of the run, one a line: its newest megabyte              |
 | `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
 
 A job of a Python function also has `elasticjob/.functions/<namespace>/<name>/`. Its working folder
@@ -21,6 +22,7 @@ object takes the place of an API server.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -29,6 +31,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +43,8 @@ from elasticjob_rendezvous.protocol.text import echoed
 
 DEFAULT_NAMESPACE = "default"
 PRIVATE_FOLDER = 0o700
+EVENTS_BYTES = 1 << 20
+"""Maximum size of the file of events."""
 ROOT_UID = 0
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """Pattern of namespaces and names; both are folder names here, others are ignored."""
@@ -101,6 +106,10 @@ class JobFolder:
     @property
     def rounds_file(self) -> Path:
         return self.path / "rounds.json"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
 
     def exists(self) -> bool:
         return self.status_file.exists()
@@ -218,6 +227,31 @@ class JobFolder:
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return []
         return document if whole else []
+
+    def events(self) -> list[dict[str, str]]:
+        """Return the events of the run, oldest first, without damaged ones."""
+        try:
+            lines = self.events_file.read_bytes().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                event = json.loads(line)
+                found.append({"time": str(event["time"]), "message": str(event["message"])})
+        return found
+
+
+def add_event(path: Path, text: str, at: datetime, most_bytes: int = EVENTS_BYTES) -> None:
+    """Append an event to a file; beyond `most_bytes` drop the older half. Raises OSError."""
+    stamp = f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+    line = json.dumps({"time": stamp, "message": text}).encode() + b"\n"
+    with path.open("ab") as file:
+        file.write(line)
+        size = file.tell()
+    if size > most_bytes:
+        kept = path.read_bytes()[-most_bytes // 2 :]
+        replace_atomically(path, kept[kept.index(b"\n") + 1 :])
 
 
 def make_private(folder: Path) -> None:

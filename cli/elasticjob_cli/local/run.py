@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,14 @@ from elasticjob_cli.local import control, etcd
 from elasticjob_cli.local.cluster import POLLING, NoSecrets, fetch_report
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.control import ControlCommands
-from elasticjob_cli.local.display import Snapshot, View, node_rows, read_progress
-from elasticjob_cli.local.job_store import JobFolder, Run
+from elasticjob_cli.local.display import (
+    Snapshot,
+    View,
+    node_rows,
+    read_progress,
+    transition_text,
+)
+from elasticjob_cli.local.job_store import JobFolder, Run, add_event
 from elasticjob_cli.local.kubelet import Kubelet
 from elasticjob_cli.local.logs import TRAINER, Tail, pods_with_output
 from elasticjob_cli.local.processes import Exit, Processes
@@ -71,6 +78,7 @@ class LocalRun:
         self._began = time.monotonic()
         self._round_log = RoundLog(time.time_ns() // 1_000_000)
         self._troubles: set[str] = set()
+        self._transition = ""
         self._tails: dict[str, Tail] = {}
         self._interrupted = False
         self._setup: asyncio.Task[object] | None = None
@@ -238,10 +246,16 @@ class LocalRun:
             self._loop.wake()
 
     def _note(self, text: str) -> None:
-        """Show an event and wake the loop."""
+        """Show and keep an event, and wake the loop."""
         if text:
             self._view.note(self._elapsed(), text)
+            self._keep(text)
         self._wake()
+
+    def _keep(self, text: str) -> None:
+        """Add an event to the job's file; a full disk costs the event alone."""
+        with contextlib.suppress(OSError):
+            add_event(self._folder.events_file, text, datetime.now(UTC))
 
     def _trouble(self, message: str) -> None:
         """Report a full or read-only disk once; the job continues."""
@@ -323,6 +337,9 @@ class LocalRun:
         rows = node_rows(observed, self._round_log.ranks(observed.rendezvous.round))
         progress = read_progress(self._folder.logs)
         self._view.show(Snapshot(self._stored.job, self._elapsed(), rows, progress))
+        if (text := transition_text(self._stored.job.status)) != self._transition:
+            self._transition = text
+            self._keep(text)
         if self._view.gone and not self._interrupted:
             self._drain("the output was closed")  # as when a terminal is closed
 

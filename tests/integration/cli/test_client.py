@@ -60,6 +60,21 @@ def test_command_is_submitted_and_its_result_has_rounds_and_logs(here: LocalRig)
         submitted.wait()
 
 
+@pytest.mark.parametrize("wrong", ["train.py", {"kind": "ElasticJob"}, None])
+def test_submission_of_another_object_names_the_remedy(wrong: object) -> None:
+    with pytest.raises(BadInput, match=r"submit takes an ElasticJob, not .*from_manifest"):
+        Client().submit(wrong)  # type: ignore[arg-type]
+
+
+def test_first_watched_status_of_a_new_job_has_a_phase(here: LocalRig) -> None:
+    here.finish()
+    submitted = Client().submit(waits(here))
+    phases = [status.phase for status in submitted.watch()]
+    assert None not in phases
+    assert phases[-1] is Phase.SUCCEEDED
+    submitted.delete()
+
+
 def test_manifest_job_is_watched_scaled_and_finishes(here: LocalRig) -> None:
     submitted = Client().submit(waits(here))
     here.running(nodes=2)

@@ -55,7 +55,16 @@ def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     ]
     newest = rig.call("logs", "job", "--rank", "0", "--tail", "1", "--timestamps", "--since", "1h")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S{18}Z job-0 \[0\] rank 0 .*\n", newest.stdout)
+    nothing = rig.call("logs", "job", "--tail", "0")
+    assert (nothing.stdout, nothing.stderr) == ("", "job: no line matches the options\n")
     assert "there is no round 9; rounds: 1" in rig.call("logs", "job", "--round", "9").stderr
+    events = rig.call("events", "job").stdout
+    assert re.search(r"^\d\d:\d\d:\d\d pod job-0 started$", events, re.M)
+    assert re.search(r"^\S+ Running, round 1 final: 2 nodes, 2 workers, master job-0", events, re.M)
+    told = json.loads(rig.call("events", "job", "-o", "json").stdout)
+    assert told == yaml.safe_load(rig.call("events", "job", "-o", "yaml").stdout)
+    assert [each["message"] for each in told] == [line[9:] for line in events.splitlines()]
+    assert "use -o json" in rig.call("events", "job", "-o", "name").stderr
     described = rig.call("describe", "job").stdout
     assert "Rounds (times in milliseconds):" in described
     assert rig.call("delete", "job").returncode == 0

@@ -29,16 +29,16 @@ UNSAFE = re.compile(
 )
 
 
-def on_terminal(rig: LocalRig, *arguments: object) -> str:
+def on_terminal(rig: LocalRig, *arguments: object, columns: int = 400, **env: str) -> str:
     """Return the text that a command writes to its terminal."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 400, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.ONLCR  # the terminal adds no carriage returns
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
     process = subprocess.Popen(
         rig.command(*arguments),
-        env={**rig.env, "TERM": "xterm-256color"},
+        env={**rig.env, "TERM": "xterm-256color", **env},
         cwd=rig.job,
         stdin=theirs,
         stdout=theirs,
@@ -119,6 +119,45 @@ def test_log_lines_keep_colours_and_nothing_else(tmp_path: Path, command: str) -
         "job-0 [0] \x1b[8mgone\x1b[0m",
         "",
     ]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_lines_of_a_run_and_of_its_verbs_fit_the_terminal(tmp_path: Path, columns: int) -> None:
+    rig = LocalRig(tmp_path)
+    rig.finish()
+    name = "a-job-with-a-name-of-fifty-five-characters-as-it-may-be"
+    spec: dict[str, Any] = {"maxNodes": 4, "nodes": 4}
+    written = on_terminal(rig, "run", rig.manifest(name, **spec), columns=columns)
+    assert "\x1b[1A" in written, "a live table"
+    for command in ("get", f"describe {name}", f"explain {name}", f"rounds {name}", f"top {name}",
+                    f"events {name}", "get nope"):  # fmt: skip
+        options = ["--once"] if command.startswith("top") else []
+        written += on_terminal(rig, *command.split(), *options, columns=columns)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written).replace("\r", "\n").split("\n")
+    errors = [line for line in lines if line.startswith("elasticjob: ")]
+    assert [line for line in lines if len(line) > columns and line not in errors] == []
+    assert f"{name}-3" in "".join("".join(lines).split()), "events break no name apart"
+    rig.close()
+
+
+def test_dumb_terminal_gets_lines_without_control_sequences(tmp_path: Path) -> None:
+    rig = LocalRig(tmp_path)
+    rig.finish()
+    written = on_terminal(rig, "run", rig.manifest(), TERM="dumb")
+    written += on_terminal(rig, "top", "job", TERM="dumb")
+    assert re.search(r"^\[ +[\d.]+ s\] pod job-0 started$", written, re.M)
+    assert "STEPS/S" in written
+    assert "\x1b" not in written
+    rig.close()
+
+
+def test_no_color_leaves_a_live_table_without_colours(tmp_path: Path) -> None:
+    rig = LocalRig(tmp_path)
+    rig.finish()
+    written = on_terminal(rig, "run", rig.manifest(), NO_COLOR="1")
+    assert "\x1b[1A" in written
+    assert re.findall(r"\x1b\[[0-9;]*3[0-7][0-9;]*m", written) == []
+    rig.close()
 
 
 FAILING = """

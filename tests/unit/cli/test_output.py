@@ -11,7 +11,7 @@ import yaml
 
 from elasticjob_cli.commands.options import as_json, as_yaml
 from elasticjob_cli.commands.tables import aligned
-from elasticjob_cli.output import log_line, show, show_text
+from elasticjob_cli.output import log_line, show, show_log, show_text
 from elasticjob_rendezvous.protocol.text import printable
 from tests.paths import ROOT
 
@@ -73,3 +73,18 @@ def test_objects_are_printable_and_can_be_read_back(text: str) -> None:
         assert printable(written) == written
         assert "\t" not in written
         assert read(written) == {"a": text}
+
+
+@pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
+def test_terminal_without_colours_gets_none(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "typer._click.utils.should_strip_ansi", lambda *_: False
+    )  # as at a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_log("a-0 ", "\x1b[31mred")
+    monkeypatch.setenv(name, "dumb")
+    show_log("a-0 ", "\x1b[31mred")
+    assert capsys.readouterr().out == "a-0 \x1b[31mred\x1b[0m\na-0 red\n"

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from elasticjob_cli.cluster import selects_cluster
+from elasticjob_cli.cluster import Answer, selects_cluster
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.log_lines import duration, merged, parsed_lines
-from elasticjob_cli.main import CLUSTER_COMMANDS, COMMANDS, HELPS, SYNONYMS, unknown_command
+from elasticjob_cli.main import (
+    CLUSTER_COMMANDS,
+    COMMANDS,
+    HELPS,
+    SYNONYMS,
+    application,
+    unknown_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +64,57 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("ELASTICJOB_PLACE", "cloud")
     with pytest.raises(CommandError, match="must be local or cluster, not 'cloud'"):
         selects_cluster(False, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "Error in configuration: context was not found for specified context: prod",
+            "the kubeconfig has no context 'prod': `kubectl config get-contexts` lists them",
+        ),
+        (
+            'error: context "prod" does not exist',
+            "the kubeconfig has no context 'prod': `kubectl config get-contexts` lists them",
+        ),
+        (
+            "error: stat /nope: no such file or directory",
+            "the kubeconfig '/nope' cannot be read: no such file or directory",
+        ),
+        (
+            'error: error loading config file "/tmp": read /tmp: is a directory',
+            "the kubeconfig '/tmp' cannot be read: is a directory",
+        ),
+        (
+            "The connection to the server localhost:8080 was refused - did you specify the "
+            "right host or port?",
+            "no cluster is configured: give --kubeconfig or --context",
+        ),
+        (
+            'Error from server (NotFound): elasticjobs.elasticjob.dev "x" not found',
+            'the cluster\'s answer: elasticjobs.elasticjob.dev "x" not found',
+        ),
+    ],
+)
+def test_errors_of_the_kubeconfig_are_own_texts(said: str, shown: str) -> None:
+    with pytest.raises(CommandError) as error:
+        Answer("", (said,)).check()
+    assert str(error.value) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["a", "3"], "`elasticjob scale a --nodes 3`"),
+        (["a", "b"], "`elasticjob scale a b --nodes NUMBER`"),
+        (["a"], "`elasticjob scale a --nodes NUMBER`"),
+        (["7"], "`elasticjob scale 7 --nodes NUMBER`"),
+    ],
+)
+def test_scale_without_a_number_of_nodes_shows_the_command(words: list[str], shown: str) -> None:
+    result = CliRunner().invoke(application("scale"), ["scale", *words])
+    assert isinstance(result.exception, BadInput)
+    assert str(result.exception).endswith(shown)
 
 
 @pytest.mark.parametrize(

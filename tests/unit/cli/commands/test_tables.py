@@ -13,7 +13,17 @@ from elasticjob_cli.commands.describe import (
     interruption_line,
     restarts_text,
 )
-from elasticjob_cli.commands.tables import age, aligned, header, history_lines, row, wrapped
+from elasticjob_cli.commands.tables import (
+    age,
+    aligned,
+    clip,
+    columns,
+    header,
+    history_lines,
+    row,
+    wrapped,
+)
+from elasticjob_cli.commands.top import COLUMNS
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.crdgen import definition
 from elasticjob_operator.model.status import (
@@ -174,6 +184,48 @@ def test_table_of_rounds_fits_80_columns() -> None:
     assert LONG in history_lines([item], wide=True, width=80)[1]
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_tables_of_a_narrow_terminal_leave_out_columns_before_they_wrap(width: int) -> None:
+    job = huge_job()
+    job["status"] |= {"nodes": 16384, "wantedNodes": 16384, "restarts": 100}
+    job["status"]["rendezvous"] |= {"round": 10**6}
+    item = {
+        "round": 10**6, "cause": "loss", "members": [LONG], "nodes": 16384, "finalSeconds": 99999.9,
+        "recoveryMs": HUGE, "firstStepMs": HUGE, "coldNodes": 16384,
+    }  # fmt: skip
+    running = (LONG, "Running", "512/512", "4096", "1234567", "9.99", "1000", "999999")
+    for lines in (
+        aligned([header(False), row(job, False, NOW)], width),
+        aligned([header(False, True), row(job, False, NOW, True)], width),
+        aligned([COLUMNS, running], width),
+        history_lines([item], width=width),
+    ):
+        assert max(map(len, lines)) <= width, lines
+        assert {"NAME", "CAUSE"} & set(lines[0].split())
+        assert {"PHASE", "NODES"} & set(lines[0].split())
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert columns("学習率") == 6
+    assert columns("e\u0301") == 1
+    assert aligned([("A", "B"), ("学習", "x"), ("abc", "y")]) == [
+        "A      B",
+        "学習   x",
+        "abc    y",
+    ]
+    assert clip("学習率の名前-12", 10) == "学習…前-12"
+    for width in (12, 13, 40):
+        lines = wrapped("  " + "学習 率の名前 " * 12, width, indent=4)
+        assert max(map(columns, lines)) <= width
+        assert "".join("".join(lines).split()) == "学習率の名前" * 12
+
+
+def test_word_longer_than_a_line_is_broken() -> None:
+    lines = wrapped("x" * 50 + " end", 20, indent=2)
+    assert max(map(len, lines)) <= 20
+    assert "".join("".join(lines).split()) == "x" * 50 + "end"
+
+
 def test_short_table_keeps_its_gaps() -> None:
     assert aligned([("NAME", "B"), ("long", "x")], 80) == ["NAME   B", "long   x"]
     assert aligned([("NAME", "B"), ("long", "x")], 6) == ["NAME B", "long x"]
@@ -234,10 +286,11 @@ def test_rounds_with_causes_and_times() -> None:
             "recoveryMs": 55,
             "firstStepMs": 30,
             "coldNodes": 1,
+            "lostSteps": 4,
         }
     ]
     assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 55 30 1"
-    wide = "12.3 s 2 loss: a-1 3 3 - - 0 - 20 55 30 1"
+    wide = "12.3 s 2 loss: a-1 3 3 - - 0 - 20 55 30 1 4"
     assert " ".join(history_lines(rounds, wide=True)[1].split()) == wide
 
 

@@ -9,9 +9,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from elasticjob_cli.local.display import LiveView, NodeRow, PlainView, Snapshot, render
+from elasticjob_cli.local.display import (
+    LiveView,
+    NodeRow,
+    PlainView,
+    Snapshot,
+    chosen_nodes,
+    render,
+)
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.status import Condition
 from elasticjob_operator.model.types import ConditionStatus, ConditionType
@@ -139,7 +147,47 @@ def test_unavailable_store_and_its_recovery_print_one_line_each(console: Console
 
 
 def test_live_view_shows_unavailable_store() -> None:
-    _, _, below = render(in_trouble(1, "True", "EtcdRefusesWrites", FULL))
+    _, _, below = render(in_trouble(1, "True", "EtcdRefusesWrites", FULL), 80, 9)
     assert below.plain.splitlines()[0] == FULL
-    _, _, below = render(in_trouble(1, "False", "Available", OVER))
+    _, _, below = render(in_trouble(1, "False", "Available", OVER), 80, 9)
     assert "etcd" not in below.plain
+
+
+LONG = "a-job-with-a-name-of-fifty-five-characters-as-it-may-be"
+MANY = tuple(
+    NodeRow(f"{LONG}-{at}", str(at), "starting" if at == 40 else "running", 2) for at in range(64)
+)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 16), (40, 10)])
+def test_live_view_of_many_nodes_fits_its_terminal(width: int, height: int) -> None:
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None
+    )
+    view = LiveView(console)
+    for number in range(9):
+        view.note(number, f"note {number} of {LONG}-{number}")
+    here = replace(snapshot(3, {"step": 7, "学習率": 0.5}, **FINAL), nodes=MANY)
+    named = here.job.metadata.model_copy(update={"name": LONG})
+    here = replace(here, job=here.job.model_copy(update={"metadata": named}))
+    view.show(here)
+    before = len(printed(console))
+    view.show(here)
+    bare = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed(console)[before:]).replace("\r", "\n")
+    lines = [line for line in bare.split("\n") if line.strip()]
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) <= height
+    assert "Running" in lines[0]
+    assert any(line.rstrip().endswith("2") and "-40 " in line for line in lines), "not running"
+    [rest] = [line for line in lines if line.startswith("and ")]
+    assert re.match(r"and \d+ more: \d+ running", rest)
+    assert "学習率 0.5" in bare
+    assert "] Running, round 2 final" in lines[-1], "the newest note"
+    view.close()
+
+
+def test_few_nodes_have_a_line_each() -> None:
+    assert chosen_nodes(MANY[:5], 5) == (list(MANY[:5]), "")
+    shown, rest = chosen_nodes(MANY, 4)
+    assert [row.ranks for row in shown] == ["0", "1", "40"]
+    assert rest == "and 61 more: 61 running"

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pwd
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ import pytest
 from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local import job_store
-from elasticjob_cli.local.job_store import JobFolder, Run, find_job, list_jobs, write_json
+from elasticjob_cli.local.job_store import (
+    JobFolder,
+    Run,
+    add_event,
+    find_job,
+    list_jobs,
+    write_json,
+)
 from elasticjob_cli.local.stored_job import read_job
 from tests.unit.full_disk import room
 from tests.unit.operator.builders import job
@@ -203,3 +211,20 @@ def test_long_temporary_folder_is_avoided(
     finally:
         made.close()
     assert not made.path.exists()
+
+
+def test_events_are_kept_up_to_a_size_and_damaged_ones_left_out() -> None:
+    folder = saved("a")
+    for number in range(100):
+        at = datetime(2026, 1, 31, 12, 0, tzinfo=UTC) + timedelta(milliseconds=number)
+        add_event(folder.events_file, f"event {number}\n", at, most_bytes=2000)
+    assert folder.events_file.stat().st_size <= 2000
+    found = folder.events()
+    assert 10 < len(found) < 40
+    assert found[-1] == {"time": "2026-01-31T12:00:00.099Z", "message": "event 99\n"}
+    with folder.events_file.open("ab") as file:
+        file.write(b'[1]\n{"time": 3}\n\xff\n{"ti')
+    assert folder.events() == found
+    folder.acquire()
+    assert folder.events() == []  # a new run begins without those of the last one
+    folder.release()
