@@ -15,8 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-NICEST = 19
 STOP_SECONDS = 10
+LOWEST = """
+{ echo 19 > /proc/self/autogroup; } 2>/dev/null || true
+exec nice -n19 bash -euo pipefail -c "$1"
+"""
+"""Start of a command with the lowest priority. Linux groups processes by session, and within a
+session only their niceness counts; between sessions, that of the group.
+"""
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -32,10 +38,10 @@ def main(output: Path, nice: str, command: Sequence[str]) -> int:
     """Run the shell command `nice` beside `command`; return the status of the one that failed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as log:
-        lowest = ["nice", f"-n{NICEST}", "bash", "-euo", "pipefail", "-c", nice]
         filler = subprocess.Popen(
-            lowest, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+            ["bash", "-c", LOWEST, "bash", nice],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
         try:
             status = subprocess.run(command, check=False).returncode
             if status == 0:

@@ -44,6 +44,13 @@ def test_failure_of_either_command_is_the_status(
     assert beside(tmp_path, nice, command).returncode == status
 
 
+def test_session_of_the_first_command_has_the_lowest_priority(tmp_path: Path) -> None:
+    file = Path("/proc/self/autogroup")
+    shown = "cat /proc/self/autogroup" if file.exists() else "echo /autogroup-0 nice 19"
+    ended = beside(tmp_path, shown, "true")
+    assert "nice 19" in ended.stdout
+
+
 def test_failure_of_the_second_command_stops_the_first_and_its_children(tmp_path: Path) -> None:
     nice = "sleep 300 & echo $! > child; wait"
     ended = beside(tmp_path, nice, "until [ -s child ]; do sleep 0.05; done; exit 5")
