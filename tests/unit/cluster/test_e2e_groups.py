@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from itertools import combinations
@@ -25,6 +26,7 @@ from tests.e2e.groups import (
     place_of,
 )
 from tests.e2e.manifests import CONTROL, TOLERATION, job, on_control_plane
+from tests.e2e.report import Report
 from tests.paths import ROOT
 
 FOLDER = ROOT / "tests" / "e2e"
@@ -114,6 +116,17 @@ def test_pinned_jobs_and_pods_run_on_the_control_plane() -> None:
     assert on_control_plane(pod) == {"kind": "Pod", "spec": {"containers": [], **chosen}}
     service = {"kind": "Service", "spec": {"ports": []}}
     assert on_control_plane(service) == service
+
+
+def test_measurements_of_several_processes_are_in_one_report(tmp_path: Path) -> None:
+    one, two = (Report(tmp_path / "build" / "report.json") for _ in range(2))
+    one.add("leaves", seconds=1)
+    two.add("leaves", seconds=2)
+    assert two.spread("lag", [0.1, 0.3, 0.2]) == 0.2
+    one.add("rounds", number=3)
+    found = json.loads(one.path.read_text())
+    assert found["leaves"] == [{"seconds": 1}, {"seconds": 2}]
+    assert (found["lag"]["count"], found["rounds"]) == (3, [{"number": 3}])
 
 
 class Process:
