@@ -38,6 +38,27 @@ SIDE_BY_SIDE = {
     ("on workers", "on the control plane"),
     ("on the control plane", "on the control plane"),
 }
+CONFTEST = """
+from pathlib import Path
+import tests.e2e.conftest as real
+from tests.e2e.conftest import (
+    pytest_collection_modifyitems, pytest_runtest_protocol, pytest_xdist_make_scheduler,
+)
+from tests.e2e.groups import Claimed
+real.CLAIMED = Claimed(Path(__file__).parent / "claims")
+"""
+TIMED = """
+import os, pathlib, time
+log = pathlib.Path(__file__).parent / "log"
+def timed(name):
+    def test():
+        began = time.monotonic()
+        time.sleep(0.05)
+        with log.open("a") as file:
+            file.write(f"{name} {began} {time.monotonic()} {os.getpid()}\\n")
+    return test
+"""
+"""Module of a test that records its times and its process."""
 HOLD = """
 import sys
 from pathlib import Path
@@ -172,6 +193,40 @@ def test_claims_decide_which_groups_run_at_the_same_time(
     second.says("released")
     first.end()
     second.end()
+
+
+def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name in (tests := all_tests()):
+        file, _, test = name.partition("::")
+        with (tmp_path / file).open("a") as module:
+            module.write(f"{TIMED}\n{test} = timed({name!r})\n")
+    options = ["-q", "-n3", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", "/dev/null"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    ran = sorted((float(began), float(end), name, pid) for name, began, end, pid in rows)
+    assert sorted(name for *_, name, _ in ran) == sorted(tests)
+    assert len({pid for *_, pid in ran}) == 3
+    for group in GROUPS:
+        of_group = [(name, pid) for *_, name, pid in ran if group_of(name) is group]
+        assert [name for name, _ in of_group] == [
+            name for name in sorted(tests, key=place_of) if group_of(name) is group
+        ]
+        assert len({pid for _, pid in of_group}) == 1
+    for one, two in combinations(ran, 2):
+        claims = (group_of(one[2]).claims, group_of(two[2]).claims)
+        if one[3] != two[3] and conflict(*claims):
+            assert one[1] <= two[0], (one, two)
+    assert group_of(ran[-1][2]).name == "operator"
+    assert min(began for began, *_, name, _ in ran if group_of(name).name == "operator") >= max(
+        end for _, end, name, _ in ran if group_of(name).name != "operator"
+    )
 
 
 def conflict(one: Claims, two: Claims) -> bool:
