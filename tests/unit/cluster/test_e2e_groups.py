@@ -203,9 +203,10 @@ def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
         file, _, test = name.partition("::")
         with (tmp_path / file).open("a") as module:
             module.write(f"{TIMED}\n{test} = timed({name!r})\n")
-    options = ["-q", "-n3", "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", "/dev/null"]
+    folder = str(tmp_path)
+    options = ["-q", "-n3", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, tmp_path],
+        [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, folder],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
