@@ -9,8 +9,9 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 HOME ?= $(shell echo ~)
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticjob
 PY := .venv/bin/python
-# Tests of real processes wait for most of their time.
-JOBS ?= $(shell expr $$(nproc) + 1)
+# Tests of real processes and of pods wait for most of their time.
+JOBS ?= $(shell expr $$(nproc) + 2)
+E2E_JOBS ?= 3
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 # The tests start thousands of interpreters, which would compile the checkout's modules each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -113,10 +114,15 @@ format: install ## fix lint errors and format the code
 check: lint types imports generated docs ## run lint, types, docs, unit tests, 1,000 simulated schedules: under a minute
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit tests/sim
 
-.PHONY: test
+# The schedules need processor time and no real time, so they get what the other tests leave.
+.PHONY: test schedules servers
 test: lint types imports generated docs etcd kubernetes browser corpus-suite ## run all tests: 10,000 schedules, real servers, a real cluster
-	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) --dist worksteal tests/unit tests/sim tests/integration
-	@$(MAKE) e2e
+	@$(PY) -m scripts.beside build/schedules.log "$(MAKE) schedules" $(MAKE) -j1 servers e2e
+schedules: install ## part of test: images, 10,000 simulated schedules
+	@$(PY) -m tests.cluster images
+	SIM_SEEDS=10000 $(PY) -m pytest -p no:cacheprovider -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
+servers: install etcd kubernetes browser corpus-suite ## part of test: unit and integration tests
+	$(PY) -m scripts.twice -n $(JOBS) --dist worksteal --durations=15 tests/unit tests/integration
 
 .PHONY: mutation
 MODULES ?=
@@ -126,7 +132,7 @@ mutation: install ## run mutation tests of the protocol's decisions: all in a ni
 .PHONY: e2e
 e2e: install etcd ## run the kubectl and helm tests on the running cluster, else on one started for them
 	@$(PY) -m tests.cluster images
-	$(PY) -m scripts.twice -o timeout=1800 --durations=10 tests/e2e
+	$(PY) -m scripts.twice -o timeout=1800 --durations=10 -n $(E2E_JOBS) tests/e2e
 
 .PHONY: cluster cluster-down images
 cluster: install etcd ## start a Kubernetes cluster on this machine: one control plane, two workers

@@ -21,7 +21,7 @@ _OURS = "brought-up-by-tests"
 
 
 class Ledger:
-    """Record of the processes that use the cluster, and of whether tests brought it up."""
+    """Record of the processes that use something shared, and of whether tests brought it up."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,16 +34,20 @@ class Ledger:
             yield
 
     def enter(self, user: int, *, brought_up: bool) -> None:
-        """Record a user, and that tests brought up the cluster if `brought_up`."""
+        """Record a user, and that tests brought up the shared thing if `brought_up`."""
         (self._folder / f"{user}").touch()
         if brought_up:
             (self._folder / _OURS).touch()
 
     def leave(self, user: int) -> bool:
-        """Remove a user; return True if tests brought up the cluster and no user is left."""
+        """Remove a user; return True if tests brought it up and no user is left."""
         (self._folder / f"{user}").unlink(missing_ok=True)
-        others = [f for f in self._folder.iterdir() if f.name.isdecimal() and _lives(f.name)]
-        return (self._folder / _OURS).exists() and not others
+        return (self._folder / _OURS).exists() and not self.users()
+
+    def users(self) -> list[int]:
+        """Return the recorded processes that still run."""
+        names = [path.name for path in self._folder.iterdir() if path.name.isdecimal()]
+        return [int(name) for name in names if _lives(name)]
 
     def close(self) -> None:
         """Clear the mark that tests brought up the cluster, which is gone or now a person's."""

@@ -24,6 +24,7 @@ EXAMPLE = "elasticjob/digits:dev"
 """Image name used by examples/digits/elasticjob.yaml."""
 _NOTES = "/kind/loaded"  # in a node: the mark loaded last, by image
 _CTR = "ctr --namespace k8s.io images"
+_LOCK = CACHE / "cluster-images.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def build(engine: Engine | None) -> None:
     """Bring the archives of all images up to date: with this engine, or without a registry."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     recipes = _recipes()
-    with locked(CACHE / "cluster-images.lock"):
+    with locked(_LOCK):
         with ThreadPoolExecutor(len(recipes)) as lanes:
             built = list(lanes.map(lambda name: _build(engine, name, recipes[name]), recipes))
         if engine is None and any(built):
@@ -106,7 +107,7 @@ def _build_with_docker(engine: Engine, recipe: Recipe) -> str:
 
 def load(cluster: Cluster) -> Images:
     """Load outdated or missing images into every node of the cluster; return the images' names."""
-    with ThreadPoolExecutor(len(cluster.nodes)) as lanes:
+    with locked(_LOCK), ThreadPoolExecutor(len(cluster.nodes)) as lanes:
         list(lanes.map(lambda node: _load_into(cluster, node), cluster.nodes))
     return names()
 

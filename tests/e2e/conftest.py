@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -11,52 +12,61 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
 
+from tests.cluster.borrowing import Ledger
 from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
 from tests.e2e.console import Console
 from tests.e2e.dump import dump
+from tests.e2e.groups import ByGroup, Claimed, group_of, is_pinned, place_of
 from tests.e2e.installation import DENYING, Installation
 from tests.e2e.job_namespace import JobNamespace
+from tests.e2e.manifests import counting, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
+from tests.e2e.steady import NAME as STEADY
 from tests.paths import ROOT
 
 BUILD = ROOT / "build" / "e2e"
 OPENED: list[str] = []
 """Namespaces that exist now, dumped after a failure."""
 CONSOLES: list[Console] = []
+CLAIMED = Claimed(BUILD / "claims")
 
 MakeNamespace = Callable[..., JobNamespace]
 
 __all__ = ["cluster", "images"]
 
 
-FIRST = (
-    "test_applied_example_reaches_running",
-    "test_conflicts.py",
-    "test_failing.py",
-    "test_digits.py",
-)
-"""Tests to run first: the example trains for more than a minute while small jobs are tested."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Remove measurements and dumps of earlier runs, in the first process of a run."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        shutil.rmtree(BUILD, ignore_errors=True)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByGroup:
+    config.option.loadscopereorder = False  # the collection has the order of the groups
+    return ByGroup(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests: long ones first, those that uninstall ElasticJob last."""
+    """Sort the tests by group; a file's tests keep their order."""
+    items.sort(key=lambda item: place_of(item.nodeid))
 
-    def place(item: pytest.Item) -> int:
-        names = (item.name, item.path.name)
-        early = [number for number, name in enumerate(FIRST) if name in names]
-        late = ("test_documented_pages.py", "test_install.py")
-        return (
-            early[0]
-            if early
-            else len(FIRST) + 1 + (late.index(item.path.name) if item.path.name in late else -1)
-        )
 
-    items.sort(key=place)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Hold the claims of the test's group until a test with other claims is next."""
+    CLAIMED.hold(group_of(item.nodeid).claims)
+    try:
+        return (yield)
+    finally:
+        CLAIMED.keep(group_of(nextitem.nodeid).claims if nextitem else {})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,8 +106,6 @@ def nodes(cluster: Cluster, console: Console) -> Nodes:
 
 @pytest.fixture(scope="session")
 def report() -> Report:
-    """Return a new report, after removing measurements and dumps of earlier sessions."""
-    shutil.rmtree(BUILD, ignore_errors=True)
     return Report(BUILD / "report.json")
 
 
@@ -105,15 +113,23 @@ def report() -> Report:
 def installation(
     cluster: Cluster, images: Images, console: Console, report: Report
 ) -> Iterator[Installation]:
-    """Install ElasticJob with the chart, after removing an earlier installation."""
-    made = Installation(console)
-    made.remove()
+    """Install ElasticJob with the chart, after removing an earlier installation.
+
+    The first process of a run installs, the last one removes.
+    """
+    made, ledger = Installation(console), Ledger(BUILD / "installation-users")
     OPENED.append(DENYING)
-    began = time.monotonic()
-    made.install()
-    report.add("installs", seconds=round(time.monotonic() - began, 1))
+    with ledger.open():
+        if not ledger.users():
+            made.remove()
+            began = time.monotonic()
+            made.install()
+            report.add("installs", seconds=round(time.monotonic() - began, 1))
+        ledger.enter(os.getpid(), brought_up=True)
     yield made
-    made.remove()
+    with ledger.open():
+        if ledger.leave(os.getpid()):
+            made.remove()
 
 
 @pytest.fixture(scope="session")
@@ -126,20 +142,22 @@ def recorder(console: Console, installation: Installation) -> Iterator[Recorder]
 
 @pytest.fixture(scope="session")
 def example_namespace(console: Console, installation: Installation) -> Iterator[JobNamespace]:
-    """Yield the namespace of the example, whose test is spread over the session."""
-    with _namespaces(console) as make:
+    """Yield the namespace of the example, which two tests observe."""
+    with _namespaces(console, pinned=False) as make:
         yield make("e2e-digits")
 
 
 @pytest.fixture(scope="module")
-def make_namespace(console: Console, installation: Installation) -> Iterator[MakeNamespace]:
+def make_namespace(
+    request: pytest.FixtureRequest, console: Console, installation: Installation
+) -> Iterator[MakeNamespace]:
     """Yield a function that makes namespaces; they are deleted with the module, without waiting."""
-    with _namespaces(console) as make:
+    with _namespaces(console, pinned=is_pinned(request.path.name)) as make:
         yield make
 
 
 @contextmanager
-def _namespaces(console: Console) -> Iterator[MakeNamespace]:
+def _namespaces(console: Console, *, pinned: bool) -> Iterator[MakeNamespace]:
     with ExitStack() as stack:
 
         def make(name: str, *labels: str) -> JobNamespace:
@@ -148,7 +166,7 @@ def _namespaces(console: Console) -> Iterator[MakeNamespace]:
             OPENED.append(name)
             stack.callback(OPENED.remove, name)
             stack.callback(console.kubectl, "delete", "namespace", name, "--wait=false")
-            return JobNamespace(console, name)
+            return JobNamespace(console, name, pinned)
 
         yield make
 
@@ -157,3 +175,11 @@ def _namespaces(console: Console) -> Iterator[MakeNamespace]:
 def ns(request: pytest.FixtureRequest, make_namespace: MakeNamespace) -> JobNamespace:
     """Return the module's own namespace, such as `e2e-faults`."""
     return make_namespace(request.path.stem.replace("test_", "e2e-"))
+
+
+@pytest.fixture(scope="module")
+def steady_job(ns: JobNamespace, recorder: Recorder) -> JobNamespace:
+    """Return the module's namespace with a job that counts its steps."""
+    ns.apply(job(STEADY, counting(), nodes=2, most=4))
+    ns.running(STEADY, 2)
+    return ns

@@ -12,6 +12,7 @@ from subprocess import TimeoutExpired
 from typing import Any
 
 from tests.e2e.console import CommandFailed, Console, Json, until
+from tests.e2e.manifests import on_control_plane
 
 START_SECONDS = 120.0
 """Timeout for scheduling and starting pods and importing torch, on a busy machine."""
@@ -36,10 +37,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class JobNamespace:
-    """Namespace of a test's own."""
+    """Namespace of a test's own. If `pinned`, the pods of its jobs run on the control plane."""
 
     console: Console
     namespace: str
+    pinned: bool = False
 
     def kubectl(self, *arguments: object, given: str = "", seconds: float = 60.0) -> str:
         return self.console.kubectl("-n", self.namespace, *arguments, given=given, seconds=seconds)
@@ -49,7 +51,8 @@ class JobNamespace:
         return self.console.plugin(*arguments, "-n", self.namespace)
 
     def apply(self, *documents: Json) -> None:
-        bundle = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        items = [on_control_plane(each) if self.pinned else each for each in documents]
+        bundle = {"apiVersion": "v1", "kind": "List", "items": items}
         self.kubectl("apply", "-f", "-", given=json.dumps(bundle))
 
     def patch(self, name: str, spec: Json) -> None:

@@ -24,6 +24,9 @@ print("finished", me, flush=True)
 
 FOREVER = 100_000
 
+CONTROL = "node-role.kubernetes.io/control-plane"
+TOLERATION = {"key": CONTROL, "operator": "Exists", "effect": "NoSchedule"}
+
 
 def counting(seconds: float = FOREVER) -> Json:
     """Return command and arguments of a trainer that only counts."""
@@ -85,3 +88,16 @@ def job(
             "template": {"spec": pod_spec},
         },
     }
+
+
+def on_control_plane(document: Json) -> Json:
+    """Return a job or pod that runs on the control plane, and any other object unchanged."""
+    match document["kind"]:
+        case "Pod":
+            chosen = {"nodeSelector": {CONTROL: ""}, "tolerations": [TOLERATION]}
+            return document | {"spec": document["spec"] | chosen}
+        case "ElasticJob":
+            pod = on_control_plane({"kind": "Pod", **document["spec"]["template"]})
+            template = {key: value for key, value in pod.items() if key != "kind"}
+            return document | {"spec": document["spec"] | {"template": template}}
+    return document

@@ -12,6 +12,7 @@ from tests.cluster.places import ARCHIVES, CACHE, CONTROL_PLANE, NODE_ARCHIVES
 from tests.e2e.console import Json
 from tests.e2e.installation import is_ready
 from tests.e2e.job_namespace import JobNamespace
+from tests.e2e.manifests import CONTROL, TOLERATION
 
 VERSION = "3.5.35"
 """Last release line with the v2 API."""
@@ -22,7 +23,6 @@ ENDPOINT = f"http://etcd-v2.{NAMESPACE}.svc:2379"
 
 _ARCHIVE = "etcd-v2.tar"
 _LABELS = {"app": "etcd-v2"}
-_CONTROL = "node-role.kubernetes.io/control-plane"
 
 
 def start(cluster: Cluster, ns: JobNamespace) -> str:
@@ -78,8 +78,8 @@ def _pod() -> Json:
         "kind": "Pod",
         "metadata": {"name": "etcd-v2", "labels": _LABELS},
         "spec": {
-            "nodeSelector": {_CONTROL: ""},
-            "tolerations": [{"key": _CONTROL, "operator": "Exists", "effect": "NoSchedule"}],
+            "nodeSelector": {CONTROL: ""},
+            "tolerations": [TOLERATION],
             "terminationGracePeriodSeconds": 1,
             "containers": [container],
             "volumes": [{"name": "data", "emptyDir": {}}],

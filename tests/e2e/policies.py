@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from tests.cluster.cluster import Cluster
 from tests.e2e.console import CommandFailed, Console, Json
 
-POLL_SECONDS = 0.3
+POLL_SECONDS = 1.0
+"""A quarter of the time that the pods under test wait before their first traffic."""
 _REMOVE = "add table ip policies\ndelete table ip policies\n"
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Input of the rules: every pod, and the labels of every namespace."""
+    """Input of the rules: every pod, and the labels of every namespace that already existed."""
 
     pods: Sequence[Json]
     namespaces: Mapping[str, Json]
@@ -37,7 +38,7 @@ class World:
             and (
                 pod["metadata"]["namespace"] == namespace
                 if inside is None
-                else _matches(inside, self.namespaces[pod["metadata"]["namespace"]])
+                else _matches(inside, self.namespaces.get(pod["metadata"]["namespace"], {}))
             )
         ]
 

@@ -1,13 +1,12 @@
 """README and tutorials on the cluster: every block marked `cluster` is executed as it stands.
 
 The README's commands install the chart with its defaults, on nodes that other tests remove. So its
-test is the last one, and installs the chart for the other tests again.
+test is the last one.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,17 +49,11 @@ def session(
 
 
 @pytest.fixture
-def uninstalled(installation: Installation, console: Console) -> Iterator[None]:
-    """Remove ElasticJob and etcd's data for the test, and install it again."""
-
-    def remove() -> None:
+def uninstalled(installation: Installation, console: Console) -> None:
+    """Remove ElasticJob and etcd's data for the test; the end of the run removes the test's own."""
+    if installation.installed:
         installation.uninstall()
-        console.kubectl("delete", "namespace", "--ignore-not-found", SYSTEM, seconds=180)
-
-    remove()
-    yield
-    remove()
-    installation.install()
+    console.kubectl("delete", "namespace", "--ignore-not-found", SYSTEM, seconds=180)
 
 
 @pytest.mark.usefixtures("installation")

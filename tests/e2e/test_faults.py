@@ -251,3 +251,18 @@ def test_status_follows_etcd_within_one_second(
     lags = recorder.lags()
     assert len(lags) >= 20
     assert report.spread("statusLag", lags) < STATUS_LAG_SECONDS
+
+
+def test_node_drain_waits_for_job_at_its_minimum(ns: JobNamespace, nodes: Nodes) -> None:
+    ns.apply(job("least", nodes=2, least=2))
+    ns.running("least", 2)
+    before = ns.status("least")["rendezvous"]["round"]
+    node = ns.pods("least")["least-0"]["spec"]["nodeName"]
+    try:
+        nodes.drain(node)
+        status = ns.running("least", 2, after=before)
+        assert status["restarts"] == 0
+        assert node not in {pod["spec"]["nodeName"] for pod in ns.active("least").values()}
+    finally:
+        nodes.uncordon(node)
+    ns.delete("least", "--wait=false")

@@ -1,100 +1,16 @@
-"""Deaths of agents, operators and etcd during an undisturbed training."""
+"""Deaths of operators and etcd during an undisturbed training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from elasticjob_operator.domain.manifests.names import ACCESS_PATH, ROTATE_ANNOTATION
 from tests.e2e.console import Json, until
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
 from tests.e2e.job_namespace import JobNamespace
-from tests.e2e.manifests import counting, job
 from tests.e2e.nodes import Nodes
-from tests.e2e.recorder import Recorder
+from tests.e2e.steady import NAME, pids, recovers, restarts_of, survive
 
 pytestmark = pytest.mark.timeout(300, func_only=True)
-
-NAME = "steady"
-
-
-@pytest.fixture(scope="module")
-def steady_job(ns: JobNamespace, recorder: Recorder) -> JobNamespace:
-    ns.apply(job(NAME, counting(), nodes=2, most=4))
-    ns.running(NAME, 2)
-    return ns
-
-
-def pids(ns: JobNamespace) -> dict[str, str]:
-    """Return the pid of each pod's worker, by pod, from its last steps."""
-    return {step.pod: step.pid for step in ns.steps(NAME, tail=5)}
-
-
-def survive(ns: JobNamespace, act: Callable[[], object], back: Callable[[], object]) -> None:
-    """Apply the fault and wait for recovery: the same workers must train on."""
-    before, status = pids(ns), ns.running(NAME, 2)
-    assert len(before) == 2
-    act()
-    ns.advances(NAME, ns.latest(NAME) + 20)
-    back()
-    reached = ns.latest(NAME)
-    ns.advances(NAME, reached + 20)
-    assert pids(ns) == before
-    told = ns.steps(NAME)
-    for worker in before.items():
-        counted = [step.number for step in told if (step.pod, step.pid) == worker]
-        assert counted == list(range(counted[0], counted[0] + len(counted))), "a step is missing"
-    after = ns.running(NAME, 2)
-    assert after["rendezvous"]["round"] == status["rendezvous"]["round"]
-    assert after["restarts"] == status["restarts"]
-
-
-def recovers(ns: JobNamespace) -> None:
-    """Check that failure handling works again: a killed worker is detected and restarted."""
-    before = ns.running(NAME, 2)
-    ns.kill_worker(f"{NAME}-0")
-    after = ns.running(NAME, 2, after=before["rendezvous"]["round"])
-    assert after["rounds"][-1]["cause"] == "failure"
-    # The restart budget must not be spent by the failures of these tests.
-    ns.patch(NAME, {"maxRestarts": after["restarts"] + 3})
-
-
-def restarts_of(pod: Json, container: str) -> int:
-    status = pod.get("status") or {}
-    kinds = ("initContainerStatuses", "containerStatuses")
-    found = [each for kind in kinds for each in status.get(kind) or ()]
-    return sum(int(each["restartCount"]) for each in found if each["name"] == container)
-
-
-def kill_the_agent(steady_job: JobNamespace, nodes: Nodes, index: int) -> None:
-    """Kill one agent: the workers do not notice, and the job can still recover afterwards."""
-
-    def pod() -> Json:
-        found = steady_job.find("pod", f"{NAME}-{index}")
-        assert found is not None
-        return found
-
-    killed = restarts_of(pod(), "elasticjob-agent")
-    survive(
-        steady_job,
-        lambda: nodes.kill_container(pod(), "elasticjob-agent"),
-        lambda: steady_job.until(
-            lambda: restarts_of(pod(), "elasticjob-agent") > killed and is_ready(pod()),
-            "the agent to be back",
-        ),
-    )
-    recovers(steady_job)
-
-
-def test_killed_agent_does_not_disturb_training(steady_job: JobNamespace, nodes: Nodes) -> None:
-    kill_the_agent(steady_job, nodes, 1)
-
-
-def test_killed_coordinator_agent_does_not_disturb_training(
-    steady_job: JobNamespace, nodes: Nodes
-) -> None:
-    kill_the_agent(steady_job, nodes, 0)
 
 
 def test_killed_operator_does_not_disturb_training(
@@ -180,34 +96,6 @@ def test_etcd_that_lost_its_volume_does_not_disturb_training(
     answer = installation.anonymous_read()
     assert "user name is empty" in answer or "permission denied" in answer
     recovers(steady_job)
-
-
-def test_running_agents_log_in_as_the_rotated_etcd_user(
-    steady_job: JobNamespace, installation: Installation
-) -> None:
-    """The kubelet renews the mounted Secret; without the former user a new round is formed."""
-    uid = steady_job.job(NAME)["metadata"]["uid"]
-    (former,) = users_of(installation, uid)
-    steady_job.kubectl("annotate", f"ej/{NAME}", f"{ROTATE_ANNOTATION}=1", "--overwrite")
-    mounted = ("elasticjob-agent", f"cat {ACCESS_PATH}/user")
-
-    def renewed() -> bool:
-        found = {steady_job.exec(f"{NAME}-{index}", *mounted).strip() for index in range(2)}
-        return len(found) == 1 and former not in found
-
-    survive(
-        steady_job,
-        lambda: steady_job.until(renewed, "the kubelets to renew the Secret", 180),
-        lambda: installation.etcdctl("user", "delete", former),
-    )
-    (user,) = users_of(installation, uid)
-    assert user == f"{former}.1"
-    recovers(steady_job)
-    assert users_of(installation, uid) == [user]
-
-
-def users_of(installation: Installation, uid: str) -> list[str]:
-    return sorted(name for name in installation.etcdctl("user", "list").split() if uid in name)
 
 
 def test_standby_replica_takes_over_from_killed_active_replica(

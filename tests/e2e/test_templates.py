@@ -285,21 +285,6 @@ def test_image_unavailable_on_one_node_is_reported_and_other_pods_train(
     ns.delete("half", "--wait=false")
 
 
-def test_node_drain_waits_for_job_at_its_minimum(ns: JobNamespace, nodes: Nodes) -> None:
-    ns.apply(job("least", nodes=2, least=2))
-    ns.running("least", 2)
-    before = ns.status("least")["rendezvous"]["round"]
-    node = ns.pods("least")["least-0"]["spec"]["nodeName"]
-    try:
-        nodes.drain(node)
-        status = ns.running("least", 2, after=before)
-        assert status["restarts"] == 0
-        assert node not in {pod["spec"]["nodeName"] for pod in ns.active("least").values()}
-    finally:
-        nodes.uncordon(node)
-    ns.delete("least", "--wait=false")
-
-
 def test_operator_has_not_restarted(installation: Installation) -> None:
     until(lambda: installation.operators(), "the operator")
     printed = installation.console.kubectl("-n", "elasticjob-system", "logs", OPERATOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.distribution import long_first
 from tests.integration.apiserver import ApiServer
 from tests.integration.certificates import Certificates, make_certificates
 from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdCluster, EtcdServer
@@ -19,6 +21,21 @@ from tests.integration.etcd_v2_rig import start_v2_run, v2_etcd
 __all__ = ["start_v2_run", "v2_etcd"]
 
 StartEtcd = Callable[..., EtcdServer]
+LONG_SECONDS = 300.0
+"""Shortest time limit of a long test."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker begin with long tests, which are those with a long time limit."""
+
+    def seconds(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        limit = float(marker.args[0]) if marker and marker.args else 0.0
+        return limit if limit >= LONG_SECONDS else 0.0
+
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = long_first(items, seconds, lambda item: str(item.path), workers)
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

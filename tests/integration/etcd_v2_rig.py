@@ -14,6 +14,7 @@ import pytest
 
 from elasticjob_rendezvous.api import RendezvousInfo, RendezvousParameters
 from elasticjob_rendezvous.etcd_v2 import EtcdRendezvousHandler, create_rdzv_handler
+from elasticjob_rendezvous.etcd_v2.core.delays import Retries
 from tests.integration.etcd_server import EtcdServer, wait_until
 
 VERSIONS = ("3.4", "3.5.35")  # 3.6 has no v2 API
@@ -95,7 +96,14 @@ class Run:
         )
 
     def ours(self, smallest: int, greatest: int, **settings: Any) -> Member:
-        member = Member(create_rdzv_handler(self.parameters(smallest, greatest, **settings)))
+        return self.retrying(None, smallest, greatest, **settings)
+
+    def retrying(
+        self, retries: Retries | None, smallest: int, greatest: int, **settings: Any
+    ) -> Member:
+        """Add a member of ours with these delays of retries, by default its own."""
+        parameters = self.parameters(smallest, greatest, **settings)
+        member = Member(create_rdzv_handler(parameters, retries))
         self.members.append(member)
         return member
 

@@ -16,7 +16,7 @@ import etcd
 import urllib3
 
 from elasticjob_rendezvous.api import RendezvousGracefulExitError, RendezvousTimeoutError
-from elasticjob_rendezvous.etcd_v2.core.delays import after_failure, takes_part
+from elasticjob_rendezvous.etcd_v2.core.delays import Retries, takes_part
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,10 @@ class Seen:
 class Feed:
     """Holder of the newest `Seen`, which a thread updates from `open` to `close`."""
 
-    def __init__(self, client: Any, paths: Paths) -> None:
+    def __init__(self, client: Any, paths: Paths, retries: Retries) -> None:
         self._client = client
         self._paths = paths
+        self._retries = retries
         self._changed = threading.Condition()
         self._seen = Seen()
         self._stop: threading.Event | None = None
@@ -137,7 +138,7 @@ class Feed:
                 self._failure, self.failed_at = error, time.monotonic()
                 log.info("the watch of %s ended: %r", self._paths.rendezvous, error)
                 self._probe()
-            stop.wait(after_failure(failures, random.random()))
+            stop.wait(self._retries.watch(failures, random.random()))
 
     def _probe(self) -> None:
         """Send any request, so that the client switches servers if the current one fails."""

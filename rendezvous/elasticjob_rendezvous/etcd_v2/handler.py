@@ -21,6 +21,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.core.delays import Retries
 from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX
 from elasticjob_rendezvous.etcd_v2.core.records import (
     DEFAULT_LAST_CALL_SECONDS,
@@ -178,8 +179,10 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return True
 
 
-def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    """Create a handler from torch's parameters.
+def create_rdzv_handler(
+    params: RendezvousParameters, retries: Retries | None = None
+) -> EtcdRendezvousHandler:
+    """Create a handler from torch's parameters, with other delays of retries if given.
 
     Settings: `timeout` (600) and `last_call_timeout` (30) in seconds, `etcd_prefix`
     (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1),
@@ -214,6 +217,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         notice_seconds=notice,
         recovery_call_timeout=recovery,
         expected_workers=params.get_as_int("expected_nodes"),
+        retries=retries,
     )
     return EtcdRendezvousHandler(member, params.local_addr, bool(closes))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import etcd
 
+from elasticjob_rendezvous.etcd_v2.core.delays import Retries
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths
 from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Status, read
 from elasticjob_rendezvous.etcd_v2.layout import is_lost, put_back
@@ -25,6 +26,7 @@ def renew(
     client: Any,
     path: str,
     ttl_seconds: float,
+    retries: Retries,
     *,
     first_after_seconds: float = 0.0,
     lost: Callable[[], bool] = lambda: False,
@@ -40,7 +42,7 @@ def renew(
     """
     stop = threading.Event()
     how = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
-    arguments = (how, path, ttl_seconds, first_after_seconds, lost, failed, stop)
+    arguments = (how, path, ttl_seconds, retries, first_after_seconds, lost, failed, stop)
     threading.Thread(target=_keep, args=arguments, name=f"renew {path}", daemon=True).start()
     return stop
 
@@ -49,6 +51,7 @@ def _keep(
     refresh: Callable[[], object],
     path: str,
     ttl_seconds: float,
+    retries: Retries,
     pause_seconds: float,
     lost: Callable[[], bool],
     failed: Callable[[], None],
@@ -68,15 +71,16 @@ def _keep(
                 log.info("not renewing %s: this etcd cannot renew directories", path)
                 return
             failed()
-            pause_seconds = _soon(path, ttl_seconds, error)
+            pause_seconds = _logged(path, ttl_seconds, retries, error)
         except Exception as error:  # top-level loop: renewal must continue after any error
             failed()
-            pause_seconds = _soon(path, ttl_seconds, error)
+            pause_seconds = _logged(path, ttl_seconds, retries, error)
 
 
-def _soon(path: str, ttl_seconds: float, error: Exception) -> float:
+def _logged(path: str, ttl_seconds: float, retries: Retries, error: Exception) -> float:
+    """Log a failed renewal; return the delay before the next one."""
     log.info("could not renew %s, trying again: %r", path, error)
-    return min(1.0, ttl_seconds / 20) * (0.5 + random.random())
+    return retries.renewal(ttl_seconds, random.random())
 
 
 def _goes_on(lost: Callable[[], bool]) -> bool:
@@ -103,8 +107,11 @@ class Place:
     `reading` is the number of the feed's reading that preceded the key.
     """
 
-    def __init__(self, client: Any, paths: Paths, version: str, rank: int, reading: int) -> None:
+    def __init__(
+        self, client: Any, paths: Paths, version: str, rank: int, reading: int, retries: Retries
+    ) -> None:
         self._client = client
+        self._retries = retries
         self._paths = paths
         self.version = version
         self.rank = rank
@@ -131,6 +138,7 @@ class Place:
             self._client,
             self.key,
             KEEPALIVE_TTL_SECONDS,
+            self._retries,
             first_after_seconds=KEEPALIVE_TTL_SECONDS / 2,
             lost=self._restored,
             failed=self._failed,

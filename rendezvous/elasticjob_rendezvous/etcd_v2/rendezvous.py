@@ -60,6 +60,7 @@ class EtcdRendezvous(Endings):
         notice_seconds: see NOTICE_SECONDS.
         recovery_call_timeout: last call timeout of all versions but the first, if different.
         expected_workers: number of members that ends the first version's last call.
+        retries: delays before requests to etcd are repeated; the default if absent.
 
     Raises:
         ValueError: prefix or run id cannot be part of a path.
@@ -79,18 +80,24 @@ class EtcdRendezvous(Endings):
         notice_seconds: float = NOTICE_SECONDS,
         recovery_call_timeout: float | None = None,
         expected_workers: int | None = None,
+        retries: delays.Retries | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._given_run_id = run_id
         paths = Paths.of(prefix, run_id)
-        super().__init__(client, paths, num_min_workers, num_max_workers, timeout, notice_seconds)
+        retries = retries or delays.Retries()
+        super().__init__(
+            client, paths, num_min_workers, num_max_workers, timeout, notice_seconds, retries
+        )
         self._expected_workers = expected_workers
         self._last_call_timeout = last_call_timeout
         self._recovery_call_timeout = recovery_call_timeout
         self._checked: tuple[float, set[str] | None] = (0.0, None)  # time and keys of last check
         self._spare: tuple[float, int | None] = (0.0, None)  # end of counting, and the count
         lay_out(client, paths, None)
-        self._lease_run_id_stop = renew(client, paths.run, RUN_TTL_SECONDS, lost=lambda: True)
+        self._lease_run_id_stop = renew(
+            client, paths.run, RUN_TTL_SECONDS, retries, lost=lambda: True
+        )
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
@@ -343,7 +350,7 @@ class EtcdRendezvous(Endings):
 
         Continues through any trouble with etcd.
         """
-        return renew(self.client, full_path, ttl)
+        return renew(self.client, full_path, ttl, self._retries)
 
     def store_extra_data(self, rdzv_version: str, key: str, value: Any) -> None:
         """Share a value with the other members of a version, as JSON."""

@@ -73,6 +73,7 @@ class Steps:
         num_max_workers: int,
         timeout: float,
         notice_seconds: float,
+        retries: delays.Retries,
     ) -> None:
         self.client = client
         self._paths = paths
@@ -81,7 +82,8 @@ class Steps:
         self._num_max_workers = num_max_workers
         self._notice_seconds = notice_seconds
         self._expected_workers: int | None = None
-        self._feed = Feed(client, paths)
+        self._retries = retries
+        self._feed = Feed(client, paths, retries)
         self._active = ActiveVersion(client, paths, self._feed)
         self._waiting = Waiting(self._feed, timeout)
         self._place: Place | None = None
@@ -317,7 +319,7 @@ class Steps:
         return state
 
     def _take_place(self, version: str, rank: int, reading: int) -> Place:
-        place = self._place = Place(self.client, self._paths, version, rank, reading)
+        place = self._place = Place(self.client, self._paths, version, rank, reading, self._retries)
         place.take()
         return place
 

@@ -208,7 +208,7 @@ def test_unread_output_does_not_change_outcome(gang: Gang, streams: str) -> None
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_SECONDS * 3,
+        timeout=PATIENCE_SECONDS,
     )
     assert ran.returncode == 0, ran.stderr
     assert "Traceback" not in ran.stderr

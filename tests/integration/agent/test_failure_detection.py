@@ -19,7 +19,7 @@ import pytest
 
 from elasticjob_rendezvous.protocol.records.keys import Keys
 from elasticjob_rendezvous.protocol.records.members import CauseKind, RoundState
-from tests.integration.agent_rig import PATIENCE_SECONDS, WORKER, Gang, Pod, gang, until
+from tests.integration.agent_rig import WORKER, Gang, Pod, gang, until
 from tests.integration.launcher_rig import alive, launcher_file, process_tag
 
 __all__ = ["gang", "launcher_file", "process_tag"]
@@ -65,9 +65,7 @@ class Job:
                         return str(kind)
             return ""
 
-        return str(until(found, f"round 2\n{self.gang.outputs()}", 3 * PATIENCE_SECONDS)), (
-            time.monotonic()
-        )
+        return str(until(found, f"round 2\n{self.gang.outputs()}")), time.monotonic()
 
     def pids(self, pod: Pod, worker: dict[str, Any]) -> list[int]:
         """Return every process of the pod."""
@@ -210,7 +208,7 @@ def test_operator_drain_request_ends_wait_for_silent_node(gang: Gang, launcher_f
         kind, at = job.opened()
         print(f"\nthe operator's word: {kind} after {at - began:.3f} s")
         assert kind == CauseKind.LOSS
-        assert at - began < PATIENCE_SECONDS
+        assert at - began < 20.0, "a third of the lease"
 
 
 def test_peers_that_abort_before_node_loss_are_not_charged(gang: Gang, launcher_file: Path) -> None:

@@ -78,7 +78,7 @@ def test_loss_after_ten_killed_workers_is_that_of_the_undisturbed_run(rig: Local
     assert [folder for folder in folders if not folder or Path(folder).exists()] == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_loss_after_a_node_lost_with_its_memory_is_that_of_the_undisturbed_run(
     rig: LocalRig,
 ) -> None:

@@ -27,6 +27,7 @@ from elasticjob_rendezvous.api import (
     RendezvousUnsupportedError,
 )
 from elasticjob_rendezvous.etcd_v2 import create_rdzv_handler
+from elasticjob_rendezvous.etcd_v2.core.delays import Retries
 from elasticjob_rendezvous.etcd_v2.steps import leader_seconds
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
@@ -337,13 +338,13 @@ def test_next_endpoint_is_used_after_server_loss(
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])
 def test_newcomer_after_outage_lets_members_return(
-    start_etcd: StartEtcd, start_v2_run: StartRun, version: str, monkeypatch: pytest.MonkeyPatch
+    start_etcd: StartEtcd, start_v2_run: StartRun, version: str
 ) -> None:
     """The members' keys have expired, and a member may take seconds to notice that etcd is back."""
-    monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.keep_alive._soon", lambda *_: 4.0)
+    late = Retries(renewal=lambda *_: 4.0)
     server = start_etcd(version, arguments=ENABLE_V2)
     run = start_v2_run(server)
-    members = [run.ours(2, 3, last_call_timeout=0.5) for _ in range(2)]
+    members = [run.retrying(late, 2, 3, last_call_timeout=0.5) for _ in range(2)]
     together(members)
     server.kill()
     away = time.monotonic()
@@ -384,7 +385,6 @@ def test_waiting_node_is_found_after_data_loss(
     version: str,
     late: bool,
     others_keys: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cluster's id is the same again, its index counts from the beginning, and a member that
     looks late finds another version 1, in which its own rank is another member's.
@@ -393,10 +393,8 @@ def test_waiting_node_is_found_after_data_loss(
     run = start_v2_run(server)
     for number in range(others_keys):
         run.client.set("/elsewhere", number)
-    waiting = run.ours(3, 3).enter()
+    waiting = run.retrying(Retries(watch=lambda *_: 3.0) if late else None, 3, 3).enter()
     run.await_text('"participants": [0]')
-    if late:
-        monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.feed.after_failure", lambda *_: 3.0)
     server.kill()
     shutil.rmtree(server.folder / "data")
     server.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.etcd_v2.core.paths import rank_of
@@ -39,6 +39,25 @@ def after_failure(failures: int, random: float) -> float:
     """Return the delay before the next request to etcd, after `failures` in a row."""
     longest = min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * (1 << min(failures - 1, 10)))
     return longest * (0.5 + random / 2)
+
+
+def after_failed_renewal(ttl_seconds: float, random: float) -> float:
+    """Return the delay before the next renewal of a key with this time to live."""
+    return min(1.0, ttl_seconds / 20) * (0.5 + random)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Delays in seconds before requests to etcd are repeated.
+
+    Args:
+        watch: delay of the watch, from the number of failures in a row and a random number in
+            0 … 1.
+        renewal: delay of a renewal, from the key's time to live and a random number in 0 … 1.
+    """
+
+    watch: Callable[[int, float], float] = after_failure
+    renewal: Callable[[float, float], float] = after_failed_renewal
 
 
 @dataclass(frozen=True, slots=True)
