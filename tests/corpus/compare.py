@@ -112,6 +112,8 @@ def _with_property(one: Difference) -> Difference:
 
 
 def _ends(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    if warm["trouble"] and not any(cold["trouble"] for cold in colds):
+        yield Difference("exit", "", "job", "went as expected", warm["trouble"].splitlines()[0])
     if warm["exits"] not in [cold["exits"] for cold in colds]:
         yield Difference("exit", "", "agents", str(colds[0]["exits"]), str(warm["exits"]))
     here = sorted(warm["workers"])

@@ -60,6 +60,7 @@ def run() -> dict[str, Any]:
         "processes": [],
         "output": {"0/stdout.log": "loss 0.25\nready\n"},
         "standby": "",
+        "trouble": "",
     }
 
 
@@ -103,6 +104,7 @@ def last(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]],
 
 CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "an agent's exit": ("exit", lambda run: run.update(exits=[0, 1])),
+    "a job that did not end": ("exit", lambda run: run.update(trouble="waited in vain\nlog")),
     "a worker that was not there": ("exit", lambda run: run["workers"].pop("2-1-used")),
     "a file that is missing": ("files", lambda run: run["files"]["end"].pop(1)),
     "a second such folder": ("files", lambda run: run["files"]["end"].append("tmp/tmpaaaa1111/")),
