@@ -43,6 +43,8 @@ _TIME = "TIME"
 _PATTERNS = (
     (r"(?<!\d)20\d{6}[-_T]?\d{6}(?!\d)", _TIME),
     (r"elasticjob-snapshots-[-\w]+", "elasticjob-snapshots-ID"),
+    (r"(offline-run-TIME)-[a-z0-9]{8}\b", r"\1-ID"),  # of wandb
+    (r"\d+%\|.*", "PROGRESS"),  # a bar is drawn again at intervals
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),

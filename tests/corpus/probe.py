@@ -77,6 +77,7 @@ def _use(use: Callable[[Path], None], name: str) -> None:
     folder = Path(f"{name}-{_ROUND}-{_RANK}")
     folder.mkdir()
     use(folder)
+    gc.collect()  # when garbage is collected depends on the number of objects
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -25,6 +25,7 @@ from elasticjob_launcher.zygote.child_init import (
     ForkStreams,
     await_adoption,
     become_worker,
+    finish_program,
     loaded_openblas,
 )
 from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
@@ -93,6 +94,7 @@ class Zygote:
         self._tried: set[str] = set()
         self._guard: ImportGuard | None = None
         self._excluded: frozenset[str] = frozenset()
+        self._configured: frozenset[WantedImport] = frozenset()
         self._target: Target | None = None
         self._first: Sequence[str] = ()
         self._last: Sequence[str] = ()
@@ -135,6 +137,7 @@ class Zygote:
         self._first, self._last = reading.first, reading.last
         self._end_if_unknown(reading.steps)
         chosen = self._chosen(reading, asked["modules"])
+        self._configured = frozenset(map(WantedImport, chosen)).difference(reading.steps)
         steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
             each
@@ -142,7 +145,11 @@ class Zygote:
             if isinstance(each, EnvironmentChange) or not is_excluded(each.module, self._excluded)
         ]
         wanted += self._known(asked["learned"], guard)
-        self._guard = ImportGuard(reading.sets, asked["modules"], self._excluded, self._temporary)
+        # `_change` leaves the values of the others to the workers.
+        applied = [name for name in reading.known if not _left_to_workers(name)]
+        self._guard = ImportGuard(
+            reading.sets, asked["modules"], self._excluded, self._temporary, applied
+        )
         gc.disable()  # imports allocate much and free little: collections would gain nothing
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
@@ -261,7 +268,7 @@ class Zygote:
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
-                    guard.load(each)
+                    guard.load(each, in_order=each not in self._configured)
                     self._count(each)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -391,6 +398,11 @@ class Zygote:
             self._sock.send(json.dumps(message).encode())
         except OSError:
             os._exit(0)
+
+
+def _left_to_workers(name: str) -> bool:
+    """Return True if the zygote does not give this variable the program's value."""
+    return differs_by_worker(name) or name in WHILE_PRELOADING
 
 
 def _file_stamps(paths: Sequence[str]) -> list[object]:
