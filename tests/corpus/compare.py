@@ -192,9 +192,16 @@ def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Differ
         yield from _unlike(aspect, stage, "all of it", values, ours)
     for aspect in _NUMBERS:
         numbers = [one[aspect] for one, _ in there]
+        spread = max(_spread(aspect, each, colds) for each in STAGES)
         for one, _ in here:
-            if not min(numbers) <= one[aspect] <= max(numbers):
+            if not max(numbers) - spread <= one[aspect] <= min(numbers) + spread:
                 yield Difference(aspect, stage, "count", _range(numbers), str(one[aspect]))
+
+
+def _spread(aspect: str, stage: str, runs: Sequence[Record]) -> int:
+    """Return the difference between the most and the least that a worker has at the stage."""
+    numbers = [one[aspect] for run in runs for one, _ in _records(run, stage)]
+    return max(numbers) - min(numbers) if numbers else 0
 
 
 def _records(run: Record, stage: str) -> list[tuple[Record, str]]:

@@ -88,6 +88,17 @@ def test_equal_runs_have_no_difference() -> None:
     assert differences([run()], other_run()) == []
 
 
+def test_number_that_varies_at_one_stage_may_vary_at_a_later_one() -> None:
+    cold, warm = run(), other_run()
+    cold["workers"]["1-0-imported"]["at exit"] = 4
+    warm["workers"]["2-1-used"]["at exit"] = 4
+    assert differences([cold], warm) == []
+    warm["workers"]["2-1-used"]["at exit"] = 5
+    assert [str(one) for one in differences([cold], warm)] == [
+        "at exit (used): count: cold 2, warm 5"
+    ]
+
+
 def each(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
     """Return the change, applied to every worker of a run."""
 
