@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 200.0
+PATIENCE_SECONDS = 450.0
 SETTLED_SECONDS, INTERVAL_SECONDS = 2.0, 0.1
 """Maximum wait for threads to be named, and the interval between two looks at them."""
 FAILS = 1
