@@ -101,7 +101,7 @@ def test_first_round_is_not_frozen_beside_running_workers() -> None:
     job = Job("a", "b", "c").change("c", state=MemberState.RUNNING)
     act = opened(job, min_nodes=2, max_nodes=2)
     assert act is not None
-    assert act.note == "round 1 opens"
+    assert (act.note, job.coordinator.awaited) == ("round 1 opens", 0)
 
 
 @pytest.mark.parametrize(("least", "waits"), [(CROWD - 1, False), (CROWD, True)])
