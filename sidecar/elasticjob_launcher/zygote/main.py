@@ -19,13 +19,11 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from elasticjob_launcher.zygote import run_module
+from elasticjob_launcher.zygote import child_init, run_module
 from elasticjob_launcher.zygote.child_init import (
     WHILE_PRELOADING,
     ForkStreams,
-    await_adoption,
     become_worker,
-    finish_program,
     loaded_openblas,
 )
 from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
@@ -54,7 +52,7 @@ def serve_store(tell: int, launcher: int) -> NoReturn:
     """Write the pid and port to `tell`, then serve; write nothing if the store cannot start."""
     try:
         os.setsid()
-        await_adoption(launcher)
+        child_init.await_adoption(launcher)
         store = _start_store()
         os.write(tell, f"{os.getpid()} {store.port}".encode())
         os.close(tell)
@@ -239,7 +237,7 @@ class Zygote:
         """Answer on `fd` from now on, as the successor, and import these modules."""
         assert self._guard is not None
         os.setsid()
-        await_adoption(self._launcher)
+        child_init.await_adoption(self._launcher)
         self._sock.close()
         self._sock = _open_socket(fd)
         self._send({"is": "forked", "pid": os.getpid()})

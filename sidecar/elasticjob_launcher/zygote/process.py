@@ -52,7 +52,8 @@ def begin():
             del sys.modules[name]
     sys.path[:0] = own
     loaded = set(sys.modules) - before
-    return main.run_zygote(int(fd), loaded), main.run_module.hide_own_frames, main.finish_program
+    ends = main.run_module.hide_own_frames, main.child_init.finish_program
+    return main.run_zygote(int(fd), loaded), *ends
 program, shown, finish = begin()
 try:
     program()()

@@ -44,7 +44,9 @@ def test_answer_of_another_store_or_an_older_revision_tells_of_loss(name: str) -
     assert inflight.tells_of_loss(view, Watches(), cluster, revision, ()) is lost
 
 
-@pytest.mark.parametrize(("found", "revision", "lost"), [(2, 6, True), (3, 6, False), (2, 2, False)])
+@pytest.mark.parametrize(
+    ("found", "revision", "lost"), [(2, 6, True), (3, 6, False), (2, 2, False)]
+)
 def test_key_that_goes_back_to_an_older_revision_tells_of_loss(
     found: int, revision: int, lost: bool
 ) -> None:
