@@ -192,7 +192,7 @@ def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Differ
         yield from _unlike(aspect, stage, "all of it", values, ours)
     for aspect in _NUMBERS:
         numbers = [one[aspect] for one, _ in there]
-        spread = max(_spread(aspect, each, colds) for each in STAGES)
+        spread = max(max(numbers) - min(numbers), *(_spread(aspect, s, colds) for s in STAGES))
         for one, _ in here:
             if not max(numbers) - spread <= one[aspect] <= min(numbers) + spread:
                 yield Difference(aspect, stage, "count", _range(numbers), str(one[aspect]))
