@@ -11,7 +11,15 @@ import pytest
 from scripts.environment import LOCKS
 from tests.corpus.__main__ import PAGE, measured, version
 from tests.corpus.compare import Difference
-from tests.corpus.manifest import LISTS, Package, Program, packages, pins, programs
+from tests.corpus.manifest import (
+    LISTS,
+    Package,
+    Program,
+    Subject,
+    packages,
+    pins,
+    programs,
+)
 from tests.corpus.results import page, result, trouble_of
 from tests.paths import ROOT
 
@@ -121,7 +129,8 @@ def test_page_is_generated_from_results() -> None:
 
 
 def test_results_have_the_pinned_versions() -> None:
-    known = {one.name: version(one) for one in (*packages(), *programs())}
+    subjects: list[Subject] = [*packages(), *programs()]
+    known = {one.name: version(one) for one in subjects}
     assert {name: one.version for name, one in measured().items()} == {
         name: known[name] for name in measured()
     }
