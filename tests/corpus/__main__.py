@@ -1,7 +1,8 @@
 """`python -m tests.corpus [NAME ...]`: run packages of the corpus and write the page of results.
 
-Without names, every package without a result runs: an interrupted run is resumed. Runs are kept in
-`build/corpus`, results in `tests/corpus/measured.json`.
+A name is that of a package, or of a program that combines several. Without names, every one
+without a result runs: an interrupted run is resumed. Runs are kept in `build/corpus`, results in
+`tests/corpus/measured.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scripts.environment import LOCKS, ROOT
 from tests.corpus.compare import differences
 from tests.corpus.environments import cache, environment
 from tests.corpus.job import run_job
-from tests.corpus.manifest import LISTS, Package, packages, pins
+from tests.corpus.manifest import LISTS, Program, Subject, packages, pins, programs
 from tests.corpus.results import Result, page, result, trouble_of
 from tests.integration.etcd_server import EtcdServer
 
@@ -39,9 +40,12 @@ def measured() -> dict[str, Result]:
     return {name: Result(**one) for name, one in kept.items()}
 
 
-def version(package: Package) -> str:
-    """Return the version to which the package's environment pins it."""
-    return pins(LOCKS / "dev.txt", LISTS / f"{package.environment}.txt")[package.pip]
+def version(package: Subject) -> str:
+    """Return the version to which the package's environment pins it; a program's packages' ones."""
+    pinned = pins(LOCKS / "dev.txt", LISTS / f"{package.environment}.txt")
+    if isinstance(package, Program):
+        return ", ".join(f"{pip} {pinned[pip]}" for pip in package.pips)
+    return pinned[package.pip]
 
 
 class Corpus:
@@ -51,7 +55,7 @@ class Corpus:
         self._interpreters: dict[str, Path] = {}
         self._etcd = etcd
 
-    def measure(self, package: Package) -> Result:
+    def measure(self, package: Subject) -> Result:
         """Compare a warm run with cold ones, added while an undocumented difference remains."""
         colds = [self.cold(package, 1)]
         warm = self._run(package, warm=True)
@@ -64,7 +68,7 @@ class Corpus:
             found = differences(colds, warm)
         return result(version(package), colds, warm, found)
 
-    def cold(self, package: Package, number: int) -> dict[str, Any]:
+    def cold(self, package: Subject, number: int) -> dict[str, Any]:
         """Return the cold run of that number, from the cache if it is there."""
         path = self._path(package, f"cold-{number}")
         if path.exists():
@@ -74,13 +78,13 @@ class Corpus:
         path.write_text(json.dumps(run))
         return run
 
-    def _run(self, package: Package, warm: bool) -> dict[str, Any]:
+    def _run(self, package: Subject, warm: bool) -> dict[str, Any]:
         name = package.environment
         if name not in self._interpreters:
             self._interpreters[name] = environment(cache(), name) / "bin" / "python"
         return run_job(package, self._interpreters[name], self._etcd, warm).as_json()
 
-    def _path(self, package: Package, kind: str) -> Path:
+    def _path(self, package: Subject, kind: str) -> Path:
         RUNS.mkdir(parents=True, exist_ok=True)
         probe = Path(__file__).with_name("probe.py").read_text()
         # Ignored signals are inherited by all processes; a shell's background jobs have some.
@@ -104,9 +108,9 @@ def main() -> int:
     """Run the requested packages; return 1 if one shows an undocumented difference."""
     asked = _arguments()
     results = measured()
-    known = packages()
+    known: list[Subject] = [*packages(), *programs()]
     if asked.page:
-        PAGE.write_text(page(known, results))
+        PAGE.write_text(page(packages(), programs(), results))
         return 0
     unknown = set(asked.names) - {one.name for one in known}
     if unknown:
@@ -123,7 +127,7 @@ def main() -> int:
         try:
             corpus = Corpus(etcd)
 
-            def run(package: Package) -> bool:
+            def run(package: Subject) -> bool:
                 if time.monotonic() > end:
                     return True
                 if asked.cold_only:
@@ -141,15 +145,15 @@ def main() -> int:
             etcd.close()
 
 
-def _keep(package: Package, one: Result) -> None:
+def _keep(package: Subject, one: Result) -> None:
     with _KEEPING:
         results = {**measured(), package.name: one}
         kept = {name: each.as_json() for name, each in sorted(results.items())}
         MEASURED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        PAGE.write_text(page(packages(), results))
+        PAGE.write_text(page(packages(), programs(), results))
 
 
-def _tell(package: Package, one: Result) -> None:
+def _tell(package: Subject, one: Result) -> None:
     verdict = one.trouble or f"{len(one.differences)} undocumented differences"
     print(f"{package.name} {one.version}: {verdict}", flush=True)
     for text in (*one.cold_reasons, *one.refused, *one.differences):

@@ -43,6 +43,8 @@ _TIME = "TIME"
 _PATTERNS = (
     (r"(?<!\d)20\d{6}[-_T]?\d{6}(?!\d)", _TIME),
     (r"elasticjob-snapshots-[-\w]+", "elasticjob-snapshots-ID"),
+    (r"(offline-run-TIME)-[a-z0-9]{8}\b", r"\1-ID"),  # of wandb
+    (r"\d+%\|.*", "PROGRESS"),  # a bar is drawn again at intervals
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
@@ -112,6 +114,8 @@ def _with_property(one: Difference) -> Difference:
 
 
 def _ends(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    if warm["trouble"] and not any(cold["trouble"] for cold in colds):
+        yield Difference("exit", "", "job", "went as expected", warm["trouble"].splitlines()[0])
     if warm["exits"] not in [cold["exits"] for cold in colds]:
         yield Difference("exit", "", "agents", str(colds[0]["exits"]), str(warm["exits"]))
     here = sorted(warm["workers"])
@@ -188,9 +192,16 @@ def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Differ
         yield from _unlike(aspect, stage, "all of it", values, ours)
     for aspect in _NUMBERS:
         numbers = [one[aspect] for one, _ in there]
+        spread = max(max(numbers) - min(numbers), *(_spread(aspect, s, colds) for s in STAGES))
         for one, _ in here:
-            if not min(numbers) <= one[aspect] <= max(numbers):
+            if not max(numbers) - spread <= one[aspect] <= min(numbers) + spread:
                 yield Difference(aspect, stage, "count", _range(numbers), str(one[aspect]))
+
+
+def _spread(aspect: str, stage: str, runs: Sequence[Record]) -> int:
+    """Return the difference between the most and the least that a worker has at the stage."""
+    numbers = [one[aspect] for run in runs for one, _ in _records(run, stage)]
+    return max(numbers) - min(numbers) if numbers else 0
 
 
 def _records(run: Record, stage: str) -> list[tuple[Record, str]]:

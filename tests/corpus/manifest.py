@@ -1,4 +1,4 @@
-"""Packages of the corpus, and the script that uses one."""
+"""Packages and programs of the corpus: the script that uses one package, or several together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 LISTS = Path(__file__).parent / "environments"
 MANIFEST = Path(__file__).parent / "manifest.toml"
+PROGRAMS = Path(__file__).parent / "programs"
 
 SCRIPT = """\
 import corpus_probe
@@ -49,6 +50,31 @@ class Package:
         found = re.search(r"(?:from|import)\s+(\w+)", self.imports)
         assert found, self.imports
         return found[1]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Training program in `programs/<name>.py` that combines the packages `pips`."""
+
+    name: str
+    pips: tuple[str, ...]
+    environment: str = "large"
+
+    def script(self) -> str:
+        """Return the program's source."""
+        return (PROGRAMS / f"{self.name}.py").read_text()
+
+
+Subject = Package | Program
+"""Subject of a cold and a warm job that are compared."""
+
+
+def programs() -> list[Program]:
+    """Return every program."""
+    return [
+        Program(one["name"], tuple(one["pips"]), one.get("environment", "large"))
+        for one in tomllib.loads(MANIFEST.read_text())["program"]
+    ]
 
 
 def packages() -> list[Package]:

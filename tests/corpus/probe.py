@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE_SECONDS = 200.0
+PATIENCE_SECONDS = 450.0
 SETTLED_SECONDS, INTERVAL_SECONDS = 2.0, 0.1
 """Maximum wait for threads to be named, and the interval between two looks at them."""
 FAILS = 1
 """Rank that fails in the first round."""
 
-_RECORDS = Path(sys.argv[1])
+_RECORDS = Path(os.environ["CORPUS_RECORDS"])
 _ROUND, _RANK = int(os.environ["ELASTICJOB_ROUND"]), int(os.environ["RANK"])
 _WORLD, _LOCAL_RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
 
@@ -44,12 +44,23 @@ def imported() -> None:
     _write("imported", {**_drawn(), **_process(), "globals": held})
 
 
-def run(use: Callable[[Path], None]) -> None:
-    """Use the package; fail in the first round; in later rounds end in order and use it again."""
+def run(
+    use: Callable[[Path], None],
+    again: Callable[[Path], None] | None = None,
+    killed: bool = False,
+) -> None:
+    """Use the package; fail in the first round; in later rounds end in order and use it again.
+
+    Args:
+        again: the second use, by default the first one; it must not wait for other ranks.
+        killed: the rank that fails is killed; by default it raises an error.
+    """
     _use(use, "output")
     _write("used", _process())
     _until(lambda: (_RECORDS / f"go-{_ROUND}").exists())
     if _ROUND == 1:
+        if _RANK == FAILS and killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         if _RANK == FAILS:
             raise RuntimeError("this run's one failure")
         time.sleep(PATIENCE_SECONDS)  # until the agent stops it
@@ -58,7 +69,7 @@ def run(use: Callable[[Path], None]) -> None:
         # The first worker's end must not take away resources of this one.
         first = int(_read(_ROUND, _RANK - 1, "used")["pid"])
         _until(lambda: not Path(f"/proc/{first}/cwd").exists())
-        _use(use, "again")
+        _use(again or use, "again")
         _write("used again", _process())
 
 
@@ -66,6 +77,7 @@ def _use(use: Callable[[Path], None], name: str) -> None:
     folder = Path(f"{name}-{_ROUND}-{_RANK}")
     folder.mkdir()
     use(folder)
+    gc.collect()  # when garbage is collected depends on the number of objects
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.corpus.compare import Difference
 from tests.corpus.job import NODES, ROUNDS
-from tests.corpus.manifest import Package
+from tests.corpus.manifest import Package, Program, Subject
 
 MOST_SHOWN = 3
 MOST_LETTERS = 160
@@ -29,6 +29,14 @@ functions called at exit, and output. What varies between two cold runs counts a
 The properties in [warm-start.md](warm-start.md#differences-in-a-forked-worker) hold for all
 packages and are not listed here. "Left to the worker" are the modules that the guard does not
 preload: each worker imports them itself.
+"""
+
+PROGRAMS = """\
+## Programs that combine packages
+
+The programs in `tests/corpus/programs` train with several packages at once: loaders with worker
+processes, checkpoints, trackers and databases. Rank 1 is killed (SIGKILL) in the first round. All
+else is as above.
 """
 
 
@@ -85,21 +93,30 @@ def trouble_of(cold: Mapping[str, Any]) -> str:
     return "" if not any(cold["exits"]) else f"agents exit with {cold['exits']}"
 
 
-def page(known: Sequence[Package], results: Mapping[str, Result]) -> str:
-    """Return the document: a row for each package that was run, and the names of the others."""
+def page(
+    known: Sequence[Package], programs: Sequence[Program], results: Mapping[str, Result]
+) -> str:
+    """Return the document: the packages, then the programs that combine some."""
+    text = f"{HEAD}\n{_table('package', known, results)}"
+    if any(one.name in results for one in programs):
+        text += f"\n{PROGRAMS}\n{_table('program', programs, results)}"
+    return text
+
+
+def _table(kind: str, known: Sequence[Subject], results: Mapping[str, Result]) -> str:
+    """Return the number of subjects that were run, a row for each, and the names of the others."""
     rows = [
-        "| package | version | warm node starts | left to the worker | undocumented differences |",
+        f"| {kind} | version | warm node starts | left to the worker | undocumented differences |",
         "|---|---|---|---|---|",
     ]
     there = [(one.name, results[one.name]) for one in known if one.name in results]
     rows += [_row(name, one) for name, one in there]
     same = sum(1 for _, one in there if one.warm and not one.differences and not one.trouble)
     left = [one.name for one in known if one.name not in results]
-    count = (
-        f"{len(there)} packages were run; {same} started warm and show no undocumented difference."
+    text = (
+        f"{len(there)} {kind}s were run; {same} started warm and show no undocumented difference."
     )
-    text = f"{HEAD}\n{count}\n\n"
-    text += "\n".join(rows) + "\n"
+    text += "\n\n" + "\n".join(rows) + "\n"
     if left:
         text += f"\nNot run yet: {', '.join(left)}.\n"
     return text

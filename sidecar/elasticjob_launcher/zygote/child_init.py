@@ -167,6 +167,19 @@ def _unfreeze(frozen: dict[str, Any]) -> None:
         move(ctypes.py_object(frozen))
 
 
+def finish_program() -> None:
+    """Return everything to garbage collection if a library reports what is left as leaked."""
+    if any(_reports_leaks(module) for module in list(sys.modules.values())):
+        gc.unfreeze()
+
+
+def _reports_leaks(module: Any) -> bool:
+    """Return True for an extension module that nanobind made, such as duckdb's."""
+    loader = type(getattr(module, "__loader__", None)).__name__
+    names = getattr(module, "__dict__", {}) if loader == "ExtensionFileLoader" else {}
+    return any(type(value).__module__ == "nanobind" for value in list(names.values()))
+
+
 def _reset_native_id() -> None:
     """Reset the main thread's `native_id`: before Python 3.13 a fork keeps its parent's."""
     threading: Any = sys.modules.get("threading")

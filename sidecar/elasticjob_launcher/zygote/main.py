@@ -19,11 +19,10 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
-from elasticjob_launcher.zygote import run_module
+from elasticjob_launcher.zygote import child_init, run_module
 from elasticjob_launcher.zygote.child_init import (
     WHILE_PRELOADING,
     ForkStreams,
-    await_adoption,
     become_worker,
     loaded_openblas,
 )
@@ -53,7 +52,7 @@ def serve_store(tell: int, launcher: int) -> NoReturn:
     """Write the pid and port to `tell`, then serve; write nothing if the store cannot start."""
     try:
         os.setsid()
-        await_adoption(launcher)
+        child_init.await_adoption(launcher)
         store = _start_store()
         os.write(tell, f"{os.getpid()} {store.port}".encode())
         os.close(tell)
@@ -93,6 +92,7 @@ class Zygote:
         self._tried: set[str] = set()
         self._guard: ImportGuard | None = None
         self._excluded: frozenset[str] = frozenset()
+        self._configured: frozenset[WantedImport] = frozenset()
         self._target: Target | None = None
         self._first: Sequence[str] = ()
         self._last: Sequence[str] = ()
@@ -135,6 +135,7 @@ class Zygote:
         self._first, self._last = reading.first, reading.last
         self._end_if_unknown(reading.steps)
         chosen = self._chosen(reading, asked["modules"])
+        self._configured = frozenset(map(WantedImport, chosen)).difference(reading.steps)
         steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
             each
@@ -142,7 +143,11 @@ class Zygote:
             if isinstance(each, EnvironmentChange) or not is_excluded(each.module, self._excluded)
         ]
         wanted += self._known(asked["learned"], guard)
-        self._guard = ImportGuard(reading.sets, asked["modules"], self._excluded, self._temporary)
+        # `_change` leaves the values of the others to the workers.
+        applied = [name for name in reading.known if not _left_to_workers(name)]
+        self._guard = ImportGuard(
+            reading.sets, asked["modules"], self._excluded, self._temporary, applied
+        )
         gc.disable()  # imports allocate much and free little: collections would gain nothing
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
@@ -232,7 +237,7 @@ class Zygote:
         """Answer on `fd` from now on, as the successor, and import these modules."""
         assert self._guard is not None
         os.setsid()
-        await_adoption(self._launcher)
+        child_init.await_adoption(self._launcher)
         self._sock.close()
         self._sock = _open_socket(fd)
         self._send({"is": "forked", "pid": os.getpid()})
@@ -261,7 +266,7 @@ class Zygote:
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
-                    guard.load(each)
+                    guard.load(each, in_order=each not in self._configured)
                     self._count(each)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -391,6 +396,11 @@ class Zygote:
             self._sock.send(json.dumps(message).encode())
         except OSError:
             os._exit(0)
+
+
+def _left_to_workers(name: str) -> bool:
+    """Return True if the zygote does not give this variable the program's value."""
+    return differs_by_worker(name) or name in WHILE_PRELOADING
 
 
 def _file_stamps(paths: Sequence[str]) -> list[object]:

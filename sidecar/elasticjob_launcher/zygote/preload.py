@@ -2,7 +2,7 @@
 
 All later workers share these modules, so they must not depend on a worker's identity. The guard
 refuses the user's own modules and modules that read, while being imported, a rank or a variable
-that the user's program sets.
+that the user's program sets at an unknown time or to an unknown value.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ class ImportGuard:
 
     `refusals` holds the refused items with the reason. After a refusal this process is no longer
     clean: parts of the refused package stay loaded.
+
+    Args:
+        sets: variables that the program sets.
+        applied: those of them that have, at each import here, the value that they have there.
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class ImportGuard:
         allowed: Collection[str],
         excluded: Collection[str] = (),
         on_temporary: Callable[[str], object] = lambda path: None,
+        applied: Collection[str] = (),
     ) -> None:
         self._sets = frozenset(sets)
+        self._unread = self._uncertain = self._sets - frozenset(applied)
         self._allowed = frozenset([*PLUGINS, *(name.partition(".")[0] for name in allowed)])
         self._excluded = frozenset(excluded)
         self.effects = Effects(on_temporary)
@@ -78,9 +84,13 @@ class ImportGuard:
             sys.meta_path.remove(self)
             environ._data = plain
 
-    def load(self, wanted: WantedImport) -> None:
-        """Import a module, or record the refusal. The program itself reports a missing module."""
+    def load(self, wanted: WantedImport, in_order: bool = True) -> None:
+        """Import a module, or record the refusal. The program itself reports a missing module.
+
+        `in_order` is False if the program may import it before it sets some of its variables.
+        """
         self._item = wanted.module
+        self._unread = self._uncertain if in_order else self._sets
         fit = thread_count() == 1 and not self._spoilt  # otherwise an earlier import is the cause
         self.effects.begin()
         # Like the import statement, which also imports names that are modules.
@@ -177,7 +187,7 @@ class ImportGuard:
         return False
 
     def _heard(self, name: str, there: bool) -> None:
-        if name in self._sets and calling_module():
+        if name in self._unread and calling_module():
             self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
         if name == PLUGIN_VARIABLE:

@@ -53,6 +53,13 @@ class ImportAnalysis(NamedTuple):
     files: tuple[str, ...] = ()
 
     @property
+    def known(self) -> frozenset[str]:
+        """Variables whose value at every import is known: reading one is as in the program."""
+        changes = [step for step in self.steps if isinstance(step, EnvironmentChange)]
+        unknown = {change.name for change in changes if not change.known}
+        return frozenset(change.name for change in changes) - unknown - self.later
+
+    @property
     def import_context(self) -> tuple[object, ...]:
         """Environment changes and search path in which modules are loaded, for comparison."""
         changed = any(isinstance(step, EnvironmentChange) for step in self.steps)

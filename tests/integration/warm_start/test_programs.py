@@ -32,6 +32,32 @@ def test_program_prints_same_output_warm_and_cold(tmp_path: Path, name: str) -> 
     assert forked == cold != ""
 
 
+LEAKING = """
+import importlib.machinery, os
+
+class Kept:
+    def __del__(self, write=os.write):
+        write(1, b"gone\\n")
+
+kept = Kept()
+kept.itself = kept
+value = type("nb_type", (type,), {"__module__": "nanobind"})("Bound", (), {})
+"""
+
+
+def test_objects_are_finalised_if_a_library_reports_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nanobind prints every object that is left; a package without it keeps its objects."""
+    packages = tmp_path / "site-packages"
+    loader = "__loader__ = importlib.machinery.ExtensionFileLoader(__name__, __file__)\n"
+    script(packages, f"{LEAKING}{loader}", "native_pkg.py")
+    path = script(tmp_path / "code", "import native_pkg; del native_pkg.kept\nprint('end')\n")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert forked == cold == "end\ngone\n"
+
+
 ENVIRONMENT = """
 import os, subprocess, sets_pkg
 names = ("SET", "TAKEN", "CHOSEN", "SITE", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "RANK")

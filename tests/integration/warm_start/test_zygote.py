@@ -40,10 +40,20 @@ REFUSED = {
         "",
         "reads RANK",
     ),
-    "a variable that is set": (
-        "import os; value = os.environ.get('MODE')\n",
-        "import os; os.environ['MODE'] = '0'\n",
+    "a variable that a function sets": (
+        "import os; value = int(os.environ.get('MODE', '0'))\n",
+        "import os\ndef choose(): os.environ['MODE'] = '0'\n",
         "reads MODE, which your program sets",
+    ),
+    "a variable that is changed twice": (
+        "import os; os.environ['MODE'] = value = '0'\n",
+        "import os; os.environ['MODE'] = '1'\n",
+        "changes MODE, which your program sets",
+    ),
+    "a number of threads that is set": (
+        "import os; value = int(os.environ['OPENBLAS_NUM_THREADS']) - 2\n",
+        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '2'\n",
+        "reads OPENBLAS_NUM_THREADS, which your program sets",
     ),
     "a module of the user's": ("from mine import value\n", "", "imports mine, which is your own"),
     "a thread": (
@@ -73,6 +83,48 @@ def test_unsafe_module_is_left_to_worker(
     path = script(tmp_path / "code", program)
     assert said_warm(tmp_path / "logs", path) == "['plain_pkg'] 0\n"
     assert words in capfd.readouterr().err
+
+
+def test_module_that_reads_a_variable_set_before_it_is_preloaded(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """tqdm, which torch imports, reads the whole environment."""
+    (installed / "odd_pkg.py").write_text(
+        "import os; value = [v for n, v in os.environ.items() if n.startswith('MODE')]\n"
+    )
+    (installed / "late_pkg.py").write_text("from odd_pkg import value as early\n"
+        "import os; value = os.environ.get('MODE_B')\n")  # fmt: skip
+    program = (
+        f"{LOADED}import os; os.environ['MODE_A'] = '1'\nimport odd_pkg\n"
+        "os.environ['MODE_B'] = '2'\nimport late_pkg\n"
+        "print(there, odd_pkg.value, late_pkg.value, os.environ['MODE_A'])\n"
+    )
+    path = script(tmp_path / "code", program)
+    said = said_warm(tmp_path / "logs", path)
+    assert said == "['late_pkg', 'odd_pkg'] ['1'] 2 1\n"
+    assert "not preloaded" not in capfd.readouterr().err
+
+
+def test_configured_module_that_reads_a_variable_of_the_program_is_left_to_worker(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The program may import it before it sets the variable, as here."""
+    (installed / "odd_pkg.py").write_text("import os; value = os.environ.get('MODE')\n")
+    program = (
+        f"{LOADED}import importlib, os\nodd = importlib.import_module('odd_pkg')\n"
+        "os.environ['MODE'] = '1'\nimport plain_pkg\nprint(there, odd.value)\n"
+    )
+    path = script(tmp_path / "code", program)
+
+    async def scenario(runtime: Warm) -> None:
+        assert (await runtime.prepare(sys.executable, path, modules=("odd_pkg",))).ready
+        started, exited = await runtime.outcome(sys.executable, path)
+        assert started.warm, started.cold_reason
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg'] None\n"
+    assert "odd_pkg: it reads MODE, which your program sets" in capfd.readouterr().err
 
 
 def test_packages_that_import_threaded_module_are_left_out_individually(

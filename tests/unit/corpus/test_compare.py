@@ -60,6 +60,7 @@ def run() -> dict[str, Any]:
         "processes": [],
         "output": {"0/stdout.log": "loss 0.25\nready\n"},
         "standby": "",
+        "trouble": "",
     }
 
 
@@ -87,6 +88,17 @@ def test_equal_runs_have_no_difference() -> None:
     assert differences([run()], other_run()) == []
 
 
+def test_number_that_varies_at_one_stage_may_vary_at_a_later_one() -> None:
+    cold, warm = run(), other_run()
+    cold["workers"]["1-0-imported"]["at exit"] = 4
+    warm["workers"]["2-1-used"]["at exit"] = 4
+    assert differences([cold], warm) == []
+    warm["workers"]["2-1-used"]["at exit"] = 5
+    assert [str(one) for one in differences([cold], warm)] == [
+        "at exit (used): count: cold 2, warm 5"
+    ]
+
+
 def each(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
     """Return the change, applied to every worker of a run."""
 
@@ -103,6 +115,7 @@ def last(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]],
 
 CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "an agent's exit": ("exit", lambda run: run.update(exits=[0, 1])),
+    "a job that did not end": ("exit", lambda run: run.update(trouble="waited in vain\nlog")),
     "a worker that was not there": ("exit", lambda run: run["workers"].pop("2-1-used")),
     "a file that is missing": ("files", lambda run: run["files"]["end"].pop(1)),
     "a second such folder": ("files", lambda run: run["files"]["end"].append("tmp/tmpaaaa1111/")),

@@ -11,7 +11,15 @@ import pytest
 from scripts.environment import LOCKS
 from tests.corpus.__main__ import PAGE, measured, version
 from tests.corpus.compare import Difference
-from tests.corpus.manifest import LISTS, Package, packages, pins
+from tests.corpus.manifest import (
+    LISTS,
+    Package,
+    Program,
+    Subject,
+    packages,
+    pins,
+    programs,
+)
 from tests.corpus.results import page, result, trouble_of
 from tests.paths import ROOT
 
@@ -38,8 +46,8 @@ def test_corpus_has_sixty_packages_and_ten_in_the_suite() -> None:
     assert len(names) >= 60
     assert not NAMED - set(names)
     suite = {one.name for one in packages() if one.suite}
-    assert len(suite) == 10
-    assert "wandb" in suite
+    assert len(suite) >= 10
+    assert {"wandb", "torch"} <= suite
 
 
 @pytest.mark.parametrize("package", packages(), ids=lambda one: one.name)
@@ -49,6 +57,17 @@ def test_every_package_is_pinned_and_its_script_compiles(package: Package) -> No
         assert package.pip in pins(LOCKS / "dev.txt", LISTS / "small.txt")
     ast.parse(package.script())
     assert package.imports.strip() in package.script()
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda one: one.name)
+def test_every_program_is_pinned_and_calls_the_probe(program: Program) -> None:
+    assert all(f"{pip} " in version(program) for pip in program.pips)
+    calls = [
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(program.script()))
+        if isinstance(node, ast.Call)
+    ]
+    assert {"corpus_probe.imported", "corpus_probe.run"} <= set(calls)
 
 
 def test_lists_have_no_cuda_and_one_version_per_package() -> None:
@@ -76,8 +95,8 @@ def test_documented_differences_do_not_fail_a_package() -> None:
     row = (
         "| a | 1.2 | 3 of 4 (cold: it hung) | a: it starts threads | threads (used): pool: cold 1,"
     )
-    assert row in page([package], {"a": one})
-    assert "1 packages were run; 0 started warm and show no" in page([package], {"a": one})
+    assert row in page([package], [], {"a": one})
+    assert "1 packages were run; 0 started warm and show no" in page([package], [], {"a": one})
 
 
 def test_failed_cold_run_gives_no_comparison() -> None:
@@ -87,20 +106,31 @@ def test_failed_cold_run_gives_no_comparison() -> None:
     assert trouble_of(failed) == "waited in vain"
     one = result("1.2", [failed], run(), [])
     package = Package("a", "a", "import a", "", False)
-    assert "| a | 1.2 | | | its cold run fails: waited in vain |" in page([package], {"a": one})
+    assert "| a | 1.2 | | | its cold run fails: waited in vain |" in page([package], [], {"a": one})
 
 
 def test_packages_not_run_are_listed() -> None:
-    assert "Not run yet: a.\n" in page([Package("a", "a", "import a", "", False)], {})
+    assert "Not run yet: a.\n" in page([Package("a", "a", "import a", "", False)], [], {})
+
+
+def test_programs_have_a_table_of_their_own() -> None:
+    program = Program("both", ("a", "b"))
+    text = page([], [program], {"both": result("a 1, b 2", [run()], run(warm=4), [])})
+    _, found, table = text.partition("## Programs that combine packages")
+    assert found
+    assert "1 programs were run; 1 started warm and show no undocumented difference." in table
+    assert "| both | a 1, b 2 | 4 of 4 | nothing | none |" in table
+    assert "## Programs" not in page([], [program], {})
 
 
 def test_page_is_generated_from_results() -> None:
     """Command that updates the page: python -m tests.corpus --page."""
-    assert PAGE.read_text() == page(packages(), measured())
+    assert PAGE.read_text() == page(packages(), programs(), measured())
 
 
 def test_results_have_the_pinned_versions() -> None:
-    known = {one.name: version(one) for one in packages()}
+    subjects: list[Subject] = [*packages(), *programs()]
+    known = {one.name: version(one) for one in subjects}
     assert {name: one.version for name, one in measured().items()} == {
         name: known[name] for name in measured()
     }

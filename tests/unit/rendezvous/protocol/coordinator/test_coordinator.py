@@ -11,6 +11,7 @@ from elasticjob_rendezvous.protocol.coordinator.coordinator import decide
 from elasticjob_rendezvous.protocol.coordinator.round_writes import KEPT_ROUNDS
 from elasticjob_rendezvous.protocol.events import Verdict
 from elasticjob_rendezvous.protocol.kv import Compare, Target
+from elasticjob_rendezvous.protocol.liveness.member_loss import TOOK_OVER
 from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     MemberState,
@@ -612,3 +613,11 @@ def test_closed_round_is_not_reopened_for_a_higher_known_number() -> None:
 def test_closed_round_stays_unchanged() -> None:
     job = Job("a", "b").sealed("a", "b").round(1, CLOSED).failure("a").gone("b")
     job.idle().later(1e6).idle()
+
+
+def test_time_of_the_takeover_is_that_of_the_first_decision() -> None:
+    """A member that was never heard is judged from then on."""
+    job = Job("a", "b").sealed("a", "b").idle()
+    began = job.now
+    job.later(5).idle()
+    assert job.coordinator.timers.known(TOOK_OVER) == began

@@ -157,3 +157,12 @@ def test_member_with_other_sizes_is_not_included() -> None:
     job = Job("a", "b", "c", min_nodes=1, max_nodes=4)
     job.change("a", sizes="2:4:1").change("b", sizes="1:4:1")
     assert names(quorum(job).waiting) == ["b", "c"]
+
+
+@pytest.mark.parametrize(("most", "frozen"), [(3, "abc"), (2, "bc"), (1, "b")])
+def test_newcomers_make_way_for_survivors_only_if_places_are_short(most: int, frozen: str) -> None:
+    waiting = tuple(a_member(name) for name in "cab")
+    survivors = frozenset({identity("b"), identity("c")})
+    quorum = Quorum(waiting, (), survivors, survivors | {identity("a")})
+    choice = choose(quorum, Params(1, most), 1, last_call_over=True)
+    assert choice == Freeze(tuple(identity(name) for name in frozen))

@@ -680,3 +680,20 @@ def test_newcomers_settle_again_in_each_round(expected: int | None, seconds: flo
         assert round.seen(seconds - 0.1) is None
         look = round.look_after(0.2)
         assert look == RoundEnd(cause=Cause(CauseKind.JOIN, ("c",)), symptom=first)
+
+
+def test_waiting_member_whose_workers_aborted_did_not_stop_by_itself() -> None:
+    """Its failure tells why its workers ended: no member was cut off."""
+    round = Round().abort("b")
+    round.job.change("b", state=MemberState.WAITING)
+    assert round.seen() == (CauseKind.FAILURE, ("b",))
+
+
+def test_cause_of_a_join_names_sixteen_newcomers() -> None:
+    round = Round("a", max_nodes=30, expected=18)
+    for number in range(17):
+        round.job.member(f"n{number:02}", state=MemberState.WAITING)
+    found = round.seen()
+    assert found is not None
+    assert found[0] is CauseKind.JOIN
+    assert len(found[1]) == 16

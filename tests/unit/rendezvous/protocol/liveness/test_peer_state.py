@@ -187,3 +187,33 @@ def test_member_keeps_the_data_of_its_state_only(
     assert peer.symptom == (symptom if peer.contact in (LOST, LOST_SILENT) else None)
     assert peer.inquiry is (None if peer.inquiry_state is NONE else inquiry)
     assert peer.silent is (peer.contact in (SILENT, LOST_SILENT))
+
+
+class Lamp(StrEnum):
+    """States of a table of its own."""
+
+    OFF = "off"
+    ON = "on"
+
+
+class Act(StrEnum):
+    """Events of that table."""
+
+    SWITCH = "switch"
+    LOOK = "look"
+
+
+def test_table_leads_from_each_state_by_its_event() -> None:
+    rows = {Act.SWITCH: (Lamp.ON, None)}
+    table = Table(Lamp, rows, frozenset({Act.LOOK}))
+    assert table.rows == rows
+    assert table.ignored == frozenset({Act.LOOK})
+    assert table.after(Lamp.OFF, Act.SWITCH) is Lamp.ON
+    assert [table.after(lamp, Act.LOOK) for lamp in Lamp] == [Lamp.OFF, Lamp.ON]
+    with pytest.raises(ImpossibleTransition, match=r"^switch cannot occur in the state on$"):
+        table.after(Lamp.ON, Act.SWITCH)
+
+
+def test_table_needs_an_entry_for_each_state() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Table(Lamp, {Act.SWITCH: (Lamp.ON,)})

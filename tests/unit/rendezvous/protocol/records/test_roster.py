@@ -141,3 +141,10 @@ def test_rank_assignment_has_the_probe_addresses_of_its_member() -> None:
     (assignment,) = seal(3, [member], 0).seats
     assert (assignment.session, assignment.address) == ("s7", "host-a")
     assert (assignment.agent_port, assignment.launcher_port) == (7100, 7200)
+
+
+@pytest.mark.parametrize(("ceiling", "most"), [(0, 0), (1, 5), (2, 6), (4, 12)])
+def test_maximum_world_size_counts_the_most_slots_of_a_node(ceiling: int, most: int) -> None:
+    members = [a_member("a", slots=3), a_member("b", slots=2)]
+    assert seal(1, members, 0, ceiling).max_world_size == most
+    assert seal(1, members, 0).max_world_size == 0
