@@ -312,8 +312,8 @@ class SnapshotsStatus(StatusModel):
     """Start of the current pause; absent while the job trains."""
     goodput_percent: int | None = None
     """Share of the time since the first step in which steps were completed that were kept: neither
-    repeated nor paused. The time ends with the job or its suspension, and begins anew with the first
-    step after a resumption; absent if the script reports no steps."""
+    repeated nor paused. The time ends with the job or its suspension, and begins anew with the
+    first step after a resumption; absent if the script reports no steps."""
     counted_round: int = 0
     """Last round in lostSteps, lostMs and pausedMs."""
     since: Timestamp | None = None

@@ -45,7 +45,15 @@ from elasticjob.train.buffers import (
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.gang import Gang, exchanged, own_parts, pack_offer, unpack_offer
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
-from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since, reached_on
+from elasticjob.train.job import (
+    Reached,
+    ReachedFile,
+    Report,
+    job_settings,
+    lost_since,
+    reached_on,
+    refused_memory,
+)
 from elasticjob.train.overlap import Overlap
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
@@ -171,6 +179,7 @@ class Snapshots:
         self._reached = ReachedFile(Path(folder), self._local_rank) if folder else None
         self._report = Report()
         self._limit = job.memory_bytes
+        self._refused = None if folder else refused_memory(os.environ)
         self._gang: Gang | None = None
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
@@ -430,6 +439,17 @@ class Snapshots:
         self._number = next_gang(offers, drawn[0][0])
         lost = lost_since(step, [Reached(*fields) for _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
+        if self._refused is not None:
+            self._report.change(trouble=layout.unusable(self._refused.errno))
+            if self._local_rank == 0:
+                log.warning(
+                    "no snapshots in the memory of this node: cannot create a folder in %s: %s. "
+                    "Training goes on %s",
+                    self._refused.filename,
+                    self._refused.strerror,
+                    self._place_left(),
+                )
+            self._refused = None
         if "lost" not in lost:
             return None, None
         return lost["lost"], lost["lost_ms"] / 1000
@@ -499,7 +519,7 @@ class Snapshots:
             self._memory.commit(part, body)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-            trouble = layout.NO_ROOM if full else layout.UNUSABLE
+            trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
             self._report.change(trouble=trouble, size=needed)
             log.warning(
@@ -507,9 +527,13 @@ class Snapshots:
                 self._memory.folder,
                 error.strerror,
                 _remedy(error, body) if full else "",
-                "with snapshots in storage" if self._storage else "without snapshots of this node",
+                self._place_left(),
             )
             self._memory = None
+
+    def _place_left(self) -> str:
+        """Return the place of snapshots without memory, for messages."""
+        return "with snapshots in storage" if self._storage else "without snapshots of this node"
 
     def _write(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,9 +320,94 @@ def test_read_only_memory_leaves_the_job_running(
     snapshots = job.started()
     assert snapshots.save(1, {"x": 1}, 1)
     assert snapshots.save(2, {"x": 2}, 2)
-    assert job.report().trouble == layout.UNUSABLE
+    state, error = layout.trouble_of(job.report().trouble)
+    assert state == layout.UNUSABLE
+    assert error in (errno.ENOENT, errno.EACCES)
     assert len(caplog.records) == 1
     assert "no more snapshots in the memory of this node" in caplog.text
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_folder_that_the_launcher_cannot_create_is_reported_and_logged_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, local_rank: int
+) -> None:
+    job.settings(everySteps=1)
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    monkeypatch.setenv(layout.SNAPSHOT_TROUBLE, f"{errno.EROFS} /dev/shm")
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    snapshots = job.started()
+    assert taken(snapshots, 2) == [1, 2]
+    assert layout.trouble_of(job.report().trouble) == (layout.UNUSABLE, errno.EROFS)
+    assert job.report().step == layout.NO_STEP
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "no snapshots in the memory of this node: cannot create a folder in /dev/shm: Read-only "
+        "file system. Training goes on without snapshots of this node"
+    ] * (local_rank == 0)
+
+
+@pytest.mark.parametrize("trouble", ["", "no number"])
+def test_memory_that_is_turned_off_is_not_reported_as_trouble(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    monkeypatch.setenv(layout.SNAPSHOT_TROUBLE, trouble)
+    snapshots = job.started(every_steps=1)
+    assert taken(snapshots, 1) == [1]
+    assert job.report().trouble == layout.FITS
+    assert caplog.records == []
+
+
+@pytest.fixture
+def small_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Memory of 5 MiB: a real file system as root, else an allocation with that limit."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(job.memory)]
+    is_real = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    allocate = os.posix_fallocate
+
+    def limited(fd: int, offset: int, size: int) -> None:
+        held = sum(path.stat().st_blocks * 512 for path in job.memory.iterdir())
+        if held + size > 5 * MIB:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, size)
+
+    if not is_real:
+        monkeypatch.setattr(os, "posix_fallocate", limited)
+    yield job.memory
+    if is_real:
+        subprocess.run(["umount", str(job.memory)], check=True)
+
+
+def test_memory_that_holds_one_snapshot_is_reported_and_keeps_it(
+    job: Job, small_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, state, 1) == (1, layout.FITS)
+    assert taken_with(snapshots, state, 2, 3) == (1, layout.NO_ROOM)
+    assert len(caplog.records) == 1
+    assert "enlarge /dev/shm" in caplog.text
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.lost_steps) == (1, 2)
+
+
+def test_memory_that_fills_up_at_run_time_keeps_the_last_snapshot(
+    job: Job, small_memory: Path
+) -> None:
+    """A data loader fills the memory, then a larger state needs more of it."""
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    assert taken_with(snapshots, {"x": torch.zeros(1000)}, 1, 2) == (2, layout.FITS)
+    (small_memory / "other").write_bytes(bytes(4 * MIB))
+    large = {"x": torch.zeros(2 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, large, 3, 4) == (2, layout.NO_ROOM)
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 2
 
 
 def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -107,7 +109,12 @@ def _reports(view: RendezvousView) -> list[tuple[Member, Snapshots]]:
 
 def _trouble(found: Snapshots) -> tuple[str, str]:
     if found.trouble is not SnapshotTrouble.NO_ROOM:
-        return MEMORY_UNUSABLE, "the folder in memory cannot be written; see the worker's log"
+        reason = f": {os.strerror(found.error)}" if found.error in errno.errorcode else ""
+        return (
+            MEMORY_UNUSABLE,
+            "the folder for snapshots in memory cannot be created or written"
+            f"{reason}; see the worker's log",
+        )
     size, needed = size_text(found.bytes), size_text(_VERSIONS * found.bytes)
     if found.limit:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any
 
@@ -150,9 +151,15 @@ def test_full_shared_memory_and_unusable_folder_have_their_own_reasons() -> None
     full = condition(status_of(view(too_small(0), too_small(0))))
     assert full is not None
     assert (full.reason, full.message[:18]) == ("SharedMemoryFull", "job-0 and 1 more: ")
-    broken = condition(status_of(view(None, Snapshots(trouble=SnapshotTrouble.UNUSABLE))))
-    assert broken is not None
-    assert broken.reason == "MemoryUnusable"
+    for error, said in ((errno.EACCES, ": Permission denied; "), (0, "; "), (2**70, "; ")):
+        found = Snapshots(trouble=SnapshotTrouble.UNUSABLE, error=error)
+        broken = condition(status_of(view(None, found)))
+        assert broken is not None
+        assert broken.reason == "MemoryUnusable"
+        assert broken.message == (
+            "job-1: the folder for snapshots in memory cannot be created or written"
+            f"{said}see the worker's log"
+        )
 
 
 def test_condition_is_true_with_snapshots_and_stays_between_rounds() -> None:
