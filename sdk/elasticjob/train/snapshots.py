@@ -173,8 +173,11 @@ class Snapshots:
         self._storage = None if storage is None else StorageFolder(Path(storage))
         folder = os.environ.get(layout.SNAPSHOT_FOLDER, "")
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._memory = (
-            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes) if folder else None
+            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes, self._local_ranks)
+            if folder
+            else None
         )
         self._reached = ReachedFile(Path(folder), self._local_rank) if folder else None
         self._report = Report()
@@ -184,7 +187,7 @@ class Snapshots:
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
         self._writing: StorageWrite | None = None
-        self._has_encoded = False
+        self._has_encoded = self._has_taken = self._has_removed = False
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -207,6 +210,8 @@ class Snapshots:
         """
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
+        if plan is not None:  # its parts are read; the exchange that follows waits for the removal
+            self._remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
         self._interval.start(step, time.monotonic())
@@ -322,6 +327,9 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.begin()
         begins, store_due = self._schedule(gang, step)
+        if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
+            self._remove_former(None)
+        self._has_taken = True
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = None if store else self._overlap
@@ -427,6 +435,15 @@ class Snapshots:
     def _in_replicas(self) -> dict[Part, Path]:
         return {} if self._memory is None else ReplicaBuffers(self._memory.folder).parts()
 
+    def _remove_former(self, keep: Version | None) -> None:
+        """Remove the parts of workers that this node had more than now, once the gang has its own.
+
+        Without `keep` once in a round: no worker begins later.
+        """
+        if self._local_rank == 0 and self._memory is not None and not self._has_removed:
+            self._has_removed = keep is None
+            self._memory.remove_former(keep)
+
     def _in_storage(self) -> dict[Part, Path]:
         return {} if self._storage is None else self._storage.parts()
 
@@ -491,7 +508,7 @@ class Snapshots:
                 gang,
                 None if self._memory is None else self._memory.folder,
                 self._local_rank,
-                Settings(self._replicas, self._replica_rate, self._sharded),
+                Settings(self._replicas, self._replica_rate, self._sharded, self._local_ranks),
             )
         if self._replication is None:
             self._replicas = 0

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.buffers import held
 from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
 
 MIB = 2**20
@@ -408,6 +410,29 @@ def test_memory_that_fills_up_at_run_time_keeps_the_last_snapshot(
     found = Snapshots().restore()
     assert found is not None
     assert found.step == 2
+
+
+def test_parts_of_former_workers_stay_until_the_gang_has_its_own(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node had two workers, and continues with one."""
+    job.settings(everySteps=1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    taken(job.started(), 2)
+    for number in (0, 1):  # of the other worker
+        shutil.copy(job.memory / f"rank-0.{number}", job.memory / f"rank-1.{number}")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    job.restart()
+    snapshots = Snapshots()
+    assert snapshots.restore() is not None
+    [left] = job.memory.glob("rank-1.*")
+    part = held(left)
+    assert part is not None
+    assert part.version.step == 2, "the restored version stays"
+    assert snapshots.save(3, {"x": 3}, 3)
+    assert left.exists()
+    assert snapshots.save(4, {"x": 4}, 4)
+    assert list(job.memory.glob("rank-1.*")) == []
 
 
 def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:
