@@ -186,6 +186,7 @@ class Snapshots:
         self._gang: Gang | None = None
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
+        self._complete_step = self._told_step = layout.NO_STEP
         self._writing: StorageWrite | None = None
         self._has_encoded = self._has_taken = self._has_removed = False
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
@@ -315,6 +316,7 @@ class Snapshots:
         step = train.whole_step(step)
         if self._reached is not None:
             self._reached.write(step)
+        self._tell_stored()
         if step < self._last_step:
             raise ValueError(
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
@@ -383,6 +385,7 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.wait()
         self._end_storing()
+        self._tell_stored()
         if self._replication is not None:
             self._replication.close()
 
@@ -577,6 +580,13 @@ class Snapshots:
 
     def _is_stored(self, step: int) -> None:
         self._report.change(stored=step)
+        self._complete_step = step
+
+    def _tell_stored(self) -> None:
+        """Report the newest snapshot in storage as a checkpoint, in the thread of the script."""
+        step = self._complete_step
+        if step > self._told_step and train.link().stored(step):
+            self._told_step = step
 
     def _confirm(self, gang: Gang) -> None:
         """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""

@@ -263,6 +263,39 @@ def test_lost_steps_count_from_the_farthest_rank(tmp_path: Path) -> None:
     assert reached_on(tmp_path).step == 6
 
 
+def checkpoint(job: Job) -> tuple[int, int]:
+    """Return the step and the number of the reported checkpoints."""
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    return record.checkpoint_step, record.checkpoints
+
+
+def test_periodic_snapshot_in_storage_is_reported_as_a_checkpoint(job: Job) -> None:
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=4)
+    taken(snapshots, 4)
+    snapshots._end_storing()
+    assert checkpoint(job) == (-1, 0), "the thread that writes does not report"
+    snapshots.save(5, {"x": 5}, 5)
+    # Scripts that report none themselves are asked to save by save points, not by this number.
+    assert checkpoint(job) == (4, 0)
+    taken(snapshots, 8, first=6)
+    snapshots.close()
+    assert checkpoint(job) == (8, 0)
+
+
+def test_snapshot_that_was_not_requested_is_no_answer_to_a_request(job: Job) -> None:
+    train.on_leave(lambda: None)
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
+    taken(snapshots, 2)
+    snapshots._end_storing()
+    job.request.write_bytes(layout.pack_request(layout.Request(0, 30)))
+    snapshots.save(3, {"x": 3}, 3)
+    assert checkpoint(job) == (-1, 0)
+    job.request.write_bytes(layout.pack_request(None))
+    snapshots.save(4, {"x": 4}, 4)
+    assert checkpoint(job) == (2, 0)
+
+
 def asked(job: Job, point: int, seconds: float = 0.3) -> None:
     job.request.write_bytes(layout.pack_request(layout.Request(point, seconds)))
 
