@@ -210,7 +210,7 @@ def test_launcher_without_a_folder_in_memory_is_a_condition(rig: LocalRig) -> No
         "the condition",
     )
     assert (found["status"], found["reason"]) == ("False", "MemoryUnusable")
-    assert "cannot be created or written: No such file or directory" in found["message"]
+    assert "cannot be created or written: ENOENT" in found["message"]
     assert rig.status("bare")["phase"] == "Running"
     logs = rig.call("logs", "bare").stdout
     assert logs.count("cannot create a folder in") == 2, "once on each node"

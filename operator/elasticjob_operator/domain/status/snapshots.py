@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -109,7 +108,8 @@ def _reports(view: RendezvousView) -> list[tuple[Member, Snapshots]]:
 
 def _trouble(found: Snapshots) -> tuple[str, str]:
     if found.trouble is not SnapshotTrouble.NO_ROOM:
-        reason = f": {os.strerror(found.error)}" if found.error in errno.errorcode else ""
+        name = errno.errorcode.get(found.error)
+        reason = f": {name}" if name else ""
         return (
             MEMORY_UNUSABLE,
             "the folder for snapshots in memory cannot be created or written"

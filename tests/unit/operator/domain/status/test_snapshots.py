@@ -151,7 +151,7 @@ def test_full_shared_memory_and_unusable_folder_have_their_own_reasons() -> None
     full = condition(status_of(view(too_small(0), too_small(0))))
     assert full is not None
     assert (full.reason, full.message[:18]) == ("SharedMemoryFull", "job-0 and 1 more: ")
-    for error, said in ((errno.EACCES, ": Permission denied; "), (0, "; "), (2**70, "; ")):
+    for error, said in ((errno.EACCES, ": EACCES; "), (0, "; "), (2**70, "; ")):
         found = Snapshots(trouble=SnapshotTrouble.UNUSABLE, error=error)
         broken = condition(status_of(view(None, found)))
         assert broken is not None
