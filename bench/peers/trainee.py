@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import struct
 import threading
@@ -20,6 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,8 +39,10 @@ RECORD = struct.Struct("<dqii")
 SAMPLES, FEATURES, CLASSES, BATCH = 4096, 64, 10, 64
 STARTED = "started"
 """File in the shared folder from which on the first interval counts."""
-WIDTHS = {"8MB": (800, 1), "800MB": (5700, 2)}
-"""Width and depth by the size of parameters and Adam's state: 12 bytes for each parameter."""
+FSDP2 = "fsdp2"
+WIDTHS = {"8MB": (800, 1), "800MB": (5700, 2), FSDP2: (2300, 1)}
+"""Width and depth by the size of parameters and Adam's state, 12 bytes for each parameter; of the
+model that is sharded with FSDP2, 65 MB over all ranks."""
 
 
 class Steps:
@@ -47,6 +57,62 @@ class Steps:
             record(self._folder, rank, world)
             self._file = (self._folder / f"{os.getpid()}.steps").open("ab", buffering=0)
         self._file.write(RECORD.pack(time.monotonic(), step, rank, world))
+
+
+class Replicated:
+    """Model with DDP: each rank has the whole state."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load(self, state: dict[str, Any], *, is_whole: bool) -> None:
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def whole(self) -> dict[str, Any]:
+        return self.state()
+
+    def parallel(self) -> nn.Module:
+        return DistributedDataParallel(self._model)
+
+
+class Sharded:
+    """Model with FSDP2: each rank has its shards. A collective for all ranks makes them whole."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state(self, *, is_whole: bool = False) -> dict[str, Any]:
+        options = StateDictOptions(full_state_dict=is_whole, cpu_offload=is_whole)
+        weights, moments = get_state_dict(self._model, self._optimizer, options=options)
+        return {"model": weights, "optimizer": moments}
+
+    def load(self, state: dict[str, Any], *, is_whole: bool) -> None:
+        set_state_dict(
+            self._model,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(full_state_dict=is_whole),
+        )
+
+    def whole(self) -> dict[str, Any]:
+        return self.state(is_whole=True)
+
+    def parallel(self) -> nn.Module:
+        return self._model
+
+
+def shard(model: nn.Module) -> None:
+    """Shard the layers over all ranks of the process group."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 class Storage:
@@ -65,6 +131,12 @@ class Storage:
 
     def load(self) -> Any:
         return torch.load(self._path, weights_only=True) if self._path.exists() else None
+
+    def is_due(self) -> bool:
+        """Return True on all ranks if a checkpoint is due for rank 0. A collective."""
+        due = torch.tensor(int(time.monotonic() >= self._due))
+        dist.broadcast(due, 0)
+        return bool(due)
 
     def save(self, state: Callable[[], Any], at_once: bool) -> None:
         if not at_once and time.monotonic() < self._due:
@@ -120,33 +192,34 @@ def paced(seconds: float) -> Iterator[None]:
 def train_data_parallel(
     options: argparse.Namespace, steps: Steps, runs: Callable[[], bool]
 ) -> None:
-    """Train with DDP, and with snapshots or checkpoints in storage."""
+    """Train with DDP or FSDP2, and with snapshots or checkpoints in storage."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = network(options.model)
+    model, is_sharded = network(options.model), options.model == FSDP2
+    if is_sharded:
+        shard(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    held = Sharded(model, optimizer) if is_sharded else Replicated(model, optimizer)
     sampler = ElasticSampler(SAMPLES, batch_per_rank=BATCH)
     pixels, labels = samples()
     snapshots = storage = None
     step, found = 0, None
+
+    def state(found: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {**(found or held.state()), "data": sampler.state_dict(), "step": step}
+
     if options.saves == "snapshots":
-        snapshots = train.Snapshots(optimizers=optimizer)
-        if (restored := snapshots.restore()) is not None:
+        snapshots = train.Snapshots(optimizers=optimizer, sharded=is_sharded)
+        if (restored := snapshots.restore(into=state if is_sharded else None)) is not None:
             found = {**restored.state, "step": restored.step}
     else:
         storage = Storage(options.folder / "checkpoint.pt", options.store_seconds)
         found = storage.load()
     if found is not None:
         step = found["step"]
-        model.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
+        held.load(found, is_whole=snapshots is None)
         sampler.load_state_dict(found["data"])
-    parallel = DistributedDataParallel(model)
-
-    def state() -> dict[str, Any]:
-        whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        return {**whole, "data": sampler.state_dict(), "step": step}
-
+    parallel = held.parallel()
     while True:
         for mine in sampler:
             with paced(options.step_seconds):
@@ -160,6 +233,11 @@ def train_data_parallel(
                 stops = train.should_checkpoint()
                 if snapshots is not None:
                     snapshots.save(step, state)
+                elif storage is not None and is_sharded:
+                    if storage.is_due() or stops:
+                        whole = state(held.whole())
+                        if rank == 0:
+                            storage.save(functools.partial(state, whole), stops)
                 elif storage is not None and rank == 0:
                     storage.save(state, stops)
                 if stops and rank == 0:
@@ -169,10 +247,17 @@ def train_data_parallel(
 
 
 def train_with_torchft(options: argparse.Namespace, steps: Steps, runs: Callable[[], bool]) -> None:
-    """Train with torchft: each node is a replica group, which loads its state from another."""
+    """Train with torchft: each node is a replica group, which loads its state from another.
+
+    With FSDP2 the layers are sharded within the group, of one worker here, and their gradients
+    averaged over the groups by the manager, in the hook of FSDP2 for that.
+    """
     import torchft
 
-    model = network(options.model)
+    model, is_sharded = network(options.model), options.model == FSDP2
+    if is_sharded:
+        dist.init_process_group("gloo")
+        shard(model)
     inner = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def load_state_dict(state: dict[str, Any]) -> None:
@@ -188,7 +273,10 @@ def train_with_torchft(options: argparse.Namespace, steps: Steps, runs: Callable
         timeout=timedelta(seconds=30),
         hostname="127.0.0.1",
     )
-    parallel = torchft.DistributedDataParallel(manager, model)
+    parallel = model if is_sharded else torchft.DistributedDataParallel(manager, model)
+    for module in model.modules() if is_sharded else ():
+        if isinstance(module, FSDPModule):
+            module.set_all_reduce_hook(lambda gradients: manager.allreduce(gradients).wait())
     optimizer = torchft.Optimizer(manager, inner)
     pixels, labels = samples()
     generator = torch.Generator().manual_seed(int(os.environ["BENCH_MEMBER"]))

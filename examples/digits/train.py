@@ -6,7 +6,8 @@ The number of workers may change at any restart. The code that makes this safe i
 * the position in the data is one number, the step, which is in the checkpoint;
 * the global batch is constant, so a step means the same at every world size;
 * every node replaces its checkpoint atomically, and all ranks start from the newest one;
-* under ElasticJob it saves before a planned change and loses no step.
+* under ElasticJob it saves before a planned change and loses no step, and snapshots in memory keep
+  the last steps when a worker or a node fails.
 """
 
 from __future__ import annotations
@@ -69,10 +70,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
+def states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state that is the same on all ranks."""
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def load(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+
+
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Save all state the next step depends on. Called by one rank of each node."""
     buffer = io.BytesIO()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state = states(model, optimizer)
     torch.save({**state, "step": step, "rng": torch.get_rng_state()}, buffer)
     write_atomically(path, buffer.getvalue())
 
@@ -91,8 +102,7 @@ def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
     dist.broadcast_object_list(shared, src=newest)
     if (state := shared[0]) is None:
         return 0
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+    load(state, model, optimizer)
     torch.set_rng_state(state["rng"])
     return int(state["step"])
 
@@ -141,10 +151,17 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     checkpoint = options.checkpoint_dir / "checkpoint.pt"
     first = resume(checkpoint, model, optimizer)
+    snapshots = job.Snapshots() if job else None  # elastic
+    found = snapshots.restore() if snapshots else None  # elastic
+    if found and found.step > first:  # elastic: newer than the checkpoint
+        first = found.step  # elastic
+        load(found.state, model, optimizer)  # elastic
     if rank == 0 and first >= options.steps:
         print(f"all {first} steps are done already: remove {checkpoint} to start over", flush=True)
     if rank:  # rank 0 continues the saved random sequence; the others use their own
         torch.manual_seed(SEED + 1000 * first + rank)
+    if found and found.step == first and found.rank_state is not None:  # elastic
+        torch.set_rng_state(found.rank_state)  # elastic: of this rank, at the same size
     parallel = DistributedDataParallel(model)
 
     reported = float("-inf")
@@ -167,6 +184,8 @@ def train(options: argparse.Namespace) -> None:
             report(done, measured["loss"], measured["accuracy"])
         if job:
             job.progress(done, **measured)
+        if snapshots:  # elastic
+            snapshots.save(done, lambda: states(model, optimizer), torch.get_rng_state)  # elastic
         # Called in every step by every rank, so that all get True in the same step.
         stops = job is not None and job.should_checkpoint()
         if stops or done % options.checkpoint_every == 0 or done == options.steps:

@@ -25,6 +25,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._phases: Callable[[], Iterable[str]] = lambda: ()
+        self._goodput: Callable[[], Iterable[tuple[str, str, int]]] = lambda: ()
         self.rounds = Counter(
             "elasticjob_rounds", "Rounds that became final.", ["cause"], registry=self.registry
         )
@@ -86,10 +87,15 @@ class Metrics:
         )
         self.leader = Gauge("elasticjob_leader", "1 on the active replica.", registry=self.registry)
         self.registry.register(_JobsByPhase(lambda: self._phases()))
+        self.registry.register(_Goodput(lambda: self._goodput()))
 
     def count_jobs(self, phases: Callable[[], Iterable[str]]) -> None:
         """Set the callback that yields the phase of every job when the gauge is collected."""
         self._phases = phases
+
+    def show_goodput(self, goodput: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
+        """Set the callback that yields namespace, name and goodput of jobs when it is collected."""
+        self._goodput = goodput
 
     def count_error(self, error: Exception) -> None:
         """Count a failed reconcile by the error's `kind`, else by the type of its cause."""
@@ -136,4 +142,19 @@ class _JobsByPhase(Collector):
         found = Tally(self._phases())
         for phase in Phase:
             family.add_metric([phase.value], found[phase.value])
+        yield family
+
+
+class _Goodput(Collector):
+    def __init__(self, goodput: Callable[[], Iterable[tuple[str, str, int]]]) -> None:
+        self._goodput = goodput
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "elasticjob_goodput_percent",
+            "Goodput of each unfinished job whose script takes snapshots, as in the status.",
+            labels=["job_namespace", "job_name"],
+        )
+        for namespace, name, percent in self._goodput():
+            family.add_metric([namespace, name], percent)
         yield family

@@ -27,6 +27,8 @@ REQUEST_FILE = "ELASTICJOB_REQUEST_FILE"
 SAVED_FILE = "ELASTICJOB_SAVED_FILE"
 SNAPSHOT_FOLDER = "ELASTICJOB_SNAPSHOT_FOLDER"
 """Variable with the node's folder in memory for snapshots, which its launcher owns."""
+SNAPSHOT_TROUBLE = "ELASTICJOB_SNAPSHOT_TROUBLE"
+"""Variable with the errno and the parent of a folder that the launcher cannot create."""
 SNAPSHOTS = "ELASTICJOB_SNAPSHOTS"
 """Variable with the job's `recovery.snapshots` for the training script: a JSON object."""
 
@@ -136,6 +138,18 @@ REPORT_BYTES = _HEAD.size + _REPORT.size
 FILE_BYTES = RECORD_BYTES + REPORT_BYTES
 FITS, NO_ROOM, UNUSABLE = range(3)
 """State of the memory for snapshots: it holds two; two do not fit; another error."""
+_ERRNO_BITS = 8
+"""Position of the error's number in `SnapshotReport.trouble`."""
+
+
+def unusable(number: int | None) -> int:
+    """Return the trouble of memory that this error, an errno, makes unusable."""
+    return UNUSABLE | (number or 0) << _ERRNO_BITS
+
+
+def trouble_of(value: int) -> tuple[int, int]:
+    """Return the state of the memory in a report, and the errno of one that is unusable."""
+    return value & ((1 << _ERRNO_BITS) - 1), value >> _ERRNO_BITS
 
 
 class SnapshotReport(NamedTuple):
@@ -148,7 +162,7 @@ class SnapshotReport(NamedTuple):
             before the first of this round, and while copies fail.
         replicas: number of copies of each rank's own state; 0 for none.
         size: bytes of one snapshot in the memory of this node, of this worker's parts.
-        trouble: `FITS`, `NO_ROOM` or `UNUSABLE`.
+        trouble: `FITS`, `NO_ROOM`, or the result of `unusable`.
         restored: step with which this round began.
         lost: steps of earlier rounds that are repeated; `NO_STEP` if unknown.
         lost_ms: duration of these steps.

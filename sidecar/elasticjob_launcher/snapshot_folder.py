@@ -15,21 +15,26 @@ import shutil
 from pathlib import Path
 
 VARIABLE = "ELASTICJOB_SNAPSHOT_FOLDER"
+TROUBLE = "ELASTICJOB_SNAPSHOT_TROUBLE"
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "elasticjob-snapshots-"
 
 
 class SnapshotFolder:
-    """Folder of this launcher; `path` is None if there is no place for one."""
+    """Folder of this launcher; `path` is None if there is no place for one.
+
+    The workers get the error of a folder that cannot be created, and report it.
+    """
 
     def __init__(self, parent: Path | None = SHARED_MEMORY) -> None:
         self.path: Path | None = None
         self._held = -1
+        self._trouble = ""
         if parent is None:
             return
         remove_abandoned(parent)
         path = parent / f"{PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-        with contextlib.suppress(OSError):
+        try:
             # Locked under another name first: another launcher removes folders without a lock.
             draft = parent / f".{path.name}"
             draft.mkdir(mode=0o700)
@@ -40,11 +45,16 @@ class SnapshotFolder:
             except OSError:
                 draft.rmdir()
                 raise
+        except OSError as error:
+            self._trouble = f"{error.errno or 0} {parent}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variable for the workers. It is empty without a folder, and hides an inherited one."""
-        return {VARIABLE: "" if self.path is None else str(self.path)}
+        """Variables for the workers. They are empty without a folder, and hide inherited ones.
+
+        The second one is the number of the error and the parent, if the folder cannot be created.
+        """
+        return {VARIABLE: "" if self.path is None else str(self.path), TROUBLE: self._trouble}
 
     def close(self) -> None:
         if self.path is not None:

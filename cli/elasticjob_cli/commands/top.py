@@ -25,7 +25,9 @@ from elasticjob_cli.output import can_redraw, clear_screen, show, show_text, ter
 from elasticjob_operator.enums import Phase
 
 Json = dict[str, Any]
-COLUMNS = ("NAME", "PHASE", "NODES", "WORKERS", "STEP", "STEPS/S", "ROUND", "RECOVERY ms")
+COLUMNS = (
+    "NAME", "PHASE", "NODES", "WORKERS", "STEP", "STEPS/S", "ROUND", "RECOVERY ms", "GOODPUT %",
+)  # fmt: skip
 SAMPLE_SECONDS = 1.0
 """Time between the two readings of a single table."""
 REFRESH_SECONDS = 2.0
@@ -89,10 +91,10 @@ def top(
         Output | None, typer.Option("--output", "-o", help="Output format, of one reading.")
     ] = None,
 ) -> None:
-    """Show nodes, workers, steps and the last recovery of running jobs.
+    """Show nodes, workers, steps, the last recovery and the goodput of running jobs.
 
     At a terminal the table is refreshed until Ctrl-C. The steps on a cluster are those of the
-    status, up to a minute old.
+    status, up to a minute old. The goodput is that of jobs whose scripts take snapshots.
 
     \b
     Examples:
@@ -194,6 +196,7 @@ def _cells(one: Reading, rate: float | None, namespaced: bool) -> tuple[str, ...
         NONE if rate is None else f"{rate:.3g}",
         job.number("status", "rendezvous", "round", absent=NONE),
         job.number("status", "rounds", -1, "recoveryMs", absent=NONE),
+        job.number("status", "snapshots", "goodputPercent", absent=NONE),
     )
 
 
@@ -211,5 +214,6 @@ def _values(one: Reading, rate: float | None) -> Json:
         "stepsPerSecond": rate,
         "round": job.get(int, "status", "rendezvous", "round"),
         "recoveryMs": job.get(int, "status", "rounds", -1, "recoveryMs"),
+        "goodputPercent": job.get(int, "status", "snapshots", "goodputPercent"),
     }
     return {name: None if value == INVALID else value for name, value in values.items()}

@@ -194,6 +194,9 @@ def _facts(job: Cells, now: datetime) -> Markup:
         f"{job.number('spec', 'maxRestarts', absent=NONE)}",
         "Age": job.age(now),
     }
+    goodput = job.get(int, "status", "snapshots", "goodputPercent")
+    if isinstance(goodput, int):
+        facts["Goodput"] = f"{goodput} %"
     pairs = [tag("div", tag("dt", key), tag("dd", value)) for key, value in facts.items()]
     return tag("dl", *pairs, class_="facts")
 

@@ -306,13 +306,18 @@ class SnapshotsStatus(StatusModel):
     lost_ms: Milliseconds = 0
     """Milliseconds that these steps had taken."""
     paused_ms: Milliseconds = 0
-    """Milliseconds without training in recoveries and planned changes, up to the first step."""
+    """Milliseconds without training since the first step, in pauses that are over: recoveries and
+    planned changes up to the next first step, rounds without one, waits for nodes."""
+    paused_since: Timestamp | None = None
+    """Start of the current pause; absent while the job trains."""
     goodput_percent: int | None = None
-    """Share of the time since the first round that was neither repeated nor paused."""
+    """Share of the time since the first step in which steps were completed that were kept: neither
+    repeated nor paused. The time ends with the job or its suspension, and begins anew with the
+    first step after a resumption; absent if the script reports no steps."""
     counted_round: int = 0
     """Last round in lostSteps, lostMs and pausedMs."""
     since: Timestamp | None = None
-    """Time at which the first round became final."""
+    """Time of the first step since the start or the last resumption."""
 
 
 class PodCounts(StatusModel):

@@ -107,6 +107,7 @@ class ReportMemory:
     Args:
         version: resourceVersion of the last status written; its watch event wakes nobody.
         phase: phase in that status.
+        goodput: goodput in that status in percent; None if it is unknown or the job has finished.
         unanswered: status before a status write without an answer; the events of that write are
             still to be posted.
         posted: True once this process has posted events for the job; a predecessor may have died
@@ -116,6 +117,7 @@ class ReportMemory:
 
     version: str = ""
     phase: Phase | None = None
+    goodput: int | None = None
     unanswered: Status | None = None
     posted: bool = False
     unlabelled: frozenset[str] = frozenset()
@@ -221,6 +223,11 @@ class Jobs:
 
     def find_uid(self, uid: str) -> JobMemory | None:
         return self._by_uid.get(uid)
+
+    def goodput(self) -> list[tuple[str, str, int]]:
+        """Return namespace, name and goodput of the jobs that have one."""
+        known = [(memory.key, memory.report.goodput) for memory in self]
+        return [(key.namespace, key.name, found) for key, found in known if found is not None]
 
     def on_node(self, node: str) -> list[JobMemory]:
         """Return the jobs with a pod on this machine."""

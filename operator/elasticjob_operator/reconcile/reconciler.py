@@ -263,7 +263,7 @@ class Reconciler:
     ) -> Status | None:
         """Write the status if it differs; return it, or None if the job has changed meanwhile."""
         status = next_status(job, observed, observed.rendezvous, self._dependencies.now())
-        memory.report = replace(memory.report, phase=status.phase)
+        memory.report = replace(memory.report, phase=status.phase, goodput=_goodput(status))
         patch = _status_patch(job.status if raw.get("status") else None, status)
         if patch:
             metadata = raw["metadata"]
@@ -342,6 +342,12 @@ def _due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
 
 def _soonest(*seconds: float | None) -> float | None:
     return min((one for one in seconds if one is not None), default=None)
+
+
+def _goodput(status: Status) -> int | None:
+    """Return the goodput of an unfinished job; None if it is unknown."""
+    known = None if status.phase in FINISHED else status.snapshots
+    return None if known is None else known.goodput_percent
 
 
 def _status_patch(before: Status | None, after: Status) -> Json:

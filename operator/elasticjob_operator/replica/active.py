@@ -107,6 +107,7 @@ class ActiveReplica:
         self._metrics.queue_depth.set_function(lambda: self._queue.depth)
         self._metrics.unknown_access.set_function(lambda: len(etcds.unknown_access))
         self._metrics.count_jobs(lambda: (str(memory.report.phase or "") for memory in self._jobs))
+        self._metrics.show_goodput(self._jobs.goodput)
         self._health.checks += [resync.failure_text, self._stuck]
         parts = [
             tasks.create_task(part)

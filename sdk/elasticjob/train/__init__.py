@@ -151,6 +151,19 @@ class Link:
         if request is not None and 0 < request.point <= self._points:
             self._wait_for_the_stop()
 
+    def stored(self, step: int) -> bool:
+        """Report a checkpoint that was not requested; return True unless there is a request.
+
+        It must not be taken for the answer.
+        """
+        if self._told is None:
+            return True
+        if self._request() is not None:
+            return False
+        self._checkpoint_step = max(self._checkpoint_step, step)
+        self._say()
+        return True
+
     def should_checkpoint(self) -> bool:
         self._asks = True
         return self._told is not None and self._point()

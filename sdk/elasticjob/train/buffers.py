@@ -48,6 +48,7 @@ _MODE = 0o600
 _OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
 _LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
+_OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
@@ -199,13 +200,15 @@ class MemoryBuffers:
 
     The shared part has buffers named `shared.N`, written by local rank 0. Each local rank has
     buffers `rank-LOCAL.N` for its own part. With a `limit` in bytes, two snapshots of the node and
-    the present copies for other nodes must fit.
+    the present copies for other nodes must fit. Of `local_ranks`, the present number of workers on
+    the node, 0 is unknown.
     """
 
-    def __init__(self, folder: Path, local_rank: int, limit: int = 0) -> None:
+    def __init__(self, folder: Path, local_rank: int, limit: int = 0, local_ranks: int = 0) -> None:
         self.folder = folder
         self._local_rank = local_rank
         self._limit = limit
+        self._local_ranks = local_ranks
         self._last: dict[str, Part] = {}
         self._held: dict[str, list[Part | None]] = {}
 
@@ -228,19 +231,36 @@ class MemoryBuffers:
         self._last[name] = holds[index] = part
 
     def _check_room(self, name: str, index: int, size: int) -> None:
-        """Raise NoRoom if a buffer of another size would exceed the limit."""
-        if not self._limit or _size_of(self._path(name, index)) == size:
+        """Raise NoRoom if a buffer of another size would exceed the limit.
+
+        Buffers of former workers are removed before the second snapshot of a round.
+        """
+        before = _size_of(self._path(name, index))
+        if not self._limit or before == size:
             return
-        sizes, copies = {name: size}, 0
+        sizes, present, copies = {name: size}, size - before, 0
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*.[01]"):
+                held_bytes = _size_of(path)
                 if path.name.startswith(_REPLICA):
-                    copies += _size_of(path)
-                else:
-                    sizes[path.stem] = max(sizes.get(path.stem, 0), _size_of(path))
-        needed = BUFFERS * sum(sizes.values()) + copies
+                    copies += held_bytes
+                    continue
+                present += held_bytes
+                if not is_former(path, self._local_ranks):
+                    sizes[path.stem] = max(sizes.get(path.stem, 0), held_bytes)
+        needed = max(BUFFERS * sum(sizes.values()), present) + copies
         if needed > self._limit:
             raise NoRoom(needed, self._limit)
+
+    def remove_former(self, keep: Version | None = None) -> None:
+        """Remove the parts of workers that the node had more than now, but not those of `keep`."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob("*-*"):
+                if is_former(path, self._local_ranks):
+                    part = held(path)
+                    is_kept = part is not None and part.version == keep
+                    if keep is None or (path.suffix and not is_kept):
+                        _remove(path)
 
     def restored(self, part: Part) -> bool:
         """Keep a part until the next one is committed; return False if no buffer here holds it."""
@@ -279,11 +299,12 @@ class MemoryBuffers:
 class ReplicaBuffers:
     """Copies of ranks' parts in the folder of a node: buffers named `replica-RANK.N`.
 
-    Those of one rank are written by one process.
+    Those of one rank are written by one process. `local_ranks` is as for `MemoryBuffers`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, local_ranks: int = 0) -> None:
         self.folder = folder
+        self._local_ranks = local_ranks
 
     def parts(self) -> dict[Part, Path]:
         """Return all committed copies on this node."""
@@ -295,8 +316,7 @@ class ReplicaBuffers:
         overwrite(self._target(part, keep), part, body)
 
     def remove(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
+        _remove(path)
 
     def room_for(self, part: Part, keep: Version | None) -> int:
         """Return the largest size of a copy: the free memory and that of the overwritten buffer."""
@@ -308,7 +328,7 @@ class ReplicaBuffers:
         sizes: dict[str, list[int]] = {}
         for path in self.folder.glob("*.[01]"):
             with contextlib.suppress(OSError):
-                if not path.name.startswith(_REPLICA):
+                if not path.name.startswith(_REPLICA) and not is_former(path, self._local_ranks):
                     sizes.setdefault(path.stem, []).append(path.stat().st_size)
         reserved = sum(each[0] for each in sizes.values() if len(each) < BUFFERS)
         return found.f_bavail * found.f_frsize - reserved
@@ -427,6 +447,17 @@ class StorageWrite(threading.Thread):
         for seconds in _OTHERS_SECONDS:
             if self._storage.is_complete(version) or self._is_awaited.wait(seconds):
                 return
+
+
+def is_former(path: Path, local_ranks: int) -> bool:
+    """Return True for a file of a worker that its node had more than `local_ranks`."""
+    match = _OF_WORKER.fullmatch(path.name)
+    return match is not None and 0 < local_ranks <= int(match[1])
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108
 
 
 def _size_of(path: Path) -> int:

@@ -68,6 +68,14 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
         raise ValueError(f"{layout.SNAPSHOTS} must be a JSON object, got {text!r}") from error
 
 
+def refused_memory(environ: Mapping[str, str]) -> OSError | None:
+    """Return the error of a launcher that cannot create its folder in memory; None without one."""
+    number, _, parent = environ.get(layout.SNAPSHOT_TROUBLE, "").partition(" ")
+    if not number.isdigit():
+        return None
+    return OSError(int(number), os.strerror(int(number)), parent)
+
+
 class Report:
     """Report of this worker on its snapshots, which the agent reads. Threads may change it."""
 

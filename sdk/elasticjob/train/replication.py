@@ -45,11 +45,16 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Settings(NamedTuple):
-    """Arguments of `Snapshots` for replicas; `rate` is in bytes each second."""
+    """Arguments of `Snapshots` for replicas; `rate` is in bytes each second.
+
+    Args:
+        local_ranks: number of workers on this node; 0 if it is unknown.
+    """
 
     replicas: int
     rate: float
     is_sharded: bool
+    local_ranks: int = 0
 
 
 def connected(
@@ -72,10 +77,10 @@ class Replication:
         local_rank: int,
         settings: Settings,
     ) -> None:
-        replicas, self._rate, is_sharded = settings
+        replicas, self._rate, is_sharded, local_ranks = settings
         self._is_sharded = is_sharded
         self._folder, self._local_rank, self._rank = folder, local_rank, gang.rank
-        self._buffers = ReplicaBuffers(folder)
+        self._buffers = ReplicaBuffers(folder, local_ranks)
         self._state = State.IDLE
         self._sender: threading.Thread | None = None
         self._is_logged = self._has_dropped = False
@@ -156,10 +161,12 @@ class Replication:
     def _send(self, parts: list[Part], keep: Version | None) -> None:
         state = State.FAILED
         try:
-            found = {part: path for path in self._own_files() if (part := held(path)) is not None}
-            for part in parts:
-                if part.rank != SHARED or self._is_sharded:
-                    self._copy(part, read(found.get(part, self._folder / "missing"), part), keep)
+            # Copies here come first: later snapshots overwrite the parts while peers receive them.
+            # The shared part is the last one here, and no peer receives it: a copy that breaks off
+            # leaves a version that lacks a part, which no gang restores.
+            bodies = self._kept_here(sorted(parts, key=lambda part: part.rank == SHARED), keep)
+            for part, body in bodies:
+                self._copy(part, body, keep)
             state = State.DONE
         except CorruptSnapshot as error:  # a newer snapshot has taken its place
             log.debug("cannot copy a snapshot to other nodes: %s", error)
@@ -178,16 +185,26 @@ class Replication:
     def _own_files(self) -> list[Path]:
         return [*self._folder.glob("shared.*"), *self._folder.glob(f"rank-{self._local_rank}.*")]
 
+    def _kept_here(self, parts: list[Part], keep: Version | None) -> list[tuple[Part, Body]]:
+        """Copy the parts to this node if the state is sharded; return those for other nodes."""
+        found = {part: path for path in self._own_files() if (part := held(path)) is not None}
+        own = []
+        for part in parts:
+            if part.rank != SHARED or self._is_sharded:
+                body = read(found.get(part, self._folder / "missing"), part)
+                if self._is_sharded:
+                    self._buffers.commit(part, body, keep)
+                if part.rank != SHARED:
+                    own.append((part, body))
+        return own
+
     def _copy(self, part: Part, body: Body, keep: Version | None) -> None:
-        if self._is_sharded:
-            self._buffers.commit(part, body, keep)
-        if part.rank != SHARED:
-            for rank in self._receivers:
-                try:
-                    send(self._addresses[rank], self._key, part, body, keep, self._rate)
-                except OSError as error:
-                    reason = str(error) or type(error).__name__
-                    raise PeerError(f"rank {rank}: {reason}") from error
+        for rank in self._receivers:
+            try:
+                send(self._addresses[rank], self._key, part, body, keep, self._rate)
+            except OSError as error:
+                reason = str(error) or type(error).__name__
+                raise PeerError(f"rank {rank}: {reason}") from error
 
 
 def domains(places: Sequence[tuple[str, str]]) -> list[str]:

@@ -45,7 +45,15 @@ from elasticjob.train.buffers import (
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.gang import Gang, exchanged, own_parts, pack_offer, unpack_offer
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
-from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since, reached_on
+from elasticjob.train.job import (
+    Reached,
+    ReachedFile,
+    Report,
+    job_settings,
+    lost_since,
+    reached_on,
+    refused_memory,
+)
 from elasticjob.train.overlap import Overlap
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
@@ -165,17 +173,22 @@ class Snapshots:
         self._storage = None if storage is None else StorageFolder(Path(storage))
         folder = os.environ.get(layout.SNAPSHOT_FOLDER, "")
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
         self._memory = (
-            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes) if folder else None
+            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes, self._local_ranks)
+            if folder
+            else None
         )
         self._reached = ReachedFile(Path(folder), self._local_rank) if folder else None
         self._report = Report()
         self._limit = job.memory_bytes
+        self._refused = None if folder else refused_memory(os.environ)
         self._gang: Gang | None = None
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
+        self._complete_step = self._told_step = layout.NO_STEP
         self._writing: StorageWrite | None = None
-        self._has_encoded = False
+        self._has_encoded = self._has_taken = self._has_removed = False
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -198,6 +211,8 @@ class Snapshots:
         """
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
+        if plan is not None:  # its parts are read; the exchange that follows waits for the removal
+            self._remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
         self._interval.start(step, time.monotonic())
@@ -301,6 +316,7 @@ class Snapshots:
         step = train.whole_step(step)
         if self._reached is not None:
             self._reached.write(step)
+        self._tell_stored()
         if step < self._last_step:
             raise ValueError(
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
@@ -313,6 +329,9 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.begin()
         begins, store_due = self._schedule(gang, step)
+        if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
+            self._remove_former(None)
+        self._has_taken = True
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
         overlap = None if store else self._overlap
@@ -366,6 +385,7 @@ class Snapshots:
         if self._overlap is not None:
             self._overlap.wait()
         self._end_storing()
+        self._tell_stored()
         if self._replication is not None:
             self._replication.close()
 
@@ -418,6 +438,15 @@ class Snapshots:
     def _in_replicas(self) -> dict[Part, Path]:
         return {} if self._memory is None else ReplicaBuffers(self._memory.folder).parts()
 
+    def _remove_former(self, keep: Version | None) -> None:
+        """Remove the parts of workers that this node had more than now, once the gang has its own.
+
+        Without `keep` once in a round: no worker begins later.
+        """
+        if self._local_rank == 0 and self._memory is not None and not self._has_removed:
+            self._has_removed = keep is None
+            self._memory.remove_former(keep)
+
     def _in_storage(self) -> dict[Part, Path]:
         return {} if self._storage is None else self._storage.parts()
 
@@ -430,6 +459,17 @@ class Snapshots:
         self._number = next_gang(offers, drawn[0][0])
         lost = lost_since(step, [Reached(*fields) for _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
+        if self._refused is not None:
+            self._report.change(trouble=layout.unusable(self._refused.errno))
+            if self._local_rank == 0:
+                log.warning(
+                    "no snapshots in the memory of this node: cannot create a folder in %s: %s. "
+                    "Training goes on %s",
+                    self._refused.filename,
+                    self._refused.strerror,
+                    self._place_left(),
+                )
+            self._refused = None
         if "lost" not in lost:
             return None, None
         return lost["lost"], lost["lost_ms"] / 1000
@@ -471,7 +511,7 @@ class Snapshots:
                 gang,
                 None if self._memory is None else self._memory.folder,
                 self._local_rank,
-                Settings(self._replicas, self._replica_rate, self._sharded),
+                Settings(self._replicas, self._replica_rate, self._sharded, self._local_ranks),
             )
         if self._replication is None:
             self._replicas = 0
@@ -499,7 +539,7 @@ class Snapshots:
             self._memory.commit(part, body)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-            trouble = layout.NO_ROOM if full else layout.UNUSABLE
+            trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
             needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
             self._report.change(trouble=trouble, size=needed)
             log.warning(
@@ -507,9 +547,13 @@ class Snapshots:
                 self._memory.folder,
                 error.strerror,
                 _remedy(error, body) if full else "",
-                "with snapshots in storage" if self._storage else "without snapshots of this node",
+                self._place_left(),
             )
             self._memory = None
+
+    def _place_left(self) -> str:
+        """Return the place of snapshots without memory, for messages."""
+        return "with snapshots in storage" if self._storage else "without snapshots of this node"
 
     def _write(
         self,
@@ -536,6 +580,13 @@ class Snapshots:
 
     def _is_stored(self, step: int) -> None:
         self._report.change(stored=step)
+        self._complete_step = step
+
+    def _tell_stored(self) -> None:
+        """Report the newest snapshot in storage as a checkpoint, in the thread of the script."""
+        step = self._complete_step
+        if step > self._told_step and train.link().stored(step):
+            self._told_step = step
 
     def _confirm(self, gang: Gang) -> None:
         """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""

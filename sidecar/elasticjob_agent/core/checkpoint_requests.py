@@ -29,10 +29,14 @@ def request_checkpoint(state: State) -> tuple[State, tuple[RequestCheckpoint, ..
 def record_answer(
     asked: CheckpointRequest | None, progress: Mapping[int, WorkerProgress]
 ) -> CheckpointRequest | None:
-    """Record the last save point passed: no worker passes another while a request is in place."""
+    """Record the last save point passed: no worker passes another while a request is in place.
+
+    Checkpoints up to here are no answer. The progress at the request may be older than they are.
+    """
     if asked is None or asked.passed >= 0:
         return asked
-    return replace(asked, passed=max((worker.points for worker in progress.values()), default=0))
+    passed = max((worker.points for worker in progress.values()), default=0)
+    return replace(asked, passed=passed, before={**asked.before, **progress})
 
 
 def end_obedient_workers(state: State, now: float) -> State:

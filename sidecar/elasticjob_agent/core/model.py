@@ -77,7 +77,7 @@ class CheckpointRequest:
 
     Args:
         point: save point at which all ranks save; 0 until the ranks have agreed on one.
-        before: the workers' progress at the time of the request.
+        before: the workers' progress at the time of the request, then of their answers.
         passed: highest save point that any worker has passed; -1 until the workers answer.
     """
 

@@ -167,6 +167,7 @@ def _snapshots(group: WorkerGroup) -> Snapshots | None:
     writes = [found for found in told if found.stored >= 0]
     # A worker without room under the limit reports the needs of its node.
     full = [found.size for found in told if found.trouble == layout.NO_ROOM and found.limit]
+    trouble, error = max(layout.trouble_of(found.trouble) for found in told)
     return Snapshots(
         step=min(found.step for found in told),
         stored=min((found.stored for found in writes), default=-1),
@@ -175,7 +176,8 @@ def _snapshots(group: WorkerGroup) -> Snapshots | None:
         restored=max(found.restored for found in told),
         bytes=min(max(full) if full else sum(found.size for found in told), layout.MAX_STEP),
         limit=max(found.limit for found in told),
-        trouble=_TROUBLES.get(max(found.trouble for found in told), SnapshotTrouble.UNUSABLE),
+        trouble=_TROUBLES.get(trouble, SnapshotTrouble.UNUSABLE),
+        error=error,
     )
 
 

@@ -121,15 +121,17 @@ def test_top_lists_running_jobs_with_the_newest_step_of_their_members(
         "wantedNodes": 4,
         "rendezvous": {"state": "final", "round": 3, "worldSize": 16},
         "members": members,
+        "snapshots": {"goodputPercent": 97},
     }
     api_server.patch(f"{jobs}/done/status", {"status": {"phase": "Succeeded"}})
     api_server.patch(f"{jobs}/works/status", {"status": working})
     titles, *rows = asked(namespace, "top").splitlines()
     assert titles.split()[:6] == ["NAME", "PHASE", "NODES", "WORKERS", "STEP", "STEPS/S"]
     assert [row.split()[0] for row in rows] == ["waits", "works"]
-    assert rows[1].split() == ["works", "Running", "2/4", "16", "42", "<none>", "3", "<none>"]
+    assert rows[1].split() == ["works", "Running", "2/4", "16", "42", "<none>", "3", "<none>", "97"]
     (told,) = json.loads(asked(namespace, "top", "works", "-o", "json"))
     assert (told["step"], told["stepsPerSecond"], told["recoveryMs"]) == (42, None, None)
+    assert told["goodputPercent"] == 97
     assert "done   Succeeded" in asked(namespace, "top", "done", "--once")
     with pytest.raises(BadInput, match="--output must be json"):
         asked(namespace, "top", "-o", "yaml")

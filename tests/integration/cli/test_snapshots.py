@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_launcher.snapshot_folder import SnapshotFolder
 from tests.integration.local_rig import LocalRig, rig, until
 from tests.paths import ROOT
 
@@ -194,6 +195,25 @@ def test_memory_limit_below_two_snapshots_is_a_condition(rig: LocalRig) -> None:
     assert "recovery.snapshots.memoryLimit (4.8 MiB): set more than 6." in found["message"]
     assert "Snapshots are not in memory" in rig.call("explain", "small").stdout
     assert rig.status("small")["phase"] == "Running"
+
+
+@pytest.mark.timeout(120)
+def test_launcher_without_a_folder_in_memory_is_a_condition(rig: LocalRig) -> None:
+    """The variables are those of a launcher on a machine without /dev/shm."""
+    manifest = configured(rig, "bare", 1000)
+    failed = SnapshotFolder(Path("/proc/missing")).environment
+    work = rig.job / "work.py"
+    work.write_text(f"import os\nos.environ.update({failed})\n{work.read_text()}")
+    rig.start(manifest, "--plain", "--logs")
+    found = until(
+        lambda: (one := condition_of(rig.status("bare"), "SnapshotsInMemory")) and one,
+        "the condition",
+    )
+    assert (found["status"], found["reason"]) == ("False", "MemoryUnusable")
+    assert "cannot be created or written: ENOENT" in found["message"]
+    assert rig.status("bare")["phase"] == "Running"
+    logs = rig.call("logs", "bare").stdout
+    assert logs.count("cannot create a folder in") == 2, "once on each node"
 
 
 def condition_of(status: Any, kind: str) -> Any:

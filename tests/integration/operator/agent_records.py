@@ -16,6 +16,7 @@ from elasticjob_rendezvous.protocol.records.members import (
     Outcome,
     Round,
     RoundState,
+    Snapshots,
 )
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.records.timings import History
@@ -34,6 +35,7 @@ class Agents:
     charged: tuple[int, ...] = ()
     counts: Counts = field(default_factory=Counts)
     members: dict[str, str] = field(default_factory=dict)
+    snapshots: Snapshots | None = None
 
     @property
     def keys(self) -> Keys:
@@ -84,7 +86,9 @@ class Agents:
 
     def _say(self, name: str, state: MemberState, number: int) -> None:
         uid = self.members[name]
-        member = Member(uid, "s1", name, "10.0.0.1", 1, state=state, round=number)
+        member = Member(
+            uid, "s1", name, "10.0.0.1", 1, state=state, round=number, snapshots=self.snapshots
+        )
         self.put(self.keys.session(uid, "s1"), member)
 
 

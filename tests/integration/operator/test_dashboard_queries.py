@@ -17,7 +17,7 @@ from prometheus_client import start_http_server
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_rendezvous.protocol.coordinator.cause_counts import counted
-from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind
+from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Snapshots
 from elasticjob_rendezvous.protocol.records.timings import History
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer
@@ -78,6 +78,7 @@ def act(number: int, agents: Agents, ns: Namespace, failing: Metrics) -> None:
     if kind is CauseKind.FAILURE:
         agents.charged = (*agents.charged, number - 1)
     agents.counts = counted(agents.counts, kind)
+    agents.snapshots = Snapshots(number)
     agents.seal(number, cause)
     final_ms = time.time_ns() // 1_000_000
     record = History(number, cause, 2, final_ms, detect_ms=5, stop_ms=120, join_ms=80)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.paths import ROOT
+from tests.integration.torch import forked_gang
 
 RANKS = """
-import json, os, shutil, sys, time, traceback
+import functools, json, sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train import links, replication
 from elasticjob.train.replicas import State
+from tests.integration.torch import forked_gang
 
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports its modules before the forks
 top = Path(sys.argv[1])
@@ -25,28 +22,10 @@ links.QUIET_SECONDS = 1.0
 
 def gang(name, nodes, last, **settings):
     '''Train to step `last` on the nodes; return what each rank restored.'''
-    pids = []
-    for rank, node in enumerate(nodes):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.environ["LOCAL_RANK"] = str(nodes[:rank].count(node))
-                one(name, rank, len(nodes), top / node, last, settings)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
-    return [json.loads((top / f"{name}-{rank}").read_text()) for rank in range(len(nodes))]
+    work = lambda rank, world: one(rank, dict(settings), last)
+    return forked_gang.gang(top, name, nodes, work)
 
-def one(name, rank, world, folder, last, settings):
-    folder.mkdir(exist_ok=True)
-    os.environ["ELASTICJOB_SNAPSHOT_FOLDER"] = str(folder)
-    dist.init_process_group("gloo", init_method=f"file://{top}/store-{name}", rank=rank,
-                            world_size=world)
+def one(rank, settings, last):
     stays = settings.pop("stays", last)
     deaf = settings.pop("deaf", None)
     if rank == deaf:
@@ -59,15 +38,13 @@ def one(name, rank, world, folder, last, settings):
     try:
         found = snapshots.restore()
     except SnapshotError as error:
-        (top / f"{name}-{rank}").write_text(json.dumps(str(error)))
-        return
+        return str(error)
     told = None
     if found is not None:
         assert bool((found.state["x"] == found.step).all())
         if found.rank_state is not None:
             assert found.rank_state[:2].tolist() == [rank, found.step]
         told = [found.step, found.rank_state is not None, found.place]
-    (top / f"{name}-{rank}").write_text(json.dumps(told))
     for step in range(1 if found is None else found.step + 1, last + 1):
         dist.barrier()
         if optimizer is not None:
@@ -81,19 +58,16 @@ def one(name, rank, world, folder, last, settings):
             dist.barrier()
             replication.send = refuse
     snapshots.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    return told
 
 def refuse(*_):
     raise OSError("network is unreachable")
 
 def damage(node, name):
     for path in (top / node).glob(name):
-        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        forked_gang.damage(path)
 
-def lose(*nodes):
-    for node in nodes:
-        shutil.rmtree(top / node)
+lose = functools.partial(forked_gang.lose, top)
 
 results = {}
 exec(sys.argv[2])
@@ -102,19 +76,7 @@ print(json.dumps(results))
 
 
 def run(top: Path, script: str) -> tuple[Any, str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1"}
-    for name in ("ELASTICJOB_SNAPSHOT_FOLDER", "MASTER_ADDR"):
-        env.pop(name, None)
-    ran = subprocess.run(
-        [sys.executable, "-c", RANKS, str(top), script],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout), ran.stderr
+    return forked_gang.run(RANKS, top, script)
 
 
 def test_state_of_a_lost_node_is_restored_from_its_replica(tmp_path: Path) -> None:

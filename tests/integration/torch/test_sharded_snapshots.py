@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.integration.torch import forked_gang
 from tests.paths import ROOT
 
 RANKS = """
-import json, os, shutil, sys, traceback
+import functools, json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.replicas import State
+from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
 
 def gang(name, nodes, last, width=7, into=True, **settings):
     '''Train to step `last` on the nodes; return what each rank restored.'''
-    pids = []
-    for rank, node in enumerate(nodes):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                one(name, rank, len(nodes), top / node, last, width, into, settings)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
-    return [json.loads((top / f"{name}-{rank}").read_text()) for rank in range(len(nodes))]
+    work = lambda rank, world: one(rank, world, last, width, into, dict(settings))
+    return forked_gang.gang(top, name, nodes, work)
 
 def whole(state):
     '''Return all tensors of the state, whole, in one dict.'''
@@ -50,11 +38,7 @@ def whole(state):
             found[key] = value.full_tensor() if hasattr(value, "full_tensor") else value
     return {name: item.clone() for name, item in found.items()}
 
-def one(name, rank, world, folder, last, width, into, settings):
-    folder.mkdir(exist_ok=True)
-    os.environ["ELASTICJOB_SNAPSHOT_FOLDER"] = str(folder)
-    dist.init_process_group("gloo", init_method=f"file://{top}/store-{name}", rank=rank,
-                            world_size=world)
+def one(rank, world, last, width, into, settings):
     torch.manual_seed(0)
     # 7 and 5 rows do not divide by 2, 3 or 4, and a bias of one element leaves ranks without any.
     layers = torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
@@ -68,8 +52,7 @@ def one(name, rank, world, folder, last, width, into, settings):
     try:
         found = snapshots.restore(into=current) if into else snapshots.restore()
     except SnapshotError as error:
-        (top / f"{name}-{rank}").write_text(json.dumps(str(error)))
-        return
+        return str(error)
     told, step = None, 0
     if found is not None:
         step = found.step
@@ -83,7 +66,6 @@ def one(name, rank, world, folder, last, width, into, settings):
             now = whole(current())
             assert all(torch.equal(now[key], expected[key]) for key in expected)
         told = [step, None if found.rank_state is None else int(found.rank_state), found.place]
-    (top / f"{name}-{rank}").write_text(json.dumps(told))
     while step < last:
         optimizer.zero_grad()
         model(torch.arange(10.0).reshape(2, 5) / 10 + step).square().sum().backward()
@@ -99,12 +81,9 @@ def one(name, rank, world, folder, last, width, into, settings):
             pass
         dist.barrier()
     snapshots.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    return told
 
-def lose(*nodes):
-    for node in nodes:
-        shutil.rmtree(top / node)
+lose = functools.partial(forked_gang.lose, top)
 
 results = {}
 exec(sys.argv[2])
@@ -113,18 +92,7 @@ print(json.dumps(results))
 
 
 def run(top: Path, script: str) -> Any:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1"}
-    for name in ("ELASTICJOB_SNAPSHOT_FOLDER", "MASTER_ADDR"):
-        env.pop(name, None)
-    ran = subprocess.run(
-        [sys.executable, "-c", RANKS, str(top), script],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+    return forked_gang.run(RANKS, top, script, seconds=240)[0]
 
 
 def test_same_ranks_restore_their_shards_and_own_state(tmp_path: Path) -> None:

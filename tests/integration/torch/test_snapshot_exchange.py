@@ -2,62 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.paths import ROOT
+from tests.integration.torch import forked_gang
 
 RANKS = """
-import json, os, sys, tempfile, traceback
+import json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from elasticjob.train import Snapshots
+from tests.integration.torch import forked_gang
 
 top = Path(sys.argv[1])
 
 def gang(name, nodes, last, storage=None):
     '''Train to step `last` on the nodes; return what each rank restored.'''
-    pids = []
-    for rank, node in enumerate(nodes):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                one(name, rank, len(nodes), top / node, last, storage)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
-    return [json.loads((top / f"{name}-{rank}").read_text()) for rank in range(len(nodes))]
+    return forked_gang.gang(top, name, nodes, lambda rank, world: one(rank, last, storage))
 
-def one(name, rank, world, folder, last, storage):
-    folder.mkdir(exist_ok=True)
-    os.environ["ELASTICJOB_SNAPSHOT_FOLDER"] = str(folder)
-    dist.init_process_group("gloo", init_method=f"file://{top}/store-{name}", rank=rank,
-                            world_size=world)
+def one(rank, last, storage):
     snapshots = Snapshots(storage, store_every=2, replicas=0)
     found = snapshots.restore()
     told = None
     if found is not None:
         assert bool((found.state["x"] == found.step).all())
         told = [found.step, found.rank_state, found.place]
-    (top / f"{name}-{rank}").write_text(json.dumps(told))
     for step in range(1 if found is None else found.step + 1, last + 1):
         dist.barrier()
         snapshots.save(step, {"x": torch.full((1000,), step)}, rank * 100 + step)
     snapshots.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    return told
 
 def damage(node, name):
     path = max((top / node).glob(name), key=lambda each: each.stat().st_mtime_ns)
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    forked_gang.damage(path)
 
 storage = str(top / "storage")
 results = {
@@ -78,18 +55,7 @@ print(json.dumps(results))
 
 
 def test_gang_restores_the_newest_snapshot_that_its_nodes_hold(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk"), "OMP_NUM_THREADS": "1"}
-    env.pop("ELASTICJOB_SNAPSHOT_FOLDER", None)
-    ran = subprocess.run(
-        [sys.executable, "-c", RANKS, str(tmp_path)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found, log = forked_gang.run(RANKS, tmp_path)
     memory = "memory"
     assert found["first"] == [None, None]
     assert found["same"] == [[3, 3, memory], [3, 103, memory]]
@@ -102,4 +68,4 @@ def test_gang_restores_the_newest_snapshot_that_its_nodes_hold(tmp_path: Path) -
     assert found["damaged copy"] == [[7, rank * 100 + 7, memory] for rank in range(3)]
     assert found["damaged everywhere"] == [[7, rank * 100 + 7, memory] for rank in range(3)]
     assert found["all nodes lost"] == [[8, rank * 100 + 8, "storage"] for rank in range(3)]
-    assert "checksum mismatch" in ran.stderr
+    assert "checksum mismatch" in log

@@ -93,6 +93,37 @@ def test_resume_restores_step_model_optimizer_and_random_state(
     assert advance(again, its_optimizer) == undisturbed
 
 
+def test_snapshots_take_at_most_ten_lines() -> None:
+    lines = (DIGITS / "train.py").read_text().splitlines()
+    marked = [line for line in lines if line.rstrip().rpartition("  # elastic")[1]]
+    assert len(marked) == 9
+    assert "and nine, marked `# elastic`" in (DIGITS / "README.md").read_text()
+
+
+@pytest.mark.usefixtures("alone")
+def test_snapshot_newer_than_the_checkpoint_is_continued(
+    train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker fails after a step that no checkpoint has."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setenv("ELASTICJOB_SNAPSHOT_FOLDER", str(memory))
+    monkeypatch.setenv("ELASTICJOB_SNAPSHOTS", '{"everySteps": 1}')
+    done: list[int] = []
+
+    def fails(step: int, **_: float) -> None:
+        done.append(step)
+        if len(done) == 8:
+            raise RuntimeError("a failed worker")
+
+    monkeypatch.setattr(train.job, "progress", fails)
+    options = train.parse(["--steps", "10", "--checkpoint-dir", str(tmp_path / "checkpoints")])
+    with pytest.raises(RuntimeError, match="a failed worker"):
+        train.train(options)  # the checkpoint is of step 5, the last snapshot of step 7
+    train.train(options)
+    assert done == [1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10]
+
+
 def test_manifest_uses_this_script_with_existing_options(train: ModuleType) -> None:
     job = yaml.safe_load((DIGITS / "elasticjob.yaml").read_text())
     spec = job["spec"]

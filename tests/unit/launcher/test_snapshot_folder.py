@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -46,7 +47,10 @@ def test_folder_is_private_and_ends_with_its_launcher(tmp_path: Path) -> None:
     assert first.path != second.path
     assert first.path.stat().st_mode & 0o777 == 0o700
     (first.path / "shared.0").write_bytes(b"x")
-    assert first.environment == {layout.SNAPSHOT_FOLDER: str(first.path)}
+    assert first.environment == {
+        layout.SNAPSHOT_FOLDER: str(first.path),
+        layout.SNAPSHOT_TROUBLE: "",
+    }
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
@@ -72,12 +76,19 @@ def test_supervisor_of_a_local_job_removes_folders_of_killed_launchers(tmp_path:
 def test_machine_without_shared_memory_hides_an_inherited_folder(tmp_path: Path) -> None:
     folder = SnapshotFolder(tmp_path / "missing")
     assert folder.path is None
-    assert folder.environment == {layout.SNAPSHOT_FOLDER: ""}
+    missing = f"{errno.ENOENT} {tmp_path / 'missing'}"
+    assert folder.environment == {layout.SNAPSHOT_FOLDER: "", layout.SNAPSHOT_TROUBLE: missing}
     folder.close()
+
+
+def test_memory_that_is_turned_off_is_no_trouble() -> None:
+    hidden = {layout.SNAPSHOT_FOLDER: "", layout.SNAPSHOT_TROUBLE: ""}
+    assert SnapshotFolder(None).environment == hidden
 
 
 def test_launcher_library_and_supervisor_agree_on_the_names() -> None:
     assert snapshot_folder.VARIABLE == layout.SNAPSHOT_FOLDER
+    assert snapshot_folder.TROUBLE == layout.SNAPSHOT_TROUBLE
     assert f"{snapshot_folder.PREFIX}*" == supervisor.SNAPSHOTS
     assert snapshot_folder.SHARED_MEMORY == supervisor.SHARED_MEMORY
 

@@ -8,6 +8,7 @@ import logging
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -22,6 +23,7 @@ from elasticjob_operator.kubernetes.event_recorder import EventRecorder, Subject
 from elasticjob_operator.logs import JsonFormatter, TextFormatter, of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
+from elasticjob_operator.reconcile.jobs import JobKey, Jobs
 from elasticjob_operator.reconcile.watches import StalenessCheck
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.replica.health import Health, serve_health
@@ -239,6 +241,18 @@ def test_job_metric_counts_phases_at_scrape() -> None:
     text = metrics.text().decode()
     assert 'elasticjob_jobs{phase="Running"} 2.0' in text
     assert 'elasticjob_jobs{phase="Pending"} 0.0' in text
+
+
+def test_goodput_metric_has_one_series_for_each_job_with_snapshots() -> None:
+    metrics = Metrics()
+    assert "elasticjob_goodput_percent{" not in metrics.text().decode()
+    jobs = Jobs(lambda: 0.0, lambda: 0.0)
+    for name, goodput in (("a", 97), ("b", None)):
+        memory = jobs.recall(JobKey("team", name), name)
+        memory.report = replace(memory.report, goodput=goodput)
+    metrics.show_goodput(jobs.goodput)
+    found = [line for line in metrics.text().decode().splitlines() if "goodput_percent{" in line]
+    assert found == ['elasticjob_goodput_percent{job_name="a",job_namespace="team"} 97.0']
 
 
 def test_error_metric_uses_the_kind_of_the_cause() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import hmac
+import json
 import logging
 import os
 import socket
@@ -208,6 +209,80 @@ def test_replicated_step_is_of_this_round_and_not_before_a_failure(tmp_path: Pat
         seen.append(replication.replicated_step)
     replication.close()
     assert seen == [-1, 5, 5, -1]
+
+
+class Peer:
+    """Gang of two ranks on two nodes, seen from rank 0, of which the other one is at `address`."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.rank, self.size, self._address = 0, 2, address
+
+    def gather(self, content: bytes) -> list[bytes]:
+        said = json.loads(content)
+        self.key = bytes.fromhex(said["key"])
+        host, port = self._address
+        other = {"node": "other", "domain": "other", "topology": "", "address": host, "port": port}
+        return [content, json.dumps(other).encode()]
+
+
+def replicating(folder: Path, peer: Peer) -> tuple[Replication, list[Part]]:
+    """Return the replication of sharded state by rank 0, and its committed parts of step 1."""
+    replication = Replication(peer, folder, 0, Settings(1, RATE, True))  # type: ignore[arg-type]
+    parts = [part(1, 0), part(1, SHARED)]
+    memory = MemoryBuffers(folder, 0)
+    for each in parts:
+        memory.commit(each, body())
+    replication.announce(Version(1, 7))
+    return replication, parts
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_slow_peer_does_not_cost_the_shared_part(tmp_path: Path, order: int) -> None:
+    """Later snapshots overwrite the parts while the peer receives its copy."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        peer = Peer(listener.getsockname())
+        replication, parts = replicating(tmp_path, peer)
+        replication.send(parts[::order])
+        link, _ = listener.accept()  # the peer, which answers later
+        memory = MemoryBuffers(tmp_path, 0)
+        for step in (2, 3):
+            for rank in (0, SHARED):
+                memory.commit(part(step, rank), body())
+        buffers = ReplicaBuffers(tmp_path / "peer")
+        buffers.folder.mkdir()
+        receiver = Receiver(listener, peer.key, frozenset({0}), buffers)
+        with link:
+            receiver._receive(link)
+        replication.close()
+        assert replication.state is State.DONE
+        assert set(buffers.parts()) == {part(1, 0)}, "the peer has the shared part itself"
+        assert set(ReplicaBuffers(tmp_path).parts()) == set(parts)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_node_that_is_cut_off_has_no_shared_part_without_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    commit, seen = ReplicaBuffers.commit, []
+
+    def dies(self: ReplicaBuffers, each: Part, content: Body, keep: Version | None) -> None:
+        seen.append(each.rank)
+        if len(seen) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(self, each, content, keep)
+
+    monkeypatch.setattr(ReplicaBuffers, "commit", dies)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        replication, parts = replicating(tmp_path, Peer(listener.getsockname()))
+        replication.send(parts[::order])
+        replication.close()
+        assert replication.state is State.FAILED
+        assert seen == [0, SHARED]
+        assert set(ReplicaBuffers(tmp_path).parts()) == {parts[0]}
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()  # no peer holds a part of a version that is given up
 
 
 def test_header_that_arrives_too_slowly_is_given_up(

@@ -14,9 +14,12 @@ import pytest
 from elasticjob.train import buffers
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import (
+    RECORD_BYTES,
     Body,
     CorruptSnapshot,
     MemoryBuffers,
+    NoRoom,
+    ReplicaBuffers,
     StorageFolder,
     StorageWrite,
     held,
@@ -85,6 +88,53 @@ def test_parts_of_other_ranks_stay_until_the_next_commit(tmp_path: Path) -> None
     after.keep(Version(2, 7))
     after.commit(Part(Version(3, 8), 1, 2, 2, True), body(3))
     assert {(part.version.step, part.rank) for part in after.parts()} == {(2, 3), (3, 1)}
+
+
+def test_former_workers_count_once_and_their_parts_go(tmp_path: Path) -> None:
+    """A node with four workers continues with two, whose parts are twice as large."""
+    for rank in range(4):
+        worker = MemoryBuffers(tmp_path, rank, local_ranks=4)
+        for step in (1, 2):
+            worker.commit(Part(Version(step, 7), rank, 4, step - 1, True), body(step, 10_000))
+        (tmp_path / f"reached-{rank}").write_bytes(b"x")
+    (tmp_path / "rank-3.0").write_bytes(b"torn")
+    workers = [MemoryBuffers(tmp_path, rank, 90_000, local_ranks=2) for rank in (0, 1)]
+    workers[0].remove_former(Version(2, 7))
+    left = {(part.rank, part.version.step) for part in workers[0].parts()}
+    assert left == {(0, 1), (0, 2), (1, 1), (1, 2), (2, 2), (3, 2)}
+    assert not (tmp_path / "rank-3.0").exists()
+    assert (tmp_path / "reached-3").exists()
+    for step in (3, 4):
+        for rank, worker in enumerate(workers):
+            worker.keep(Version(step - 1, 7))
+            worker.commit(Part(Version(step, 8), rank, 2, step - 1, True), body(step, 20_000))
+            if step == 3:
+                assert (3, 2) in {(part.rank, part.version.step) for part in worker.parts()}
+        workers[0].remove_former()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rank-0.0", "rank-0.1", "rank-1.0", "rank-1.1", "reached-0", "reached-1",
+    ]  # fmt: skip
+    with pytest.raises(NoRoom) as refused:
+        workers[1].commit(Part(Version(5, 8), 1, 2, 4, True), body(5, 30_000))
+    assert 2 * 50_000 < refused.value.needed < 2 * 51_000
+
+
+def test_former_workers_are_unknown_without_their_number(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        worker = MemoryBuffers(tmp_path, rank)
+        worker.commit(Part(Version(1, 7), rank, 4, 0, True), body(1))
+    worker.remove_former()
+    assert {part.rank for part in worker.parts()} == {0, 3}
+
+
+def test_buffer_of_a_former_worker_reserves_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: sizes)
+    MemoryBuffers(tmp_path, 3).commit(Part(Version(1, 7), 3, 4, 0, True), body(1))
+    free = [ReplicaBuffers(tmp_path, local_ranks).free_bytes() for local_ranks in (4, 2)]
+    assert free[1] - free[0] == RECORD_BYTES + body(1).size
 
 
 @pytest.mark.parametrize("kind", ["memory", "storage"])

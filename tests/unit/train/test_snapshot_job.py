@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import shutil
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
+from elasticjob.train.buffers import held
 from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
 
 MIB = 2**20
@@ -258,6 +263,39 @@ def test_lost_steps_count_from_the_farthest_rank(tmp_path: Path) -> None:
     assert reached_on(tmp_path).step == 6
 
 
+def checkpoint(job: Job) -> tuple[int, int]:
+    """Return the step and the number of the reported checkpoints."""
+    record = layout.unpack(job.progress.read_bytes())
+    assert record is not None
+    return record.checkpoint_step, record.checkpoints
+
+
+def test_periodic_snapshot_in_storage_is_reported_as_a_checkpoint(job: Job) -> None:
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=4)
+    taken(snapshots, 4)
+    snapshots._end_storing()
+    assert checkpoint(job) == (-1, 0), "the thread that writes does not report"
+    snapshots.save(5, {"x": 5}, 5)
+    # Scripts that report none themselves are asked to save by save points, not by this number.
+    assert checkpoint(job) == (4, 0)
+    taken(snapshots, 8, first=6)
+    snapshots.close()
+    assert checkpoint(job) == (8, 0)
+
+
+def test_snapshot_that_was_not_requested_is_no_answer_to_a_request(job: Job) -> None:
+    train.on_leave(lambda: None)
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
+    taken(snapshots, 2)
+    snapshots._end_storing()
+    job.request.write_bytes(layout.pack_request(layout.Request(0, 30)))
+    snapshots.save(3, {"x": 3}, 3)
+    assert checkpoint(job) == (-1, 0)
+    job.request.write_bytes(layout.pack_request(None))
+    snapshots.save(4, {"x": 4}, 4)
+    assert checkpoint(job) == (2, 0)
+
+
 def asked(job: Job, point: int, seconds: float = 0.3) -> None:
     job.request.write_bytes(layout.pack_request(layout.Request(point, seconds)))
 
@@ -317,9 +355,117 @@ def test_read_only_memory_leaves_the_job_running(
     snapshots = job.started()
     assert snapshots.save(1, {"x": 1}, 1)
     assert snapshots.save(2, {"x": 2}, 2)
-    assert job.report().trouble == layout.UNUSABLE
+    state, error = layout.trouble_of(job.report().trouble)
+    assert state == layout.UNUSABLE
+    assert error in (errno.ENOENT, errno.EACCES)
     assert len(caplog.records) == 1
     assert "no more snapshots in the memory of this node" in caplog.text
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_folder_that_the_launcher_cannot_create_is_reported_and_logged_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, local_rank: int
+) -> None:
+    job.settings(everySteps=1)
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    monkeypatch.setenv(layout.SNAPSHOT_TROUBLE, f"{errno.EROFS} /dev/shm")
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    snapshots = job.started()
+    assert taken(snapshots, 2) == [1, 2]
+    assert layout.trouble_of(job.report().trouble) == (layout.UNUSABLE, errno.EROFS)
+    assert job.report().step == layout.NO_STEP
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [
+        "no snapshots in the memory of this node: cannot create a folder in /dev/shm: Read-only "
+        "file system. Training goes on without snapshots of this node"
+    ] * (local_rank == 0)
+
+
+@pytest.mark.parametrize("trouble", ["", "no number"])
+def test_memory_that_is_turned_off_is_not_reported_as_trouble(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
+) -> None:
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    monkeypatch.setenv(layout.SNAPSHOT_TROUBLE, trouble)
+    snapshots = job.started(every_steps=1)
+    assert taken(snapshots, 1) == [1]
+    assert job.report().trouble == layout.FITS
+    assert caplog.records == []
+
+
+@pytest.fixture
+def small_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Memory of 5 MiB: a real file system as root, else an allocation with that limit."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(job.memory)]
+    is_real = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    allocate = os.posix_fallocate
+
+    def limited(fd: int, offset: int, size: int) -> None:
+        held = sum(path.stat().st_blocks * 512 for path in job.memory.iterdir())
+        if held + size > 5 * MIB:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(fd, offset, size)
+
+    if not is_real:
+        monkeypatch.setattr(os, "posix_fallocate", limited)
+    yield job.memory
+    if is_real:
+        subprocess.run(["umount", str(job.memory)], check=True)
+
+
+def test_memory_that_holds_one_snapshot_is_reported_and_keeps_it(
+    job: Job, small_memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    state = {"x": torch.zeros(3 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, state, 1) == (1, layout.FITS)
+    assert taken_with(snapshots, state, 2, 3) == (1, layout.NO_ROOM)
+    assert len(caplog.records) == 1
+    assert "enlarge /dev/shm" in caplog.text
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.lost_steps) == (1, 2)
+
+
+def test_memory_that_fills_up_at_run_time_keeps_the_last_snapshot(
+    job: Job, small_memory: Path
+) -> None:
+    """A data loader fills the memory, then a larger state needs more of it."""
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    assert taken_with(snapshots, {"x": torch.zeros(1000)}, 1, 2) == (2, layout.FITS)
+    (small_memory / "other").write_bytes(bytes(4 * MIB))
+    large = {"x": torch.zeros(2 * MIB, dtype=torch.uint8)}
+    assert taken_with(snapshots, large, 3, 4) == (2, layout.NO_ROOM)
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 2
+
+
+def test_parts_of_former_workers_stay_until_the_gang_has_its_own(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node had two workers, and continues with one."""
+    job.settings(everySteps=1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    taken(job.started(), 2)
+    for number in (0, 1):  # of the other worker
+        shutil.copy(job.memory / f"rank-0.{number}", job.memory / f"rank-1.{number}")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    job.restart()
+    snapshots = Snapshots()
+    assert snapshots.restore() is not None
+    [left] = job.memory.glob("rank-1.*")
+    part = held(left)
+    assert part is not None
+    assert part.version.step == 2, "the restored version stays"
+    assert snapshots.save(3, {"x": 3}, 3)
+    assert left.exists()
+    assert snapshots.save(4, {"x": 4}, 4)
+    assert list(job.memory.glob("rank-1.*")) == []
 
 
 def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:

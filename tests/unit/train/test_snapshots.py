@@ -17,7 +17,8 @@ import torch
 
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.buffers import CorruptSnapshot
+from elasticjob.train.agreement import complete_versions
+from elasticjob.train.buffers import CorruptSnapshot, StorageFolder, read
 from elasticjob.train.codec import decode, encode
 
 
@@ -228,6 +229,36 @@ def test_stored_snapshot_is_in_storage_on_return(tmp_path: Path) -> None:
     assert snapshots.save(7, {"x": 7}) is False
     assert snapshots.save(8, {"x": 8}, store=True)
     assert restored(tmp_path) == (8, "storage")
+
+
+class LatePeer:
+    """Gang of two ranks, seen from rank 0: rank 1 stores its parts before it answers."""
+
+    rank, size = 0, 2
+
+    def __init__(self, storage: StorageFolder) -> None:
+        self._storage = storage
+
+    def gather(self, content: bytes, *, is_fixed: bool = False) -> list[bytes]:
+        parts = self._storage.parts()
+        for part, path in parts.items():
+            if part.rank == 0 and (late := part._replace(rank=1)) not in parts:
+                self._storage.store(late, read(path, part))
+        return [content, content]
+
+
+def test_older_snapshots_expire_after_a_demanded_one_that_a_peer_completes_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's own expiry finds the demanded snapshot incomplete, and keeps the one before."""
+    storage = StorageFolder(tmp_path)
+    monkeypatch.setattr("elasticjob.train.snapshots.Gang", lambda: LatePeer(storage))
+    snapshots = started(tmp_path, every_steps=100, keep=1)
+    for step in (1, 2, 3):
+        assert snapshots.save(step, {"x": step}, step, store=True)
+        complete = complete_versions(storage.parts())
+        assert [version.step for version in complete] == [step]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_storage_that_cannot_be_written_is_an_error_when_it_was_demanded(tmp_path: Path) -> None:

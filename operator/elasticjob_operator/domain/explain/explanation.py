@@ -14,6 +14,7 @@ from elasticjob_operator.domain.explain.catalog import OBSTACLES
 from elasticjob_operator.domain.explain.history import (
     ENDED_PHASES,
     failure_sentences,
+    goodput_sentences,
     interruption_sentences,
 )
 from elasticjob_operator.domain.explain.phrases import (
@@ -147,6 +148,7 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
         *_state(job, known),
         *_unlabelled(job, known),
         *interruption_sentences(job.status),
+        *goodput_sentences(job.status),
         *failure_sentences(job),
     ]
     return tuple(sentence(text) for text in texts)

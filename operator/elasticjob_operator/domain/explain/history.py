@@ -66,6 +66,18 @@ def _phases_text(found: RoundStatus) -> str:
     return ", ".join(f"{part} {seconds_text(ms)}" for part, ms in known.items() if ms)
 
 
+def goodput_sentences(status: Status) -> Iterator[str]:
+    """Yield the goodput of the run with the lost times, if the script takes snapshots."""
+    found = status.snapshots
+    if found is None or found.since is None or found.goodput_percent is None:
+        return
+    lost, paused = seconds_text(found.lost_ms), seconds_text(found.paused_ms)
+    yield (
+        f"Goodput {found.goodput_percent} % since the first step {time_text(found.since)}: "
+        f"{lost} repeated, {paused} paused"
+    )
+
+
 def failure_sentences(job: ElasticJob) -> Iterator[str]:
     """Yield the latest failure, the meaning of its class, and the remedy."""
     failure = latest_failure(job.status)

@@ -98,7 +98,7 @@ def next_status(
         ),
         members=_members(view) if view.readable else before.members,
         rounds=rounds,
-        snapshots=snapshots_status(view, rounds, past, phase, now),
+        snapshots=snapshots_status(view, rounds, run, phase, now),
         first_failure=first_failure(run, latest),
         last_failure=latest,
         last_stop=stop,

@@ -1,47 +1,45 @@
-"""Snapshots of a job as its workers report them: restorable step, losses, goodput, memory."""
+"""Snapshots of a job as its workers report them: restorable step, losses, memory."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
+from elasticjob_operator.domain.status.goodput import with_rounds
 from elasticjob_operator.domain.status.readiness import Finding
-from elasticjob_operator.domain.status.rounds import recovery_ms, seconds_text
+from elasticjob_operator.domain.status.rounds import seconds_text
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import RoundStatus, SnapshotsStatus, Status
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase, ReplicaState
-from elasticjob_rendezvous.protocol.records.members import (
-    CauseKind,
-    Member,
-    Snapshots,
-    SnapshotTrouble,
-)
+from elasticjob_rendezvous.protocol.records.members import Member, Snapshots, SnapshotTrouble
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
 MEMORY_LIMIT_TOO_SMALL = "MemoryLimitTooSmall"
 SHARED_MEMORY_FULL = "SharedMemoryFull"
 MEMORY_UNUSABLE = "MemoryUnusable"
-_MOST = 2**63 - 1
-"""Maximum of a total: that of the schema."""
+_ENDED = FINISHED | {Phase.SUSPENDING, Phase.SUSPENDED}
+"""Phases in which the time of a run is over."""
 _VERSIONS = 2
 """Number of snapshots that a node holds: one of them is always complete."""
 
 
 def snapshots_status(
-    view: RendezvousView, rounds: Sequence[RoundStatus], past: Status, phase: Phase, now: datetime
+    view: RendezvousView, rounds: Sequence[RoundStatus], run: Status, phase: Phase, now: datetime
 ) -> SnapshotsStatus | None:
     """Return the status of the snapshots; None for a job without any.
 
-    `past` is the status of this incarnation. Between rounds the last known steps stay.
+    `run` is the status of this run. Between rounds the last known steps stay.
     """
-    before = past.snapshots
+    before = run.snapshots
     told = [snapshots for _, snapshots in _reports(view)]
-    if not view.readable or past.phase in FINISHED or (before is None and not told):
+    if not view.readable or run.phase in FINISHED or (before is None and not told):
         return before
-    counted = _with_rounds(before or SnapshotsStatus(), rounds, view.round)
-    counted = counted.model_copy(update={"goodput_percent": goodput_percent(counted, now)})
+    counted = before or SnapshotsStatus()
+    if run.phase not in _ENDED or phase not in _ENDED:
+        counted = with_rounds(counted, rounds, view, now)
     if not told or phase in FINISHED:
         return counted
     memory, stored = min(each.step for each in told), max(each.stored for each in told)
@@ -56,15 +54,6 @@ def snapshots_status(
             "bytes_per_node": max(each.bytes for each in told),
         }
     )
-
-
-def goodput_percent(snapshots: SnapshotsStatus, now: datetime) -> int | None:
-    """Return the share of the time in which steps were computed that count; None at the start."""
-    if snapshots.since is None:
-        return None
-    elapsed = (now - snapshots.since).total_seconds() * 1000
-    wasted = snapshots.lost_ms + snapshots.paused_ms
-    return None if elapsed <= 0 else max(0, int(100 * (1 - min(1, wasted / elapsed))))
 
 
 def lost_text(steps: int, ms: int) -> str:
@@ -119,7 +108,13 @@ def _reports(view: RendezvousView) -> list[tuple[Member, Snapshots]]:
 
 def _trouble(found: Snapshots) -> tuple[str, str]:
     if found.trouble is not SnapshotTrouble.NO_ROOM:
-        return MEMORY_UNUSABLE, "the folder in memory cannot be written; see the worker's log"
+        name = errno.errorcode.get(found.error)
+        reason = f": {name}" if name else ""
+        return (
+            MEMORY_UNUSABLE,
+            "the folder for snapshots in memory cannot be created or written"
+            f"{reason}; see the worker's log",
+        )
     size, needed = size_text(found.bytes), size_text(_VERSIONS * found.bytes)
     if found.limit:
         return (
@@ -133,32 +128,6 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
         SHARED_MEMORY_FULL,
         f"two snapshots of {size} do not fit into /dev/shm: it needs more than {needed}; set "
         "recovery.snapshots.memoryLimit, or enlarge its volume and the trainer's memory limit",
-    )
-
-
-def _with_rounds(
-    counted: SnapshotsStatus, rounds: Sequence[RoundStatus], current: int
-) -> SnapshotsStatus:
-    """Return the totals with the rounds that were not counted: those with a first step, or over."""
-    lost_steps, lost_ms, paused_ms = counted.lost_steps, counted.lost_ms, counted.paused_ms
-    last, since = counted.counted_round, counted.since
-    for found in rounds:
-        since = since or found.final_time
-        if found.round <= last or (found.first_step_ms is None and found.round >= current):
-            continue
-        last = found.round
-        lost_steps += max(0, found.lost_steps or 0)
-        lost_ms += max(0, found.lost_ms or 0)
-        if found.cause != CauseKind.START:
-            paused_ms += max(0, (recovery_ms(found) or 0) + (found.first_step_ms or 0))
-    return counted.model_copy(
-        update={
-            "lost_steps": min(lost_steps, _MOST),
-            "lost_ms": min(lost_ms, _MOST),
-            "paused_ms": min(paused_ms, _MOST),
-            "counted_round": last,
-            "since": since,
-        }
     )
 
 

@@ -174,6 +174,7 @@ class Snapshots:
         bytes: size of one snapshot in the memory of the node.
         limit: memory of the node for snapshots in bytes; 0 without a limit of the job.
         trouble: see `SnapshotTrouble`.
+        error: errno of memory that is unusable; 0 if it is unknown.
     """
 
     step: int = -1
@@ -184,6 +185,7 @@ class Snapshots:
     bytes: int = 0
     limit: int = 0
     trouble: SnapshotTrouble = SnapshotTrouble.NONE
+    error: int = 0
 
 
 @dataclass(frozen=True, slots=True)

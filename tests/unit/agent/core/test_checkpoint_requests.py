@@ -116,6 +116,19 @@ def test_checkpoint_before_requested_step_does_not_complete_the_save() -> None:
     assert not told(driven).completed
 
 
+def test_checkpoint_up_to_the_answer_does_not_complete_the_save() -> None:
+    """The progress at the request is up to a quarter of a second older than the request."""
+    driven = training()
+    driven.feed(progressed(4, 4, checkpoint_step=2))
+    driven.feed(directed(0))
+    driven.feed(progressed(5, 5, asked=True, checkpoint_step=5))
+    driven.feed(directed(6))
+    driven.feed(progressed(6, 6, checkpoint_step=5))
+    assert not told(driven).completed
+    driven.feed(progressed(6, 6, checkpoint_step=6))
+    assert told(driven).completed
+
+
 def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -> None:
     driven = running()
     driven.feed(directed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from elasticjob.layout import (
     pack,
     pack_names,
     pack_report,
+    unusable,
 )
 from elasticjob_agent.core.model import ReportLocal, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
@@ -109,6 +111,11 @@ def test_snapshots_of_a_node_are_those_that_all_its_workers_have() -> None:
     assert orders[-1].local.snapshots == Snapshots(
         -1, 8, 6, 1, 4, 50, 900, SnapshotTrouble.NO_ROOM
     ), "the worker without room reports the needs of its node"
+    refused = other._replace(trouble=unusable(errno.EROFS), step=-1)
+    orders = driven.only(ReportLocal, driven.feed(snapped(11, trouble, refused), STEP_SECONDS))
+    found = orders[-1].local.snapshots
+    assert found is not None
+    assert (found.trouble, found.error) == (SnapshotTrouble.UNUSABLE, errno.EROFS)
     driven.feed(stopped())
     assert driven.only(ReportLocal)[-1].local.snapshots is None
 

@@ -126,6 +126,11 @@ def test_pages_load_nothing_from_elsewhere_and_have_no_inline_script(name: str) 
     assert "innerHTML =" not in assets.SCRIPT
 
 
+def test_job_page_has_the_goodput_of_a_job_with_snapshots() -> None:
+    assert "Goodput" not in shown("demo")
+    assert "Goodput97 %" in Reader(shown("demo", snapshots={"goodputPercent": 97})).words
+
+
 def test_text_is_escaped_and_markup_is_not() -> None:
     assert tag("p", "a<b", tag("b", "c"), None, title='"x"') == (
         '<p title="&quot;x&quot;">a&lt;b<b>c</b></p>'

@@ -1,7 +1,8 @@
-"""Snapshots in the status: restorable step, replicas, losses, goodput, and too little memory."""
+"""Snapshots in the status: restorable step, replicas, losses, and too little memory."""
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from typing import Any
 
@@ -100,34 +101,6 @@ ROUNDS = [
 ]  # fmt: skip
 
 
-def test_losses_and_pauses_are_added_once_for_each_round() -> None:
-    seen = view(Snapshots(9), Snapshots(9), number=2, rounds=ROUNDS)
-    first = status_of(seen)
-    found = first.snapshots
-    assert found is not None
-    assert (found.lost_steps, found.lost_ms, found.paused_ms) == (1, 200, 1000)
-    assert (found.counted_round, found.since) == (2, ago(100))
-    assert found.goodput_percent == 98  # 1.2 s of 100 s, rounded down
-    assert status_of(seen, first).snapshots == found
-    after = snapshots_of(seen, first, later(1100))
-    assert (after.lost_ms, after.goodput_percent) == (200, 99)
-    # The status keeps the totals of rounds that it no longer lists.
-    third = history(3, "failure", start_ms=50, first_step_ms=50, lost_steps=2, lost_ms=300)
-    grown = snapshots_of(view(Snapshots(9), None, number=3, rounds=[third]), first)
-    assert (grown.lost_steps, grown.lost_ms, grown.paused_ms) == (3, 500, 1100)
-
-
-def test_round_counts_after_its_first_step_or_its_end() -> None:
-    begun = [ROUNDS[0], replace(ROUNDS[1], first_step_ms=None, lost_steps=None, lost_ms=None)]
-    first = status_of(view(Snapshots(9), None, number=2, rounds=begun))
-    assert first.snapshots is not None
-    assert first.snapshots.counted_round == 1
-    assert snapshots_of(view(Snapshots(9), None, number=2, rounds=ROUNDS), first).lost_steps == 1
-    third = history(3, "loss")
-    ended = snapshots_of(view(Snapshots(9), None, number=3, rounds=[*begun, third]), first)
-    assert (ended.counted_round, ended.paused_ms) == (2, 600)
-
-
 def test_unreadable_rendezvous_and_end_keep_the_snapshots() -> None:
     first = status_of(view(Snapshots(9), Snapshots(9), number=2, rounds=ROUNDS))
     assert snapshots_of(UNREADABLE, first) == first.snapshots
@@ -178,9 +151,15 @@ def test_full_shared_memory_and_unusable_folder_have_their_own_reasons() -> None
     full = condition(status_of(view(too_small(0), too_small(0))))
     assert full is not None
     assert (full.reason, full.message[:18]) == ("SharedMemoryFull", "job-0 and 1 more: ")
-    broken = condition(status_of(view(None, Snapshots(trouble=SnapshotTrouble.UNUSABLE))))
-    assert broken is not None
-    assert broken.reason == "MemoryUnusable"
+    for error, said in ((errno.EACCES, ": EACCES; "), (0, "; "), (2**70, "; ")):
+        found = Snapshots(trouble=SnapshotTrouble.UNUSABLE, error=error)
+        broken = condition(status_of(view(None, found)))
+        assert broken is not None
+        assert broken.reason == "MemoryUnusable"
+        assert broken.message == (
+            "job-1: the folder for snapshots in memory cannot be created or written"
+            f"{said}see the worker's log"
+        )
 
 
 def test_condition_is_true_with_snapshots_and_stays_between_rounds() -> None:

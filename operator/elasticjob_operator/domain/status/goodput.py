@@ -1,0 +1,145 @@
+"""Goodput of a run: share of its time in which steps were completed that were kept. No I/O.
+
+The time begins with the run's first step and ends with the run; a run begins with the job's start
+or resumption, so a suspension is no part of it. Repeated steps, recoveries, rounds without a first
+step and waits for nodes are lost time. See docs/decisions/0058.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from elasticjob_operator.domain.observed.state import RendezvousView
+from elasticjob_operator.domain.status.rounds import (
+    PLANNED_CAUSES,
+    began_at,
+    recovery_ms,
+)
+from elasticjob_operator.model.status import RoundStatus, SnapshotsStatus
+from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.records.members import MemberState
+
+_MOST = 2**63 - 1
+"""Maximum of a total: that of the schema."""
+_RESOLUTION = timedelta(seconds=1)
+"""Resolution of times in the status."""
+
+
+def with_rounds(
+    before: SnapshotsStatus, rounds: Sequence[RoundStatus], view: RendezvousView, now: datetime
+) -> SnapshotsStatus:
+    """Return the totals with the rounds that have a first step since, and the goodput at `now`.
+
+    The totals follow from the records of the rounds. Only the loss of all nodes at once has no
+    record: its time is that of the first observation.
+    """
+    # Lower numbers without a new run: etcd lost the rounds.
+    last = before.counted_round if before.counted_round <= view.round else 0
+    lost_steps, lost_ms, paused_ms = before.lost_steps, before.lost_ms, before.paused_ms
+    since, seen = before.since, before.paused_since
+    began: datetime | None = None
+    for found in rounds:
+        if found.round <= last:
+            continue
+        if since is not None:
+            began = min(filter(None, (began, _pause_began(found))), default=None)
+        if found.first_step_ms is None:
+            continue
+        stepped = _first_step_at(found)
+        if since is None:
+            since = stepped
+        else:
+            paused_ms += _pause_ms(_earlier(seen, began), stepped, found)
+        lost_steps += max(0, found.lost_steps or 0)
+        lost_ms += max(0, found.lost_ms or 0)
+        seen, began, last = None, None, found.round
+    paused_since = _earlier(seen, began)
+    if since is None or (_trains(view) and last == view.round):
+        paused_since = None
+    elif not _trains(view):
+        is_open = view.state is not RendezvousState.FINAL and view.since is not None
+        paused_since = paused_since or (view.since if is_open else now)
+    after = before.model_copy(
+        update={
+            "lost_steps": min(lost_steps, _MOST),
+            "lost_ms": min(lost_ms, _MOST),
+            "paused_ms": min(paused_ms, _MOST),
+            "counted_round": last,
+            "since": _whole(since),
+            "paused_since": _whole(paused_since),
+        }
+    )
+    return after.model_copy(update={"goodput_percent": _percent(after, _end(view, now))})
+
+
+def _percent(found: SnapshotsStatus, end: datetime) -> int | None:
+    """Return the goodput, rounded down; None before the first step."""
+    if found.since is None or end <= found.since:
+        return None
+    elapsed = _milliseconds(found.since, end)
+    lost = found.lost_ms + found.paused_ms
+    if found.paused_since is not None:
+        lost += _milliseconds(found.paused_since, end)
+    return 100 * max(0, elapsed - lost) // max(1, elapsed)
+
+
+def _end(view: RendezvousView, now: datetime) -> datetime:
+    """Return the time up to which the run is measured: its end, or `now`."""
+    is_closed = view.state is RendezvousState.CLOSED and view.since is not None
+    return view.since if is_closed and view.since else now
+
+
+def _trains(view: RendezvousView) -> bool:
+    """Return True if a member of the final round runs its workers, or is done."""
+    return view.state is RendezvousState.FINAL and any(
+        member.round == view.round and (member.runs or member.state is MemberState.DONE)
+        for member in view.members
+    )
+
+
+def _pause_began(found: RoundStatus) -> datetime | None:
+    """Return the end of the training before a round; None if unknown.
+
+    Until the decision for a planned change training continues.
+    """
+    if found.final_time is None:
+        return None
+    is_planned = found.cause in PLANNED_CAUSES
+    return began_at(
+        found.final_time, found.model_copy(update={"detect_ms": 0}) if is_planned else found
+    )
+
+
+def _first_step_at(found: RoundStatus) -> datetime | None:
+    """Return the time of the first step of the slowest worker; None if unknown."""
+    if found.final_time is None or found.first_step_ms is None:
+        return None
+    try:
+        spent = timedelta(milliseconds=(found.start_ms or 0) + found.first_step_ms)
+        return found.final_time + spent
+    except OverflowError:  # a hostile record
+        return None
+
+
+def _pause_ms(began: datetime | None, stepped: datetime | None, found: RoundStatus) -> int:
+    """Return the duration of a pause; without its times the sum of the round's phases."""
+    if began is None or stepped is None:
+        return max(0, (recovery_ms(found) or 0) + (found.first_step_ms or 0))
+    return _milliseconds(began, stepped)
+
+
+def _earlier(seen: datetime | None, recorded: datetime | None) -> datetime | None:
+    """Return the start of a pause: that of the records, unless one was seen clearly before it."""
+    if seen is None or recorded is None:
+        return seen or recorded
+    return recorded if recorded - seen <= _RESOLUTION else seen
+
+
+def _milliseconds(begin: datetime, end: datetime) -> int:
+    """Return the time between two moments, of different clocks; 0 if it is negative."""
+    return max(0, round((end - begin) / timedelta(milliseconds=1)))
+
+
+def _whole(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(microsecond=0)

@@ -1,0 +1,243 @@
+"""Goodput of a run: pauses, repeated steps, waits, suspension, and the loss of all nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.domain.explain.explanation import explanation
+from elasticjob_operator.domain.observed.state import RendezvousView
+from elasticjob_operator.domain.status.next_status import next_status
+from elasticjob_operator.model import Phase, Status
+from elasticjob_operator.model.status import SnapshotsStatus
+from elasticjob_operator.model.types import RendezvousState
+from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind, Snapshots
+from elasticjob_rendezvous.protocol.records.timings import History
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    final_round,
+    history,
+    job,
+    later,
+    observed,
+    running,
+)
+
+START = history(1, final_at=ago(101), start_ms=600, first_step_ms=400)
+"""First round, whose first step is 100 s ago."""
+LOSS = history(
+    2, "loss", final_at=ago(50), detect_ms=100, stop_ms=200, start_ms=300, first_step_ms=400,
+    lost_steps=1, lost_ms=200,
+)  # fmt: skip
+
+
+def view(*rounds: History, **changes: Any) -> RendezvousView:
+    """Return a final round, the last of these, whose members report snapshots."""
+    found = final_round(2, rounds[-1].number, rounds=rounds, **changes)
+    told = tuple(replace(one, snapshots=Snapshots(9)) for one in found.members)
+    return replace(found, members=told)
+
+
+def waiting(*rounds: History, since: datetime) -> RendezvousView:
+    """Return the joinable round after these."""
+    return replace(
+        view(*rounds), state=RendezvousState.JOINABLE, round=rounds[-1].number + 1, since=since
+    )
+
+
+def status_of(
+    seen: RendezvousView, before: Status | None = None, at: datetime = NOW, **spec: Any
+) -> Status:
+    return next_status(job(before, **spec), observed(*running(2), view=seen), seen, at)
+
+
+def counted(status: Status) -> SnapshotsStatus:
+    assert status.snapshots is not None
+    return status.snapshots
+
+
+def restarted(status: Status) -> Status:
+    """Return the status as the operator's next process reads it."""
+    return Status.model_validate(status.model_dump(by_alias=True))
+
+
+def test_losses_and_pauses_are_added_once_for_each_round() -> None:
+    first = status_of(view(START, LOSS))
+    found = counted(first)
+    assert (found.lost_steps, found.lost_ms, found.paused_ms) == (1, 200, 1000)
+    assert (found.counted_round, found.since) == (2, ago(100))
+    assert found.goodput_percent == 98  # 1.2 s of 100 s, rounded down
+    assert counted(status_of(view(START, LOSS), restarted(first))) == found
+    after = counted(status_of(view(START, LOSS), first, later(1100)))
+    assert (after.lost_ms, after.goodput_percent) == (200, 99)
+    # The status keeps the totals of rounds that it no longer lists.
+    third = history(
+        3, "failure", final_at=ago(9), start_ms=50, first_step_ms=50, lost_steps=2, lost_ms=300
+    )
+    grown = counted(status_of(view(third), first))
+    assert (grown.lost_steps, grown.lost_ms, grown.paused_ms) == (3, 500, 1100)
+
+
+def test_time_before_the_first_step_does_not_count() -> None:
+    early = history(1, final_at=ago(500))
+    assert counted(status_of(view(early))).goodput_percent is None
+    begun = history(2, "failure", final_at=ago(101), detect_ms=9, start_ms=600, first_step_ms=400)
+    found = counted(status_of(view(early, begun)))
+    assert (found.goodput_percent, found.paused_ms, found.since) == (100, 0, ago(100))
+
+
+def test_planned_change_pauses_from_its_decision() -> None:
+    join = history(
+        2, "join", final_at=ago(50), detect_ms=40_000, stop_ms=200, start_ms=300, first_step_ms=500
+    )
+    assert counted(status_of(view(START, join))).paused_ms == 1000
+
+
+def test_wait_for_nodes_is_lost_time_while_it_lasts_and_after() -> None:
+    trained = status_of(view(START), at=ago(60))
+    assert counted(trained).goodput_percent == 100
+    waits = status_of(waiting(START, since=ago(50)), trained)
+    assert counted(waits).goodput_percent == 50
+    assert counted(waits).paused_since == ago(50)
+    still = counted(status_of(waiting(START, since=ago(50)), restarted(waits), later(100)))
+    assert still.goodput_percent == 25
+    # The record of the next round has the whole wait.
+    joined = history(
+        2, "loss", final_at=later(100), join_ms=150_000, start_ms=600, first_step_ms=400
+    )
+    after = counted(status_of(view(START, joined), waits, later(101)))
+    assert (after.paused_ms, after.paused_since) == (151_000, None)
+    assert after.goodput_percent == 24
+
+
+def test_round_without_a_first_step_is_lost_time() -> None:
+    broken = history(2, "failure", final_at=ago(80), stop_ms=1000, start_ms=300)
+    current = counted(status_of(view(START, broken)))
+    assert (current.counted_round, current.goodput_percent) == (1, 19)  # 81 s of 100 s
+    again = history(3, "failure", final_at=ago(41), stop_ms=5, start_ms=600, first_step_ms=400)
+    found = counted(status_of(view(START, broken, again)))
+    assert (found.counted_round, found.paused_ms) == (3, 41_000)  # from 81 s ago to 40 s ago
+    assert (found.goodput_percent, found.paused_since) == (59, None)
+
+
+def test_pause_outlasts_the_list_of_rounds() -> None:
+    broken = history(2, "failure", final_at=ago(80), stop_ms=1000)
+    seen = status_of(view(START, broken))
+    last = history(20, "failure", final_at=ago(11), start_ms=600, first_step_ms=400)
+    found = counted(status_of(view(last), restarted(seen).model_copy(update={"rounds": []})))
+    assert found.paused_ms == 71_000
+
+
+def test_pause_of_a_recovery_is_exact_although_the_status_has_whole_seconds() -> None:
+    trained = status_of(view(START), at=ago(51))
+    opened = status_of(waiting(START, since=ago(50.4)), trained, ago(50))
+    begun = replace(LOSS, first_step_ms=None, lost_steps=None, lost_ms=None)
+    formed = status_of(view(START, begun), restarted(opened), ago(49))
+    found = counted(status_of(view(START, LOSS), restarted(formed)))
+    assert found.paused_ms == 1000
+
+
+def test_loss_of_all_nodes_is_lost_time_from_its_observation() -> None:
+    trained = status_of(view(START), at=ago(60))
+    gone = replace(view(START), members=())
+    seen = status_of(gone, trained, ago(50))
+    assert counted(seen).paused_since == ago(50)
+    assert counted(status_of(gone, restarted(seen))).goodput_percent == 50
+    # A new coordinator knows nothing about the time before it.
+    formed = history(2, "loss", final_at=ago(1), join_ms=5, start_ms=600, first_step_ms=400)
+    found = counted(status_of(view(START, formed), restarted(seen)))
+    assert (found.paused_ms, found.goodput_percent) == (50_000, 50)
+
+
+def test_members_that_return_to_their_round_have_not_paused() -> None:
+    trained = status_of(view(START), at=ago(60))
+    seen = status_of(replace(view(START), members=()), trained, ago(50))
+    found = counted(status_of(view(START), seen))
+    assert (found.paused_since, found.goodput_percent) == (None, 100)
+
+
+def suspended(at: datetime) -> RendezvousView:
+    outcome = Outcome(OutcomeKind.STOPPED, reason="Suspended")
+    closed = RendezvousState.CLOSED
+    return replace(view(START, LOSS), state=closed, outcome=outcome, since=at, members=())
+
+
+def test_suspension_does_not_count_and_resumption_begins_anew() -> None:
+    trained = status_of(view(START, LOSS), at=ago(1))
+    spec = {"runPolicy": {"suspend": True}}
+    stopped = status_of(suspended(NOW), trained, later(30), **spec)
+    assert stopped.phase is Phase.SUSPENDING
+    assert counted(stopped).goodput_percent == 98  # of the 100 s up to the suspension
+    hours = status_of(suspended(NOW), restarted(stopped), later(9000), **spec)
+    assert counted(hours).goodput_percent == 98
+    first = history(1, final_at=later(9099), start_ms=600, first_step_ms=400)
+    resumed = counted(status_of(view(first), hours, later(9200)))
+    assert (resumed.lost_steps, resumed.paused_ms, resumed.since) == (0, 0, later(9100))
+    assert resumed.goodput_percent == 100
+
+
+def test_end_of_the_job_ends_its_time() -> None:
+    trained = status_of(view(START, LOSS), at=ago(1))
+    outcome = Outcome(OutcomeKind.SUCCEEDED)
+    over = replace(suspended(NOW), outcome=outcome)
+    ended = status_of(over, trained, later(500))
+    assert (ended.phase, counted(ended).goodput_percent) == (Phase.SUCCEEDED, 98)
+    assert counted(status_of(over, ended, later(900))) == counted(ended)
+
+
+def test_lost_rounds_of_etcd_do_not_begin_a_new_run() -> None:
+    trained = status_of(view(START, LOSS), at=ago(40))
+    anew = history(1, "loss", final_at=ago(21), join_ms=9000, start_ms=600, first_step_ms=400)
+    found = counted(status_of(view(anew), trained))
+    assert (found.since, found.paused_ms, found.counted_round) == (ago(100), 11_000, 1)
+
+
+def test_first_observation_of_an_old_job_equals_that_of_its_whole_life() -> None:
+    third = history(
+        3, "join", final_at=ago(20), stop_ms=900, start_ms=600, first_step_ms=500, lost_ms=0
+    )
+    rounds = (START, LOSS, third)
+    watched = None
+    for number in (1, 2, 3):
+        for known in (None, "step"):
+            current = rounds[number - 1]
+            if known is None:
+                current = replace(current, first_step_ms=None, lost_steps=None, lost_ms=None)
+            seen = view(*rounds[: number - 1], current)
+            at = NOW if number == 3 else ago(20.0 * (3 - number) + 5)
+            watched = restarted(status_of(seen, watched, at))
+    assert watched is not None
+    assert counted(watched) == counted(restarted(status_of(view(*rounds))))
+
+
+@pytest.mark.parametrize(
+    "round_",
+    [
+        history(2, "loss", final_at=ago(5), first_step_ms=2**53, start_ms=2**53),
+        history(2, "loss", final_at=ago(5), first_step_ms=1, stop_ms=2**62),
+        history(2, "loss", final_at=later(10**6), first_step_ms=1),
+        history(2, "loss", first_step_ms=2**62),
+        history(2, "loss", final_at=ago(5), first_step_ms=2**62, start_ms=2**62),
+    ],
+)
+def test_goodput_of_hostile_records_is_a_percentage(round_: History) -> None:
+    found = counted(status_of(view(START, round_)))
+    assert found.goodput_percent is not None
+    assert 0 <= found.goodput_percent <= 100
+    assert 0 <= found.paused_ms < 2**63
+
+
+def test_explanation_has_the_goodput_with_its_losses() -> None:
+    status = status_of(view(START, LOSS))
+    told = explanation(job(status), running(2))
+    assert (
+        "Goodput 98 % since the first step at 11:58:20 UTC on 2026-01-31: 0.2 s repeated, "
+        "1.0 s paused."
+    ) in told
+    without = status.model_copy(update={"snapshots": None})
+    assert not any("Goodput" in one for one in explanation(job(without), running(2)))
+    assert ago(100) + timedelta(seconds=100) == NOW
