@@ -31,7 +31,7 @@ from elasticjob_cli.local.container import Trainer, interpreter, trainer
 from elasticjob_cli.local.differences import check_accelerators, ignored_parts
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
-from elasticjob_cli.local.logs import find_worker, last_line, worker_logs
+from elasticjob_cli.local.logs import command_logs, find_worker, last_line, worker_logs
 from elasticjob_cli.local.stored_job import RunOutcome
 from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
@@ -307,11 +307,17 @@ DONE = "if its checkpoint says that all is done, remove that to begin again"
 
 
 def without_step(ended: RunOutcome) -> list[str]:
-    """Return the last output of rank 0 if no worker reported a step, such as of a finished job."""
+    """Return the last output of rank 0, or of its pod's command, if no worker reported a step, such
+    as of a finished job."""
     metadata = ended.job.metadata
     folder = JobFolder(metadata.namespace, metadata.name)
     if not ended.rounds or display.read_progress(folder.logs):
         return []
-    last = last_line(*worker_logs(folder.logs, find_worker(ended.rounds, 0, None)))
-    rest = f"; the output of rank 0 ends{last}" if last else f" and rank 0 printed nothing; {DONE}"
+    worker = find_worker(ended.rounds, 0, None)
+    if last := last_line(*worker_logs(folder.logs, worker)):
+        rest = f"; the output of rank 0 ends{last}"
+    elif last := last_line(*command_logs(folder.logs, worker["pod"])):
+        rest = f"; the output of {worker['pod']} ends{last}"
+    else:
+        rest = f" and rank 0 printed nothing; {DONE}"
     return [f"{metadata.name}: no worker reported a training step{rest}"]
