@@ -41,6 +41,7 @@ from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
+from elasticjob_operator.model.types import INT32_MAX
 from elasticjob_rendezvous.protocol.text import bounded, echoed
 
 COMMAND_CLASS = TargetCommand
@@ -102,6 +103,14 @@ def run(
             "accelerator, or 1.", show_default=False,
         ),
     ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts", "--max_restarts", min=0, max=INT32_MAX, metavar="N",
+            help="Failures of workers after which the job fails; lost nodes do not count. Default: "
+            "the manifest's; of a script 3.", show_default=False,
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live table.")
     ] = False,
@@ -149,7 +158,7 @@ def run(
             "a script, a manifest or -- and a command must be given, such as "
             "`elasticjob run train.py`, `elasticjob run -f job.yaml` or `elasticjob run -- ./train`"
         )
-    chosen = Choice(name, nodes, nproc_per_node, python)
+    chosen = Choice(name, nodes, nproc_per_node, python, max_restarts)
     if kind is Target.MANIFEST:
         if len(words) > 1:
             raise BadInput(
@@ -182,6 +191,7 @@ class Choice:
     nodes: Nodes | None = None
     workers: int | str | None = None
     python: str | None = None
+    max_restarts: int | None = None
 
 
 def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
@@ -200,6 +210,8 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         changed["nodes"] = chosen.nodes.most
     if chosen.workers is not None:
         changed["nproc_per_node"] = chosen.workers
+    if chosen.max_restarts is not None:
+        changed["max_restarts"] = chosen.max_restarts
     if changed:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     asked = changed.get("nodes")
@@ -226,6 +238,8 @@ def prepare_command(
     if not nodes.least:
         raise BadInput("--nodes must be at least 1")
     document = job_document(job_name(kind, words), command_of(kind, words), nodes, chosen.workers)
+    if chosen.max_restarts is not None:
+        document["spec"]["maxRestarts"] = chosen.max_restarts
     job = validated(document)
     if chosen.name is not None:
         job = renamed(job, chosen.name)

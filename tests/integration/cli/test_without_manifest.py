@@ -33,6 +33,17 @@ def test_command_after_dashes_runs_with_its_launcher_taken_out(rig: LocalRig) ->
     rig.nothing_left()
 
 
+def test_number_of_restarts_can_be_chosen(rig: LocalRig) -> None:
+    (rig.job / "fail.py").write_text("import sys; sys.exit(3)\n")
+    ran = rig.call("run", "fail.py", "--max-restarts", "0", "--plain")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "(no restarts allowed)" in ran.stderr
+    assert rig.object("fail")["spec"]["maxRestarts"] == 0
+    assert "round 2" not in ran.stdout
+    refused = rig.call("run", "fail.py", "--max-restarts", "-1")
+    assert (refused.returncode, "--max-restarts" in refused.stderr) == (2, True)
+
+
 def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
     rig.finish()
     ran = rig.call("run", rig.manifest(command=["true"]), "--nodes", "7", "--plain")
