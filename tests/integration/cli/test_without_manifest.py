@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import yaml
 
-from tests.integration.local_rig import LocalRig, rig
+from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -114,6 +116,18 @@ def test_standalone_agent_needs_no_rendezvous_options(rig: LocalRig) -> None:
     ran = rig.call("agent", "--standalone", "--nproc-per-node", "2", "hello.py", "--lr", "1")
     assert ran.returncode == 0, ran.stderr
     assert "rank 1 got ['--lr', '1']" in ran.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_standalone_agent_does_not_exit_as_if_it_had_succeeded(
+    rig: LocalRig, signum: signal.Signals
+) -> None:
+    agent = rig.start_other("agent", "--standalone", "work.py")
+    until(lambda: rig.workers(), "the worker")
+    agent.send_signal(signum)
+    said = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 130, said
+    assert f" left ({signum.name})" in said
 
 
 def test_suspended_local_job_ends_and_is_not_collected_as_finished(rig: LocalRig) -> None:
