@@ -109,6 +109,18 @@ def test_unwritable_log_folder_does_not_stop_training(gang: Gang, tmp_path: Path
     assert "worker logs are incomplete" in agent.output()
 
 
+def test_node_trains_although_the_disk_of_its_preload_record_hangs(
+    gang: Gang, tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs" / f"{gang.run_id}_node-0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "preload.json")  # opening it blocks, as a call to a dead network disk does
+    agent = gang.agent("1:1", f"--log-dir={tmp_path / 'logs'}")
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+
+
 def test_agent_ends_although_the_disk_of_its_logs_hangs(gang: Gang, tmp_path: Path) -> None:
     folder = tmp_path / "logs" / f"{gang.run_id}_node-0" / "round_1"
     folder.mkdir(parents=True)
