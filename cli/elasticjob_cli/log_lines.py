@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from elasticjob_cli.errors import BadInput
+from elasticjob_operator.enums import Launch
 from elasticjob_rendezvous.protocol.text import echoed, shortened
 
 LONGEST_CAUSE = 300
@@ -154,6 +155,15 @@ def check_round(rounds: Iterable[Round], number: int | None) -> None:
         raise BadInput(f"there is no round {number}; rounds: {there}")
     if not known[number]:
         raise BadInput(f"the time of round {number} is not known: another release wrote it")
+
+
+def check_rank(launch: str | None, rank: int | None) -> None:
+    """Raise `BadInput` if the lines of a rank cannot be told from others."""
+    if rank is not None and launch == Launch.PER_NODE:
+        raise BadInput(
+            "the output has no ranks: the command runs once for each pod (launch PerNode) and "
+            "starts the workers itself; select a pod with --pod instead of a rank"
+        )
 
 
 def _has_rank(line: Line, rank: int | None) -> bool:

@@ -10,6 +10,7 @@ import logging
 import secrets
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from elasticjob_agent import settings as agent_settings
@@ -23,6 +24,7 @@ from elasticjob_agent.runtimes.launcher_channel import Attach
 from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
+from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import command_log_folder
 from elasticjob_agent.worker_runtime import NodeCommand, WorkerRuntime
 from elasticjob_rendezvous.api import RendezvousHandler
@@ -33,6 +35,8 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.text import printable
 
 TERMINATION_BYTES = 4096
+TERMINATION_SECONDS = 5.0
+"""Disk timeout for the termination message."""
 _CUT = "\n[…]\n"
 
 
@@ -242,8 +246,11 @@ async def _run_and_serve(settings: AgentSettings, agent: Agent, reporter: JobRep
 
 async def explain_end(settings: AgentSettings, ending: Ending) -> None:
     """Write the termination message of the pod."""
-    trouble = await asyncio.to_thread(
-        write_termination_message, settings.termination_log, ending.message
-    )
+    write = partial(write_termination_message, settings.termination_log, ending.message)
+    trouble: Exception | None
+    try:
+        trouble = await in_thread(write, TERMINATION_SECONDS)
+    except TimeoutError:
+        trouble = TimeoutError("the disk does not answer")
     if trouble is not None:
         log.warning("%s: cannot write the termination message: %s", settings.name, trouble)

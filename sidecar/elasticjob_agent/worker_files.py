@@ -22,6 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from elasticjob import layout
@@ -29,6 +30,7 @@ from elasticjob_agent.core.model import Event, State, WorkersProgressed
 from elasticjob_agent.core.progress import TEXT_BYTES, WorkerProgress, with_saved, worker_progress
 from elasticjob_agent.settings import LogSettings
 from elasticjob_agent.tempdirs import TempDir
+from elasticjob_agent.threads import in_thread
 
 MAX_ERROR_BYTES = 1024 * 1024
 
@@ -157,7 +159,6 @@ ASKED_POLL_SECONDS = 0.02
 """Interval while workers save before a stop: the next round waits for them."""
 SEEN_SECONDS = 0.005
 """Time after which every worker that reads a written request sees it: no store is in flight."""
-DISK_SECONDS = 5.0
 TRIES = 3
 """Maximum reads of a file: a record that is being written is complete a moment later."""
 
@@ -286,10 +287,7 @@ async def post_progress(
         group = state().group
         if group is None or group.empty or not group.started:
             continue
-        try:
-            async with asyncio.timeout(DISK_SECONDS):
-                found = await asyncio.to_thread(files.read, group.round, group.slots)
-        except TimeoutError:
-            continue
+        # No timeout: a disk that does not answer holds one thread, not one for each poll.
+        found = await in_thread(partial(files.read, group.round, group.slots))
         if found and found != group.progress:
             post(WorkersProgressed(group.round, found, time.time_ns() // 1_000_000))

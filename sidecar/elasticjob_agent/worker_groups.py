@@ -12,6 +12,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from elasticjob.layout import Request
 from elasticjob_agent.core.model import (
@@ -29,6 +31,7 @@ from elasticjob_agent.core.worker_environment import (
     worker_environment,
 )
 from elasticjob_agent.ports import NodeSettings
+from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import SEEN_SECONDS, ProgressFiles, RunLogs, post_progress
 from elasticjob_agent.worker_runtime import (
     Hello,
@@ -102,6 +105,18 @@ DISK_SECONDS = 5.0
 """Disk timeout. The log folder may be on a network disk; after the timeout a round runs without
 files."""
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+async def _on_disk(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a call that accesses the disk.
+
+    Not `asyncio.to_thread`: the process waits at its end for the threads of that. Raises the call's
+    exception, or TimeoutError after `DISK_SECONDS`.
+    """
+    return await in_thread(partial(call, *args, **kwargs), DISK_SECONDS)
+
 
 class WorkerGroups:
     """Worker groups of one agent, one round after the other.
@@ -161,18 +176,14 @@ class WorkerGroups:
         number, assignment = command.roster.number, command.assignment
         logs: RunLogs | None = self._logs
         try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(
-                    self._logs.prepare, number, assignment.slots, assignment.base_rank
-                )
+            await _on_disk(self._logs.prepare, number, assignment.slots, assignment.base_rank)
         except (OSError, TimeoutError) as error:
             logs = None
             trouble = f"round {number} has none: {str(error) or 'the disk does not answer'}"
             self._post(RuntimeEvent(LogTrouble(trouble)))
         files: ProgressFiles | None = self._files
         try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(self._files.prepare, number, assignment.slots)
+            await _on_disk(self._files.prepare, number, assignment.slots)
         except (OSError, TimeoutError):
             files = None
             log.warning(
@@ -195,17 +206,15 @@ class WorkerGroups:
         await self._give("stop", self._runtime.stop(number, grace_seconds, dump))
         if asked:
             with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(DISK_SECONDS):
-                    await asyncio.to_thread(self._files.ask, number, None)
+                await _on_disk(self._files.ask, number, None)
 
     async def ask(self, number: int, request: Request, state: State) -> None:
         """Write the checkpoint request to the workers' file, then post their progress."""
         assert state.group is not None
         try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(self._files.ask, number, request)
-                await asyncio.sleep(SEEN_SECONDS)
-                found = await asyncio.to_thread(self._files.read, number, state.group.slots)
+            await _on_disk(self._files.ask, number, request)
+            await asyncio.sleep(SEEN_SECONDS)
+            found = await _on_disk(self._files.read, number, state.group.slots)
         except (OSError, TimeoutError) as error:
             log.warning("%s: cannot ask the workers to save: %s", self._settings.name, error)
             return
@@ -274,11 +283,11 @@ class WorkerGroups:
         well = isinstance(event, WorkerExited) and event.exit_code == 0
         try:
             async with asyncio.timeout(DISK_SECONDS):
-                words = await asyncio.to_thread(self._files.read, number, self._workers)
+                words = await _on_disk(self._files.read, number, self._workers)
                 if well:
                     return RuntimeEvent(event, progress=words)
-                reports = await asyncio.to_thread(self._logs.reports, number, self._workers)
-                base_rank = await asyncio.to_thread(self._logs.base_rank, number)
+                reports = await _on_disk(self._logs.reports, number, self._workers)
+                base_rank = await _on_disk(self._logs.base_rank, number)
         except TimeoutError:
             return RuntimeEvent(event)
         return RuntimeEvent(event, reports, base_rank, words)

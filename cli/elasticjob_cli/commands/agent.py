@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import typer
 
-from elasticjob_agent.core.model import Ending, ExitCode
+from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import explain_end, log_to_standard_error, run_agent, session_nonce
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.runtimes.local import LocalRuntime
@@ -25,6 +25,7 @@ from elasticjob_agent.standalone import (
     standalone_agent,
 )
 from elasticjob_agent.tempdirs import TempDir
+from elasticjob_cli import errors
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.etcd import free_ports
 from elasticjob_cli.output import final_summary, show_text
@@ -138,7 +139,8 @@ def agent(
 
     Exit codes: 0 the job succeeded, or this node left on SIGTERM; 1 the job failed; 2 bad options;
     3 no rendezvous: etcd is unreachable, or the run is closed, refused or timed out; 4 the job was
-    stopped from outside; 70 internal error of the agent.
+    stopped from outside; 70 internal error of the agent; 130 a signal ended the job of
+    --standalone.
     """
     log_to_standard_error()
     if standalone:
@@ -175,9 +177,12 @@ def agent(
     except SettingsError as error:
         raise BadInput(str(error)) from error
     ending = asyncio.run(_run(plain))
+    code = int(ending.code)
+    if standalone and ending.launcher_code == LEFT_CODE and ending.code is ExitCode.OK:
+        code = int(errors.ExitCode.INTERRUPTED)  # the job ends unfinished with its only node
     with final_summary():
-        show_text(ending.message, err=ending.code is not ExitCode.OK)
-    raise typer.Exit(int(ending.code))
+        show_text(ending.message, err=code != ExitCode.OK)
+    raise typer.Exit(code)
 
 
 @contextlib.contextmanager

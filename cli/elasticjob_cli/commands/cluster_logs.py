@@ -22,6 +22,7 @@ from elasticjob_cli.log_lines import (
     Line,
     LogOptions,
     Round,
+    check_rank,
     check_round,
     merged,
     parsed_lines,
@@ -44,6 +45,8 @@ def cluster_lines(kubectl: Kubectl, name: str, options: LogOptions) -> Iterator[
     there = Cluster.of(kubectl)
     job = there.job(name)
     check_round(_rounds(job), options.round)
+    launch = job.status.launch
+    check_rank(None if launch is None else launch.mode, options.rank)
     pods = _pods(there, job)
     if options.pod is not None and options.pod not in pods:
         raise BadInput(f'job "{name}" has no pod {options.pod}; pods: {", ".join(pods)}')

@@ -16,6 +16,7 @@ from elasticjob_cli.local.logs import TRAINER, Tail, find_worker, pods_with_outp
 from elasticjob_cli.log_lines import (
     Line,
     LogOptions,
+    check_rank,
     check_round,
     duration,
     merged,
@@ -93,6 +94,8 @@ def logs(
 def local_lines(folder: JobFolder, options: LogOptions) -> Iterator[Line]:
     """Return the chosen lines of a local job. Raises `BadInput`."""
     check_round(parsed_rounds(folder.rounds()), options.round)
+    if options.rank is not None:
+        check_rank(_launch(folder), options.rank)
     if options.rank is not None and not options.follow:
         find_worker(folder.rounds(), options.rank, options.round)
     if options.pod is not None and not options.follow:
@@ -102,6 +105,12 @@ def local_lines(folder: JobFolder, options: LogOptions) -> Iterator[Line]:
             raise BadInput(f'pod "{options.pod}" has no output; pods with output: {there}')
     batches = _batches(folder, options)
     return selected(batches, options, datetime.now(UTC), lambda: parsed_rounds(folder.rounds()))
+
+
+def _launch(folder: JobFolder) -> str | None:
+    """Return the launch of the job's command; None if its status has none."""
+    launch = (folder.object().get("status") or {}).get("launch")
+    return launch.get("mode") if isinstance(launch, dict) else None
 
 
 def _batches(folder: JobFolder, options: LogOptions) -> Iterator[Iterator[Line]]:

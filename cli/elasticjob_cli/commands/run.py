@@ -31,7 +31,7 @@ from elasticjob_cli.local.container import Trainer, interpreter, trainer, with_n
 from elasticjob_cli.local.differences import check_accelerators, ignored_parts
 from elasticjob_cli.local.display import LiveView, PlainView, View
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE, JobFolder
-from elasticjob_cli.local.logs import find_worker, last_line, worker_logs
+from elasticjob_cli.local.logs import command_logs, find_worker, last_line, worker_logs
 from elasticjob_cli.local.stored_job import RunOutcome
 from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
@@ -41,6 +41,7 @@ from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
+from elasticjob_operator.model.types import INT32_MAX
 from elasticjob_rendezvous.protocol.text import bounded, echoed, one_line
 
 COMMAND_CLASS = TargetCommand
@@ -102,6 +103,14 @@ def run(
             "accelerator, or 1.", show_default=False,
         ),
     ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts", "--max_restarts", min=0, max=INT32_MAX, metavar="N",
+            help="Failures of workers after which the job fails; lost nodes do not count. Default: "
+            "the manifest's; of a script 3.", show_default=False,
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live table.")
     ] = False,
@@ -149,7 +158,7 @@ def run(
             "a script, a manifest or -- and a command must be given, such as "
             "`elasticjob run train.py`, `elasticjob run -f job.yaml` or `elasticjob run -- ./train`"
         )
-    chosen = Choice(name, nodes, nproc_per_node, python)
+    chosen = Choice(name, nodes, nproc_per_node, python, max_restarts)
     if kind is Target.MANIFEST:
         if len(words) > 1:
             raise BadInput(
@@ -183,6 +192,7 @@ class Choice:
     nodes: Nodes | None = None
     workers: int | str | None = None
     python: str | None = None
+    max_restarts: int | None = None
 
 
 def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
@@ -201,6 +211,8 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         changed["nodes"] = chosen.nodes.most
     if chosen.workers is not None:
         changed["nproc_per_node"] = chosen.workers
+    if chosen.max_restarts is not None:
+        changed["max_restarts"] = chosen.max_restarts
     if changed:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     asked = changed.get("nodes")
@@ -227,6 +239,8 @@ def prepare_command(
     if not nodes.least:
         raise BadInput("--nodes must be at least 1")
     document = job_document(job_name(kind, words), command_of(kind, words), nodes, chosen.workers)
+    if chosen.max_restarts is not None:
+        document["spec"]["maxRestarts"] = chosen.max_restarts
     job = validated(document)
     if chosen.name is not None:
         job = renamed(job, chosen.name)
@@ -317,11 +331,17 @@ DONE = "if its checkpoint says that all is done, remove that to begin again"
 
 
 def without_step(ended: RunOutcome) -> list[str]:
-    """Return the last output of rank 0 if no worker reported a step, such as of a finished job."""
+    """Return the last output of rank 0, or of its pod's command, if no worker reported a step, such
+    as of a finished job."""
     metadata = ended.job.metadata
     folder = JobFolder(metadata.namespace, metadata.name)
     if not ended.rounds or display.read_progress(folder.logs):
         return []
-    last = last_line(*worker_logs(folder.logs, find_worker(ended.rounds, 0, None)))
-    rest = f"; the output of rank 0 ends{last}" if last else f" and rank 0 printed nothing; {DONE}"
+    worker = find_worker(ended.rounds, 0, None)
+    if last := last_line(*worker_logs(folder.logs, worker)):
+        rest = f"; the output of rank 0 ends{last}"
+    elif last := last_line(*command_logs(folder.logs, worker["pod"])):
+        rest = f"; the output of {worker['pod']} ends{last}"
+    else:
+        rest = f" and rank 0 printed nothing; {DONE}"
     return [f"{metadata.name}: no worker reported a training step{rest}"]

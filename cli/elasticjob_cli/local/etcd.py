@@ -7,7 +7,9 @@ can read the job's records, change them or take a rank.
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -21,6 +23,7 @@ from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
 from elasticjob_rendezvous.etcd.reach import UNIX
+from elasticjob_rendezvous.protocol.text import printable
 
 NAME = "etcd"
 MAX_STARTS = 10
@@ -28,6 +31,10 @@ MAX_STARTS = 10
 READY_SECONDS = 20.0
 RESTART_WINDOW_SECONDS = 30.0
 POLL_SECONDS = 0.02
+ETCD_MIB = 80
+"""Free space that etcd needs: it allocates a log of 64 MB at its start."""
+NO_ROOM = os.strerror(errno.ENOSPC).lower()
+"""Error text in etcd's log if the disk is full."""
 CLIENTS, PEERS = "etcd:0", "peers:0"
 """Sockets in etcd's working folder. etcd 3.4 to 3.6 take only names of the form host:port."""
 
@@ -139,9 +146,8 @@ class EtcdServer:
                 f"{READY_SECONDS:g} s; its output is in {self._log}"
             ) from error
         if not serves:
-            output = last_line(self._log)
             raise CommandError(
-                f"etcd ({program}) did not come up; its output is in {self._log}{output}"
+                f"etcd ({program}) did not come up; its output is in {self._log}{self._cause()}"
             )
         self.endpoint = f"{UNIX}{socket_path}"
 
@@ -153,13 +159,25 @@ class EtcdServer:
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._starts) > MAX_STARTS:
-            output = last_line(self._log)
-            raise CommandError(f"etcd keeps exiting; its output is in {self._log}{output}")
+            raise CommandError(f"etcd keeps exiting; its output is in {self._log}{self._cause()}")
         environment = base_environment()
         try:
             await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
         except ProcessRefused as error:
             raise CommandError(self._refused(error)) from error
+
+    def _cause(self) -> str:
+        """Return `: ` and the reason for etcd's end, with the remedy for a full disk."""
+        try:
+            reason = end_reason(self._log.read_text(errors="replace"))
+        except OSError:
+            reason = ""
+        if NO_ROOM in reason:
+            reason += (
+                f"; etcd needs {ETCD_MIB} MiB in {self._data_dir.parent}: free them, or set TMPDIR "
+                "to a folder with more room"
+            )
+        return f": {reason}" if reason else last_line(self._log)
 
     def _refused(self, error: ProcessRefused) -> str:
         if not self._data_dir.is_dir():
@@ -169,6 +187,21 @@ class EtcdServer:
                 "folder; run the job again: it resumes from its last checkpoint"
             )
         return f"etcd cannot be started: {error}"
+
+
+def end_reason(log: str) -> str:
+    """Return the last fatal message in etcd's log; empty without one.
+
+    The last line is part of a stack trace if etcd panicked.
+    """
+    for line in reversed(log.splitlines()):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and entry.get("level") in ("panic", "fatal"):
+            return printable(": ".join(str(entry[key]) for key in ("msg", "error") if key in entry))
+    return ""
 
 
 async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:

@@ -140,3 +140,9 @@ def worker_logs(logs: Path, assignment: dict[str, Any]) -> tuple[Path, Path]:
     found = sorted((logs / assignment["pod"] / WORKERS).glob(f"**/{inside}"))
     folder = found[-1] if found else logs / assignment["pod"] / WORKERS / inside
     return folder / "stdout.log", folder / "stderr.log"
+
+
+def command_logs(logs: Path, pod: str) -> tuple[Path, ...]:
+    """Return the files of the newest output of a pod's command that starts the workers itself."""
+    found = sorted((logs / pod / WORKERS).glob("*/command"))
+    return tuple(folder / name for folder in found[-1:] for name in ("stdout.log", "stderr.log"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_agent.zipapp_build import install
+from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.kubelet import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.domain.manifests.names import pod_name
@@ -48,10 +49,19 @@ class PodPrograms:
         return self.run_dir / "job.key"
 
     def build(self) -> None:
-        """Write the launcher's files, as the init container does in a pod, and the job's secret."""
-        install(self.pyz)
-        self.job_key_file.touch(mode=0o600)
-        self.job_key_file.write_text(secrets.token_hex(32))
+        """Write the launcher's files, as the init container does in a pod, and the job's secret.
+
+        Raises `CommandError` if there is no room for them.
+        """
+        try:
+            install(self.pyz)
+            self.job_key_file.touch(mode=0o600)
+            self.job_key_file.write_text(secrets.token_hex(32))
+        except OSError as error:
+            raise CommandError(
+                f"the files of the run cannot be written: {self.run_dir}: {error.strerror}; free "
+                "room there, or set TMPDIR to a folder with more"
+            ) from error
 
     def prefix(self, incarnation: int) -> str:
         metadata = self.job.metadata

@@ -8,12 +8,36 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from elasticjob_launcher.loop import Loop, Timer
 
 MOST_NAMES = 4000  # fits in one packet to the zygote
+# A network disk may stop answering. Peers count a launcher that is silent for seconds as lost.
+DISK_SECONDS = 0.5
+
+
+class BoundedDisk:
+    """Runner of disk accesses that waits for each at most `DISK_SECONDS`.
+
+    Until one has ended, further ones are left out. A late one has no effect on the caller.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def run(self, access: Callable[[], Any]) -> Any:
+        """Return the result of the access; None if it did not end in time or was left out."""
+        if self._thread is not None and self._thread.is_alive():
+            return None
+        results: list[Any] = []
+        self._thread = threading.Thread(target=lambda: results.append(access()), daemon=True)
+        self._thread.start()
+        self._thread.join(DISK_SECONDS)
+        return results[0] if results else None
 
 
 class PreloadCache:
@@ -21,6 +45,7 @@ class PreloadCache:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._disk = BoundedDisk()
         self._key = ""
         self.learned: list[str] = []
         self.excluded: set[str] = set()
@@ -28,10 +53,12 @@ class PreloadCache:
     def read(self, key: str) -> None:
         """Load the record for this command; an unreadable file counts as empty."""
         self._key = key
-        if self._path is None:
+        path = self._path
+        if path is None:
             return
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = json.loads(self._path.read_text())
+        content = self._disk.run(lambda: _content(path))
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(content or "")
             if kept["program"] == key:
                 self.learned = [str(name) for name in kept["learned"]][:MOST_NAMES]
                 self.excluded = {str(name) for name in kept["excluded"]}
@@ -48,21 +75,35 @@ class PreloadCache:
         self._write()
 
     def _write(self) -> None:
-        if self._path is None:
+        path = self._path
+        if path is None:
             return
         kept = {
             "program": self._key,
             "learned": self.learned,
             "excluded": sorted(self.excluded),
         }
-        # A full or read-only disk only costs the next launcher some time.
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            draft.write_text(json.dumps(kept))
-            os.replace(draft, self._path)  # noqa: PTH105
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        # A full, read-only or hanging disk only costs the next launcher some time.
+        self._disk.run(lambda: _replace(path, json.dumps(kept)))
+
+
+def _content(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file atomically, if possible."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        os.replace(draft, path)  # noqa: PTH105
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 # Seconds after a start: workers have made their first imports, or later ones.

@@ -109,6 +109,29 @@ def test_unwritable_log_folder_does_not_stop_training(gang: Gang, tmp_path: Path
     assert "worker logs are incomplete" in agent.output()
 
 
+def test_node_trains_although_the_disk_of_its_preload_record_hangs(
+    gang: Gang, tmp_path: Path
+) -> None:
+    folder = tmp_path / "logs" / f"{gang.run_id}_node-0"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "preload.json")  # opening it blocks, as a call to a dead network disk does
+    agent = gang.agent("1:1", f"--log-dir={tmp_path / 'logs'}")
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+
+
+def test_agent_ends_although_the_disk_of_its_logs_hangs(gang: Gang, tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / f"{gang.run_id}_node-0" / "round_1"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "base_rank")  # opening it blocks, as a call to a dead network disk does
+    agent = gang.agent("1:1", f"--log-dir={tmp_path / 'logs'}")
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+    assert "round 1 has none: the disk does not answer" in agent.output()
+
+
 def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -> None:
     agent = gang.agent("1:1", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}")
     first = gang.started(1, 2)

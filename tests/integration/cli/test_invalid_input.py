@@ -192,6 +192,23 @@ def test_broken_etcd_binary_is_reported(rig: LocalRig, tmp_path: Path) -> None:
     rig.nothing_left()
 
 
+def test_full_disk_of_etcd_is_reported_with_its_remedy(rig: LocalRig, tmp_path: Path) -> None:
+    """The output of etcd 3.5 on a file system of 40 MB."""
+    fake = tmp_path / "bin" / "etcd"
+    fake.parent.mkdir()
+    entry = {"level": "panic", "msg": "failed to create WAL", "error": "no space left on device"}
+    trace = "panic: failed to create WAL\n\ngoroutine 1 [running]:\n\tmain.go:32 +0x45"
+    fake.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(entry)}\n{trace}\nEND\nexit 2\n")
+    fake.chmod(0o755)
+    path = f"{fake.parent}:{rig.env['PATH']}"
+    refused = rig.call("run", rig.manifest(), "--plain", env={"PATH": path})
+    assert refused.returncode == 1
+    assert ": failed to create WAL: no space left on device; etcd needs 80 MiB" in refused.stderr
+    assert "set TMPDIR to a folder with more room" in refused.stderr
+    assert "main.go" not in refused.stderr
+    rig.nothing_left()
+
+
 def test_second_run_of_same_name_is_refused(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)

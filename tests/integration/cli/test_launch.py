@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,20 @@ def test_program_that_is_a_shell_script_is_not_started_once_for_each_worker(rig:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert count(rig.job / "ran") == 2
     rig.nothing_left()
+
+
+@pytest.mark.timeout(120)
+def test_output_of_a_command_that_starts_the_workers_has_no_ranks(rig: LocalRig) -> None:
+    (rig.job / "greet.py").write_text("print('greetings')\n")
+    line = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 greet.py; echo all done"
+    ran = rig.call("run", "--plain", "--name", "job", "--", "bash", "-c", line)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "no worker reported a training step; the output of job-0 ends: all done\n" in ran.stdout
+    assert rig.call("logs", "job").stdout.count("greetings") == 2
+    for options in ((), ("--follow",)):
+        refused = rig.call("logs", "job", "--rank", "1", *options)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "the output has no ranks: the command runs once for each pod" in refused.stderr
 
 
 @pytest.mark.parametrize("verb", ["run", "validate"])

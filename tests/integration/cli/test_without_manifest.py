@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import yaml
 
-from tests.integration.local_rig import LocalRig, rig
+from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -31,6 +33,17 @@ def test_command_after_dashes_runs_with_its_launcher_taken_out(rig: LocalRig) ->
     assert ran.returncode == 0, ran.stderr
     assert "two-0 [1] rank 1 got ['--name', 'x']" in rig.call("logs", "two").stdout
     rig.nothing_left()
+
+
+def test_number_of_restarts_can_be_chosen(rig: LocalRig) -> None:
+    (rig.job / "fail.py").write_text("import sys; sys.exit(3)\n")
+    ran = rig.call("run", "fail.py", "--max-restarts", "0", "--plain")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "(no restarts allowed)" in ran.stderr
+    assert rig.object("fail")["spec"]["maxRestarts"] == 0
+    assert "round 2" not in ran.stdout
+    refused = rig.call("run", "fail.py", "--max-restarts", "-1")
+    assert (refused.returncode, "--max-restarts" in refused.stderr) == (2, True)
 
 
 def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
@@ -103,6 +116,18 @@ def test_standalone_agent_needs_no_rendezvous_options(rig: LocalRig) -> None:
     ran = rig.call("agent", "--standalone", "--nproc-per-node", "2", "hello.py", "--lr", "1")
     assert ran.returncode == 0, ran.stderr
     assert "rank 1 got ['--lr', '1']" in ran.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_standalone_agent_does_not_exit_as_if_it_had_succeeded(
+    rig: LocalRig, signum: signal.Signals
+) -> None:
+    agent = rig.start_other("agent", "--standalone", "work.py")
+    until(lambda: rig.workers(), "the worker")
+    agent.send_signal(signum)
+    said = agent.communicate(timeout=60)[0]
+    assert agent.returncode == 130, said
+    assert f" left ({signum.name})" in said
 
 
 def test_suspended_local_job_ends_and_is_not_collected_as_finished(rig: LocalRig) -> None:

@@ -71,6 +71,13 @@ def test_run_prints_warnings_before_the_job_starts(
     assert f"{file}:8:16: spec.template.spec.hostIPC: warning (HostIPC)" in capsys.readouterr().err
 
 
+def test_number_of_restarts_replaces_that_of_the_manifest(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.replace("maxNodes: 4", "maxNodes: 4\n  maxRestarts: 9"))
+    assert prepare(str(file), Choice())[0].spec.max_restarts == 9
+    assert prepare(str(file), Choice(max_restarts=1))[0].spec.max_restarts == 1
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

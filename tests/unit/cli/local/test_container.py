@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob_cli.errors import BadInput
+from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.container import interpreter, trainer
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_operator.domain.launch.preparation import REPORT
 from elasticjob_operator.domain.manifests.trainer_command import expanded
 from elasticjob_operator.model import ElasticJob, Launch, parse_manifest
+from tests.unit.full_disk import room
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -160,6 +161,16 @@ def test_workers_per_node_match_a_pod(
     programs = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1", tmp_path / "claims")
     assert programs.agent(files).env["ELASTICJOB_SLOTS"] == workers
     assert programs.launcher(files).env.get("ELASTICJOB_NPROC") == counted
+
+
+def test_missing_room_for_the_files_of_the_run_is_reported(tmp_path: Path) -> None:
+    made = job(command=["python3", "-c", ""])
+    run = trainer(made, tmp_path, PATH, sys.executable)
+    programs = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1", tmp_path / "claims")
+    with room(1000), pytest.raises(CommandError) as refused:
+        programs.build()
+    assert str(refused.value).startswith(f"the files of the run cannot be written: {tmp_path}: ")
+    assert str(refused.value).endswith("set TMPDIR to a folder with more")
 
 
 def test_torchrun_is_unwrapped_as_in_a_pod(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
+
+import pytest
 
 from elasticjob_agent.core.worker_environment import (
     Run,
@@ -10,7 +14,7 @@ from elasticjob_agent.core.worker_environment import (
     shared_environment,
     worker_environment,
 )
-from elasticjob_launcher.zygote.preload_cache import PreloadCache
+from elasticjob_launcher.zygote.preload_cache import DISK_SECONDS, PreloadCache
 from elasticjob_launcher.zygote.worker_environment import shared_variables, with_changes
 from tests.unit.agent.builders import ME, roster
 from tests.unit.full_disk import room
@@ -71,3 +75,26 @@ def test_unreadable_or_unwritable_preload_cache_is_ignored(tmp_path: Path) -> No
     memory.learn(["torch"])
     assert memory.learned == ["torch"]
     assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.timeout(20)
+def test_hanging_disk_delays_the_launcher_once_and_briefly(tmp_path: Path) -> None:
+    path = tmp_path / "preload.json"
+    os.mkfifo(path)  # opening it blocks, as a call to a dead network disk does
+    memory = PreloadCache(path)
+    began = time.monotonic()
+    memory.read("train.py")
+    first = time.monotonic() - began
+    assert first >= DISK_SECONDS
+    for name in ("torch", "numpy", "yaml"):  # left out: the first access has not ended
+        memory.learn([name])
+        memory.exclude([name])
+    assert time.monotonic() - began - first < DISK_SECONDS
+    assert memory.learned == ["torch", "numpy", "yaml"]
+    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # ends the read
+    while not path.is_file():  # later writes are not left out
+        memory.exclude(["scipy"])
+        time.sleep(0.01)
+    again = PreloadCache(path)
+    again.read("train.py")
+    assert again.learned == ["torch", "numpy", "yaml"]
