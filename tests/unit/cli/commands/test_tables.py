@@ -193,7 +193,7 @@ def test_tables_of_a_narrow_terminal_leave_out_columns_before_they_wrap(width: i
         "round": 10**6, "cause": "loss", "members": [LONG], "nodes": 16384, "finalSeconds": 99999.9,
         "recoveryMs": HUGE, "firstStepMs": HUGE, "coldNodes": 16384,
     }  # fmt: skip
-    running = (LONG, "Running", "512/512", "4096", "1234567", "9.99", "1000", "999999")
+    running = (LONG, "Running", "512/512", "4096", "1234567", "9.99", "1000", "999999", "100")
     for lines in (
         aligned([header(False), row(job, False, NOW)], width),
         aligned([header(False, True), row(job, False, NOW, True)], width),

@@ -35,19 +35,19 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_answer_of_another_store_or_an_older_revision_tells_of_loss(name: str) -> None:
+def test_answer_of_another_store_or_an_older_revision_shows_data_loss(name: str) -> None:
     known, cluster, revision, lost = HISTORIES[name]
     view = View(KEYS)
     view.cluster_id, view.revision = known, 5
     inflight = InFlight()
     inflight.send(READ, view, Watches())
-    assert inflight.tells_of_loss(view, Watches(), cluster, revision, ()) is lost
+    assert inflight.shows_data_loss(view, Watches(), cluster, revision, ()) is lost
 
 
 @pytest.mark.parametrize(
     ("found", "revision", "lost"), [(2, 6, True), (3, 6, False), (2, 2, False)]
 )
-def test_key_that_goes_back_to_an_older_revision_tells_of_loss(
+def test_key_that_goes_back_to_an_older_revision_shows_data_loss(
     found: int, revision: int, lost: bool
 ) -> None:
     view = View(KEYS)
@@ -57,7 +57,7 @@ def test_key_that_goes_back_to_an_older_revision_tells_of_loss(
     inflight = InFlight()
     inflight.send(READ, view, Watches())
     ranges = ((WHOLE, (KeyValue(KEYS.round, encode(a_round(1)), 1, found),)),)
-    assert inflight.tells_of_loss(view, Watches(), CLUSTER, revision, ranges) is lost
+    assert inflight.shows_data_loss(view, Watches(), CLUSTER, revision, ranges) is lost
 
 
 def test_answer_counts_only_under_the_watch_of_its_request() -> None:

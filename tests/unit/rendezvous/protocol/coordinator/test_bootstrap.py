@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.protocol.coordinator.bootstrap import (
-    CROWD,
-    CROWD_SECONDS,
+    LARGE_GANG,
+    LARGE_GANG_SECONDS,
     open_first,
     write_bounds,
 )
@@ -104,10 +104,12 @@ def test_first_round_is_not_frozen_beside_running_workers() -> None:
     assert (act.note, job.coordinator.awaited) == ("round 1 opens", 0)
 
 
-@pytest.mark.parametrize(("least", "waits"), [(CROWD - 1, False), (CROWD, True)])
+@pytest.mark.parametrize(("least", "waits"), [(LARGE_GANG - 1, False), (LARGE_GANG, True)])
 def test_members_of_a_large_job_get_a_moment_to_register(least: int, waits: bool) -> None:
     job = Job("a")
-    assert (opened(job, min_nodes=least, max_nodes=CROWD) is None) is waits
+    assert (opened(job, min_nodes=least, max_nodes=LARGE_GANG) is None) is waits
     if waits:
-        assert job.coordinator.timers.wake == job.now + CROWD_SECONDS
-        assert opened(job.later(CROWD_SECONDS), min_nodes=least, max_nodes=CROWD) is not None
+        assert job.coordinator.timers.wake == job.now + LARGE_GANG_SECONDS
+        assert (
+            opened(job.later(LARGE_GANG_SECONDS), min_nodes=least, max_nodes=LARGE_GANG) is not None
+        )
