@@ -120,7 +120,7 @@ test: lint types imports generated docs etcd kubernetes browser corpus-suite ## 
 	@$(PY) -m scripts.beside build/schedules.log "$(MAKE) schedules" $(MAKE) -j1 servers e2e
 schedules: install ## part of test: images, 10,000 simulated schedules
 	@$(PY) -m tests.cluster images
-	SIM_SEEDS=10000 $(PY) -m pytest -p no:cacheprovider -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
+	SIM_SEEDS=10000 $(PY) -m pytest -o cache_dir=build/schedules-cache -o timeout=1800 -n $$(nproc) --dist worksteal tests/sim
 servers: install etcd kubernetes browser corpus-suite ## part of test: unit and integration tests
 	$(PY) -m scripts.twice -n $(JOBS) --dist worksteal --durations=15 tests/unit tests/integration
 
