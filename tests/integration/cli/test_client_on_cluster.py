@@ -66,15 +66,17 @@ def test_job_is_watched_until_it_finishes_in_a_running_event_loop(
 
     async def notebook() -> list[Phase | None]:
         job = await client.submit_async(ElasticJob.from_object(elasticjob()))
+        assert job.phase is None
+        await asyncio.to_thread(become, "Running")
         phases = []
         async with asyncio.timeout(WAIT_SECONDS):
             async for status in job.watch():
                 phases.append(status.phase)
-                await asyncio.to_thread(become, "Succeeded" if status.phase else "Running")
+                await asyncio.to_thread(become, "Succeeded")
         assert (await job.result_async(WAIT_SECONDS)).status.phase is Phase.SUCCEEDED
         return phases
 
-    assert asyncio.run(notebook()) == [None, Phase.RUNNING, Phase.SUCCEEDED]
+    assert asyncio.run(notebook()) == [Phase.RUNNING, Phase.SUCCEEDED]
     assert client.submit(ElasticJob.from_object(elasticjob("second"))).phase is None
 
 

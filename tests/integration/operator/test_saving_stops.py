@@ -32,6 +32,8 @@ while True:
     (folder / f"step-{rank}").write_text(str(step))
     if train.should_checkpoint():
         if rank == "0":
+            while int((folder / "step-1").read_text() or 0) < step:
+                time.sleep(0.01)  # as a collective waits for the other rank
             time.sleep(1)
             checkpoint.write_text(str(step))
             train.checkpointed(step)
