@@ -36,9 +36,11 @@ def on_terminal(rig: LocalRig, *arguments: object, columns: int = 400, **env: st
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.ONLCR  # the terminal adds no carriage returns
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    # COLUMNS, which the workers of pytest-xdist have, overrides the terminal's width.
+    inherited = {name: value for name, value in rig.env.items() if name != "COLUMNS"}
     process = subprocess.Popen(
         rig.command(*arguments),
-        env={**rig.env, "TERM": "xterm-256color", **env},
+        env={**inherited, "TERM": "xterm-256color", **env},
         cwd=rig.job,
         stdin=theirs,
         stdout=theirs,
