@@ -21,6 +21,7 @@ import math
 import mmap
 import os
 import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,9 @@ class Link:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._flags = self._points = self._at_ms = self._first_step_ms = self._checkpoints = 0
-        self._step = self._checkpoint_step = layout.NO_STEP
+        self._step = self._checkpoint_step = self._first_step = layout.NO_STEP
+        self._snapshots: layout.SnapshotReport | None = None
+        self._reporting = threading.Lock()
         self._metrics: tuple[str, ...] = ()
         self._values = [0.0] * layout.MAX_METRICS
         self._names = layout.pack_names(())
@@ -134,7 +137,9 @@ class Link:
         self._step = step
         self._at_ms = int(time.time() * 1000)
         if not self._first_step_ms:
-            self._first_step_ms = self._at_ms
+            self._first_step, self._first_step_ms = step, self._at_ms
+            with self._reporting:
+                self._say_snapshots()
         # If a script uses both ways to save, `should_checkpoint` takes precedence.
         if not self._callbacks or self._asks:
             self._say()
@@ -176,8 +181,9 @@ class Link:
 
     def snapshots(self, report: layout.SnapshotReport) -> None:
         """Report on the snapshots of this worker."""
-        if self._told is not None:
-            self._told[layout.RECORD_BYTES :] = layout.pack_report(report)
+        with self._reporting:
+            self._snapshots = report
+            self._say_snapshots()
 
     def on_leave(self, callback: Callable[[], object]) -> None:
         if not callable(callback):
@@ -199,6 +205,11 @@ class Link:
             self._metrics = names
             self._names = layout.pack_names(names[: layout.MAX_METRICS])
         self._values = (values + [0.0] * layout.MAX_METRICS)[: layout.MAX_METRICS]
+
+    def _say_snapshots(self) -> None:
+        if self._told is not None and self._snapshots is not None:
+            report = _without_skipped(self._snapshots, self._first_step)
+            self._told[layout.RECORD_BYTES :] = layout.pack_report(report)
 
     def _say(self) -> None:
         if self._told is not None:
@@ -278,6 +289,18 @@ def whole_step(step: int) -> int:
     if not 0 <= whole <= layout.MAX_STEP:
         raise ValueError(f"step must be a whole number from 0 to 2**63 - 1, got {step!r}")
     return whole
+
+
+def _without_skipped(report: layout.SnapshotReport, first_step: int) -> layout.SnapshotReport:
+    """Return the report without lost steps that are not repeated.
+
+    A script may begin at a checkpoint of its own that is newer than the restored snapshot.
+    """
+    skipped = min(report.lost, first_step - 1 - report.restored)
+    if report.restored < 0 or skipped <= 0:
+        return report
+    left = report.lost - skipped
+    return report._replace(lost=left, lost_ms=report.lost_ms * left // report.lost)
 
 
 def _number(name: str, value: float) -> float:

@@ -212,6 +212,24 @@ def taken_with(snapshots: Snapshots, state: Any, *steps: int) -> tuple[int, int]
     return found.step, found.trouble
 
 
+@pytest.mark.parametrize(
+    ("first", "lost", "lost_ms"), [(5, 4, 400), (4, 4, 400), (7, 2, 200), (40, 0, 0)]
+)
+def test_steps_skipped_by_a_newer_checkpoint_are_not_lost(
+    job: Job, first: int, lost: int, lost_ms: int
+) -> None:
+    job.settings(everySteps=1)
+    report = layout.SnapshotReport(restored=4, lost=4, lost_ms=400)
+    train.link().snapshots(report)
+    assert job.report().lost == 4
+    train.progress(first)
+    assert (job.report().lost, job.report().lost_ms) == (lost, lost_ms)
+    train.progress(first + 1)
+    train.link().snapshots(report._replace(step=first))
+    assert (job.report().step, job.report().lost, job.report().lost_ms) == (first, lost, lost_ms)
+    assert job.report().restored == 4
+
+
 def test_report_has_steps_size_and_restored_step(job: Job) -> None:
     job.settings(everySteps=1)
     snapshots = job.started()
