@@ -26,6 +26,7 @@ from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import command_log_folder
+from elasticjob_agent.worker_groups import DISK_SECONDS
 from elasticjob_agent.worker_runtime import NodeCommand, WorkerRuntime
 from elasticjob_rendezvous.api import RendezvousHandler
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
@@ -130,7 +131,12 @@ def node_command(settings: AgentSettings) -> NodeCommand | None:
     if settings.launch is Launch.PER_WORKER:
         return None
     env = command_environment(settings.run_id, settings.role, settings.nnodes, settings.nproc)
-    folder = command_log_folder(settings.logs)
+    try:
+        folder = asyncio.run(in_thread(partial(command_log_folder, settings.logs), DISK_SECONDS))
+    except OSError as error:
+        folder = None
+        trouble = str(error) or "the disk does not answer"
+        log.warning("%s: the output of the command is not kept: %s", settings.name, trouble)
     return NodeCommand(env, "" if folder is None else str(folder), settings.logs.stream_bytes(1))
 
 
@@ -252,5 +258,7 @@ async def explain_end(settings: AgentSettings, ending: Ending) -> None:
         trouble = await in_thread(write, TERMINATION_SECONDS)
     except TimeoutError:
         trouble = TimeoutError("the disk does not answer")
+    except OSError as error:
+        trouble = error
     if trouble is not None:
         log.warning("%s: cannot write the termination message: %s", settings.name, trouble)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -33,9 +34,9 @@ CALL_SECONDS = 30.0
 async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
     """Run a blocking call in a thread and return its result.
 
-    Raises the call's exception, or TimeoutError after `seconds`; the call may then continue. Each
-    call has its own daemon thread, so that a blocked one delays neither other calls nor the exit
-    of the process.
+    Raises the call's exception, TimeoutError after `seconds`, while the call may continue, or
+    OSError if no further thread can be started. Each call has its own daemon thread, so that a
+    blocked one delays neither other calls nor the exit of the process.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -58,7 +59,10 @@ async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter
             loop.call_soon_threadsafe(settle, result, fault)
 
-    threading.Thread(target=run, name="elasticjob-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="elasticjob-call", daemon=True).start()
+    except RuntimeError as error:  # the workers may have used up the processes of the pod
+        raise OSError(errno.EAGAIN, str(error)) from error
     async with asyncio.timeout(seconds):
         return await answer
 

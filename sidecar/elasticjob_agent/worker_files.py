@@ -288,6 +288,9 @@ async def post_progress(
         if group is None or group.empty or not group.started:
             continue
         # No timeout: a disk that does not answer holds one thread, not one for each poll.
-        found = await in_thread(partial(files.read, group.round, group.slots))
+        try:
+            found = await in_thread(partial(files.read, group.round, group.slots))
+        except OSError:
+            continue
         if found and found != group.progress:
             post(WorkersProgressed(group.round, found, time.time_ns() // 1_000_000))

@@ -288,6 +288,6 @@ class WorkerGroups:
                     return RuntimeEvent(event, progress=words)
                 reports = await _on_disk(self._logs.reports, number, self._workers)
                 base_rank = await _on_disk(self._logs.base_rank, number)
-        except TimeoutError:
+        except OSError:  # or the timeout
             return RuntimeEvent(event)
         return RuntimeEvent(event, reports, base_rank, words)

@@ -122,8 +122,10 @@ def snapshot_lines(found: SnapshotsStatus) -> list[str]:
 
 
 def restarts_text(job: ElasticJob) -> str:
-    """Format the charged failures of `status.restarts`: `1 of 3`."""
+    """Format the charged failures of `status.restarts`: `1 of 3`. The last one has no restart."""
     most, charged = job.spec.max_restarts, job.status.restarts
+    if charged == most + 1:
+        return f"{most} of {most}, then one failure more"
     return f"{charged} of {most}" if charged <= most else f"{charged}, maxRestarts is {most}"
 
 

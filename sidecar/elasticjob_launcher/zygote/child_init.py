@@ -175,8 +175,12 @@ def finish_program() -> None:
 
 def _reports_leaks(module: Any) -> bool:
     """Return True for an extension module that nanobind made, such as duckdb's."""
-    loader = type(getattr(module, "__loader__", None)).__name__
-    names = getattr(module, "__dict__", {}) if loader == "ExtensionFileLoader" else {}
+    try:
+        names = object.__getattribute__(module, "__dict__")  # a lazy module is not loaded by this
+    except AttributeError:
+        return False
+    if type(names.get("__loader__")).__name__ != "ExtensionFileLoader":
+        return False
     return any(type(value).__module__ == "nanobind" for value in list(names.values()))
 
 

@@ -120,11 +120,15 @@ class _File(Values):
                 self.run(node.body, certain)
             if items is not None:
                 return
+        caught = _continues_after_error(node)
+        failed = False
         for field in ("body", "handlers", "orelse", "finalbody", "cases"):
             for each in getattr(node, field, ()):
                 sure = certain and not loop and field not in ("handlers", "cases")
                 if isinstance(each, ast.stmt):
-                    self._statement(each, sure and not self._ended)
+                    passed_over = failed and field != "finalbody"
+                    self._statement(each, sure and not self._ended and not passed_over)
+                    failed = failed or (caught and _may_fail(each))
                 else:
                     self.run(each.body, False)
 
@@ -307,6 +311,27 @@ class _File(Values):
         self.run(function.body, certain)
         self._deep, self._ended = self._deep - 1, ended
         self.names = before
+
+
+def _continues_after_error(node: ast.AST) -> bool:
+    """Return True for a `try` of which a handler lets the program go on."""
+    for handler in getattr(node, "handlers", ()):
+        last = handler.body[-1]
+        call = getattr(getattr(last, "value", None), "func", None)
+        ends = getattr(call, "attr", getattr(call, "id", "")) in ("exit", "_exit")
+        if not (isinstance(last, ast.Raise) or ends):
+            return True
+    return False
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """Return True if a statement imports or calls something, other than a method of `environ`."""
+    for each in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
+        if isinstance(each, (ast.Import, ast.ImportFrom)):
+            return True
+        if isinstance(each, ast.Call) and not is_environ(getattr(each.func, "value", None)):
+            return True
+    return False
 
 
 def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:

@@ -30,12 +30,15 @@ class BoundedDisk:
         self._thread: threading.Thread | None = None
 
     def run(self, access: Callable[[], Any]) -> Any:
-        """Return the result of the access; None if it did not end in time or was left out."""
+        """Return the result of the access; None if it did not end in time or did not begin."""
         if self._thread is not None and self._thread.is_alive():
             return None
         results: list[Any] = []
         self._thread = threading.Thread(target=lambda: results.append(access()), daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the workers may have used up the processes of the pod
+            return None
         self._thread.join(DISK_SECONDS)
         return results[0] if results else None
 

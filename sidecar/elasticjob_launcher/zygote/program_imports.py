@@ -39,8 +39,9 @@ class ImportAnalysis(NamedTuple):
     """Result of the analysis: imports in order, and the environment variables that are set.
 
     `first` and `last` are the folders put before and after `sys.path`; `unread` names a place
-    where they cannot be read. `steps` are the imports and environment changes in execution order;
-    `later` are variables that functions set at an unknown time.
+    where they cannot be read. `steps` are the imports and environment changes in execution order,
+    without imports that may not run if a change follows; `later` are variables that functions set
+    at an unknown time.
     """
 
     wanted: tuple[WantedImport, ...]
@@ -106,6 +107,7 @@ class _Program:
         self._installed = installed
         self._changes = changes
         self._steps: list[WantedImport | EnvironmentChange] = []
+        self._possible: list[int] = []
         self._sets: set[str] = set()
         self._later: set[str] = set()
         self._seen: set[str] = set()
@@ -123,10 +125,20 @@ class _Program:
             tuple(self._first),
             self.unread,
             tuple(self._last),
-            tuple(dict.fromkeys(self._steps)),
+            tuple(dict.fromkeys(self._in_order())),
             frozenset(self._later),
             tuple(self._files),
         )
+
+    def _in_order(self) -> list[WantedImport | EnvironmentChange]:
+        """Return the steps without imports that may not run before a later change.
+
+        A module loaded there would have the environment before the change, in the program perhaps
+        the one after it.
+        """
+        changes = [i for i, step in enumerate(self._steps) if isinstance(step, EnvironmentChange)]
+        left_out = {i for i in self._possible if changes and i < changes[-1]}
+        return [step for i, step in enumerate(self._steps) if i not in left_out]
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
         if source.path in self._seen or len(self._seen) >= MAX_FILES:
@@ -148,7 +160,12 @@ class _Program:
 
         self._changes.file(tree, source.path, main, imports, certain)
         if _imports(tree, _TRAINING) and _mentions(tree, _OPTIMIZING):
-            self._steps.append(WantedImport(_LAZY))
+            self._append(WantedImport(_LAZY), False)  # loaded when the optimizer is created
+
+    def _append(self, wanted: WantedImport, certain: bool) -> None:
+        if not certain:
+            self._possible.append(len(self._steps))
+        self._steps.append(wanted)
 
     def _search_path(self, tree: ast.Module, path: str) -> None:
         put = added_folders(tree, path)
@@ -163,7 +180,7 @@ class _Program:
         if spec is None:
             return
         if self._installed(spec):
-            self._steps.append(found)
+            self._append(found, bool(certain))
             return
         if certain is not None:
             for source in _own_files(found, spec):

@@ -58,6 +58,33 @@ def test_objects_are_finalised_if_a_library_reports_what_is_left(
     assert forked == cold == "end\ngone\n"
 
 
+LAZY = """
+import importlib.util, sys
+
+class Odd:
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+spec = importlib.util.find_spec("lazy_pkg")
+loader = spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules["lazy_pkg"] = module = importlib.util.module_from_spec(spec)
+loader.exec_module(module)
+sys.modules["odd_pkg"] = Odd()
+print("end")
+"""
+
+
+def test_end_of_a_program_loads_no_lazy_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    script(packages, "print('loaded', flush=True)\nraise OSError('absent')\n", "lazy_pkg.py")
+    path = script(tmp_path / "code", LAZY)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert forked == cold == "end\n"
+
+
 ENVIRONMENT = """
 import os, subprocess, sets_pkg
 names = ("SET", "TAKEN", "CHOSEN", "SITE", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "RANK")

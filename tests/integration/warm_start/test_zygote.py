@@ -105,6 +105,20 @@ def test_module_that_reads_a_variable_set_before_it_is_preloaded(
     assert "not preloaded" not in capfd.readouterr().err
 
 
+def test_module_that_may_be_imported_before_a_variable_is_set_finds_the_value_of_its_import(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "odd_pkg.py").write_text(
+        "import os; value = [v for n, v in os.environ.items() if n == 'MODE']\n"
+    )
+    program = (
+        f"{LOADED}import os\nif len(sys.argv) > 5:\n    import odd_pkg\n"
+        "os.environ['MODE'] = '1'\nimport odd_pkg\nprint(there, odd_pkg.value)\n"
+    )
+    said = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    assert said == "['odd_pkg'] ['1']\n"
+
+
 def test_configured_module_that_reads_a_variable_of_the_program_is_left_to_worker(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

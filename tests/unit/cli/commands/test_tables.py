@@ -299,11 +299,12 @@ def test_rounds_with_causes_and_times() -> None:
     [
         (0, "", "0 of 3"),
         (2, "", "2 of 3"),
-        (4, "WorkersFailed", "4, maxRestarts is 3"),
+        (4, "WorkersFailed", "3 of 3, then one failure more"),
+        (5, "WorkersFailed", "5, maxRestarts is 3"),
         (3, "WorkersFailed", "3 of 3"),
         (2, "DeadlineExceeded", "2 of 3"),
     ],
-    ids=["none", "running", "spent", "no progress", "ended otherwise"],
+    ids=["none", "running", "spent", "lowered", "no progress", "ended otherwise"],
 )
 def test_restarts_are_charged_failures(charged: int, reason: str, text: str) -> None:
     failed = Condition(

@@ -200,6 +200,23 @@ CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         "def f():\n    if g():\n        return\n    os.environ['B'] = '1'\nf()",
         [("B", "?")],
     ),
+    "after an import that may fail": (
+        "try:\n    import absent\n    os.environ['B'] = '1'\nexcept ImportError:\n    pass",
+        [("B", "?")],
+    ),
+    "after a call that may fail": (
+        "try:\n    f()\nexcept OSError:\n    pass\nelse:\n    os.environ['B'] = '1'",
+        [("B", "?")],
+    ),
+    "after an import without which the program ends": (
+        "try:\n    import yaml\n    os.environ['B'] = '1'\nexcept ImportError:\n    sys.exit('no')",
+        [("B", "1")],
+    ),
+    "in a statement that cannot fail": (
+        "try:\n    os.environ.setdefault('B', '1')\n    os.environ['C'] = '2'\n"
+        "except OSError:\n    pass\nfinally:\n    os.environ['D'] = '3'",
+        [("B", "1"), ("C", "2"), ("D", "3")],
+    ),
     "unknown name": ("os.environ[f()] = '1'", [("", "?")]),
     "unknown names": ("os.environ.update(found)", [("", "?")]),
     "a file of variables": ("load_dotenv()", [("", "?")]),
@@ -224,3 +241,39 @@ def test_environment_changes_of_imported_files_are_applied_at_their_import(tmp_p
     steps = analyse_imports([entry], project.search, project.installed, {}).steps
     names = [getattr(step, "module", getattr(step, "name", "")) for step in steps]
     assert names == ["yaml", "os", "A", "torch"]
+
+
+EARLY = {
+    "a condition": "if len(sys.argv) > 5:\n    import yaml\n",
+    "a condition that does not hold": "if 'B' in os.environ:\n    import yaml\n",
+    "another import, if it fails": "try:\n    import json\nexcept ImportError:\n    import yaml\n",
+    "an import above that fails": (
+        "try:\n    import absent\n    import yaml\nexcept ImportError:\n    pass\n"
+    ),
+    "a loop": "for each in sys.argv[5:]:\n    import yaml\n",
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_import_that_may_not_run_is_no_step_before_a_change(tmp_path: Path, name: str) -> None:
+    """It would be loaded with a value that the program's own import may not find."""
+    project = Project(tmp_path)
+    source = f"import os, sys\n{EARLY[name]}"
+    assert WantedImport("yaml") in _steps(project, source)
+    assert WantedImport("yaml") not in _steps(project, f"{source}os.environ['B'] = '1'\n")
+    again = _steps(project, f"{source}os.environ['B'] = '1'\nimport yaml\n")
+    assert again.index(WantedImport("yaml")) == len(again) - 1
+
+
+def test_module_that_an_optimizer_loads_is_no_step_before_a_change(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("model.py", "from torch import optim\n")
+    source = "import os\nimport model\n"
+    assert WantedImport("torch._dynamo") in _steps(project, source)
+    changed = f"{source}os.environ['TORCHDYNAMO_DISABLE'] = '1'\n"
+    assert WantedImport("torch._dynamo") not in _steps(project, changed)
+
+
+def _steps(project: Project, source: str) -> list[Any]:
+    entry = project.write("train.py", source)
+    return list(analyse_imports([entry], project.search, project.installed, {}).steps)
