@@ -94,7 +94,7 @@ def top(
     """Show nodes, workers, steps, the last recovery and the goodput of running jobs.
 
     At a terminal the table is refreshed until Ctrl-C. The steps on a cluster are those of the
-    status, up to a minute old. The goodput is that of jobs whose scripts take snapshots.
+    status, up to a minute old. Jobs whose scripts take snapshots and report steps have a goodput.
 
     \b
     Examples:

@@ -209,14 +209,15 @@ def expired(
     """Return the versions to remove from storage: the newest `keep` complete ones stay.
 
     Of the incomplete ones before `writing` the newest stays too: some ranks may not have ended it.
-    The others were given up, such as in a full storage. Without a complete version all stay.
+    The others were given up, such as in a full storage. Without a complete version all stay. Those
+    after `writing` stay and do not count: the ranks have passed over them as damaged.
 
     Args:
         writing: version that the ranks write now, or have written last.
         versions: all versions in storage, also those without a committed part.
     """
     found = list(parts)
-    complete = complete_versions(found)
+    complete = [version for version in complete_versions(found) if version <= writing]
     if not complete:
         return ()
     held = {part.version for part in found} | set(versions)

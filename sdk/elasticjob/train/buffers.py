@@ -360,7 +360,8 @@ class StorageFolder:
     def store(self, part: Part, body: Body) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
         folder = self._folder(part.version)
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
         draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
         try:
@@ -372,8 +373,10 @@ class StorageFolder:
             with contextlib.suppress(OSError):
                 os.unlink(draft)  # noqa: PTH108
             raise
-        with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
-            os.fsync(fd)
+        # The names of the file and of its folder. The folder of the job may be a symbolic link.
+        for each in (folder, self.folder.resolve()):
+            with _opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                os.fsync(fd)
 
     def remove_expired(self, keep: int, writing: Version) -> None:
         """Remove the versions that `expired` names."""
@@ -401,7 +404,8 @@ class StorageWrite(threading.Thread):
     """Background write of parts to storage; `trouble` is the cause if it failed.
 
     With `keep`, for one rank, it also removes expired versions, before the write so that they leave
-    room, and after it, and passes the step of the newest complete version to `on_end`.
+    room, and after it, and passes the step of the newest complete version up to this one to
+    `on_end`.
 
     The interpreter waits for the thread before it exits.
     """
@@ -435,11 +439,13 @@ class StorageWrite(threading.Thread):
                 self._storage.store(part, body)
             if self._keep:
                 self._await_others(version)
-                for newest in complete_versions(self._storage.parts())[-1:]:
+                complete = complete_versions(self._storage.parts())
+                for newest in [each for each in complete if each <= version][-1:]:
                     self._on_end(newest.step)
                 self._storage.remove_expired(self._keep, version)
-        except OSError as error:
-            self.trouble = f"{self._storage.folder}: {error.strerror}"
+        except Exception as error:  # whatever it is, the parts are not in storage
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self.trouble = f"{self._storage.folder}: {reason}"
             log.warning("cannot write a snapshot to storage: %s", self.trouble)
 
     def _await_others(self, version: Version) -> None:

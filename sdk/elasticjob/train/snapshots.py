@@ -67,7 +67,7 @@ STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
 _PROPOSAL = struct.Struct("<QBB")
-_BEGIN = struct.Struct("<IqQ")
+_BEGIN = struct.Struct("<I?qQ")
 
 
 class SnapshotError(Exception):
@@ -189,6 +189,8 @@ class Snapshots:
         self._complete_step = self._told_step = layout.NO_STEP
         self._writing: StorageWrite | None = None
         self._has_encoded = self._has_taken = self._has_removed = False
+        self._has_place = True
+        """True if any rank has memory or storage."""
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -291,7 +293,8 @@ class Snapshots:
         """Take a snapshot if one is due after `step` steps; return True if it was taken.
 
         It is complete on return; with `optimizers`, before their next step. A part for storage is
-        written in the background, from a copy.
+        written in the background, from a copy. If no rank has memory or storage, as under torchrun,
+        only the first call has an effect: it checks the types of the state.
 
         Args:
             state: the state that is the same on all ranks: nested dicts, lists and tuples of
@@ -368,6 +371,8 @@ class Snapshots:
         else:
             overlap.start(write)
         self._last_step = step
+        if not self._has_place:
+            self._next_step = layout.MAX_STEP + 1
         self._cost = time.perf_counter() - began
         if store:
             try:
@@ -454,10 +459,12 @@ class Snapshots:
         """Number this gang; return the lost steps and their duration in seconds."""
         folder = None if self._memory is None else self._memory.folder
         reached = Reached() if folder is None else reached_on(folder)
-        told = gang.gather(_BEGIN.pack(secrets.randbits(32), *reached), is_fixed=True)
+        has_place = self._memory is not None or self._storage is not None
+        told = gang.gather(_BEGIN.pack(secrets.randbits(32), has_place, *reached), is_fixed=True)
         drawn = [_BEGIN.unpack(content) for content in told]
         self._number = next_gang(offers, drawn[0][0])
-        lost = lost_since(step, [Reached(*fields) for _, *fields in drawn])
+        self._has_place = any(place for _, place, *_ in drawn)
+        lost = lost_since(step, [Reached(*fields) for _, _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
         if self._refused is not None:
             self._report.change(trouble=layout.unusable(self._refused.errno))
@@ -599,7 +606,15 @@ class Snapshots:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
         if gang.rank == 0 and self._storage is not None:
             self._is_stored(self._stored_step)
-            self._storage.remove_expired(self._keep, Version(self._stored_step, self._number))
+            try:
+                written = Version(self._stored_step, self._number)
+                self._storage.remove_expired(self._keep, written)
+            except OSError as error:  # the next write removes them
+                log.warning(
+                    "cannot remove older snapshots from storage: %s: %s",
+                    self._storage.folder,
+                    error.strerror,
+                )
 
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.

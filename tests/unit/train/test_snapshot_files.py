@@ -287,6 +287,38 @@ def test_complete_versions_alone_are_reported_as_stored(tmp_path: Path) -> None:
     assert told == [3]
 
 
+def test_damaged_later_version_is_neither_reported_nor_kept_in_place_of_the_written_one(
+    tmp_path: Path,
+) -> None:
+    """The ranks passed over version 8, whose record is valid, and began before it."""
+    storage = StorageFolder(tmp_path)
+    storage.store(part(8), body(8))
+    for step in (4, 5):
+        assert written(storage, [part(step)], keep=1) == ([step], "")
+    assert {each.version.step for each in storage.parts()} == {5, 8}
+    assert written(storage, [part(9)], keep=1) == ([9], "")
+    assert {each.version.step for each in storage.parts()} == {9}
+
+
+def test_names_of_stored_files_are_on_disk_before_the_end_of_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "link").symlink_to("volume")
+    StorageFolder(tmp_path / "link").store(part(1), body(1))
+    [version] = (tmp_path / "volume").iterdir()
+    assert len(synced) == 3
+    assert synced[1:] == [version, tmp_path / "volume"]
+
+
 def test_expired_versions_are_removed_before_the_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import errno
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,44 @@ def test_storage_that_cannot_be_written_is_an_error_when_it_was_demanded(tmp_pat
         started().save(1, {}, store=True)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_write_that_ends_with_any_error_is_not_in_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError("no memory for the draft")
+
+    monkeypatch.setattr(StorageFolder, "store", exhausted)
+    with pytest.raises(SnapshotError, match="MemoryError: no memory for the draft"):
+        started(tmp_path).save(1, {"x": 1}, store=True)
+
+
+def test_stored_snapshot_counts_if_older_ones_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = StorageFolder.remove_expired
+
+    def stale(storage: StorageFolder, *arguments: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        real(storage, *arguments)
+
+    monkeypatch.setattr(StorageFolder, "remove_expired", stale)
+    assert started(tmp_path).save(1, {"x": 1}, store=True)
+    assert "cannot remove older snapshots from storage" in caplog.text
+    assert restored(tmp_path) == (1, "storage")
+
+
+def test_snapshot_after_a_damaged_one_in_storage_is_restored(tmp_path: Path) -> None:
+    started(tmp_path, keep=1).save(20, {"x": 20}, store=True)
+    [path] = tmp_path.glob("step-*/shared")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    snapshots = started(tmp_path, keep=1)
+    for step in (5, 6):
+        assert snapshots.save(step, {"x": step}, store=True)
+        assert restored(tmp_path) == (step, "storage")
+
+
 def test_full_memory_leaves_storage(
     memory: Path,
     tmp_path: Path,
@@ -325,6 +364,25 @@ def test_without_any_place_nothing_is_restored(monkeypatch: pytest.MonkeyPatch) 
     snapshots = started()
     snapshots.save(1, {"x": 1})
     assert restored() is None
+
+
+def test_without_any_place_only_the_first_snapshot_costs_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(layout.SNAPSHOT_FOLDER, raising=False)
+    called: list[str] = []
+
+    def state() -> dict[str, int]:
+        called.append("state")
+        return {"x": 1}
+
+    for settings in ({}, {"every_steps": 2}):
+        called.clear()
+        snapshots = started(**settings)
+        taken = [step for step in range(1, 10) if snapshots.save(step, state)]
+        assert len(taken) == len(called) == 1
+    with pytest.raises(TypeError):
+        started().save(1, {"x": object()})
 
 
 @pytest.mark.parametrize(
