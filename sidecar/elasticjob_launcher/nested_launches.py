@@ -93,7 +93,7 @@ _ABSENCES = frozenset(
 _SIZES = frozenset({"num_gpus_per_machine", "num_machines"})
 _INSTALLED = re.compile(r"(^|/)(site|dist)-packages(/|$)")
 _ERROR, _LOOP, _FUNCTION, _PROGRAM = -1, 1, 2, 3
-"""What a statement leaves; an error counts as the end of a program that should not have begun."""
+"""Parts of a program that a statement leaves; an error ends what should not have begun."""
 _GROUP = frozenset({"init_process_group", "init_distributed", "DistributedDataParallel", "DDP"})
 
 
@@ -221,7 +221,7 @@ class _Program:
         """Return True if the program's files import nothing that trains and ask for no rank."""
         todo = [source for source in self._sources.values() if source is not None]
         for source in todo:
-            stored = set()
+            stored: set[Any] = set()
             for node in nodes(source.tree):
                 self._budget.spend()
                 if isinstance(node, ast.Dict):
@@ -415,12 +415,11 @@ class _Program:
         launcher = launcher_of_function(name)
         if launcher is not None and self._starts_workers(launcher, call, source):
             return self._found([NestedLaunch(source.path, call.lineno, launcher)])
-        started = []
-        for command in self._started(name, call, source):
-            launcher = launcher_of_command(command) if any(command.words) else None
-            place = command.line or call.lineno
-            if any(command.words):
-                started.append(launcher and NestedLaunch(source.path, place, launcher))
+        started: list[NestedLaunch | None] = []
+        for command in filter(lambda one: any(one.words), self._started(name, call, source)):
+            launcher = launcher_of_command(command)
+            line = command.line or call.lineno
+            started.append(None if launcher is None else NestedLaunch(source.path, line, launcher))
         if found := self._found(started):
             return found
         callees = self._callees(call, name, source)
@@ -584,15 +583,18 @@ class _Program:
     ) -> NestedLaunch | None:
         """Return the launcher if a call of each of these functions certainly starts one."""
         before = after = self._doubt
-        started = []
+        started: list[NestedLaunch | None] = []
         for function in functions:
             self._doubt = before
-            started.append(function and self._follow(function, args, keywords, caller))
+            found = None
+            if function is not None:
+                found = self._follow(function, args, keywords, caller)
+            started.append(found)
             after = max(after, self._doubt)
         self._doubt = before
-        found = self._found(started)
+        certain = self._found(started)
         self._doubt = after
-        return found
+        return certain
 
     def _follow(
         self, function: Function, args: Sequence[Any], keywords: Sequence[Any], caller: Source

@@ -462,7 +462,8 @@ def test_first_worker_of_a_node_may_start_a_job_of_its_own(
         monkeypatch.setenv(name, value)
     creators = {"c10d": str}
     registry = ModuleType("torch.distributed.elastic.rendezvous.api")
-    registry.rendezvous_handler_registry = SimpleNamespace(_registry=creators)  # type: ignore[attr-defined]
+    handlers = SimpleNamespace(_registry=creators)
+    monkeypatch.setattr(registry, "rendezvous_handler_registry", handlers, raising=False)
     monkeypatch.setitem(sys.modules, registry.__name__, registry)
     elasticjob_torchrun.plugin()
     if is_refused:
