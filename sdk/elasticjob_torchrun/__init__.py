@@ -38,13 +38,21 @@ def _instead_of(original: Creator) -> Creator:
     def create_where_set(parameters: Any) -> Any:
         if os.environ.get(ADDRESS):
             return create(parameters)
-        if os.environ.get(NESTED) == "refuse" and os.environ.get("RANK", "0") != "0":
+        if os.environ.get(NESTED) == "refuse" and not _is_first():
             from elasticjob_torchrun.nested import refuse
 
             refuse()
         return original(parameters)
 
     return create_where_set
+
+
+def _is_first() -> bool:
+    """Return True for rank 0, and for the first of several workers of a node: such a worker may
+    start a job of its own, and if all do, another worker of the node is refused."""
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    first_of_node = several and os.environ.get("LOCAL_RANK") == "0"
+    return os.environ.get("RANK", "0") == "0" or first_of_node
 
 
 def create(parameters: Any) -> Any:

@@ -1,8 +1,9 @@
 """Refusal of torchrun inside of a worker that runs with `launch: PerWorker`.
 
-A script that starts torchrun itself would train once in each worker. Rank 0 may start a job of its
-own, such as an evaluation; if every worker starts one, another rank is refused at once. A parent
-may ignore the exit code of its child and end with success, so the worker itself is aborted.
+A script that starts torchrun itself would train once in each worker. Rank 0, or the first of
+several workers of a node, may start a job of its own, such as an evaluation; if every worker starts
+one, another rank is refused at once. A parent may ignore the exit code of its child and end with
+success, so the worker itself is aborted.
 """
 
 from __future__ import annotations

@@ -206,6 +206,11 @@ def is_for_any_program(launcher: Launcher) -> bool:
     return launcher is _SPAWN
 
 
+def runs_single_itself(launcher: Launcher) -> bool:
+    """Return True if a launcher of one worker runs it in the process that calls the function."""
+    return launcher is _DETECTRON
+
+
 def launcher_of_program(program: str, arguments: Sequence[str]) -> Launcher | None:
     """Return the launcher that a program is, or None."""
     name = program.rpartition("/")[2]
@@ -234,7 +239,11 @@ def launcher_of_script(path: str, arguments: Sequence[str]) -> Launcher | None:
     if parts[-1] == "__main__":
         parts.pop()
     for start in range(len(parts) - 1):
-        launcher = launcher_of_module(".".join(parts[start:]), arguments)
+        module = ".".join(parts[start:])
+        is_installed = any(part.endswith("-packages") for part in parts[:start])
+        if not is_installed and module not in _MODULES and _LAUNCH_MODULE.fullmatch(module):
+            continue  # a file of the user's own, such as src/distributed/launch.py
+        launcher = launcher_of_module(module, arguments)
         if launcher is not None:
             return launcher
     return None

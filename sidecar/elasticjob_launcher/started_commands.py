@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.launchers import (
@@ -20,13 +20,22 @@ from elasticjob_launcher.launchers import (
 
 UNKNOWN = "\0"
 _MAX_DEPTH = 8
-_SEPARATOR = re.compile(r"&&|\|\||[;&|\n(){}]")
+_TOKEN = re.compile(
+    r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*")|(?P<comment>(?:(?<=\s)|^)\#[^\n]*|\\\n)"""
+    r"""|(?P<word>\$\([^()]*\)|\\.|[^\s;&|()'"\\]+|['"\\])|&&|\|\||[;&|()\n]|[^\S\n]+""",
+    re.DOTALL,
+)
+"""Part of a shell's text: a quotation, a comment, a part of a word, an operator, or spaces."""
+_BEGIN = frozenset({"if", "case"})
+_END = frozenset({"fi", "esac"})
+_KEYWORDS = _BEGIN | _END | {"then", "else", "elif", "while", "until", "do", "done", "{", "}", "!"}
+_TESTS = frozenset({"test", "[", "[[", "command", "which", "type", "hash", "grep", "pgrep"})
+"""Commands whose result is a condition for the command after `&&`."""
+_QUESTIONS = frozenset({"--version", "-V", "--help", "-h"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
-_BEFORE = frozenset(
-    {"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "stdbuf", "then", "do"}
-)
+_BEFORE = frozenset({"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "stdbuf"})
 """Words before a command of a shell line, whose options have no value of their own."""
 
 
@@ -39,48 +48,67 @@ class Written(NamedTuple):
 
 
 class Names:
-    """Values that a program assigns to names and returns from functions, in any order."""
+    """Commands by the values of names.
 
-    def __init__(self, values: Callable[[str], Sequence[Any]]) -> None:
+    Args:
+        values: returns the values that a name such as `cmd` or `self.cmd` may have.
+        returned: returns the commands that a call of the program's own function may return.
+        spend: called for each expression; raises an exception if the analysis takes too long.
+    """
+
+    def __init__(
+        self,
+        values: Callable[[Any], Sequence[Any]],
+        returned: Callable[[ast.Call, int], Iterable[Written]],
+        spend: Callable[[], object],
+    ) -> None:
         self._values = values
+        self._returned = returned
+        self._spend = spend
 
     def commands(self, node: Any, depth: int = 0) -> Iterator[Written]:
-        """Yield the commands that an expression may be."""
+        """Yield the commands that an expression may be, one of which is certain."""
+        self._spend()
         if depth > _MAX_DEPTH or node is None:
             return
-        name = reference(node)
         if isinstance(node, Written):
             yield node
         elif isinstance(node, (ast.List, ast.Tuple)):
             yield Written(tuple(self._words(node, depth)), node.lineno)
         elif isinstance(node, ast.IfExp):
-            yield from self.commands(node.body, depth + 1)
-            yield from self.commands(node.orelse, depth + 1)
-        elif name:
-            for value in self._values(name):
-                yield from self.commands(value, depth + 1)
+            yield from self._one_of((node.body, node.orelse), depth)
+        elif reference(node):
+            yield from self._one_of(self._values(node), depth)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and self._is_list(node):
             yield Written(tuple(self._words(node, depth)), node.lineno)
         elif (split := _split(node)) is not None:
             text = self._text(split, depth)
             yield Written(tuple(text.split()), node.lineno)
         elif isinstance(node, ast.Call) and reference(node.func) and not _makes_text(node):
-            for value in self._values(f"{reference(node.func)}()"):
-                yield from self.commands(value, depth + 1)
-        else:
+            yield from self._returned(node, depth)
+        elif not isinstance(node, ast.Constant) or isinstance(node.value, str):
             text = self._text(node, depth)
             if text.strip(UNKNOWN):
                 yield Written(tuple(text.split(" ")), node.lineno, True)
 
+    def _one_of(self, values: Sequence[Any], depth: int) -> Iterator[Written]:
+        for value in values:
+            found = list(self.commands(value, depth + 1))
+            if not found and len(values) > 1 and not _is_nothing(value):
+                found.append(Written((UNKNOWN,), 0))
+            yield from found
+
     def _is_list(self, node: Any) -> bool:
         while isinstance(node, ast.BinOp):
+            self._spend()
             node = node.left if not isinstance(node.right, (ast.List, ast.Tuple)) else node.right
         if isinstance(node, (ast.List, ast.Tuple)):
             return True
-        return any(isinstance(one, (ast.List, ast.Tuple)) for one in self._values(reference(node)))
+        return any(isinstance(one, (ast.List, ast.Tuple)) for one in self._values(node))
 
     def _words(self, node: Any, depth: int) -> list[str]:
         """Return the words of a list; an unknown list is one unknown word."""
+        self._spend()
         if depth > _MAX_DEPTH:
             return [UNKNOWN]
         if isinstance(node, Written):
@@ -97,11 +125,12 @@ class Names:
             return self._words(node.left, depth + 1) + self._words(node.right, depth + 1)
         if (split := _split(node)) is not None:
             return self._text(split, depth + 1).split()
-        values = self._values(reference(node)) if reference(node) else ()
-        return self._words(values[0], depth + 1) if values else [UNKNOWN]
+        values = self._values(node)
+        return self._words(values[0], depth + 1) if len(values) == 1 else [UNKNOWN]
 
     def _text(self, node: Any, depth: int) -> str:
         """Return a text with unknown parts."""
+        self._spend()
         if depth > _MAX_DEPTH:
             return UNKNOWN
         if isinstance(node, Written):
@@ -124,7 +153,7 @@ class Names:
                 return self._text(node.func.value, depth + 1)
         if isinstance(node, ast.Call) and reference(node.func) in ("str", "dedent") and node.args:
             return self._text(node.args[0], depth + 1)
-        values = self._values(reference(node)) if reference(node) else ()
+        values = self._values(node)
         return self._text(values[0], depth + 1) if len(values) == 1 else UNKNOWN
 
 
@@ -146,11 +175,41 @@ def launcher_of_command(command: Written) -> Launcher | None:
 
 
 def _in_text(text: str) -> Launcher | None:
-    for part in _SEPARATOR.split(text.replace("\\\n", " ")):
-        launcher = _of_words([word.strip("'\"") for word in part.split()])
+    """Return the launcher that a shell's text starts without a condition."""
+    depth, doubt, operator, before = 0, False, "", ""
+    for words, following in _simple_commands(text):
+        if operator not in ("&&", "||", "|"):
+            doubt = False
+        doubt = doubt or operator == "||" or (operator == "&&" and before in _TESTS)
+        while words and words[0] in _KEYWORDS:
+            depth += (words[0] in _BEGIN) - (words[0] in _END)
+            del words[0]
+        launcher = None if depth > 0 or doubt else _of_words(list(words))
         if launcher is not None:
             return launcher
+        before, operator = (words or [""])[0], following
     return None
+
+
+def _simple_commands(text: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the words of each simple command of a shell's text, and the operator behind it."""
+    words: list[str] = []
+    word = ""
+    is_quoted = False
+    for found in _TOKEN.finditer(text.partition("<<")[0]):
+        token = found[0]
+        if found["quoted"]:
+            word, is_quoted = word + token[1:-1], True
+        elif found["word"]:
+            word += token
+        elif not found["comment"]:
+            if word or is_quoted:
+                words.append(word)
+            word, is_quoted = "", False
+            if (words or token != "(") and (not token.isspace() or token == "\n"):
+                yield words, token
+                words = []
+    yield ([*words, word] if word or is_quoted else words), ""
 
 
 def _of_words(words: list[str]) -> Launcher | None:
@@ -161,6 +220,8 @@ def _of_words(words: list[str]) -> Launcher | None:
     if not words:
         return None
     program, arguments = words[0], words[1:]
+    if len(arguments) < 4 and arguments[-1:] and arguments[-1] in _QUESTIONS:
+        return None
     name = program.rpartition("/")[2]
     if name in _SHELLS:
         line = next((i for i, word in enumerate(arguments) if re.fullmatch(r"-\w*c", word)), None)
@@ -174,6 +235,10 @@ def _of_words(words: list[str]) -> Launcher | None:
             return launcher_of_script(arguments[0], arguments[1:])
         return None
     return launcher_of_program(program, arguments)
+
+
+def _is_nothing(node: Any) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _split(node: Any) -> Any:

@@ -19,9 +19,12 @@ from elasticjob_cli.commands.script_job import (
     validated,
 )
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.output import show, show_text
+from elasticjob_cli.settings import container_environment
 from elasticjob_cli.usage import TargetCommand
-from elasticjob_rendezvous.protocol.text import echoed
+from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.protocol.text import echoed, one_line
 
 COMMAND_CLASS = TargetCommand
 
@@ -38,7 +41,7 @@ spec:
   maxNodes: {most}                      # and on at most this many
   # nodes: {most}                       # wanted number, which `scale` changes; default: maxNodes
   # nprocPerNode: 1                # workers of a node; default: one for each accelerator, or 1
-  maxRestarts: 3                   # failures before the job fails; lost nodes do not count
+{launch}  maxRestarts: 3                   # failures before the job fails; lost nodes do not count
   # recovery:
   #   hangTimeoutSeconds: 1800     # restart if no step is reported for so long
   # runPolicy:
@@ -62,6 +65,7 @@ spec:
       #   - name: checkpoints
       #     persistentVolumeClaim: {{claimName: checkpoints}}
 """
+PER_NODE = "  launch: PerNode                  # once for each pod: {place} starts {launcher}\n"
 IMAGE = "registry.example.com/trainer:1"
 
 
@@ -70,6 +74,15 @@ def _nodes(text: str) -> Nodes:
         return parse_nodes(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _launch(job: ElasticJob) -> str:
+    """Return the line for a script that starts a launcher itself; empty for others, and for
+    launchers that do not reach other nodes, which `run` and `validate` report."""
+    found = nested_launch(job, Path.cwd(), container_environment(None))
+    if found is None or not (found.launcher.joins or job.spec.max_nodes == 1):
+        return ""
+    return PER_NODE.format(place=one_line(found.place), launcher=found.launcher.name)
 
 
 def init(
@@ -115,6 +128,7 @@ def init(
     job = validated(document)
     text = TEMPLATE.format(
         script=echoed(words[0]).strip("'\""),
+        launch=_launch(job),
         name=job.metadata.name,
         least=nodes.least,
         most=nodes.most,

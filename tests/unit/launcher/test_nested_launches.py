@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+import warnings
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import elasticjob_torchrun
 import pytest
 
 from elasticjob_launcher.nested_launches import find_nested_launch
@@ -250,6 +256,128 @@ def test_program_that_starts_no_launcher_for_certain_is_not_found(
     assert found(tmp_path, source) is None
 
 
+def ordinary_programs() -> dict[str, dict[str, str]]:
+    """Return the programs of `ordinary_programs.txt` by name, with the text of each file."""
+    text = Path(__file__).with_name("ordinary_programs.txt").read_text()
+    programs = {}
+    for section in text.split("=== ")[1:]:
+        name, _, files = section.partition("\n")
+        parts = [part.partition("\n") for part in files.split("--- ")[1:]]
+        programs[name] = {file: source for file, _, source in parts}
+    return programs
+
+
+PROGRAMS = ordinary_programs()
+
+
+@pytest.mark.parametrize("library", ["known", "unknown"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_that_trains_once_for_each_worker_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    if library == "unknown":  # as before Python 3.10
+        monkeypatch.delattr(sys, "stdlib_module_names")
+    for file, source in PROGRAMS[name].items():
+        compile(source, file, "exec")
+        (tmp_path / file).write_text(source)
+    assert find_nested_launch(str(tmp_path / "run.py"), False, []) is None
+
+
+CLEAR = {
+    "function of a class": (
+        "import subprocess, torch\nclass Base:\n    def main(self): self.start()\n"
+        "class Mine(Base):\n    def start(self): subprocess.run(['torchrun', 't.py'])\n"
+        "Mine().main()",
+        5,
+    ),
+    "values that all launch": (
+        "import subprocess, torch\nif torch.cuda.is_available():\n    cmd = ['torchrun', 'a.py']\n"
+        "else:\n    cmd = ['torchrun', 'b.py']\ncmd = cmd + ['--lr', '1']\nsubprocess.run(cmd)",
+        3,
+    ),
+    "shell with a preparation": (
+        "import os, torch\nos.system('mkdir x && cd x; torchrun \"t.py\" | tee x')",
+        2,
+    ),
+    "loop of a shell": ("import os, torch\nos.system('for i in 1 2; do torchrun t.py; done')", 2),
+    "check with an error": (
+        "import os, sys, torch\nif 'DATA' not in os.environ:\n    sys.exit(f'no {1}')\n"
+        "try:\n    os.system('torchrun t.py')\nexcept OSError as error:\n    print(error)",
+        5,
+    ),
+    "default of a parameter": (
+        "import os, torch\ndef go(cmd='torchrun t.py'): os.system(cmd)\ngo()",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "line"), CLEAR.values(), ids=CLEAR)
+def test_program_with_a_training_package_that_starts_a_launcher_for_certain_is_found(
+    tmp_path: Path, source: str, line: int
+) -> None:
+    assert found(tmp_path, source) == (line, "torchrun")
+
+
+LARGE = {
+    "attributes from each other": "import torch\n"
+    + "".join(
+        f"class C{number}:\n    def __init__(self, cfg):\n        self.cfg = cfg\n"
+        f"        cfg = self.cfg if cfg else cfg\n"
+        for number in range(40)
+    )
+    + "def main(cfg): print(cfg)\ncfg = 1\nmain(cfg)\nmain(C1.cfg)\n",
+    "values from each other": "import os, torch\n"
+    + "a = b if b else c\nb = c if a else c\nc = a if b else b\n" * 30
+    + "os.system(a)\n",
+    "tree of calls": "import torch\n"
+    + "".join(f"def f{n}(a):\n" + f"    f{n + 1}(a)\n" * 4 for n in range(11))
+    + "def f11(a): pass\nf0(1)\n",
+    "20,000 lines": "import torch\n"
+    + "".join(f"def f{n}(x):\n    y = x + {n}\n    return print(y, x.a)\n" for n in range(5000))
+    + "".join(f"f{n}(f{n + 1}({n}))\n" for n in range(4999)),
+    "branches": "import os, torch\ndef f():\n"
+    + "    if a():\n        os.system('torchrun a')\n        return\n" * 2000
+    + "f()\n",
+    "deep expression": "x = a" + ".b()" * 5000,
+}
+
+
+@pytest.mark.parametrize("source", LARGE.values(), ids=LARGE)
+def test_analysis_is_bounded(tmp_path: Path, source: str) -> None:
+    began = time.process_time()
+    found(tmp_path, source)
+    assert time.process_time() - began < 5  # one second, and the reading of a file
+
+
+def test_many_modules_are_read_for_a_bounded_time(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"m{number}.py").write_text("import torch\n" + "x = [1, 2, 3]\n" * 3000)
+    began = time.process_time()
+    assert found(tmp_path, "".join(f"import m{number}\n" for number in range(300))) is None
+    assert time.process_time() - began < 5
+
+
+def test_files_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").symlink_to("loop.py")
+    (tmp_path / "package").symlink_to("package")
+    (tmp_path / "latin.py").write_bytes("# \u00e9".encode("latin-1"))
+    (tmp_path / "nul.py").write_bytes(b"import os\0")
+    os.mkfifo(tmp_path / "pipe.py")  # reading it would wait for ever
+    imports = (
+        "import loop, package.x, latin, nul, pipe, absent\nfrom . import y\nfrom .. import z\n"
+    )
+    assert found(tmp_path, imports + "import os\nos.system('torchrun t.py')") == (5, "torchrun")
+    assert find_nested_launch(str(tmp_path / "pipe.py"), False, []) is None
+
+
+def test_warnings_for_the_users_source_are_left_to_the_program(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source = "import os\nx = '\\d'\nos.system('torchrun t.py')"
+        assert found(tmp_path, source) == (3, "torchrun")
+
+
 def test_launch_in_the_users_own_modules_is_found(tmp_path: Path) -> None:
     package = tmp_path / "tools"
     package.mkdir()
@@ -312,3 +440,34 @@ def test_command_without_a_readable_program_is_not_judged(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check_command(command, {"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_refused"),
+    [
+        ({"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, False),
+        ({"RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, True),
+        ({"RANK": "1"}, True),
+        ({}, False),
+    ],
+)
+def test_first_worker_of_a_node_may_start_a_job_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, ranks: dict[str, str], is_refused: bool
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", elasticjob_torchrun.ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**ranks, elasticjob_torchrun.NESTED: "refuse"}.items():
+        monkeypatch.setenv(name, value)
+    creators = {"c10d": str}
+    registry = ModuleType("torch.distributed.elastic.rendezvous.api")
+    handlers = SimpleNamespace(_registry=creators)
+    monkeypatch.setattr(registry, "rendezvous_handler_registry", handlers, raising=False)
+    monkeypatch.setitem(sys.modules, registry.__name__, registry)
+    elasticjob_torchrun.plugin()
+    if is_refused:
+        with pytest.raises(RuntimeError, match="torchrun was started by a worker"):
+            creators["c10d"]("x")
+    else:
+        assert creators["c10d"]("x") == "x"

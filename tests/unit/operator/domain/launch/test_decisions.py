@@ -176,6 +176,7 @@ PLAIN = [
     "python -m mpi4py train.py",
     "python -m my.launch train.py",
     "python -m my.distributed.launcher",
+    "python src/distributed/launch.py",
     "nemo --help",
     "uv run --script t.py",
     "poetry run my-train",
@@ -353,6 +354,10 @@ LAUNCHERS = [
     # Files of a launcher.
     ("python /x/site-packages/torch/distributed/run.py t.py", "torchrun"),
     ("python3 /x/torch/distributed/launch.py t.py", "torch.distributed.launch"),
+    (
+        "python3 /usr/lib/python3/dist-packages/paddle/distributed/launch.py t.py",
+        "paddle.distributed.launch",
+    ),
     ("python -u /x/accelerate/commands/launch.py t.py", "accelerate launch"),
     ("python -m fastai.launch t.py", "fastai.launch"),
     (bash("cd x && python /x/deepspeed/launcher/runner.py t.py"), "deepspeed"),
