@@ -28,9 +28,17 @@ from elasticjob_operator.etcd_tls.job_users import (
     namespace_of_user,
     uids_with_users,
 )
-from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Json, Kind, Kube
+from elasticjob_operator.kubernetes.client import (
+    ELASTICJOBS,
+    PODS,
+    Json,
+    Kind,
+    Kube,
+    TooManyObjects,
+)
 from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs
+from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
 from elasticjob_operator.rendezvous.etcd_source import Etcd
@@ -96,6 +104,10 @@ FULL_RESYNC_CYCLES = 10
 CACHE_DEAD_SECONDS = 60.0
 
 
+Namespaces = tuple[str | None, ...]
+"""Namespaces to list; None stands for all of them."""
+
+
 class Waker(Protocol):
     """Work queue of the jobs to reconcile."""
 
@@ -104,12 +116,12 @@ class Waker(Protocol):
 
 
 class Resync:
-    """Resync of the active replica. `namespaces` holds None for all."""
+    """Resync of the active replica. Each one leaves out the namespaces without access."""
 
     def __init__(
         self,
         kube: Kube,
-        namespaces: tuple[str | None, ...],
+        namespaces: ServedNamespaces,
         jobs: Jobs,
         nodes: NodeCache,
         staleness: StalenessCheck,
@@ -138,7 +150,7 @@ class Resync:
             began = self._clock()
             try:
                 await self.resync()
-            except EXPECTED as error:
+            except (*EXPECTED, TooManyObjects) as error:
                 log.warning("the resync is incomplete: %s", error)
             pause = max(RESYNC_SECONDS, MIN_PAUSE_RATIO * (self._clock() - began))
 
@@ -160,15 +172,17 @@ class Resync:
         own = self._etcds.own
         kept = {*self._jobs.deleted, *(() if own.other_owner else own.cache.jobs())}
         users = await self._users_in_etcd()
-        listed = await self._list(ELASTICJOBS)
-        pods = await self._list(PODS, UID_LABEL)
+        served = await self._namespaces.check()
+        listed = await self._list(ELASTICJOBS, served)
+        pods = await self._list(PODS, served, UID_LABEL)
         changed = self._staleness.compare(ELASTICJOBS, listed)
         changed_pods = self._staleness.compare(PODS, pods)
-        self._wake(listed, pods, changed, changed_pods)
+        self._wake(served, listed, pods, changed, changed_pods)
         for node in await self._nodes.drop_ghosts(self._kube):
             for memory in self._jobs.on_node(node):
                 self._queue.wake(memory.key)
-        await self._clear_deleted(kept, listed, pods)
+        here = {(namespace, uid) for namespace, uid in kept if _covers(served, namespace)}
+        await self._clear_deleted(here, listed, pods)
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
         for etcd in self._etcds.all():
             await self._check_cache(etcd)
@@ -176,7 +190,12 @@ class Resync:
         await self._etcds.audit()
 
     def _wake(
-        self, listed: list[Json], pods: list[Json], changed: set[str], changed_pods: set[str]
+        self,
+        served: Namespaces,
+        listed: list[Json],
+        pods: list[Json],
+        changed: set[str],
+        changed_pods: set[str],
     ) -> None:
         present = set()
         for raw in listed:
@@ -196,6 +215,8 @@ class Resync:
                 self._queue.wake(owner.key)
         there = {raw["metadata"]["uid"] for raw in pods}
         for memory in self._jobs:
+            if not _covers(served, memory.key.namespace):
+                continue
             # An interrupted watch does not deliver the deletions it missed.
             if memory.key not in present or not memory.pods.uids <= there:
                 self._queue.wake(memory.key)
@@ -209,12 +230,7 @@ class Resync:
         """
         uids = {raw["metadata"]["uid"] for raw in listed}
         with_pods = _jobs_with_pods(pods)
-        served = set(self._namespaces)
-        gone = {
-            (namespace, uid)
-            for namespace, uid in kept
-            if uid not in uids and (None in served or namespace in served)
-        }
+        gone = {(namespace, uid) for namespace, uid in kept if uid not in uids}
         for namespace, uid in gone:
             try:
                 whole = await close_deleted_job(self._etcds, namespace, uid, self._now())
@@ -234,7 +250,7 @@ class Resync:
         Must be called before the jobs are listed.
         """
         users = self._etcds.own.users
-        due = self._count % FULL_RESYNC_CYCLES == 1 and None in self._namespaces
+        due = self._count % FULL_RESYNC_CYCLES == 1 and None in self._namespaces.configured
         if users is None or not due or self._etcds.own.other_owner:
             return frozenset()
         return await uids_with_users(users)
@@ -266,9 +282,9 @@ class Resync:
             if etcd.cache_dead_since is None:
                 etcd.cache_dead_since = self._clock()
 
-    async def _list(self, kind: Kind, selector: str = "") -> list[Json]:
+    async def _list(self, kind: Kind, served: Namespaces, selector: str = "") -> list[Json]:
         found: list[Json] = []
-        for namespace in self._namespaces:
+        for namespace in served:
             found += await self._kube.list(kind, namespace, selector, metadata_only=True)
         return found
 
@@ -285,6 +301,5 @@ def _jobs_with_pods(pods: Iterable[Json]) -> frozenset[tuple[str, str]]:
     )
 
 
-def listed_namespaces(namespaces: Iterable[str]) -> tuple[str | None, ...]:
-    """Return the namespaces to list; None stands for all of them."""
-    return tuple(namespaces) or (None,)
+def _covers(served: Namespaces, namespace: str) -> bool:
+    return None in served or namespace in served

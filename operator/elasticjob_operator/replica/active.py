@@ -16,20 +16,22 @@ from functools import partial
 from typing import Any, cast
 
 import kopf
+from kopf._cogs.structs.references import Insights  # no public name
 
 from elasticjob_operator.domain.manifests.pod import PodSettings
-from elasticjob_operator.kubernetes.client import ELASTICJOBS, Kube, KubeError
+from elasticjob_operator.kubernetes.client import Kube, KubeError
 from elasticjob_operator.kubernetes.event_recorder import EventRecorder
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.jobs import Jobs
 from elasticjob_operator.reconcile.kube_cluster import KubeCluster
 from elasticjob_operator.reconcile.live_pods import LivePods
+from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.observer import Observer
 from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
-from elasticjob_operator.reconcile.resync import Resync, close_deleted_job, listed_namespaces
+from elasticjob_operator.reconcile.resync import Resync, close_deleted_job
 from elasticjob_operator.reconcile.watches import (
     COALESCE_SECONDS,
     Handlers,
@@ -63,14 +65,13 @@ class ActiveReplica:
         self._health = health
         self._jobs = Jobs(time.monotonic, random.random)
         self._queue = WorkQueue(time.monotonic, failed=metrics.count_error)
+        self._namespaces = ServedNamespaces(kube, settings.namespaces)
         self._nodes = NodeCache()
         self._staleness = StalenessCheck()
 
     async def run(self) -> None:
         """Serve until cancelled, or until a component fails."""
-        namespaces = listed_namespaces(self._settings.namespaces)
-        for namespace in namespaces:  # fail at once on a missing CRD or permission
-            await self._kube.list(ELASTICJOBS, namespace, metadata_only=True)
+        await self._namespaces.check()  # fail at once on a missing CRD, or without any access
         await self._nodes.load(self._kube)
         async with asyncio.TaskGroup() as tasks:
             etcds = EtcdRegistry(self._settings.etcd, self._kube, tasks, self._etcd_changed)
@@ -80,7 +81,7 @@ class ActiveReplica:
                     log.warning("cannot read etcd; running jobs continue, none can be changed")
                 elif not guarded:  # it has started meanwhile
                     await self._guard(etcds)
-                await self._serve(etcds, namespaces, tasks)
+                await self._serve(etcds, tasks)
 
     async def _guard(self, etcds: EtcdRegistry) -> bool:
         """Claim etcd and enable authentication; return True if both are done.
@@ -94,14 +95,12 @@ class ActiveReplica:
             return False
         return True
 
-    async def _serve(
-        self, etcds: EtcdRegistry, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup
-    ) -> None:
+    async def _serve(self, etcds: EtcdRegistry, tasks: asyncio.TaskGroup) -> None:
         identity = self._settings.lease.identity
         events = EventRecorder(self._kube, identity, time.monotonic, self._kube.now)
         reconciler = Reconciler(self._dependencies(etcds, events))
         resync = Resync(
-            self._kube, namespaces, self._jobs, self._nodes, self._staleness, etcds,
+            self._kube, self._namespaces, self._jobs, self._nodes, self._staleness, etcds,
             self._queue, time.monotonic, self._kube.now,
         )  # fmt: skip
         self._metrics.queue_depth.set_function(lambda: self._queue.depth)
@@ -109,11 +108,17 @@ class ActiveReplica:
         self._metrics.count_jobs(lambda: (str(memory.report.phase or "") for memory in self._jobs))
         self._metrics.show_goodput(self._jobs.goodput)
         self._health.checks += [resync.failure_text, self._stuck]
+        insights = Insights()
         parts = [
             tasks.create_task(part)
-            for part in (events.run(), resync.run(), self._queue.run(reconciler.reconcile))
+            for part in (
+                events.run(),
+                resync.run(),
+                self._queue.run(reconciler.reconcile),
+                self._namespaces.follow(insights),
+            )
         ]
-        await self._watch()
+        await self._watch(insights)
         # Post the events of statuses already written: the successor will not post them.
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
@@ -122,14 +127,15 @@ class ActiveReplica:
         for part in parts:
             part.cancel()
 
-    async def _watch(self) -> None:
+    async def _watch(self, insights: Insights) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._staleness, self._queue)
         # kopf takes over signal handling: SIGTERM ends it, and with it this replica.
         await kopf.operator(
             registry=registry(handlers, watch_nodes=self._nodes.known is not None),
             settings=kopf_settings(),
-            namespaces=self._settings.namespaces,
+            namespaces=[name for name in self._namespaces.accessible if name is not None],
             clusterwide=not self._settings.namespaces,
+            insights=insights,
             # Otherwise kopf looks up the user's name, which a container's uid may not have.
             identity=cast(Any, self._settings.lease.identity),  # kopf has a type of its own for it
         )

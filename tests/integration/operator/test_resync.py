@@ -17,6 +17,7 @@ from elasticjob_operator.etcd_tls.job_users import access_for, uids_with_users, 
 from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs, PodMemory
+from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.resync import Resync
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRefused, EtcdRegistry
@@ -45,8 +46,9 @@ class Rig:
         self.etcds = etcds
         self.jobs = Jobs(time.monotonic, lambda: 0.0)
         self.staleness = StalenessCheck()
+        served = ServedNamespaces(kube, () if namespace is None else (namespace,))
         self.resync = Resync(
-            kube, (namespace,), self.jobs, NodeCache(), self.staleness, etcds, self,
+            kube, served, self.jobs, NodeCache(), self.staleness, etcds, self,
             time.monotonic, lambda: datetime.now(UTC),
         )  # fmt: skip
 
