@@ -66,7 +66,7 @@ HELPS = {
     "agent": "Run this node's workers of an elastic job, as torchrun does.",
     "apply": "Validate a manifest and apply it to a cluster.",
     "get": "List jobs, running or ended.",
-    "top": "Show nodes, workers, steps, the last recovery and the goodput of running jobs.",
+    "top": "Show nodes, steps, last recovery and goodput of running jobs.",
     "describe": "Show all details of one job.",
     "explain": "Explain the state of a job, its reasons, and the remedy.",
     "rounds": "List the rounds of a job with their causes and times.",

@@ -111,12 +111,15 @@ class Recorder:
                 found.append(max(0.0, min(later) - change.at))
         return found
 
-    def final_at(self, job: str, number: int) -> float:
+    def final_at(self, job: str, number: int, within: float = 30.0) -> float:
         """Return the time at which this round became final, by its coordinator's clock."""
-        for seen in self.rounds:
-            if seen.job == job and _place(seen.what) == (number, STATES.index("final")):
-                return float(seen.what["sinceMs"]) / 1000
-        raise AssertionError(f"etcd was not seen to make round {number} of {job} final")
+        place = (number, STATES.index("final"))
+
+        def found() -> list[Seen]:
+            return [seen for seen in self.rounds if seen.job == job and _place(seen.what) == place]
+
+        until(found, f"etcd to make round {number} of {job} final", within)
+        return float(found()[0].what["sinceMs"]) / 1000
 
     def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
         """Wait for a pod's deletion and its member's leave; return the seconds between them."""

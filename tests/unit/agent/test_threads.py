@@ -18,8 +18,8 @@ from elasticjob_agent.worker_files import ProgressFiles, post_progress
 from elasticjob_launcher.zygote.preload_cache import PreloadCache
 from tests.unit.agent.builders import FACTS, ME
 
-TOO_LARGE = 1 << 46
-"""Size of a stack for which there is no memory: a thread with it cannot be started."""
+TOO_LARGE = 1 << 47
+"""Size of a process's address space: a thread with such a stack cannot be started."""
 
 
 @pytest.fixture
