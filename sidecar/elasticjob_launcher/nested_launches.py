@@ -35,11 +35,10 @@ from elasticjob_launcher.program_names import (
     Function,
     Imported,
     Source,
-    dotted,
 )
 from elasticjob_launcher.started_commands import Written, launcher_of_command, reference
 from elasticjob_launcher.zygote.environment_changes import nodes
-from elasticjob_launcher.zygote.search_path import added_folders
+from elasticjob_launcher.zygote.search_path import added_folders, dotted
 
 MAX_FILES = 50
 MAX_SOURCE_BYTES = 1024 * 1024

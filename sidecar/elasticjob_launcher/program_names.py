@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.started_commands import UNKNOWN, Names, Written, reference
 from elasticjob_launcher.zygote.environment_changes import nodes
+from elasticjob_launcher.zygote.search_path import dotted
 
 UNKNOWN_VALUE = Written((UNKNOWN,), 0)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -250,16 +251,6 @@ class Source:
 
     def _or_unknown(self, value: Any, depth: int) -> Sequence[Written]:
         return list(self.names.commands(value, depth + 1)) or [UNKNOWN_VALUE]
-
-
-def dotted(node: Any) -> str:
-    """Return a name such as `cmd` or `self.cmd` as text; empty for other expressions."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = dotted(node.value)
-        return f"{base}.{node.attr}" if base else ""
-    return ""
 
 
 def _results(function: Any) -> Iterator[Any]:

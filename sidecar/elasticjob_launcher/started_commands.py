@@ -39,6 +39,10 @@ _BEFORE = frozenset({"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "
 """Words before a command of a shell line, whose options have no value of their own."""
 
 
+_TEXT_METHODS = frozenset({"format", "strip", "replace", "encode", "lstrip"})
+"""Methods of a text whose result begins with the words of the text."""
+
+
 class Written(NamedTuple):
     """Command with the line where it is written; `words` of a text are split at spaces."""
 
@@ -149,7 +153,7 @@ class Names:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "join" and len(node.args) == 1:
                 return " ".join(self._words(node.args[0], depth + 1))
-            if node.func.attr in ("format", "strip", "replace", "encode", "lstrip"):
+            if node.func.attr in _TEXT_METHODS:
                 return self._text(node.func.value, depth + 1)
         if isinstance(node, ast.Call) and reference(node.func) in ("str", "dedent") and node.args:
             return self._text(node.args[0], depth + 1)
@@ -252,5 +256,5 @@ def _split(node: Any) -> Any:
 
 
 def _makes_text(node: ast.Call) -> bool:
-    made = ("join", "format", "strip", "replace", "encode", "lstrip", "str", "dedent")
-    return reference(node.func) in made
+    name = reference(node.func)
+    return name in _TEXT_METHODS or name in ("join", "str", "dedent")

@@ -139,7 +139,7 @@ class Link:
         if not self._first_step_ms:
             self._first_step, self._first_step_ms = step, self._at_ms
             with self._reporting:
-                self._say_snapshots()
+                self._write_snapshots()
         # If a script uses both ways to save, `should_checkpoint` takes precedence.
         if not self._callbacks or self._asks:
             self._say()
@@ -183,7 +183,7 @@ class Link:
         """Report on the snapshots of this worker."""
         with self._reporting:
             self._snapshots = report
-            self._say_snapshots()
+            self._write_snapshots()
 
     def on_leave(self, callback: Callable[[], object]) -> None:
         if not callable(callback):
@@ -206,7 +206,7 @@ class Link:
             self._names = layout.pack_names(names[: layout.MAX_METRICS])
         self._values = (values + [0.0] * layout.MAX_METRICS)[: layout.MAX_METRICS]
 
-    def _say_snapshots(self) -> None:
+    def _write_snapshots(self) -> None:
         if self._told is not None and self._snapshots is not None:
             report = _without_skipped(self._snapshots, self._first_step)
             self._told[layout.RECORD_BYTES :] = layout.pack_report(report)

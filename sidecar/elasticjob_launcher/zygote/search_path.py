@@ -153,9 +153,9 @@ class Values:
         return value
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        if _dotted(node) == "os.environ":
+        if dotted(node) == "os.environ":
             return self.environ
-        named = _CONSTANTS.get(_dotted(node))
+        named = _CONSTANTS.get(dotted(node))
         if named is not None:
             return named
         value = self._known(node.value)
@@ -164,9 +164,9 @@ class Values:
         raise Unknown
 
     def _called(self, function: ast.expr, arguments: Sequence[Any]) -> Any:
-        if _dotted(function) in ("os.getenv", "getenv"):
+        if dotted(function) in ("os.getenv", "getenv"):
             return self.environ.get(*arguments)
-        known = _FUNCTIONS.get(_dotted(function))
+        known = _FUNCTIONS.get(dotted(function))
         if known is not None:
             return known(*arguments)
         if isinstance(function, ast.Attribute) and function.attr in _METHODS:
@@ -221,9 +221,9 @@ class _Reader(Values):
                 self._put(getattr(node.value, "elts", [node.value]))
 
     def _call(self, call: ast.Call) -> None:
-        if _dotted(call.func) == "sys.path.insert" and len(call.args) == 2:
+        if dotted(call.func) == "sys.path.insert" and len(call.args) == 2:
             self._put(call.args[1:])
-        elif _dotted(call.func) in _APPENDS and call.args:
+        elif dotted(call.func) in _APPENDS and call.args:
             self._append(call.args[:1])
 
     def _put(self, values: Sequence[ast.expr]) -> None:
@@ -267,17 +267,18 @@ for _name in ("abspath", "dirname", "expanduser", "expandvars", "join", "normpat
         _FUNCTIONS[_module + _name] = getattr(os.path, _name)
 
 
-def _dotted(node: ast.expr) -> str:
+def dotted(node: Any) -> str:
+    """Return a name such as `cmd` or `self.cmd` as text; empty for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
+        owner = dotted(node.value)
         return f"{owner}.{node.attr}" if owner else ""
     return ""
 
 
 def _is_path(node: ast.expr) -> bool:
-    return _dotted(node) == "sys.path"
+    return dotted(node) == "sys.path"
 
 
 def _before_the_rest(value: ast.expr) -> Sequence[ast.expr]:

@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent_rig import PATIENCE_SECONDS, PYTHONPATH, QUICK, Gang, gang, until
+from tests.integration.agent_rig import (
+    PATIENCE_SECONDS,
+    PYTHONPATH,
+    QUICK,
+    AgentProcess,
+    Gang,
+    gang,
+    until,
+)
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, process_tag
 
@@ -109,26 +117,26 @@ def test_unwritable_log_folder_does_not_stop_training(gang: Gang, tmp_path: Path
     assert "worker logs are incomplete" in agent.output()
 
 
+def train_beside_hanging_file(gang: Gang, folder: Path, name: str) -> AgentProcess:
+    """Run a node to its success with a log folder in which opening this file blocks."""
+    path = folder / "logs" / f"{gang.run_id}_node-0" / name
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)  # opening it blocks, as a call to a dead network disk does
+    agent = gang.agent("1:1", f"--log-dir={folder / 'logs'}")
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+    return agent
+
+
 def test_node_trains_although_the_disk_of_its_preload_record_hangs(
     gang: Gang, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "logs" / f"{gang.run_id}_node-0"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "preload.json")  # opening it blocks, as a call to a dead network disk does
-    agent = gang.agent("1:1", f"--log-dir={tmp_path / 'logs'}")
-    gang.started(1, 1)
-    gang.finish()
-    assert agent.wait() == 0, agent.output()
+    train_beside_hanging_file(gang, tmp_path, "preload.json")
 
 
 def test_agent_ends_although_the_disk_of_its_logs_hangs(gang: Gang, tmp_path: Path) -> None:
-    folder = tmp_path / "logs" / f"{gang.run_id}_node-0" / "round_1"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "base_rank")  # opening it blocks, as a call to a dead network disk does
-    agent = gang.agent("1:1", f"--log-dir={tmp_path / 'logs'}")
-    gang.started(1, 1)
-    gang.finish()
-    assert agent.wait() == 0, agent.output()
+    agent = train_beside_hanging_file(gang, tmp_path, "round_1/base_rank")
     assert "round 1 has none: the disk does not answer" in agent.output()
 
 

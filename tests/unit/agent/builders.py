@@ -15,6 +15,7 @@ from elasticjob_agent.core.model import (
     State,
 )
 from elasticjob_agent.core.step import step
+from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.worker_runtime import Hello, Started, Stopped, WorkerExited
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Run, Stop
 from elasticjob_rendezvous.protocol.records.failures import Failure
@@ -24,6 +25,22 @@ from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 ME = "uid-1"
 FACTS = Facts(ME, "node-1", "rack-a", slots=2, stop_grace_seconds=7.0, run_id="digits")
 Kind = TypeVar("Kind")
+
+
+def agent_settings(logs: LogSettings, **changes: Any) -> AgentSettings:
+    """Return the settings of an agent with two workers whose etcd does not exist."""
+    return AgentSettings(
+        prefix="/elasticjob/default/digits/0/",
+        run_id="digits",
+        member=ME,
+        name="node-1",
+        address="127.0.0.1",
+        etcd=EtcdAccess(("127.0.0.1:1",)),
+        job_key=b"k",
+        slots=2,
+        logs=logs,
+        **changes,
+    )
 
 
 def roster(number: int = 1, slots: int = 2, restarts: int = 0, mine: bool = True) -> Roster:

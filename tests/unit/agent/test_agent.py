@@ -21,7 +21,7 @@ from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.core.polling import LocalChanged as ToldLocal
 from elasticjob_agent.core.polling import Phase, Polled, PollingState, PollingTerms, poll_step
 from elasticjob_agent.main import LogFormatter
-from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
+from elasticjob_agent.settings import AgentSettings, LogSettings
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.worker_runtime import (
     Hello,
@@ -40,7 +40,7 @@ from elasticjob_rendezvous.protocol.records import agent_reports
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
-from tests.unit.agent.builders import ME, roster
+from tests.unit.agent.builders import ME, agent_settings, roster
 
 HELLO = Hello(("python", "train.py"), 9, "python", "/", 5000, None, env_names=frozenset({"PATH"}))
 
@@ -149,18 +149,8 @@ class Rendezvous:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> AgentSettings:
-    return AgentSettings(
-        prefix="/elasticjob/default/digits/0/",
-        run_id="digits",
-        member=ME,
-        name="node-1",
-        address="127.0.0.1",
-        etcd=EtcdAccess(("127.0.0.1:1",)),
-        job_key=b"k",
-        slots=2,
-        logs=LogSettings(tmp_path / "logs"),
-        bind_address="127.0.0.1",
-        control=tmp_path / "control",
+    return agent_settings(
+        LogSettings(tmp_path / "logs"), bind_address="127.0.0.1", control=tmp_path / "control"
     )
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from elasticjob_agent import main
 from elasticjob_agent.core.model import Event, State, WorkerGroup, WorkersProgressed
-from elasticjob_agent.settings import AgentSettings, EtcdAccess, Launch, LogSettings
+from elasticjob_agent.settings import Launch, LogSettings
 from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import ProgressFiles, post_progress
 from elasticjob_launcher.zygote.preload_cache import PreloadCache
-from tests.unit.agent.builders import FACTS, ME
+from tests.unit.agent.builders import FACTS, agent_settings
 
 TOO_LARGE = 1 << 47
 """Size of a process's address space: a thread with such a stack cannot be started."""
@@ -83,18 +83,7 @@ def test_node_starts_without_its_log_if_the_disk_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(main, "DISK_SECONDS", 0.2)
-    settings = AgentSettings(
-        prefix="/elasticjob/default/digits/0/",
-        run_id="digits",
-        member=ME,
-        name="node-1",
-        address="127.0.0.1",
-        etcd=EtcdAccess(("127.0.0.1:1",)),
-        job_key=b"k",
-        slots=2,
-        logs=LogSettings(HangingFolder(tmp_path)),
-        launch=Launch.PER_NODE,
-    )
+    settings = agent_settings(LogSettings(HangingFolder(tmp_path)), launch=Launch.PER_NODE)
     command = main.node_command(settings)
     assert command is not None
     assert command.log_dir == ""

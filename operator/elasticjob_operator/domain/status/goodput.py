@@ -86,8 +86,9 @@ def _percent(found: SnapshotsStatus, end: datetime) -> int | None:
 
 def _end(view: RendezvousView, now: datetime) -> datetime:
     """Return the time up to which the run is measured: its end, or `now`."""
-    is_closed = view.state is RendezvousState.CLOSED and view.since is not None
-    return view.since if is_closed and view.since else now
+    if view.state is RendezvousState.CLOSED and view.since is not None:
+        return view.since
+    return now
 
 
 def _trains(view: RendezvousView) -> bool:
