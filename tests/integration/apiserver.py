@@ -25,7 +25,7 @@ from elasticjob_operator.kubernetes.client import Kube
 from elasticjob_operator.model.crdgen import DEFAULT_FILE
 from tests.cluster.programs import programs
 from tests.integration.certificates import Certificates, make_certificates
-from tests.integration.etcd_server import EtcdServer, Ports, wait_until
+from tests.integration.etcd_server import EtcdServer, Ports, stop, wait_until
 from tests.paths import ROOT
 
 Json = dict[str, Any]
@@ -234,15 +234,8 @@ class ApiServer:
 
     def pause(self) -> None:
         """Stop the process; return when none of its threads runs any more."""
-        self._signal(signal.SIGSTOP)
         assert self.process is not None
-        threads = Path(f"/proc/{self.process.pid}/task")
-
-        def stopped() -> bool:
-            states = [(one / "stat").read_text().rpartition(")")[2] for one in threads.iterdir()]
-            return all(state.split()[0] == "T" for state in states)
-
-        wait_until(stopped, "the API server to stop")
+        stop(self.process.pid)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

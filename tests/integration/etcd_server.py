@@ -54,6 +54,21 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = _START
         time.sleep(0.02)
 
 
+def stop(pid: int) -> None:
+    """Send SIGSTOP and wait until no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    wait_until(lambda: all(map(_is_stopped, threads.iterdir())), f"process {pid} to stop")
+
+
+def _is_stopped(thread: Path) -> bool:
+    """Return True if the thread in this folder of /proc is stopped or has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtXZ"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 FIRST_PORT, LAST_PORT = 12_000, 29_999
 """Ports below those that the kernel gives to outgoing connections, which it does not share."""
 
@@ -218,7 +233,7 @@ class EtcdServer:
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+        stop(self.pid)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)

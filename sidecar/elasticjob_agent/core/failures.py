@@ -239,7 +239,7 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     """Return the failure of a worker that dumped its stack; its last progress gives the order.
 
     A worker whose collective aborted in the meantime, because its peer was stopped sooner, reports
-    its own error instead.
+    its own error instead. If that error is not written yet, the worker counts as one that waited.
     """
     exit_ = ended.exit
     before = before_dump(exit_.stderr_tail)
@@ -252,6 +252,8 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     fact = f"no progress for {facts.hang_seconds:g} s" + (f" after step {step}" * (step >= 0))
     if at is None:
         where = "it did not say where it stood"
+    elif at.after_program:
+        where = "its program had ended"
     elif at.waits:
         where = f"it waited for its peers in {at.place}"
     else:
@@ -262,7 +264,7 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
         at_ms=progress.at_ms if progress is not None and progress.at_ms else None,
     )
     found = _record(group, facts, ended, exit_.local_rank, error_report)
-    waits = at is not None and at.waits
+    waits = at is not None and (at.waits or at.after_program)
     kind = FailureClass.COLLECTIVE_TIMEOUT if waits else FailureClass.HANG
     return replace(found, failure=replace(found.failure, kind=kind))
 

@@ -31,6 +31,8 @@ _WAITING = re.compile(
     r"|torch/cuda/__init__\.py.* in synchronize|torch/cuda/streams\.py"
 )
 _LAUNCHER = re.compile(r"/elasticjob_launcher/")
+_COMMAND = "<string>"
+"""File name of code given with `-c`, as the launcher gives its own."""
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen ")
 
 
@@ -79,6 +81,13 @@ class HangingStack:
         """True if the worker was waiting for its peers."""
         named = (f"{file} in {function}" for file, _, function in self.frames)
         return any(_WAITING.search(name) for name in named)
+
+    @property
+    def after_program(self) -> bool:
+        """True if the program had ended, and the launcher's own code ran in its process."""
+        files = [file for file, _, _ in self.frames]
+        rest = all(file == _COMMAND or _LAUNCHER.search(file) for file in files)
+        return rest and any(file != _COMMAND for file in files)
 
     @property
     def _of_program(self) -> tuple[tuple[str, int, str], ...]:

@@ -52,16 +52,13 @@ def begin():
             del sys.modules[name]
     sys.path[:0] = own
     loaded = set(sys.modules) - before
-    ends = main.run_module.hide_own_frames, main.child_init.finish_program
-    return main.run_zygote(int(fd), loaded), *ends
-program, shown, finish = begin()
+    return main.run_zygote(int(fd), loaded), main.run_module.hide_own_frames
+program, shown = begin()
 try:
     program()()
 except BaseException as error:
     shown(error)
     raise
-finally:
-    finish()
 """
 BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
 

