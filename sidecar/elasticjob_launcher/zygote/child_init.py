@@ -10,7 +10,6 @@ work, so they are preloaded with the workers' variables and need no handling her
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -145,7 +144,6 @@ def become_worker(
     restore_thread_counts(env, applied, counted)
     _unfreeze(sys.modules["__main__"].__dict__)
     gc.enable()
-    atexit.register(_prepare_finalisation)
 
 
 def await_adoption(launcher: int) -> None:
@@ -169,12 +167,8 @@ def _unfreeze(frozen: dict[str, Any]) -> None:
         move(ctypes.py_object(frozen))
 
 
-def _prepare_finalisation() -> None:
-    """Return everything to garbage collection if a library reports what is left as leaked.
-
-    Runs after the program's exit functions, and after a traceback of the program was written: the
-    search takes milliseconds, in which a stack request would find no frame of the program.
-    """
+def finish_program() -> None:
+    """Return everything to garbage collection if a library reports what is left as leaked."""
     if any(_reports_leaks(module) for module in list(sys.modules.values())):
         gc.unfreeze()
 

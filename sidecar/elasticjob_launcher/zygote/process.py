@@ -52,13 +52,16 @@ def begin():
             del sys.modules[name]
     sys.path[:0] = own
     loaded = set(sys.modules) - before
-    return main.run_zygote(int(fd), loaded), main.run_module.hide_own_frames
-program, shown = begin()
+    ends = main.run_module.end_with_error, main.child_init.finish_program
+    return main.run_zygote(int(fd), loaded), *ends
+program, failed, finish = begin()
 try:
     program()()
 except BaseException as error:
-    shown(error)
+    failed(error, finish)
     raise
+else:
+    finish()
 """
 BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
 

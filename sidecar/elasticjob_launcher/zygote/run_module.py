@@ -100,8 +100,11 @@ def _importer(path: str) -> Any:
     return None
 
 
-def hide_own_frames(error: BaseException) -> None:
-    """Remove the frames before the program's first line from the traceback."""
+def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
+    """Arrange for the traceback to begin at the program's first line; call `finish` after it.
+
+    `finish` takes milliseconds, in which a stack request would find no frame of the program.
+    """
     here = os.path.dirname(__file__)  # noqa: PTH120
     hook = sys.excepthook
 
@@ -109,9 +112,14 @@ def hide_own_frames(error: BaseException) -> None:
         while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename, here):
             traceback = traceback.tb_next
         value.__traceback__ = traceback
-        hook(kind, value, traceback)
+        try:
+            hook(kind, value, traceback)
+        finally:
+            finish()
 
-    if not isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):
+        finish()
+    else:
         sys.excepthook = shown
 
 
