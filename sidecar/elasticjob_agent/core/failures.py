@@ -20,7 +20,12 @@ from elasticjob_agent.core.error_reports import (
     last_line,
 )
 from elasticjob_agent.core.hang import before_dump, last_step, parse_stack
-from elasticjob_agent.core.model import Facts, StopCause, WorkerEnded, WorkerGroup
+from elasticjob_agent.core.model import (
+    Facts,
+    StopCause,
+    WorkerEnded,
+    WorkerGroup,
+)
 from elasticjob_agent.worker_runtime import WorkerExited
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.failures import (

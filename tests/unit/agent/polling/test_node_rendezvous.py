@@ -11,7 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode, State
+from elasticjob_agent.core.model import (
+    LEFT_CODE,
+    Ending,
+    ExitCode,
+    State,
+)
 from elasticjob_agent.polling.agreement import RoleInstanceInfo, assign_through_store
 from elasticjob_agent.polling.join import Place
 from elasticjob_agent.polling.node_rendezvous import NodeJoiner, NodeRendezvous
