@@ -38,7 +38,7 @@ def _immutable(
     )
 
 
-def _told_once(location: Location, unchanged: str = "") -> Immutable:
+def _read_at_start(location: Location, unchanged: str = "") -> Immutable:
     """Return the rule for a field that agents of torch backends read only at their start: agents
     started later would disagree."""
     path = ".".join(str(step) for step in location)
@@ -120,10 +120,10 @@ IMMUTABLE: tuple[Immutable, ...] = (
         _optional("runPolicy.schedulingPolicy.priorityClass", "''"),
         _STARTED_WITH,
     ),
-    _told_once(("minNodes",), _SAME_MINIMUM),
-    _told_once(("maxNodes",)),
-    _told_once(("maxRestarts",)),
-    _told_once(("elasticity", "scaleUp")),
-    _told_once(("elasticity", "scaleUpMaxWaitSeconds")),
-    _told_once(("elasticity", "settleSeconds")),
+    _read_at_start(("minNodes",), _SAME_MINIMUM),
+    _read_at_start(("maxNodes",)),
+    _read_at_start(("maxRestarts",)),
+    _read_at_start(("elasticity", "scaleUp")),
+    _read_at_start(("elasticity", "scaleUpMaxWaitSeconds")),
+    _read_at_start(("elasticity", "settleSeconds")),
 )

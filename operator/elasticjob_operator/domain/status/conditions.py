@@ -206,12 +206,12 @@ def _blocked_text(pods: list[Pod]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
         groups.setdefault((str(pod.obstacle), pod.obstacle_message), []).append(pod.name)
-    said = [
+    texts = [
         f"{_names_text(names)}: {obstacle}" + (f" ({message})" if message else "")
         for (obstacle, message), names in groups.items()
     ]
-    more = len(said) - NAMED_PODS
-    return "; ".join(said[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
+    more = len(texts) - NAMED_PODS
+    return "; ".join(texts[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
 
 
 def _names_text(names: list[str]) -> str:

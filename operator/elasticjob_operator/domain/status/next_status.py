@@ -115,8 +115,8 @@ def next_status(
         start_time=None if suspended else before.start_time or now,
         completion_time=(before.completion_time or now) if finished else None,
     )
-    told = explanation(job.model_copy(update={"status": status}), observed.pods)
-    return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+    sentences = explanation(job.model_copy(update={"status": status}), observed.pods)
+    return status.model_copy(update={"explanation": list(sentences)[:MAX_SENTENCES]})
 
 
 def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
