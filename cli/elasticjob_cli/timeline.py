@@ -12,6 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from elasticjob_cli.commands.tables import Cells
+from elasticjob_rendezvous.protocol.records.members import CauseKind
 from elasticjob_rendezvous.protocol.text import one_cell, shortened
 
 PHASES = {
@@ -70,6 +71,8 @@ class Change:
     """One round, and the cost of its formation.
 
     Args:
+        kind: kind of the cause.
+        members: names of the pods that caused the round.
         at: Unix time in seconds at which the round became final.
         phases: milliseconds of each known phase, by field.
         recovery_ms: milliseconds without training until all workers had started; None if unknown.
@@ -78,7 +81,8 @@ class Change:
     """
 
     number: int
-    cause: str
+    kind: str
+    members: str
     nodes: int
     at: float
     phases: Mapping[str, int]
@@ -89,7 +93,12 @@ class Change:
     @property
     def first(self) -> bool:
         """True for a start, before which nothing was interrupted."""
-        return self.cause.startswith("start")
+        return self.kind == CauseKind.START
+
+    @property
+    def cause(self) -> str:
+        """Kind of the cause, with the pods that caused the round."""
+        return ": ".join(part for part in (self.kind, self.members) if part)
 
 
 def changes_of(rounds: Sequence[Any]) -> list[Change]:
@@ -109,11 +118,11 @@ def _change(item: Mapping[str, Any]) -> Change | None:
         return None
     members = item.get("members")
     names = ", ".join(map(str, members)) if isinstance(members, list) else ""
-    cause = ": ".join(part for part in (str(item.get("cause") or "unknown"), names) if part)
     phases = {name: ms for name in PHASES if (ms := _count(item, name)) is not None}
     recovery, cold = _count(item, "recoveryMs"), _count(item, "coldNodes") or 0
     lost = _count(item, "lostSteps")
-    return Change(number, cause, nodes, at.timestamp(), phases, recovery, cold, lost)
+    kind = str(item.get("cause") or "unknown")
+    return Change(number, kind, names, nodes, at.timestamp(), phases, recovery, cold, lost)
 
 
 def end_of(job: Cells, now: float) -> float:

@@ -18,6 +18,9 @@ from typing import NoReturn
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROUND = "ELASTICJOB_ROUND"
+REASON = "elasticjob_reason"
+"""Key in the error file; the agent reads it, too."""
+NESTED_LAUNCH = "NestedLaunch"
 
 
 def refuse() -> NoReturn:
@@ -68,7 +71,8 @@ def _write_error_file(message: str) -> None:
     path = os.environ.get(ERROR_FILE, "")
     if not path or os.path.exists(path):  # noqa: PTH110
         return
-    extra = {"py_callstack": "", "timestamp": str(int(time.time()))}
+    stamp = str(int(time.time()))
+    extra = {"py_callstack": "", "timestamp": stamp, REASON: NESTED_LAUNCH}
     try:
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump({"message": {"message": message, "extraInfo": extra}}, file)

@@ -18,26 +18,30 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import assert_never
 
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.commands import (
     Command,
-    DirectiveChanged,
-    Ending,
-    Event,
     Exit,
-    ExitCode,
-    Facts,
-    LeaveRequested,
     LogLine,
-    PortReserved,
     PrepareGroup,
     Release,
     ReportLocal,
     RequestCheckpoint,
     ReservePort,
     StartGroup,
-    State,
     StopGroup,
+)
+from elasticjob_agent.core.events import (
+    DirectiveChanged,
+    Event,
+    LeaveRequested,
+    PortReserved,
     Timer,
+)
+from elasticjob_agent.core.model import (
+    Ending,
+    ExitCode,
+    Facts,
+    State,
 )
 from elasticjob_agent.core.step import step, wake_at
 from elasticjob_agent.ports import AgentHooks, NodeSettings, Rendezvous, StateReader

@@ -22,7 +22,8 @@ from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
 from elasticjob_agent.ports import Rendezvous, StateReader
 from elasticjob_agent.runtimes.launcher_channel import Attach
 from elasticjob_agent.runtimes.launcher_client import LauncherClient
-from elasticjob_agent.settings import AgentSettings, Launch, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import AgentSettings, Launch
 from elasticjob_agent.status_server import JobReporter, serve_status
 from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import command_log_folder

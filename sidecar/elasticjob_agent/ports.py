@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
-from elasticjob_agent.core.model import Event, State
+from elasticjob_agent.core.events import Event
+from elasticjob_agent.core.model import State
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_agent.worker_runtime import StartWorkers
 from elasticjob_rendezvous.protocol.directives import Directive

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from elasticjob_agent.settings import Backend, BackendOptions, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import Backend, BackendOptions
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,

@@ -46,10 +46,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
+from elasticjob_agent.setting_values import (
+    SettingsError,
+    address,
+    endpoints_of,
+    required,
+    seconds,
+    secret,
+    segment,
+    text_file,
+    whole,
+)
 from elasticjob_rendezvous.etcd.endpoints import LoginFiles, Tls
 from elasticjob_rendezvous.protocol.records.codec import MalformedRecord, decode
 from elasticjob_rendezvous.protocol.records.params import LEAST_KEEP_ALIVE_SECONDS, RendezvousParams
@@ -91,10 +101,6 @@ COUNTED = "launcher"
 KEEP_ROUNDS = 20
 _NNODES = re.compile(r"[0-9]+:[0-9]+")
 _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
-
-
-class SettingsError(ValueError):
-    """Missing or wrong setting; the text names the setting and the fix."""
 
 
 class Backend(StrEnum):
@@ -261,23 +267,6 @@ def _termination_log(environ: Mapping[str, str]) -> Path | None:
     return TERMINATION_LOG if path is None and TERMINATION_LOG.exists() else None
 
 
-def endpoints_of(text: str, source: str) -> tuple[str, ...]:
-    """Split and validate a list of endpoints; `source` names the setting in errors."""
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not found:
-        raise SettingsError(f"{source} must name at least one etcd endpoint, such as host:2379")
-    for endpoint in found:
-        if endpoint.startswith("unix:///"):
-            continue
-        host, _, port = endpoint.rpartition("://")[2].partition("/")[0].rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise SettingsError(
-                f"{source} must hold host:port, http://host:port or unix:///path, "
-                f"got {echoed(endpoint)}"
-            )
-    return found
-
-
 def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
     """Parse the choice, Auto or Never, and comma-separated modules; None for Never.
 
@@ -296,7 +285,7 @@ def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
 
 
 def _read(environ: Mapping[str, str]) -> AgentSettings:
-    prefix = _required(environ, "ELASTICJOB_PREFIX")
+    prefix = required(environ, "ELASTICJOB_PREFIX")
     shape = _PREFIX.fullmatch(prefix)
     if shape is None:
         raise SettingsError(
@@ -311,11 +300,11 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
     return AgentSettings(
         prefix=prefix,
         run_id=run_id,
-        member=_segment(environ, "ELASTICJOB_MEMBER_ID"),
-        name=_required(environ, "ELASTICJOB_NAME"),
-        address=_address(environ, "ELASTICJOB_ADDRESS"),
+        member=segment(environ, "ELASTICJOB_MEMBER_ID"),
+        name=required(environ, "ELASTICJOB_NAME"),
+        address=address(environ, "ELASTICJOB_ADDRESS"),
         etcd=_etcd(environ),
-        job_key=_secret(environ, "ELASTICJOB_JOB_KEY_FILE"),
+        job_key=secret(environ, "ELASTICJOB_JOB_KEY_FILE"),
         backend=backend,
         rendezvous_id=f"{shape['uid']}-{shape['incarnation']}",
         bounds=None if backend is Backend.ETCD else _bounds(environ),
@@ -329,22 +318,22 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
         logs=LogSettings(
             folder=Path(folder) / run_id if folder else None,
-            max_bytes=_whole(
+            max_bytes=whole(
                 environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=LEAST_LOG_BYTES
             ),
-            keep_rounds=_whole(environ, "ELASTICJOB_KEEP_ROUNDS", KEEP_ROUNDS, least=1),
+            keep_rounds=whole(environ, "ELASTICJOB_KEEP_ROUNDS", KEEP_ROUNDS, least=1),
             shared=True,
-            total_bytes=_whole(environ, "ELASTICJOB_TOTAL_LOG_BYTES", 0) or None,
+            total_bytes=whole(environ, "ELASTICJOB_TOTAL_LOG_BYTES", 0) or None,
         ),
-        stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
-        keep_alive_seconds=_seconds(
+        stop_grace_seconds=seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
+        keep_alive_seconds=seconds(
             environ, "ELASTICJOB_KEEP_ALIVE_SECONDS", 5.0, LEAST_KEEP_ALIVE_SECONDS
         ),
-        orphan_seconds=_seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
-        hang_seconds=_seconds(environ, "ELASTICJOB_HANG_TIMEOUT_SECONDS", 0.0),
+        orphan_seconds=seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
+        hang_seconds=seconds(environ, "ELASTICJOB_HANG_TIMEOUT_SECONDS", 0.0),
         bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",
         control=Path(control) if control else None,
-        health_port=_whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,
+        health_port=whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,
         termination_log=_termination_log(environ),
         warm_start=warm_start_of(
             environ.get("ELASTICJOB_WARM_START") or "Auto",
@@ -357,7 +346,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
 def _slots(environ: Mapping[str, str]) -> int | None:
     """Return the number of workers; None if the launcher counts them."""
     name = "ELASTICJOB_SLOTS"
-    return None if environ.get(name) == COUNTED else _whole(environ, name, 1, least=1, most=1024)
+    return None if environ.get(name) == COUNTED else whole(environ, name, 1, least=1, most=1024)
 
 
 def _torchrun_workers(environ: Mapping[str, str]) -> str:
@@ -398,7 +387,7 @@ def _nnodes(environ: Mapping[str, str]) -> str:
 def _bounds(environ: Mapping[str, str]) -> RendezvousParams:
     name = "ELASTICJOB_BOUNDS"
     try:
-        return decode(RendezvousParams, name, _required(environ, name).encode())
+        return decode(RendezvousParams, name, required(environ, name).encode())
     except MalformedRecord as error:
         raise SettingsError(f"{name} must be a Bounds record as JSON: {error}") from error
 
@@ -417,8 +406,8 @@ def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
         )
     server_name = environ.get("ELASTICJOB_ETCD_SERVER_NAME") or None
     tls = any(files.values()) or server_name is not None
-    user = _text_file(environ, "ELASTICJOB_ETCD_USER_FILE")
-    password = _text_file(environ, "ELASTICJOB_ETCD_PASSWORD_FILE")
+    user = text_file(environ, "ELASTICJOB_ETCD_USER_FILE")
+    password = text_file(environ, "ELASTICJOB_ETCD_PASSWORD_FILE")
     if (user is None) != (password is None):
         raise SettingsError(
             "ELASTICJOB_ETCD_USER_FILE and ELASTICJOB_ETCD_PASSWORD_FILE must be set together"
@@ -426,80 +415,9 @@ def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
     user_file = environ.get("ELASTICJOB_ETCD_USER_FILE")
     password_file = environ.get("ELASTICJOB_ETCD_PASSWORD_FILE")
     return EtcdAccess(
-        endpoints=endpoints_of(_required(environ, name), name),
+        endpoints=endpoints_of(required(environ, name), name),
         tls=Tls(files["CA"], files["CERT"], files["KEY"], server_name) if tls else None,
         user=user,
         password=password,
         login_files=LoginFiles(user_file, password_file) if user_file and password_file else None,
     )
-
-
-def _required(environ: Mapping[str, str], name: str) -> str:
-    value = environ.get(name, "")
-    if not value:
-        raise SettingsError(f"{name} must be set")
-    return value
-
-
-def _segment(environ: Mapping[str, str], name: str) -> str:
-    value = _required(environ, name)
-    if "/" in value:
-        raise SettingsError(f"{name} must not contain '/', got {echoed(value)}")
-    return value
-
-
-def _address(environ: Mapping[str, str], name: str) -> str:
-    value = _required(environ, name)
-    try:
-        return str(ip_address(value))
-    except ValueError as error:
-        raise SettingsError(f"{name} must be an IP address, got {echoed(value)}") from error
-
-
-def _bytes_file(environ: Mapping[str, str], name: str) -> bytes | None:
-    path = environ.get(name, "")
-    if not path:
-        return None
-    try:
-        return Path(path).read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"{name}: {echoed(path)} cannot be read: {error.strerror}") from error
-
-
-def _secret(environ: Mapping[str, str], name: str) -> bytes:
-    _required(environ, name)
-    secret = _bytes_file(environ, name)
-    if not secret:
-        raise SettingsError(f"{name} must be a file that is not empty")
-    return secret
-
-
-def _text_file(environ: Mapping[str, str], name: str) -> str | None:
-    content = _bytes_file(environ, name)
-    return None if content is None else content.decode(errors="replace")
-
-
-def _whole(
-    environ: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**40
-) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise SettingsError(
-            f"{name} must be a whole number from {least} to {most}, got {echoed(text)}"
-        )
-    return int(text)
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float, least: int = 0) -> float:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not least <= seconds <= 86400:
-        raise SettingsError(f"{name} must be seconds from {least} to 86400, got {echoed(text)}")
-    return seconds

@@ -22,13 +22,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.rdzv_conf import Conf, read_conf
+from elasticjob_agent.setting_values import SettingsError, endpoints_of
 from elasticjob_agent.settings import (
     AgentSettings,
     Backend,
     EtcdAccess,
     LogSettings,
-    SettingsError,
-    endpoints_of,
     inherited_environment,
     termination_log_in_environment,
     warm_start_of,

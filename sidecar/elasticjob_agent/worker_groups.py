@@ -16,14 +16,14 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.commands import StartGroup
+from elasticjob_agent.core.events import (
     Event,
     RuntimeEvent,
-    StartGroup,
-    State,
     WorkersCounted,
     WorkersProgressed,
 )
+from elasticjob_agent.core.model import State
 from elasticjob_agent.core.worker_environment import (
     Run,
     WorkerFiles,

@@ -1,7 +1,8 @@
 """Check that no product module selects by the product's own English sentences.
 
 Literals of several words in comparisons, dict keys, match patterns and string searches must be
-texts of other programs. Regular expressions are left out.
+texts of other programs; so must words in a table by which a loop selects. Regular expressions are
+left out, except those of words alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tests.paths import ROOT
 
 PRODUCT = ("operator", "sdk", "rendezvous", "sidecar", "cli", "bench")
 WORDS = re.compile(r"[a-z]+ [a-z]+")
+PLAIN = re.compile(r"[\w ,:;]+")
+"""Regular expression without operators."""
 SEARCHES = frozenset(
     [
         "startswith",
@@ -51,8 +54,15 @@ FOREIGN = {
     },
     "C++": {"terminate called without an active exception"},
     "Linux": {"model name", "permission denied"},
-    "pydantic": {"Value error, "},
     "kube-scheduler": {"nodes are available: "},
+    "kube-apiserver": {"exceeded quota:", "status unknown for quota:"},
+    "kubectl": {
+        "was refused",
+        "no such host",
+        "the server doesn't have a resource type",
+        "is forbidden",
+        "provide credentials",
+    },
     "gRPC": {
         "failed to connect to all addresses",
         "errors resolving",
@@ -75,6 +85,9 @@ FOREIGN = {
         "etcdserver: user name is empty",
         "etcdserver: revision of auth store is old",
         "etcdserver: authentication failed",
+        "database space exceeded",
+        "authentication failed",
+        "no leader",
     },
 }
 ALL_FOREIGN = frozenset().union(*FOREIGN.values())
@@ -96,14 +109,36 @@ def _texts(node: ast.AST | None) -> list[str]:
     return []
 
 
-def _constants(tree: ast.Module) -> dict[str, list[str]]:
-    found = {}
+def _values(tree: ast.Module) -> dict[str, ast.AST | None]:
+    found: dict[str, ast.AST | None] = {}
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                found[name] = _texts(value)
+                found[name] = value
             case ast.AnnAssign(target=ast.Name(id=name), value=value):
-                found[name] = _texts(value)
+                found[name] = value
+    return found
+
+
+def _constants(tree: ast.Module) -> dict[str, list[str]]:
+    return {name: _texts(value) for name, value in _values(tree).items()}
+
+
+def _variables(node: ast.AST, tables: dict[str, ast.AST | None]) -> dict[str, list[str]]:
+    """Return the texts of the variables of a loop over module constants."""
+    loops = [node] if isinstance(node, ast.For) else getattr(node, "generators", [])
+    found: dict[str, list[str]] = {}
+    for loop in loops:
+        if not isinstance(loop.iter, ast.Name):
+            continue
+        for row in getattr(tables.get(loop.iter.id), "elts", []):
+            match loop.target, row:
+                case ast.Name(id=variable), _:
+                    found.setdefault(variable, []).extend(_texts(row))
+                case ast.Tuple(elts=variables), ast.Tuple(elts=cells):
+                    for each, cell in zip(variables, cells, strict=False):
+                        if isinstance(each, ast.Name):
+                            found.setdefault(each.id, []).extend(_texts(cell))
     return found
 
 
@@ -114,6 +149,10 @@ def _compared(node: ast.AST) -> list[ast.AST]:
             return [left, *others]
         case ast.Call(func=ast.Attribute(attr=name), args=arguments) if name in SEARCHES:
             return list(arguments[:1])
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="re")), args=[ast.Constant(value=str(pattern)), *_]
+        ) if PLAIN.fullmatch(pattern):
+            return [node.args[0]]
         case ast.Dict(keys=keys):
             return [key for key in keys if key is not None]
         case ast.Subscript(slice=key):
@@ -136,12 +175,17 @@ def prose(files: dict[str, str]) -> Iterator[tuple[str, str]]:
                 theirs = constants.get((node.module or "").rpartition(".")[2], {})
                 for alias in node.names:
                     known[alias.asname or alias.name] = theirs.get(alias.name, [])
-        for node in ast.walk(tree):
-            for part in _compared(node):
-                texts = known.get(part.id, []) if isinstance(part, ast.Name) else _texts(part)
-                for text in texts:
-                    if WORDS.search(text):
-                        yield f"{path}:{getattr(part, 'lineno', 0)}", text
+        tables = _values(tree)
+        for scope, names in [(tree, known), *((n, _variables(n, tables)) for n in ast.walk(tree))]:
+            for node in ast.walk(scope) if names or scope is tree else ():
+                for part in _compared(node):
+                    if isinstance(part, ast.Name):
+                        texts = names.get(part.id, [])
+                    else:
+                        texts = _texts(part) if scope is tree else []
+                    for text in texts:
+                        if WORDS.search(text):
+                            yield f"{path}:{getattr(part, 'lineno', 0)}", text
 
 
 def test_product_reads_no_prose_of_its_own() -> None:
@@ -163,6 +207,10 @@ def test_product_reads_no_prose_of_its_own() -> None:
         '"the job ended" in said',
         'PHRASES = {"the job ended": 1}',
         'PHRASE = "; the job ended: "\nsaid.partition(PHRASE)[2]',
+        'TABLE = (("the job ended", 1),)\n[n for phrase, n in TABLE if phrase in said]',
+        'TABLE = ("the job ended",)\nfor phrase in TABLE:\n    said.startswith(phrase)',
+        're.search("the job ended", said)',
+        'ENDED = re.compile("the job ended")',
         'said.endswith(("x", b"the job ended"))',
         'said.removeprefix(f"the job ended {code}")',
     ],

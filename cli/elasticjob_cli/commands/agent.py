@@ -16,7 +16,8 @@ from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import explain_end, log_to_standard_error, run_agent, session_nonce
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.runtimes.local import LocalRuntime
-from elasticjob_agent.settings import AgentSettings, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import AgentSettings
 from elasticjob_agent.standalone import (
     Options,
     PreflightError,

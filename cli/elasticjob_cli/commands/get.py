@@ -223,7 +223,7 @@ def _trouble(document: Json) -> str:
 def _recovery(document: Json) -> str:
     """Return the message that the rendezvous store can be used again; empty without one."""
     from elasticjob_cli.commands.explain import parsed  # takes longer to load than a listing
-    from elasticjob_operator.domain.status.conditions import recovered_text
+    from elasticjob_operator.domain.status.store_condition import recovered_text
 
     try:
         return recovered_text(parsed(document).status)

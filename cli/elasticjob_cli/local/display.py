@@ -24,7 +24,7 @@ from elasticjob_cli.local.logs import WORKERS
 from elasticjob_cli.local.screen import Screen
 from elasticjob_cli.output import log_line
 from elasticjob_operator.domain.observed.state import Observed, Pod
-from elasticjob_operator.domain.status.conditions import recovered_text, trouble_text
+from elasticjob_operator.domain.status.store_condition import recovered_text, trouble_text
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
 from elasticjob_rendezvous.protocol.records.members import MemberState

@@ -16,9 +16,10 @@ from typing import Any
 
 import yaml
 
+from elasticjob_operator.model.immutable import IMMUTABLE, Immutable
 from elasticjob_operator.model.job import GROUP, KIND, PLURAL, VERSION, ElasticJob
 from elasticjob_operator.model.problems import Location
-from elasticjob_operator.model.rules import IMMUTABLE, RULES, Immutable, Rule
+from elasticjob_operator.model.rules import RULES, Rule
 from elasticjob_operator.model.template_schema import template_schema
 
 Schema = dict[str, Any]

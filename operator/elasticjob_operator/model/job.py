@@ -52,10 +52,15 @@ MAX_VARIABLE_NAME = 256
 """Maximum length of a variable's name, for the same reason."""
 
 
+INVALID_QUANTITY, INVALID_NPROC = "quantity", "nproc"
+OWN_ERRORS = frozenset({INVALID_QUANTITY, INVALID_NPROC})
+"""Types of validation errors beside pydantic's."""
+
+
 def _quantity(value: Any) -> Any:
     if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
         return str(value)
-    raise PydanticCustomError("quantity", "must be a quantity such as 2, 500m or 4Gi")
+    raise PydanticCustomError(INVALID_QUANTITY, "must be a quantity such as 2, 500m or 4Gi")
 
 
 Quantity = Annotated[
@@ -144,7 +149,7 @@ def _nproc(value: Any) -> Any:
     is_count = isinstance(number, int) and not isinstance(number, bool)
     if number in NPROC_WORDS or (is_count and 1 <= number <= MAX_NPROC):
         return number
-    raise PydanticCustomError("nproc", NPROC_MESSAGE)
+    raise PydanticCustomError(INVALID_NPROC, NPROC_MESSAGE)
 
 
 NprocPerNode = Annotated[

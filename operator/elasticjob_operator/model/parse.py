@@ -22,6 +22,7 @@ from elasticjob_operator.model.job import (
     MAX_NPROC,
     NPROC_MESSAGE,
     NPROC_WORDS,
+    OWN_ERRORS,
     ElasticJob,
 )
 from elasticjob_operator.model.problems import (
@@ -102,8 +103,7 @@ def _message(error: ErrorDetails, location: Location) -> str:
             (text for name, text in _NAMED_PATTERNS.items() if name in location),
             f"must match {context['pattern']}",
         )
-    message = error["msg"].removeprefix("Value error, ")
-    return message if message.startswith("must") else f"must be valid: {message}"
+    return error["msg"] if error["type"] in OWN_ERRORS else f"must be valid: {error['msg']}"
 
 
 def _expected(what: str) -> Callable[[Mapping[str, Any], Any], str]:

@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elasticjob_operator.model.job import (
-    MAX_CONTAINERS,
-    MAX_VARIABLES,
-    ElasticJobSpec,
-    Rendezvous,
-)
+from elasticjob_operator.model.job import ElasticJobSpec, Rendezvous
 from elasticjob_operator.model.problems import Location
 from elasticjob_operator.model.types import Backend
 
@@ -32,7 +27,6 @@ LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
 SNAPSHOTS: Location = ("recovery", "snapshots")
 STORAGE: Location = (*SNAPSHOTS, "storage")
 QUEUE: Location = ("runPolicy", "schedulingPolicy", "queue")
-PRIORITY_CLASS: Location = ("runPolicy", "schedulingPolicy", "priorityClass")
 SETUP: Location = ("setup",)
 ENTRYPOINT: Location = ("entrypoint",)
 MIN_AVAILABLE: Location = ("runPolicy", "schedulingPolicy", "minAvailable")
@@ -49,15 +43,6 @@ class Rule:
     message: str
     cel: str
     check: Callable[[Document], Iterable[Location]]
-
-
-@dataclass(frozen=True, slots=True)
-class Immutable:
-    """Field that may change only while the job is suspended; enforced by the API server alone."""
-
-    field: Location
-    message: str
-    cel: str
 
 
 def _value(spec: Document, location: Location) -> Any:
@@ -225,7 +210,6 @@ _OTHER = f"(has(self.trainer) ? c.name != self.trainer : {_PODS}.size() > 1)"
 _COMMANDED = "(has(c.command) && c.command.size() > 0)"
 _INIT = "self.template.spec.initContainers"
 _RESERVED = "[" + ", ".join(f"'{name}'" for name in RESERVED_NAMES) + "]"
-_UNSUSPENDED = "self.runPolicy.suspend || oldSelf.runPolicy.suspend"
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -346,111 +330,4 @@ RULES: tuple[Rule, ...] = (
         "must be absent: nothing acts on it; set it in the scheduler's own PodGroup, which "
         "template.metadata names",
     ),
-)
-
-
-def _immutable(
-    field: str | Location, unchanged: str, reason: str = "", unless: str = ""
-) -> Immutable:
-    """Return the rule that a field changes only during a suspension.
-
-    `reason` follows the message, and `unless` is CEL for an exception that the message names.
-    """
-    # Suspension on either side counts: Kueue changes the template in the write that suspends or
-    # resumes.
-    return Immutable(
-        (field,) if isinstance(field, str) else field,
-        "must change only while the job is suspended" + (reason or " (runPolicy.suspend)"),
-        f"{unchanged} || {unless}{_UNSUSPENDED}",
-    )
-
-
-def _told_once(location: Location, unchanged: str = "") -> Immutable:
-    """Return the rule for a field that agents of torch backends read only at their start: agents
-    started later would disagree."""
-    path = ".".join(str(step) for step in location)
-    return _immutable(
-        location,
-        unchanged or f"self.{path} == oldSelf.{path}",
-        ", unless rendezvous.backend is Etcd",
-        "self.rendezvous.backend == 'Etcd' || ",
-    )
-
-
-def _same_template() -> str:
-    """Return CEL for an unchanged template.
-
-    CEL compares lists that are merged by a key without their order. That of containers and
-    variables has a meaning: init containers run one after another, and a variable refers to those
-    before it. The indices are literals because Kubernetes 1.29 cannot bound the cost of a
-    comparison of lists that `map` returns.
-    """
-    pods, init = (".".join(map(str, location)) for location in (CONTAINERS, INIT_CONTAINERS))
-    return (
-        f"(self.template == oldSelf.template && {_same_order(pods)} && "
-        f"(!has(self.{init}) || !has(oldSelf.{init}) || {_same_order(init)}))"
-    )
-
-
-def _same_order(containers: str) -> str:
-    """Return CEL for an unchanged order of these containers and of the variables of each."""
-    new, old = f"self.{containers}", f"oldSelf.{containers}"
-    variables = f"{new}[c].env[a + b].name == {old}[c].env[a + b].name"
-    return (
-        f"{list(range(MAX_CONTAINERS))}.all(c, c >= {new}.size() || "
-        f"({new}[c].name == {old}[c].name && (!has({new}[c].env) || "
-        f"{list(range(0, MAX_VARIABLES, _STRIDE))}.all(a, {list(range(_STRIDE))}.all(b, "
-        f"a + b >= {new}[c].env.size() || {variables})))))"
-    )
-
-
-_STRIDE = 32
-"""Number of variables in a row, which keeps the rule short."""
-
-_STARTED_WITH = " (runPolicy.suspend): running pods keep the value that they started with"
-
-
-def _optional(path: str, absent: str) -> str:
-    """Return CEL for an unchanged optional field, whose parents are set or absent too."""
-    steps = path.split(".")
-
-    def value(of: str) -> str:
-        parents = [".".join([of, *steps[: end + 1]]) for end in range(len(steps))]
-        there = " && ".join(f"has({parent})" for parent in parents)
-        return f"({there} ? {parents[-1]} : {absent})"
-
-    return f"{value('self')} == {value('oldSelf')}"
-
-
-_SAME_MINIMUM = (
-    "(has(self.minNodes) ? self.minNodes : self.maxNodes) == "
-    "(has(oldSelf.minNodes) ? oldSelf.minNodes : oldSelf.maxNodes) || "
-    "(!has(self.minNodes) && !has(oldSelf.minNodes))"
-)
-
-IMMUTABLE: tuple[Immutable, ...] = (
-    _immutable("template", _same_template()),
-    *(
-        _immutable(name, f"self.{name} == oldSelf.{name}")
-        for name in ("launch", "setup", "entrypoint")
-    ),
-    _immutable(
-        "nprocPerNode",
-        "(has(self.nprocPerNode) == has(oldSelf.nprocPerNode) && "
-        "(!has(self.nprocPerNode) || self.nprocPerNode == oldSelf.nprocPerNode))",
-    ),
-    _immutable("trainer", _optional("trainer", "''")),
-    _immutable("rendezvous", "self.rendezvous == oldSelf.rendezvous"),
-    _immutable("recovery", "self.recovery == oldSelf.recovery", _STARTED_WITH),
-    _immutable(
-        PRIORITY_CLASS,
-        _optional("runPolicy.schedulingPolicy.priorityClass", "''"),
-        _STARTED_WITH,
-    ),
-    _told_once(("minNodes",), _SAME_MINIMUM),
-    _told_once(("maxNodes",)),
-    _told_once(("maxRestarts",)),
-    _told_once(("elasticity", "scaleUp")),
-    _told_once(("elasticity", "scaleUpMaxWaitSeconds")),
-    _told_once(("elasticity", "settleSeconds")),
 )

@@ -261,6 +261,15 @@ class CreationRefusal(StatusModel):
     """Message of the API server or of the operator."""
 
 
+class StoreRefusal(StatusModel):
+    """Refusal of the rendezvous store to accept writes."""
+
+    reason: str
+    """NoSpace, Corrupt, PermissionDenied, Unauthenticated, NoUser, NoLeader or Other."""
+    message: str = ""
+    """Store, endpoint and the store's own error text."""
+
+
 class LaunchStatus(StatusModel):
     """Launch of the trainer's command."""
 
@@ -396,6 +405,9 @@ class Status(StatusModel):
     """Last planned stop of the whole job; absent once it trains again."""
     refusal: CreationRefusal | None = None
     """Refusal to create pods; absent if pods can be created or all wanted pods are ready."""
+    store_refusal: StoreRefusal | None = None
+    """Refusal of the rendezvous store to accept writes; absent while it accepts them or cannot be
+    reached."""
     conditions: Annotated[list[Condition], Field(json_schema_extra=by("type"))] = Field(
         default_factory=list
     )

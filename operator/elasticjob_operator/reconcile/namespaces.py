@@ -42,6 +42,16 @@ class ServedNamespaces:
         self.accessible = self.configured
         """Namespaces with access at the last check."""
 
+    async def to_list(self) -> tuple[str | None, ...]:
+        """Return the namespaces whose objects may be listed, for one set of lists.
+
+        None is not checked: a list of all namespaces fails by itself without access.
+
+        Raises:
+            Forbidden, NotFound, KubeError: as `check`.
+        """
+        return self.configured if self.configured == (None,) else await self.check()
+
     async def check(self) -> tuple[str | None, ...]:
         """Check the access to each namespace; return those with access.
 

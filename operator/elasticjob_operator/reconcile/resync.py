@@ -172,7 +172,7 @@ class Resync:
         own = self._etcds.own
         kept = {*self._jobs.deleted, *(() if own.other_owner else own.cache.jobs())}
         users = await self._users_in_etcd()
-        served = await self._namespaces.check()
+        served = await self._namespaces.to_list()
         listed = await self._list(ELASTICJOBS, served)
         pods = await self._list(PODS, served, UID_LABEL)
         changed = self._staleness.compare(ELASTICJOBS, listed)

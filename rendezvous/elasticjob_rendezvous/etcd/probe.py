@@ -21,7 +21,12 @@ from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unaut
 from elasticjob_rendezvous.etcd.transport import Transport
 from elasticjob_rendezvous.protocol.kv import Compare, Put, Range, Target, Txn
 from elasticjob_rendezvous.protocol.store_health import LONGEST_PROBE_SECONDS, PROBE_SECONDS, Failed
-from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState
+from elasticjob_rendezvous.protocol.store_trouble import (
+    ETCD,
+    StoreFailure,
+    StoreState,
+    failure_in,
+)
 
 STORE = ETCD
 KEY = "probe"
@@ -109,7 +114,7 @@ def dry_write(key: str) -> Txn:
 
 
 def failure_of(error: EtcdError) -> Failed:
-    """Convert an error: REFUSING with etcd's text if etcd answered, else UNREACHABLE."""
+    """Convert an error: REFUSING with reason and etcd's text if etcd answered, else UNREACHABLE."""
     at = error.detail.find(_OWN_WORDS)
     text = error.detail if at < 0 else error.detail[at:]
     refused = isinstance(error, PermissionDenied | Unauthenticated)
@@ -117,4 +122,16 @@ def failure_of(error: EtcdError) -> Failed:
         text = "no answer in time"
     if at < 0 and not refused:
         return Failed(StoreState.UNREACHABLE, text)
-    return Failed(StoreState.REFUSING, text, costly=isinstance(error, Unauthenticated))
+    return Failed(
+        StoreState.REFUSING, text, _reason(error, text), costly=isinstance(error, Unauthenticated)
+    )
+
+
+def _reason(error: EtcdError, text: str) -> StoreFailure:
+    """Return the reason for a refusal: the text is more precise than the class of the error."""
+    found = failure_in(text)
+    if found is not StoreFailure.OTHER:
+        return found
+    if isinstance(error, PermissionDenied):
+        return StoreFailure.PERMISSION_DENIED
+    return StoreFailure.UNAUTHENTICATED if isinstance(error, Unauthenticated) else found

@@ -12,7 +12,12 @@ import etcd
 
 from elasticjob_rendezvous.api import RendezvousError
 from elasticjob_rendezvous.protocol.store_health import Failed
-from elasticjob_rendezvous.protocol.store_trouble import ETCD, StoreState
+from elasticjob_rendezvous.protocol.store_trouble import (
+    ETCD,
+    StoreFailure,
+    StoreState,
+    failure_in,
+)
 
 STORE = ETCD
 KEY = "elasticjob-probe"
@@ -40,8 +45,12 @@ class EtcdV2Probe:
             return None
         except etcd.EtcdConnectionFailed as error:
             return Failed(StoreState.UNREACHABLE, str(error.cause or error))
+        except etcd.EtcdInsufficientPermissions as error:
+            return Failed(StoreState.REFUSING, str(error), StoreFailure.PERMISSION_DENIED)
+        except etcd.EtcdLeaderElectionInProgress as error:
+            return Failed(StoreState.REFUSING, str(error), StoreFailure.NO_LEADER)
         except etcd.EtcdException as error:
-            return Failed(StoreState.REFUSING, str(error))
+            return Failed(StoreState.REFUSING, str(error), failure_in(str(error)))
         except RendezvousError as error:
             return Failed(StoreState.UNREACHABLE, str(error))
         return None

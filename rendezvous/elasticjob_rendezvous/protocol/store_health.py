@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.protocol.effects import Note
 from elasticjob_rendezvous.protocol.events import Clock
-from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble, shortened
+from elasticjob_rendezvous.protocol.store_trouble import (
+    StoreFailure,
+    StoreState,
+    StoreTrouble,
+    shortened,
+)
 
 FIRST_SECONDS = 1.2
 """Pause before the first probe: a starting client has other requests to the store first."""
@@ -36,10 +41,18 @@ CONSEQUENCE = "workers that run go on, and no round can change until it is over"
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Failed probe. `costly`: each attempt costs the store much."""
+    """Failed probe.
+
+    Args:
+        state: `UNREACHABLE` or `REFUSING`.
+        text: error text of the store or of the connection.
+        reason: reason for the refusal.
+        costly: each attempt costs the store much.
+    """
 
     state: StoreState
     text: str
+    reason: StoreFailure = StoreFailure.OTHER
     costly: bool = False
 
 
@@ -83,7 +96,7 @@ class StoreHealth:
         text = shortened(failure.text) or "no reason given"
         self._refused = self._refused or failure.state is StoreState.REFUSING
         self.trouble = StoreTrouble(
-            self.store, failure.state, self.endpoint, text, self._first.utc_ms
+            self.store, failure.state, self.endpoint, text, self._first.utc_ms, failure.reason
         )
         # The text of a connection error varies; the store's own messages do not.
         reason = (failure.state, text if self.trouble.refuses else "")

@@ -1,4 +1,4 @@
-"""Trouble with a rendezvous store: kind, endpoint, start and text. No I/O."""
+"""Trouble with a rendezvous store: kind, reason, endpoint, start and text. No I/O."""
 
 from __future__ import annotations
 
@@ -25,6 +25,45 @@ class StoreState(StrEnum):
     REFUSING = "refusing"
 
 
+class StoreFailure(StrEnum):
+    """Reason for which a store refuses writes. The values are part of the API."""
+
+    NO_SPACE = "NoSpace"
+    """Its quota is used up."""
+    CORRUPT = "Corrupt"
+    """A member of etcd has damaged data."""
+    PERMISSION_DENIED = "PermissionDenied"
+    """The user may not write the keys."""
+    UNAUTHENTICATED = "Unauthenticated"
+    """It does not accept the user, the password or the token."""
+    NO_USER = "NoUser"
+    """It requires a user, and none was given."""
+    NO_LEADER = "NoLeader"
+    """Too few members of etcd run."""
+    OTHER = "Other"
+
+
+_ETCD_TEXTS = (
+    ("database space exceeded", StoreFailure.NO_SPACE),
+    ("corrupt", StoreFailure.CORRUPT),
+    ("permission denied", StoreFailure.PERMISSION_DENIED),
+    ("authentication failed", StoreFailure.UNAUTHENTICATED),
+    ("invalid auth token", StoreFailure.UNAUTHENTICATED),
+    ("user name is empty", StoreFailure.NO_USER),
+    ("no leader", StoreFailure.NO_LEADER),
+)
+"""Parts of etcd's own error texts."""
+
+
+def failure_in(text: str) -> StoreFailure:
+    """Return the failure that an error text of etcd names.
+
+    etcd's own client distinguishes its errors by text too: several share one status code of gRPC.
+    """
+    found = (failure for part, failure in _ETCD_TEXTS if part in text)
+    return next(found, StoreFailure.OTHER)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
     """Reason why a store cannot be used.
@@ -35,6 +74,7 @@ class StoreTrouble:
         endpoint: address of the failed probes.
         text: error text of the store or of the connection; one line.
         since_ms: Unix time of the first failed probe.
+        reason: reason for the refusal; `OTHER` for a store that cannot be reached.
     """
 
     store: str
@@ -42,6 +82,7 @@ class StoreTrouble:
     endpoint: str
     text: str
     since_ms: int
+    reason: StoreFailure = StoreFailure.OTHER
 
     @property
     def refuses(self) -> bool:
@@ -68,6 +109,7 @@ class StoreTrouble:
             "endpoint": self.endpoint,
             "text": self.text,
             "sinceMs": self.since_ms,
+            "reason": str(self.reason),
         }
 
 
@@ -76,15 +118,26 @@ def read_trouble(document: object) -> StoreTrouble | None:
     if not isinstance(document, Mapping):
         return None
     try:
+        state, text = StoreState(document["state"]), shortened(str(document["text"]))
         return StoreTrouble(
             shortened(str(document["store"]), LONGEST_STORE),
-            StoreState(document["state"]),
+            state,
             shortened(str(document["endpoint"]), LONGEST_ENDPOINT),
-            shortened(str(document["text"])),
+            text,
             max(0, min(int(document["sinceMs"]), LATEST_MS)),
+            _reason(document, state, text),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+
+
+def _reason(document: Mapping[str, object], state: StoreState, text: str) -> StoreFailure:
+    """Return the reason in a document, `OTHER` for one of a newer release; without one, as the
+    previous release wrote it, the reason that etcd's text names."""
+    if "reason" in document:
+        known = {str(one): one for one in StoreFailure}
+        return known.get(str(document["reason"]), StoreFailure.OTHER)
+    return failure_in(text) if state is StoreState.REFUSING else StoreFailure.OTHER
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:

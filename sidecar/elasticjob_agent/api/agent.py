@@ -35,7 +35,8 @@ from elasticjob_agent.api.spec import (
     WorkerSpec,
     WorkerState,
 )
-from elasticjob_agent.core.model import Ending, Event, State
+from elasticjob_agent.core.events import Event
+from elasticjob_agent.core.model import Ending, State
 from elasticjob_agent.core.polling import JoinTrouble, PollingTerms
 from elasticjob_agent.polling.agreement import (
     RestartBudget,

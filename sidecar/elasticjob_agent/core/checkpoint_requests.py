@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.model import CheckpointRequest, RequestCheckpoint, State, WorkerGroup
+from elasticjob_agent.core.commands import RequestCheckpoint
+from elasticjob_agent.core.model import CheckpointRequest, State, WorkerGroup
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
 from elasticjob_rendezvous.protocol.directives import Run

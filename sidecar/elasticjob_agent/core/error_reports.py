@@ -184,6 +184,7 @@ class ErrorReport:
         at_ms: time of the failure, UTC by the worker's clock, or None.
         own: the part of `traceback` without the causes.
         causes: exceptions that this one was raised from, or during the handling of; nearest first.
+        is_nested_launch: True if torchrun's plug-in refused to run within the worker.
     """
 
     message: str
@@ -191,6 +192,11 @@ class ErrorReport:
     at_ms: int | None = None
     own: str = ""
     causes: tuple[Raised, ...] = ()
+    is_nested_launch: bool = False
+
+
+_REASON, _NESTED_LAUNCH = "elasticjob_reason", "NestedLaunch"
+"""Key in `extraInfo`, and its value; `elasticjob_torchrun.nested` writes them."""
 
 
 def from_error_file(raw: bytes) -> ErrorReport | None:
@@ -220,7 +226,8 @@ def from_error_file(raw: bytes) -> ErrorReport | None:
     message, traceback = _clip(encodable(message.strip())), encodable(traceback.strip())
     found = last_raised(traceback)
     own, causes = ("", ()) if found is None else (found.own, found.causes)
-    return ErrorReport(message, traceback, _milliseconds(stamp), own or traceback, causes)
+    nested = extra.get(_REASON) == _NESTED_LAUNCH
+    return ErrorReport(message, traceback, _milliseconds(stamp), own or traceback, causes, nested)
 
 
 def from_stderr(tail: str, final_only: bool = False) -> ErrorReport | None:

@@ -20,7 +20,12 @@ from elasticjob_agent.core.error_reports import (
     last_line,
 )
 from elasticjob_agent.core.hang import before_dump, last_step, parse_stack
-from elasticjob_agent.core.model import Facts, StopCause, WorkerEnded, WorkerGroup
+from elasticjob_agent.core.model import (
+    Facts,
+    StopCause,
+    WorkerEnded,
+    WorkerGroup,
+)
 from elasticjob_agent.worker_runtime import WorkerExited
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.failures import (
@@ -71,7 +76,6 @@ _COLLECTIVE = re.compile(
     r"|DistNetworkError|DistStoreError|DistBackendError|ncclRemoteError|ncclSystemError"
     r"|NCCL communicator was aborted|Watchdog caught collective|ProcessGroupNCCL's watchdog"
 )
-_NESTED_LAUNCH = re.compile("torchrun was started by a worker")
 # The operating system's messages for a lost peer may concern a socket of the user's code: they
 # count only below frames of torch.distributed.
 _LOST_PEER = re.compile(r"Broken pipe|Connection (?:reset by peer|refused|aborted)")
@@ -121,7 +125,7 @@ def failure_class(
     if exit_.out_of_memory and (killed or _helper_killed(exit_, error_report)):
         return FailureClass.HOST_OUT_OF_MEMORY
     if exit_.signal == SIGABRT:
-        if error_report is not None and _NESTED_LAUNCH.match(error_report.message):
+        if error_report is not None and error_report.is_nested_launch:
             return FailureClass.USER_ERROR  # torchrun's plug-in aborted the worker
         # C++ aborted the process, as NCCL's watchdog does from its own thread.
         if by_text := _by_text(exit_.stderr_tail, False):
@@ -304,6 +308,7 @@ def _record(
         traceback=_traceback(exit_, error_report),
         node=facts.node,
         step=_step(group, local_rank),
+        describes_exit=error_report is None and exit_ is not None and not exit_.message,
     )
     return _Suspect(fit_to_limit(failure), ended_at_ms)
 

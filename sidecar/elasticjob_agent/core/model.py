@@ -1,4 +1,4 @@
-"""State, events and commands of the agent. Values only; the other core modules decide."""
+"""State of the agent. Values only; the other core modules decide."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
-from elasticjob_agent.worker_runtime import Hello, WorkerExited, WorkerRuntimeEvent
+from elasticjob_agent.worker_runtime import Hello, WorkerExited
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Left, Refused, Run
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import Snapshots
-from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.worker_group import Local
 
 
@@ -32,9 +30,6 @@ LEFTOVER_SECONDS = 0.2
 
 LEFT_CODE = 143
 """Exit code of the launcher of a node that left: ended on request, not succeeded."""
-
-
-# -- state --------------------------------------------------------------------------
 
 
 class StopCause(StrEnum):
@@ -310,164 +305,3 @@ class State:
         """True if a leave request has an effect; False once the job or agent is ending anyway."""
         over = isinstance(self.directive, Finish | Left | Refused)
         return not (over or self.gone or self.ending is not None)
-
-
-# -- events -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DirectiveChanged:
-    """New directive from the rendezvous."""
-
-    directive: Directive
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeEvent:
-    """Event from the worker runtime.
-
-    A `Hello` or `WorkerExited` carries the error files of that round's workers by local rank,
-    the base rank recorded at their start, and their last progress, which gives the step of a
-    failure.
-    """
-
-    event: WorkerRuntimeEvent
-    reports: Mapping[int, bytes] = field(default_factory=dict)
-    base_rank: int | None = None
-    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveRequested:
-    """Request to leave, from SIGTERM or the control socket. `hurry`: leave without grace."""
-
-    reason: str
-    hurry: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PortReserved:
-    """Port held for the next round."""
-
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """The time `step.wake_at` was reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersProgressed:
-    """New progress of a round's workers; `progress` holds all workers, by local rank.
-
-    `utc_ms` is the time of the read. `asked` is set if a save request was in place before it.
-    """
-
-    round: int
-    progress: Mapping[int, WorkerProgress]
-    utc_ms: int
-    asked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersCounted:
-    """Number of workers of this node, from the worker runtime; precedes its first `Hello`."""
-
-    workers: int
-
-
-Event = (
-    DirectiveChanged
-    | RuntimeEvent
-    | LeaveRequested
-    | PortReserved
-    | Timer
-    | WorkersProgressed
-    | WorkersCounted
-)
-
-
-# -- commands -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartGroup:
-    """Command: start this node's workers of a final round."""
-
-    roster: Roster
-    assignment: RankAssignment
-    max_restarts: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareGroup:
-    """Command: have the worker runtime preload the modules that workers import."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopGroup:
-    """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
-
-    With `dump` the workers write their stacks first.
-    """
-
-    round: int
-    grace_seconds: float
-    dump: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCheckpoint:
-    """Command: ask a round's workers to save. The answer is `WorkersProgressed(asked=True)`."""
-
-    round: int
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class ReservePort:
-    """Command: hold a fresh port for the next round. The answer is `PortReserved`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportLocal:
-    """Command: report this node's complete local state to the rendezvous."""
-
-    local: Local
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Command: kill remaining processes and let the launcher exit with this code."""
-
-    exit_code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """Command: end this agent."""
-
-    ending: Ending
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """Command: write one log line."""
-
-    text: str
-    warning: bool = False
-
-
-Command = (
-    StartGroup
-    | RequestCheckpoint
-    | PrepareGroup
-    | StopGroup
-    | ReservePort
-    | ReportLocal
-    | Release
-    | Exit
-    | LogLine
-)

@@ -18,19 +18,17 @@ from elasticjob_agent.core.checkpoint_requests import (
     saved,
     wants_to_save,
 )
-from elasticjob_agent.core.failures import ending_text
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.commands import LogLine
+from elasticjob_agent.core.events import (
     DirectiveChanged,
     Event,
     LeaveRequested,
-    LogLine,
-    ReportedProgress,
     RuntimeEvent,
-    State,
-    WorkerGroup,
     WorkersCounted,
     WorkersProgressed,
 )
+from elasticjob_agent.core.failures import ending_text
+from elasticjob_agent.core.model import ReportedProgress, State, WorkerGroup
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.worker_runtime import (
     Hello,

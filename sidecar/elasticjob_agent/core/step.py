@@ -19,32 +19,36 @@ from elasticjob_agent.core.checkpoint_requests import (
     request_timeout_at,
     waits_to_save,
 )
-from elasticjob_agent.core.failures import SIGNALS
-from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, makes_no_progress
-from elasticjob_agent.core.model import (
-    LEFT_CODE,
+from elasticjob_agent.core.commands import (
     Command,
-    DirectiveChanged,
-    Ending,
-    Event,
     Exit,
-    ExitCode,
-    LeaveRequested,
-    PortReserved,
     PrepareGroup,
     Release,
     ReportLocal,
     ReservePort,
-    RuntimeEvent,
     StartGroup,
-    State,
-    StopCause,
     StopGroup,
-    StopOrder,
+)
+from elasticjob_agent.core.events import (
+    DirectiveChanged,
+    Event,
+    LeaveRequested,
+    PortReserved,
+    RuntimeEvent,
     Timer,
-    WorkerGroup,
     WorkersCounted,
     WorkersProgressed,
+)
+from elasticjob_agent.core.failures import SIGNALS
+from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, makes_no_progress
+from elasticjob_agent.core.model import (
+    LEFT_CODE,
+    Ending,
+    ExitCode,
+    State,
+    StopCause,
+    StopOrder,
+    WorkerGroup,
 )
 from elasticjob_agent.core.reports import (
     local_state,

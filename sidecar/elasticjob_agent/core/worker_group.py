@@ -6,8 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from elasticjob_agent.core.events import RuntimeEvent
 from elasticjob_agent.core.failures import UNKNOWN_RANK, first_failure_of
-from elasticjob_agent.core.model import Facts, RuntimeEvent, StopCause, WorkerEnded, WorkerGroup
+from elasticjob_agent.core.model import (
+    Facts,
+    StopCause,
+    WorkerEnded,
+    WorkerGroup,
+)
 from elasticjob_agent.worker_runtime import Hello, Started, StartRefused, Stopped, WorkerExited
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure, FailureClass
 

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticjob_agent.polling.reconnecting_handler import ReconnectingHandler
-from elasticjob_agent.settings import AgentSettings, Backend, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import AgentSettings, Backend
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,

@@ -78,16 +78,16 @@ def bad_fork_in_worker() -> str:
     """
     if not any(_of_torch(name) for name in _BUILT_FOR):
         return ""
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        os.write(tell, bad_fork().encode())
+        os.write(writer, bad_fork().encode())
         os._exit(0)
-    os.close(tell)
+    os.close(writer)
     try:
-        return os.read(told, 512).decode()
+        return os.read(reader, 512).decode()
     finally:
-        os.close(told)
+        os.close(reader)
         os.waitpid(pid, 0)
 
 

@@ -143,7 +143,7 @@ class Effects:
         }
         find = kinds.get
 
-        def heard(event: str, details: tuple[Any, ...]) -> None:
+        def hook(event: str, details: tuple[Any, ...]) -> None:
             if not self._active:
                 return
             does = find(event)
@@ -156,7 +156,7 @@ class Effects:
                 finally:
                     self._active = True
 
-        return heard
+        return hook
 
     def _opens(self, path: Any, mode: Any, flags: int) -> None:
         if isinstance(path, int) or not flags & _WRITES:

@@ -59,34 +59,34 @@ def request_forks(
     `pass_on` sends the zygote a message with descriptors, and raises OSError on failure.
     """
     deadline = time.monotonic() + FORK_SECONDS
-    heard: list[socket.socket] = []
+    readers: list[socket.socket] = []
     refusal = ""
     try:
         for request in requests:
-            heard.append(_request_fork(pass_on, program, request))
+            readers.append(_request_fork(pass_on, program, request))
     except OSError as error:
         refusal = f"the standby took no request: {error}"
     # Read even if the zygote is lost by now: workers that it forked before run as our children.
-    results: list[ForkedWorker | str] = [receive_worker(told, deadline) for told in heard]
-    results += [refusal] * (len(requests) - len(heard))
-    for told in heard:
-        told.close()
+    results: list[ForkedWorker | str] = [receive_worker(reader, deadline) for reader in readers]
+    results += [refusal] * (len(requests) - len(readers))
+    for reader in readers:
+        reader.close()
     return results
 
 
 def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> socket.socket:
     """Request one worker; return the socket that delivers its pid."""
-    told, tell = socket.socketpair()
+    reader, writer = socket.socketpair()
     env = {**request.env, **program.env}
     message = {"do": "fork", "env": env, "command": program.command}
     try:
-        pass_on(message, [request.stdout_fd, request.stderr_fd, tell.fileno()])
+        pass_on(message, [request.stdout_fd, request.stderr_fd, writer.fileno()])
     except OSError:
-        told.close()
+        reader.close()
         raise
     finally:
-        tell.close()
-    return told
+        writer.close()
+    return reader
 
 
 def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
@@ -100,17 +100,17 @@ def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
         yield f"{names[0]}{more}: {why}"
 
 
-def receive_worker(told: socket.socket, deadline: float) -> ForkedWorker | str:
+def receive_worker(reader: socket.socket, deadline: float) -> ForkedWorker | str:
     """Return the worker at the other end of the socket, or the reason for its absence.
 
     A late worker must not run beside its replacement: after the socket's shutdown it cannot report
     its pid, and exits. A pid reported before the shutdown is still read.
     """
     left = max(0.0, deadline - time.monotonic())
-    late = not select.select([told], [], [], left)[0]
+    late = not select.select([reader], [], [], left)[0]
     if late:
-        told.shutdown(socket.SHUT_RD)
-    pid, _, trouble = told.recv(4096).decode("utf-8", "replace").partition(" ")
+        reader.shutdown(socket.SHUT_RD)
+    pid, _, trouble = reader.recv(4096).decode("utf-8", "replace").partition(" ")
     if trouble:
         return trouble
     if pid:
@@ -299,17 +299,17 @@ class ZygoteManager:
         The caller closes the descriptor.
         """
         try:
-            told, tell = os.pipe()
+            reader, writer = os.pipe()
         except OSError:  # too many open files
             return None
         try:
-            self._pass_on({"do": "serve"}, [tell])
+            self._pass_on({"do": "serve"}, [writer])
         except OSError:
-            os.close(told)
+            os.close(reader)
             return None
         finally:
-            os.close(tell)
-        return told
+            os.close(writer)
+        return reader
 
     def reaped(self, pid: int, status: int) -> None:
         """Handle the end of a launcher child that is not a worker."""
@@ -356,9 +356,9 @@ class ZygoteManager:
         )
 
     def _events(self) -> ZygoteEvents:
-        return ZygoteEvents(self._said_by_it, self._lost)
+        return ZygoteEvents(self._handle_message, self._lost)
 
-    def _said_by_it(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         kind = message["is"]
         if kind == "unfit":
             self._unfit(message["refused"], message["reason"])
@@ -417,13 +417,13 @@ class ZygoteManager:
         assert self._process is not None
         excluded = sorted(self._preload_cache.excluded)
         message = {"do": "learn", "workers": self._workers, "excluded": excluded}
-        events = ZygoteEvents(self._said_by_successor, self._successor_lost)
+        events = ZygoteEvents(self._handle_successor_message, self._successor_lost)
         try:
             self._successor = self._process.request_successor(message, events)
         except OSError as error:
             self._output.say(f"the standby cannot load more: {error}")
 
-    def _said_by_successor(self, message: dict[str, Any]) -> None:
+    def _handle_successor_message(self, message: dict[str, Any]) -> None:
         kind, successor = message["is"], self._successor
         assert successor is not None
         if kind == "forked":

@@ -74,7 +74,7 @@ class ImportGuard:
         """Guard the imports within the `with` block."""
         environ: Any = os.environ
         plain = environ._data
-        environ._data = _ReportingDict(plain, self._heard, self._changed)
+        environ._data = _ReportingDict(plain, self._check_read, self._changed)
         sys.meta_path.insert(0, self)
         self.effects.start()
         try:
@@ -186,7 +186,7 @@ class ImportGuard:
                 return True
         return False
 
-    def _heard(self, name: str, there: bool) -> None:
+    def _check_read(self, name: str, there: bool) -> None:
         if name in self._unread and calling_module():
             self._refuse_reader(f"it reads {name}, which your program sets")
             raise ImportRefused(name)
@@ -273,20 +273,20 @@ class _RefusingLoader:
 class _ReportingDict(dict):  # type: ignore[type-arg]
     """Dictionary for `os.environ` that reports each name looked up or changed."""
 
-    def __init__(self, content: Any, heard: Any, changed: Any) -> None:
+    def __init__(self, content: Any, read: Any, changed: Any) -> None:
         super().__init__(content)
         self._content = content
-        self._told = heard
+        self._read = read
         self._changed = changed
 
     def __contains__(self, key: Any) -> bool:
         there = super().__contains__(key)
-        self._told(os.fsdecode(key), there)
+        self._read(os.fsdecode(key), there)
         return there
 
     def __getitem__(self, key: Any) -> Any:
         # A copy of the whole environment looks up only existing names.
-        self._told(os.fsdecode(key), super().__contains__(key))
+        self._read(os.fsdecode(key), super().__contains__(key))
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:

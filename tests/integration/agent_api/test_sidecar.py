@@ -16,10 +16,11 @@ from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import job_reporter, member_settings, run_agent
 from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
 from elasticjob_agent.runtimes.local import LocalRuntime
-from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
+from elasticjob_agent.settings import AgentSettings, LogSettings
 from elasticjob_agent.worker_runtime import Hello
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.launcher_rig import process_tag
+from tests.unit.agent.builders import agent_settings
 from tests.unit.agent.memory_rendezvous import Gang, MemoryHandler
 
 __all__ = ["process_tag"]
@@ -29,18 +30,10 @@ pytestmark = pytest.mark.usefixtures("process_tag")
 
 @pytest.fixture
 def settings(tmp_path: Path) -> AgentSettings:
-    return AgentSettings(
-        prefix="/elasticjob/default/digits/0/",
-        run_id="digits",
-        member="uid-1",
-        name="node-1",
-        address="127.0.0.1",
-        etcd=EtcdAccess(("127.0.0.1:1",)),
-        job_key=b"k",
-        slots=2,
+    return agent_settings(
+        LogSettings(tmp_path / "logs"),
         role="trainer",
         bounds=RendezvousParams(1, 2, max_restarts=0),
-        logs=LogSettings(tmp_path / "logs"),
         bind_address="127.0.0.1",
         termination_log=tmp_path / "termination-log",
     )

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +39,9 @@ from elasticjob_operator.replica.lease import LeaseSettings
 from elasticjob_operator.settings import EtcdSettings, Settings, SidecarSettings
 
 NO_ETCD = EtcdSettings(("http://127.0.0.1:1",))
-NAMESPACED = re.compile(r"/(?:api/v1|apis/elasticjob.dev/v1alpha1)/namespaces/(\w+)/(\w+)")
+OBJECTS = re.compile(
+    r"/(?:api/v1|apis/elasticjob.dev/v1alpha1)/(?:namespaces/(\w+)/)?(pods|elasticjobs)"
+)
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "/api": {"versions": ["v1"]},
     "/api/v1": {"resources": [("pods", "Pod", True), ("namespaces", "Namespace", False)]},
@@ -57,16 +59,19 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 
 
 class RestrictedServer:
-    """API server without objects. `refused` holds the status of refusals by namespace.
+    """API server without objects. `refused` holds the status of refusals by namespace; the empty
+    name stands for all namespaces.
 
     Attributes:
         items: the items of each page of a list; pages until it is empty, then one empty page.
+        lists: namespace and kind of each request for a list.
         watches: number of open watches by namespace.
     """
 
     def __init__(self, **refused: int) -> None:
         self.refused = refused
         self.items: list[str] = []
+        self.lists: list[tuple[str, str]] = []
         self.watches: Counter[str] = Counter()
         self._ends: dict[str, asyncio.Event] = {}
         self._loop = asyncio.new_event_loop()
@@ -78,13 +83,16 @@ class RestrictedServer:
             self._loop.call_soon_threadsafe(self._ends.pop(name, asyncio.Event()).set)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        found = NAMESPACED.fullmatch(request.path)
+        found = OBJECTS.fullmatch(request.path)
         if found is None:
             return _discovery(request.path)
-        if status := self.refused.get(found[1]):
+        namespace, kind = found[1] or "", found[2]
+        if "watch" not in request.query:
+            self.lists.append((namespace, kind))
+        if status := self.refused.get(namespace):
             return _failure(status)
         if "watch" in request.query:
-            return await self._watch(request, found[1])
+            return await self._watch(request, namespace)
         items, more = (self.items.pop(0), "more") if self.items else ("", "")
         metadata = f'{{"resourceVersion": "1", "continue": "{more}"}}'
         page = f'{{"metadata": {metadata}, "items": [{items}]}}'
@@ -250,13 +258,13 @@ def test_operator_does_not_start_without_any_access(
 
 
 class Rig:
-    """Resync of namespaces a and b without etcd; `woken` holds the woken jobs."""
+    """Resync of these namespaces without etcd; `woken` holds the woken jobs."""
 
-    def __init__(self, kube: Kube, etcds: EtcdRegistry) -> None:
+    def __init__(self, kube: Kube, etcds: EtcdRegistry, names: Sequence[str]) -> None:
         self.woken: list[JobKey] = []
         self.jobs = Jobs(time.monotonic, lambda: 0.0)
         self.resync = Resync(
-            kube, ServedNamespaces(kube, ("a", "b")), self.jobs, NodeCache(), StalenessCheck(),
+            kube, ServedNamespaces(kube, names), self.jobs, NodeCache(), StalenessCheck(),
             etcds, self, time.monotonic, lambda: datetime.now(UTC),
         )  # fmt: skip
 
@@ -265,7 +273,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(kubeconfig: Path) -> AsyncIterator[Rig]:
+async def rig(kubeconfig: Path, names: Sequence[str] = ("a", "b")) -> AsyncIterator[Rig]:
     async with (
         asyncio.timeout(60),
         Kube.connect(kubeconfig) as kube,
@@ -273,9 +281,27 @@ async def rig(kubeconfig: Path) -> AsyncIterator[Rig]:
     ):
         etcds = EtcdRegistry(NO_ETCD, kube, tasks, lambda namespace, uid: None)
         try:
-            yield Rig(kube, etcds)
+            yield Rig(kube, etcds, names)
         finally:
             await etcds.aclose()
+
+
+def test_resync_of_all_namespaces_sends_one_request_for_each_list(tmp_path: Path) -> None:
+    server = RestrictedServer()
+
+    async def main(kubeconfig: Path) -> None:
+        async with rig(kubeconfig, ()) as found:
+            found.jobs.deleted.add(("a", "uid-1"))
+            await found.resync.resync()
+            assert server.lists == [("", "elasticjobs"), ("", "pods")]
+            server.refused[""] = 403
+            with pytest.raises(Forbidden):
+                await found.resync.resync()
+            assert server.lists[2:] == [("", "elasticjobs")]
+            assert found.jobs.deleted == {("a", "uid-1")}
+
+    with server.serving(tmp_path) as kubeconfig:
+        asyncio.run(main(kubeconfig))
 
 
 def test_jobs_of_a_namespace_without_access_do_not_count_as_deleted(tmp_path: Path) -> None:

@@ -66,8 +66,10 @@ def test_full_then_unreachable_etcd_is_reported_once_each_with_its_end(
     )  # fmt: skip
     explained(ns, NO_SPACE)
     explained(ns, "etcdctl alarm disarm")
+    assert ns.status()["storeRefusal"] == {"reason": "NoSpace", "message": found["message"]}
     empty(etcd)
     found = ns.await_condition(KIND, "Available")
+    assert "storeRefusal" not in ns.status()
     assert found["status"] == "False"
     assert found["message"].startswith("etcd can be used again after ")
     wait_until(lambda: len(told(ns, "RendezvousAvailable")) == 1, "its end as an event", SECONDS)

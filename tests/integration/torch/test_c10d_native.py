@@ -20,7 +20,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.polling.reconnecting_handler import ReconnectingHandler
-from elasticjob_agent.settings import AgentSettings, Backend, EtcdAccess, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import AgentSettings, Backend, EtcdAccess
 from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousInfo
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.local_rig import until

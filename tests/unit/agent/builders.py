@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from elasticjob_agent.core.model import (
-    Command,
+from elasticjob_agent.core.commands import Command
+from elasticjob_agent.core.events import (
     DirectiveChanged,
     Event,
-    Facts,
     PortReserved,
     RuntimeEvent,
-    State,
 )
+from elasticjob_agent.core.model import Facts, State
 from elasticjob_agent.core.step import step
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.worker_runtime import Hello, Started, Stopped, WorkerExited

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_agent.settings import SettingsError, from_environment
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import from_environment
 
 
 @pytest.fixture

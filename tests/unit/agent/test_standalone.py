@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from elasticjob_agent.rdzv_conf import read_conf
-from elasticjob_agent.settings import BackendOptions, SettingsError
+from elasticjob_agent.setting_values import SettingsError
+from elasticjob_agent.settings import BackendOptions
 from elasticjob_agent.standalone import Options, slots_of, standalone_agent
 from elasticjob_cli.main import main
 from elasticjob_launcher.worker_count import usable_cpus

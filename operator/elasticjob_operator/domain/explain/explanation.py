@@ -35,10 +35,11 @@ from elasticjob_operator.domain.observed.pod_state import lost_label_sentences
 from elasticjob_operator.domain.observed.state import Obstacle, Pod, PodEnd, StopReason
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_size
-from elasticjob_operator.domain.status.conditions import SAVING, refusal_of, store_sentences
+from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
 from elasticjob_operator.domain.status.snapshots import memory_sentences
+from elasticjob_operator.domain.status.store_condition import store_sentences
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
 from elasticjob_operator.model.types import (

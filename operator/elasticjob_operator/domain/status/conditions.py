@@ -1,21 +1,11 @@
-"""Conditions of a job: status, reason, message and transition time.
-
-`RendezvousUnavailable` reports an unusable rendezvous store; its texts also appear in events
-and explanations. The trouble itself is found by the operator's own probes and by the agents.
-"""
+"""Conditions of a job: status, reason, message and transition time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from elasticjob_operator.domain.explain.phrases import (
-    clock,
-    counted,
-    named,
-    saving_text,
-    stop_report,
-)
+from elasticjob_operator.domain.explain.phrases import counted, saving_text, stop_report
 from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
@@ -25,7 +15,6 @@ from elasticjob_operator.domain.observed.state import (
     Pod,
     Refusal,
     RendezvousView,
-    SeenTrouble,
     StopReason,
 )
 from elasticjob_operator.domain.plan.backends import missing_store_host
@@ -33,10 +22,10 @@ from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
 from elasticjob_operator.domain.status.snapshots import memory_finding
+from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, CreationRefusal, Status, StopStatus
 from elasticjob_operator.model.types import (
-    Backend,
     ConditionStatus,
     ConditionType,
     Launch,
@@ -45,117 +34,6 @@ from elasticjob_operator.model.types import (
 )
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from elasticjob_rendezvous.protocol.records.roster import natural_order
-from elasticjob_rendezvous.protocol.store_trouble import C10D_STORE, ETCD, StoreTrouble
-
-STORE_CONDITION = ConditionType.RENDEZVOUS_UNAVAILABLE
-ETCD_UNREACHABLE = "EtcdUnreachable"
-ETCD_REFUSES_WRITES = "EtcdRefusesWrites"
-STORE_UNREACHABLE = "StoreUnreachable"
-STORE_AVAILABLE = "Available"
-STORE_UNKNOWN = "RendezvousUnknown"
-
-_STORE_REMEDIES = (
-    (
-        "database space exceeded",
-        "Compact and defragment etcd or raise its --quota-backend-bytes, then run "
-        "`etcdctl alarm disarm`",
-    ),
-    ("corrupt", "Replace the corrupt member of etcd, then run `etcdctl alarm disarm`"),
-    ("permission denied", "Grant the job's etcd user access to its keys again"),
-    ("authentication failed", "Check the job's etcd user and its password"),
-    ("invalid auth token", "Check the job's etcd user and its password"),
-    ("user name is empty", "Give the job an etcd user and password"),
-    ("no leader", "Start etcd's missing members again: it needs more than half of them"),
-)
-"""Remedies, by a part of etcd's own text."""
-
-
-def store_condition(
-    observed: Observed, backend: Backend, phase: Phase, before: Status, now: datetime
-) -> tuple[ConditionStatus, str, str]:
-    """Return status, reason and message of the condition."""
-    was, seen = find_store_condition(before), observed.store
-    if phase in FINISHED:
-        return ConditionStatus.FALSE, f"Job{phase.value}", ""
-    if seen is not None:
-        return _store_unavailable(observed, seen, backend, was)
-    if was is not None and was.status is ConditionStatus.TRUE:
-        seconds = max(0.0, (now - was.last_transition_time).total_seconds())
-        store = C10D_STORE if backend is Backend.C10D else ETCD
-        message = f"{store} can be used again after {seconds:.0f} s"
-        return ConditionStatus.FALSE, STORE_AVAILABLE, message
-    if not observed.rendezvous.readable:
-        return ConditionStatus.UNKNOWN, STORE_UNKNOWN, ""
-    message = was.message if was is not None and was.reason == STORE_AVAILABLE else ""
-    return ConditionStatus.FALSE, STORE_AVAILABLE, message
-
-
-def _store_unavailable(
-    observed: Observed, seen: SeenTrouble, backend: Backend, was: Condition | None
-) -> tuple[ConditionStatus, str, str]:
-    reason, sentence = _store_reason(seen.trouble, backend), seen.trouble.sentence
-    if was is not None and _is_reported(was, reason, sentence, seen.trouble.refuses):
-        return was.status, was.reason, was.message
-    return ConditionStatus.TRUE, reason, sentence + _reporters(observed, seen)
-
-
-def _is_reported(was: Condition, reason: str, sentence: str, refuses: bool) -> bool:
-    """Return whether this trouble was reported already: a broken connection has many texts."""
-    if (was.status, was.reason) != (ConditionStatus.TRUE, reason):
-        return False
-    return not refuses or was.message.startswith(sentence)
-
-
-def find_store_condition(status: Status) -> Condition | None:
-    """Return the condition in a status, or None."""
-    return next((one for one in status.conditions if one.type is STORE_CONDITION), None)
-
-
-def trouble_text(status: Status) -> str:
-    """Return store, endpoint and cause while the store cannot be used; empty otherwise."""
-    one = find_store_condition(status)
-    return one.message if one is not None and one.status is ConditionStatus.TRUE else ""
-
-
-def recovered_text(status: Status) -> str:
-    """Return the message that the store can be used again; empty if it had no trouble."""
-    one = find_store_condition(status)
-    return one.message if one is not None and one.reason == STORE_AVAILABLE else ""
-
-
-def store_sentences(job: ElasticJob) -> Iterator[str]:
-    """Yield the first sentences of an explanation while the store cannot be used."""
-    one = find_store_condition(job.status)
-    if one is None or one.status is not ConditionStatus.TRUE or job.status.phase in FINISHED:
-        return
-    since = clock(one.last_transition_time)
-    yield (
-        f"{one.message}, since {since}; workers that run go on, and no round can change until it "
-        "is over"
-    )
-    yield from _store_remedy(one)
-
-
-def _reporters(observed: Observed, seen: SeenTrouble) -> str:
-    """Name the reporting pods, where neither the operator nor all agents see the trouble."""
-    active = [pod for pod in observed.pods if pod.active]
-    names = [pod.name for pod in active if pod.uid in seen.members]
-    return f" (reported by {named(names)})" if names and len(names) < len(active) else ""
-
-
-def _store_remedy(one: Condition) -> Iterable[str]:
-    if one.reason == ETCD_REFUSES_WRITES:
-        return [remedy for part, remedy in _STORE_REMEDIES if part in one.message][:1]
-    if one.reason == ETCD_UNREACHABLE:
-        return ["Check that etcd runs at its endpoints and can be reached from the pods"]
-    return ["The store returns with the pod that hosts it"]
-
-
-def _store_reason(trouble: StoreTrouble, backend: Backend) -> str:
-    if trouble.refuses:
-        return ETCD_REFUSES_WRITES
-    return STORE_UNREACHABLE if backend is Backend.C10D else ETCD_UNREACHABLE
-
 
 NAMED_PODS = 5
 """Maximum number of pods named in a message, which must stay readable for a thousand pods."""
@@ -186,7 +64,7 @@ def conditions(
         *_warning_findings(job),
         *memory_finding(job, view),
         Finding(
-            ConditionType.RENDEZVOUS_UNAVAILABLE,
+            STORE_CONDITION,
             *store_condition(observed, job.spec.rendezvous.backend, phase, job.status, now),
         ),
     ]
@@ -328,12 +206,12 @@ def _blocked_text(pods: list[Pod]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
         groups.setdefault((str(pod.obstacle), pod.obstacle_message), []).append(pod.name)
-    said = [
+    texts = [
         f"{_names_text(names)}: {obstacle}" + (f" ({message})" if message else "")
         for (obstacle, message), names in groups.items()
     ]
-    more = len(said) - NAMED_PODS
-    return "; ".join(said[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
+    more = len(texts) - NAMED_PODS
+    return "; ".join(texts[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
 
 
 def _names_text(names: list[str]) -> str:

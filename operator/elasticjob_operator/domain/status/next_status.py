@@ -35,6 +35,7 @@ from elasticjob_operator.domain.status.failures import (
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.domain.status.snapshots import snapshots_status
+from elasticjob_operator.domain.status.store_condition import store_refusal
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
@@ -103,6 +104,7 @@ def next_status(
         last_failure=latest,
         last_stop=stop,
         refusal=None if ready >= size.nodes else creation_refusal(observed, phase),
+        store_refusal=store_refusal(observed, phase),
         conditions=(
             # The conditions of a finished job are final: later changes of pods do not matter.
             final_conditions(job, now)
@@ -113,8 +115,8 @@ def next_status(
         start_time=None if suspended else before.start_time or now,
         completion_time=(before.completion_time or now) if finished else None,
     )
-    told = explanation(job.model_copy(update={"status": status}), observed.pods)
-    return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+    sentences = explanation(job.model_copy(update={"status": status}), observed.pods)
+    return status.model_copy(update={"explanation": list(sentences)[:MAX_SENTENCES]})
 
 
 def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:

@@ -34,24 +34,24 @@ def snapshots_status(
     `run` is the status of this run. Between rounds the last known steps stay.
     """
     before = run.snapshots
-    told = [snapshots for _, snapshots in _reports(view)]
-    if not view.readable or run.phase in FINISHED or (before is None and not told):
+    reports = [snapshots for _, snapshots in _reports(view)]
+    if not view.readable or run.phase in FINISHED or (before is None and not reports):
         return before
     counted = before or SnapshotsStatus()
     if run.phase not in _ENDED or phase not in _ENDED:
         counted = with_rounds(counted, rounds, view, now)
-    if not told or phase in FINISHED:
+    if not reports or phase in FINISHED:
         return counted
-    memory, stored = min(each.step for each in told), max(each.stored for each in told)
+    memory, stored = min(each.step for each in reports), max(each.stored for each in reports)
     # Right after a restore the memory has the version with which the round began.
-    memory = max([memory, *(each.restored for each in told if each.restored > 0)])
+    memory = max([memory, *(each.restored for each in reports if each.restored > 0)])
     return counted.model_copy(
         update={
             "restorable_step": _step(max(memory, stored)),
             "stored_step": _step(stored) if stored >= 0 else counted.stored_step,
-            "replicated_step": _step(min(each.replicated for each in told)),
-            "replicas": _replicas(told),
-            "bytes_per_node": max(each.bytes for each in told),
+            "replicated_step": _step(min(each.replicated for each in reports)),
+            "replicas": _replicas(reports),
+            "bytes_per_node": max(each.bytes for each in reports),
         }
     )
 
@@ -66,14 +66,16 @@ def lost_text(steps: int, ms: int) -> str:
 def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     """Return SnapshotsInMemory, only for jobs whose workers take snapshots."""
     kind = ConditionType.SNAPSHOTS_IN_MEMORY
-    told = _reports(view)
-    bad = [(each.name, found) for each, found in told if found.trouble is not SnapshotTrouble.NONE]
+    reports = _reports(view)
+    bad = [
+        (each.name, found) for each, found in reports if found.trouble is not SnapshotTrouble.NONE
+    ]
     if bad:
         name, found = bad[0]
         reason, message = _trouble(found)
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
-    if told and all(found.step >= 0 for _, found in told):
+    if reports and all(found.step >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Held")]
     known = [one for one in job.status.conditions if one.type is kind]
     return [Finding(kind, one.status, one.reason, one.message) for one in known]
@@ -131,10 +133,10 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
     )
 
 
-def _replicas(told: list[Snapshots]) -> ReplicaState:
-    if not any(each.replicas for each in told):
+def _replicas(reports: list[Snapshots]) -> ReplicaState:
+    if not any(each.replicas for each in reports):
         return ReplicaState.NOT_USED
-    whole = all(each.replicated >= 0 for each in told)
+    whole = all(each.replicated >= 0 for each in reports)
     return ReplicaState.HEALTHY if whole else ReplicaState.INCOMPLETE
 
 

@@ -110,8 +110,12 @@ def describe(failure: Failure) -> str:
     elif failure.signal is not None:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:
-        how = f"ended with {exit_text(failure.exit_code)}"
-        message = message.removeprefix(exit_text(failure.exit_code)).lstrip(":; ")
+        exit_ = exit_text(failure.exit_code)
+        if failure.describes_exit is None:  # the previous release: the message may repeat the exit
+            message = message.removeprefix(exit_).lstrip(":; ")
+        elif failure.describes_exit and message:
+            exit_, message = message, ""
+        how = f"ended with {exit_}"
     else:
         how = "failed"
     return f"{worker} on {failure.name} {how}" + (f": {message}" if message else "")

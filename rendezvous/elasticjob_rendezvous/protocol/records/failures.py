@@ -47,6 +47,8 @@ class Failure:
     """First failed worker of one member in one round. `at_ms` only orders culprits.
 
     `step` is the last step that it reported, `ran_ms` its running time; None if unknown.
+    `describes_exit` is True if the message describes the exit of a worker that left no error; None
+    without an exit, and in records of the previous release.
     """
 
     round: int
@@ -63,6 +65,7 @@ class Failure:
     node: str = ""
     step: int | None = None
     ran_ms: int | None = None
+    describes_exit: bool | None = None
 
 
 prepare(Failure)

@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.hang import hangs_at
-from elasticjob_agent.core.model import (
-    DirectiveChanged,
+from elasticjob_agent.core.commands import (
     Exit,
-    LeaveRequested,
     LogLine,
     Release,
     ReportLocal,
     RequestCheckpoint,
     StartGroup,
     StopGroup,
+)
+from elasticjob_agent.core.events import (
+    DirectiveChanged,
+    LeaveRequested,
     Timer,
     WorkersProgressed,
 )
+from elasticjob_agent.core.hang import hangs_at
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -529,3 +534,46 @@ def test_error_file_is_printable() -> None:
     told = from_error_file(json.dumps({"message": {"message": hostile}}).encode())
     assert told is not None
     assert told.message == r"bad\x1b]52;c;aGk=\x07\x9b\u202e red"
+
+
+@pytest.mark.parametrize(
+    ("exits", "reports", "expected"),
+    [
+        ((exited(1, code=3, stderr="no data at /data"),), {}, True),
+        ((exited(1, code=3),), {1: report("exit code 3", 1)}, False),
+        ((exited(1, code=127, message="'train' was not found"),), {}, False),
+    ],
+)
+def test_message_describes_the_exit_of_a_worker_without_error(
+    exits: tuple[WorkerExited, ...], reports: dict[int, bytes], expected: bool
+) -> None:
+    assert culprit(*exits, reports=reports).describes_exit is expected
+
+
+WORKER = """
+import subprocess, sys, time
+subprocess.run([sys.executable, "-c", "from elasticjob_torchrun import nested; nested.refuse()"])
+time.sleep(60)
+"""
+
+
+def test_worker_that_torchrun_aborted_has_an_error_of_its_script(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    worker_env = {
+        "ELASTICJOB_ROUND": f"test-{os.getpid()}",  # above the worker no process has it
+        "TORCHELASTIC_ERROR_FILE": str(file),
+        "RANK": "1",
+    }
+    worker = subprocess.run(
+        [sys.executable, "-c", WORKER],
+        env={**os.environ, **worker_env},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert worker.returncode == -signal.SIGABRT, worker.stderr
+    found = culprit(exited(signum=6, stderr=worker.stderr), reports={0: file.read_bytes()})
+    assert found.kind is FailureClass.USER_ERROR
+    assert "spec.launch" in found.message
+    other = culprit(exited(signum=6), reports={0: report(found.message, 1)})
+    assert other.kind is FailureClass.SIGNAL, "the text alone is no evidence"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hangs_at, parse_stack
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.commands import StopGroup
+from elasticjob_agent.core.events import (
     Event,
     RuntimeEvent,
-    State,
-    StopGroup,
     Timer,
     WorkersProgressed,
 )
+from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hangs_at, parse_stack
+from elasticjob_agent.core.model import State
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import step, wake_at
 from elasticjob_agent.worker_runtime import WorkersSucceeded

@@ -19,7 +19,8 @@ from elasticjob.layout import (
     pack_report,
     unusable,
 )
-from elasticjob_agent.core.model import ReportLocal, WorkersProgressed
+from elasticjob_agent.core.commands import ReportLocal
+from elasticjob_agent.core.events import WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.reports import BUSY_METRIC, CHECKPOINT_SECONDS, STEP_SECONDS
 from elasticjob_agent.core.step import wake_at

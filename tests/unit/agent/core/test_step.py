@@ -6,23 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_agent.core.model import (
-    LEFTOVER_SECONDS,
-    Event,
+from elasticjob_agent.core.commands import (
     Exit,
-    ExitCode,
-    LeaveRequested,
     LogLine,
-    PortReserved,
     Release,
     ReportLocal,
     ReservePort,
-    RuntimeEvent,
     StartGroup,
     StopGroup,
+)
+from elasticjob_agent.core.events import (
+    Event,
+    LeaveRequested,
+    PortReserved,
+    RuntimeEvent,
     Timer,
     WorkersProgressed,
 )
+from elasticjob_agent.core.model import LEFTOVER_SECONDS, ExitCode
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_runtime import (

@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.commands import LogLine, PrepareGroup, ReportLocal
+from elasticjob_agent.core.events import (
     Event,
-    LogLine,
     PortReserved,
-    PrepareGroup,
-    ReportLocal,
     RuntimeEvent,
     Timer,
 )

@@ -11,26 +11,23 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode, State
+from elasticjob_agent.core.model import (
+    LEFT_CODE,
+    Ending,
+    ExitCode,
+    State,
+)
 from elasticjob_agent.polling.agreement import RoleInstanceInfo, assign_through_store
 from elasticjob_agent.polling.join import Place
 from elasticjob_agent.polling.node_rendezvous import NodeJoiner, NodeRendezvous
-from elasticjob_agent.settings import AgentSettings, EtcdAccess
+from elasticjob_agent.settings import LogSettings
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
-from tests.unit.agent.builders import FACTS
+from tests.unit.agent.builders import FACTS, agent_settings
 from tests.unit.agent.memory_rendezvous import Gang, MemoryHandler, MemoryStore
 
-SETTINGS = AgentSettings(
-    prefix="/elasticjob/default/digits/0/",
-    run_id="digits",
-    member="uid-1",
-    name="node-1",
-    address="127.0.0.1",
-    etcd=EtcdAccess(("127.0.0.1:1",)),
-    job_key=b"k",
-    role="trainer",
-    bounds=RendezvousParams(1, 2, max_restarts=4),
+SETTINGS = agent_settings(
+    LogSettings(), role="trainer", bounds=RendezvousParams(1, 2, max_restarts=4)
 )
 
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from elasticjob_operator.model.crdgen import DEFAULT_FILE, definition, main, render
-from elasticjob_operator.model.rules import IMMUTABLE, RULES
+from elasticjob_operator.model.immutable import IMMUTABLE
+from elasticjob_operator.model.rules import RULES
 from tests.paths import ROOT
 
 Schema = dict[str, Any]

@@ -17,6 +17,7 @@ from elasticjob_rendezvous.protocol.events import Clock
 from elasticjob_rendezvous.protocol.store_health import TOLERATED_SECONDS, Failed, StoreHealth
 from elasticjob_rendezvous.protocol.store_trouble import (
     LONGEST_TEXT,
+    StoreFailure,
     StoreState,
     StoreTrouble,
     endpoints_text,
@@ -25,7 +26,7 @@ from elasticjob_rendezvous.protocol.store_trouble import (
 )
 
 UNREACHABLE, REFUSING = StoreState.UNREACHABLE, StoreState.REFUSING
-FULL = Failed(REFUSING, "etcdserver: mvcc: database space exceeded")
+FULL = Failed(REFUSING, "etcdserver: mvcc: database space exceeded", StoreFailure.NO_SPACE)
 GONE = Failed(UNREACHABLE, "Connection refused")
 
 
@@ -54,7 +55,9 @@ def test_store_trouble_is_reported_once_and_its_end_with_the_duration() -> None:
     [(warning, text)] = fail(one, FULL, 2.0, 2.4)
     assert warning
     assert text.startswith(f"etcd at etcd:2379 refuses writes: {FULL.text}; ")
-    assert one.trouble == StoreTrouble("etcd", REFUSING, "etcd:2379", FULL.text, 1000)
+    assert one.trouble == StoreTrouble(
+        "etcd", REFUSING, "etcd:2379", FULL.text, 1000, StoreFailure.NO_SPACE
+    )
     assert fail(one, FULL, 3.0, 3.1) == []
     [note] = one.succeeded(at(13.5))
     assert (note.warning, note.text) == (
@@ -95,13 +98,22 @@ def test_next_store_trouble_is_reported_again() -> None:
         (Unavailable("txn", "e", "RESOURCE_EXHAUSTED: " + FULL.text), FULL),
         (Ambiguous("txn", "e", "RESOURCE_EXHAUSTED: " + FULL.text), FULL),
         (Unavailable("txn", "e", "UNAVAILABLE: etcdserver: no leader"),
-         Failed(REFUSING, "etcdserver: no leader")),
+         Failed(REFUSING, "etcdserver: no leader", StoreFailure.NO_LEADER)),
         (Unavailable("txn", "e", "DATA_LOSS: etcdserver: corrupt cluster"),
-         Failed(REFUSING, "etcdserver: corrupt cluster")),
+         Failed(REFUSING, "etcdserver: corrupt cluster", StoreFailure.CORRUPT)),
         (PermissionDenied("txn", "e", "PERMISSION_DENIED: etcdserver: permission denied"),
-         Failed(REFUSING, "etcdserver: permission denied")),
+         Failed(REFUSING, "etcdserver: permission denied", StoreFailure.PERMISSION_DENIED)),
+        (PermissionDenied("txn", "e", "PERMISSION_DENIED: not today"),
+         Failed(REFUSING, "PERMISSION_DENIED: not today", StoreFailure.PERMISSION_DENIED)),
         (Unauthenticated("txn", "e", "INVALID_ARGUMENT: etcdserver: authentication failed"),
-         Failed(REFUSING, "etcdserver: authentication failed", costly=True)),
+         Failed(REFUSING, "etcdserver: authentication failed", StoreFailure.UNAUTHENTICATED,
+                costly=True)),
+        (Unauthenticated("txn", "e", "INVALID_ARGUMENT: etcdserver: user name is empty"),
+         Failed(REFUSING, "etcdserver: user name is empty", StoreFailure.NO_USER, costly=True)),
+        (Unauthenticated("txn", "e", "UNAUTHENTICATED: etcdserver: unknown"),
+         Failed(REFUSING, "etcdserver: unknown", StoreFailure.UNAUTHENTICATED, costly=True)),
+        (Unavailable("txn", "e", "UNAVAILABLE: etcdserver: leader changed"),
+         Failed(REFUSING, "etcdserver: leader changed")),
         (Unavailable("txn", "e", "DEADLINE_EXCEEDED: Deadline Exceeded"),
          Failed(UNREACHABLE, "no answer in time")),
         (Unavailable("txn", "e", "UNAVAILABLE: Connection refused"),
@@ -120,7 +132,7 @@ def test_foreign_texts_are_one_bounded_line() -> None:
 
 
 def test_store_trouble_survives_json_and_invalid_values_are_none() -> None:
-    trouble = StoreTrouble("etcd", REFUSING, "etcd:2379", FULL.text, 1000)
+    trouble = StoreTrouble("etcd", REFUSING, "etcd:2379", FULL.text, 1000, StoreFailure.NO_SPACE)
     assert read_trouble(trouble.document()) == trouble
     long = {**trouble.document(), "text": "x" * 10_000, "sinceMs": 10**30}
     found = read_trouble(long)
@@ -131,3 +143,26 @@ def test_store_trouble_survives_json_and_invalid_values_are_none() -> None:
         assert read_trouble(wrong) is None
     for bad in ("x", float("inf"), None):
         assert read_trouble({**trouble.document(), "sinceMs": bad}) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "expected"),
+    [
+        (REFUSING, FULL.text, StoreFailure.NO_SPACE),
+        (REFUSING, "etcdserver: something else", StoreFailure.OTHER),
+        (UNREACHABLE, "no leader", StoreFailure.OTHER),
+    ],
+)
+def test_report_of_the_previous_release_has_the_reason_that_its_text_names(
+    state: StoreState, text: str, expected: StoreFailure
+) -> None:
+    document = StoreTrouble("etcd", state, "etcd:2379", text, 1000).document()
+    del document["reason"]
+    assert read_trouble(document) == StoreTrouble("etcd", state, "etcd:2379", text, 1000, expected)
+
+
+def test_reason_of_a_newer_release_is_other() -> None:
+    document = StoreTrouble("etcd", REFUSING, "etcd:2379", FULL.text, 1000).document()
+    found = read_trouble({**document, "reason": "SomethingNew"})
+    assert found is not None
+    assert found.reason is StoreFailure.OTHER

@@ -7,17 +7,21 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, SeenTrouble
-from elasticjob_operator.domain.status.conditions import find_store_condition
 from elasticjob_operator.domain.status.events import EventType, job_events
 from elasticjob_operator.domain.status.next_status import next_status
-from elasticjob_operator.model.status import Condition, Status
+from elasticjob_operator.domain.status.store_condition import find_store_condition, store_sentences
+from elasticjob_operator.model.status import Condition, Status, StoreRefusal
 from elasticjob_operator.model.types import Backend, ConditionStatus
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
-from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble
+from elasticjob_rendezvous.protocol.store_trouble import (
+    StoreFailure,
+    StoreState,
+    StoreTrouble,
+)
 from tests.unit.operator.builders import NOW, closed, final_round, job, later, observed, running
 
 NO_SPACE = "etcdserver: mvcc: database space exceeded"
-FULL = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", NO_SPACE, 0)
+FULL = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", NO_SPACE, 0, StoreFailure.NO_SPACE)
 AWAY = StoreTrouble("etcd", StoreState.UNREACHABLE, "etcd:2379", "Connection refused", 0)
 CALM = observed(*running(2), view=final_round(2))
 
@@ -72,6 +76,36 @@ def test_store_trouble_and_its_end_give_one_event_each(
     assert told(again, over) == [(EventType.NORMAL, "RendezvousAvailable", message)]
     assert trouble.text not in " ".join(over.explanation)
     assert after(seen(None), over, 50) == over
+
+
+def test_remedy_follows_the_reason_of_a_refusal_and_not_its_text() -> None:
+    unusual = replace(FULL, text="etcdserver: quota of no leader")
+    stuck = after(seen(unusual))
+    assert stuck.store_refusal == StoreRefusal(reason="NoSpace", message=unusual.sentence)
+    assert "alarm disarm" in stuck.explanation[1]
+    for reason in StoreFailure:
+        count = len(after(seen(replace(FULL, reason=reason))).explanation)
+        assert count == len(stuck.explanation) - (reason is StoreFailure.OTHER), reason
+
+
+def test_status_has_the_refusal_only_while_the_store_refuses_writes() -> None:
+    stuck = after(seen(FULL))
+    assert stuck.store_refusal is not None
+    assert after(seen(AWAY), stuck, 1).store_refusal is None
+    assert after(seen(None), stuck, 1).store_refusal is None
+    ended = replace(seen(FULL), rendezvous=closed(OutcomeKind.SUCCEEDED))
+    assert after(ended, stuck, 1).store_refusal is None
+
+
+def test_status_of_the_previous_release_keeps_its_remedy_and_its_event_is_not_repeated() -> None:
+    stuck = after(seen(FULL))
+    earlier = stuck.model_copy(update={"store_refusal": None})
+    [sentence, remedy] = store_sentences(job(status=earlier, maxNodes=2))
+    assert FULL.sentence in sentence
+    assert remedy == stuck.explanation[1].rstrip(".")
+    now = after(seen(FULL), earlier, 5)
+    assert now == stuck
+    assert told(earlier, now) == []
 
 
 def test_connection_error_with_another_text_is_the_same_trouble() -> None:

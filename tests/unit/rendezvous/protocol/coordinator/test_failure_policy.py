@@ -135,6 +135,15 @@ def test_among_simultaneous_failures_the_lowest_rank_is_first() -> None:
             a_failure("a", message="exit code 1;: X11 is missing"),
             "rank 0 on a ended with exit code 1: X11 is missing",
         ),
+        (
+            a_failure("a", message="exit code 1 is not 0", describes_exit=False),
+            "rank 0 on a ended with exit code 1: exit code 1 is not 0",
+        ),
+        (
+            a_failure("a", message="exit code 1; the last line: no data", describes_exit=True),
+            "rank 0 on a ended with exit code 1; the last line: no data",
+        ),
+        (a_failure("a", describes_exit=True), "rank 0 on a ended with exit code 1"),
     ],
 )
 def test_describe_a_failure(failure: Failure, line: str) -> None:
