@@ -63,7 +63,7 @@ def test_hanging_storage_costs_only_the_stores_until_it_answers(
     assert caplog.text.count("does not answer") == 1
     assert (job.report().step, job.report().stored) == (step, -1)
     assert layout.trouble_of(job.report().trouble) == (layout.FITS, 0)
-    with pytest.raises(SnapshotError, match="rank 0: .*the storage does not answer"):
+    with pytest.raises(SnapshotError, match=r"rank 0: .*the storage does not answer"):
         snapshots.save(step, {"x": step}, store=True)
 
     disk.answer()
