@@ -118,6 +118,7 @@ class ConditionType(StrEnum):
     TEMPLATE_WARNINGS = "TemplateWarnings"
     RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
     SNAPSHOTS_IN_MEMORY = "SnapshotsInMemory"
+    SNAPSHOTS_IN_STORAGE = "SnapshotsInStorage"
 
 
 class ReplicaState(StrEnum):

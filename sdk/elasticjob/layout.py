@@ -138,18 +138,30 @@ REPORT_BYTES = _HEAD.size + _REPORT.size
 FILE_BYTES = RECORD_BYTES + REPORT_BYTES
 FITS, NO_ROOM, UNUSABLE = range(3)
 """State of the memory for snapshots: it holds two; two do not fit; another error."""
-_ERRNO_BITS = 8
-"""Position of the error's number in `SnapshotReport.trouble`."""
+_ERRNO_AT, _STORAGE_AT = 8, 20
+"""Positions of the numbers of two errors in `SnapshotReport.trouble`, of 12 bits each."""
+_ERRNO_MASK = (1 << 12) - 1
 
 
 def unusable(number: int | None) -> int:
     """Return the trouble of memory that this error, an errno, makes unusable."""
-    return UNUSABLE | (number or 0) << _ERRNO_BITS
+    return UNUSABLE | ((number or 0) & _ERRNO_MASK) << _ERRNO_AT
+
+
+def with_storage(trouble: int, number: int) -> int:
+    """Return the trouble of memory together with the errno of a failed write to storage, or 0."""
+    memory = trouble & ((1 << _STORAGE_AT) - 1)
+    return memory | (number & _ERRNO_MASK) << _STORAGE_AT
 
 
 def trouble_of(value: int) -> tuple[int, int]:
     """Return the state of the memory in a report, and the errno of one that is unusable."""
-    return value & ((1 << _ERRNO_BITS) - 1), value >> _ERRNO_BITS
+    return value & ((1 << _ERRNO_AT) - 1), value >> _ERRNO_AT & _ERRNO_MASK
+
+
+def storage_trouble_of(value: int) -> int:
+    """Return the errno of the last write to storage in a report; 0 if it has not failed."""
+    return value >> _STORAGE_AT & _ERRNO_MASK
 
 
 class SnapshotReport(NamedTuple):
@@ -162,7 +174,7 @@ class SnapshotReport(NamedTuple):
             before the first of this round, and while copies fail.
         replicas: number of copies of each rank's own state; 0 for none.
         size: bytes of one snapshot in the memory of this node, of this worker's parts.
-        trouble: `FITS`, `NO_ROOM`, or the result of `unusable`.
+        trouble: `FITS`, `NO_ROOM`, or the result of `unusable`, with that of `with_storage`.
         restored: step with which this round began.
         lost: steps of earlier rounds that are repeated; `NO_STEP` if unknown.
         lost_ms: duration of these steps.

@@ -127,6 +127,11 @@ class Link:
         self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
         self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
 
+    @property
+    def has_agent(self) -> bool:
+        """True if an agent reads the reports of this process."""
+        return self._told is not None
+
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
         # Validate without an agent too: an invalid script should fail before it runs in a pod.
         step = whole_step(step)

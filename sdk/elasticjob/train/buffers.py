@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import mmap
 import os
 import re
 import shutil
 import struct
-import threading
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,8 +31,6 @@ from elasticjob.train.replicas import replica_to_overwrite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-log = logging.getLogger("elasticjob.train")
-
 RECORD_BYTES = 64
 MAGIC = b"EJSNAP01"
 BUFFERS = 2
@@ -45,7 +41,11 @@ _CHECK = struct.Struct("<I")
 _MAX_VIEWS = 256
 """Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
 _MODE = 0o600
-_OTHERS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0)
+_SLICE_BYTES = 1 << 26
+"""Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
+due to the size of the part."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""Errors of a path that names no file with a part."""
 _LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
@@ -53,7 +53,7 @@ _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
 
 class CorruptSnapshot(Exception):
-    """Snapshot that is incomplete or damaged."""
+    """Snapshot that is incomplete or damaged, or whose file cannot be read."""
 
 
 class NoRoom(OSError):
@@ -105,6 +105,10 @@ def pack_record(part: Part, body: Body) -> bytes:
     checksum = 0
     for view in body.views:
         checksum = zlib.crc32(view, checksum)
+    return _record_of(part, body, checksum)
+
+
+def _record_of(part: Part, body: Body, checksum: int) -> bytes:
     record = _RECORD.pack(MAGIC, *fields_of(part), body.head_bytes, body.size, checksum)
     return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
 
@@ -124,16 +128,28 @@ def _unpack_record(record: bytes) -> tuple[Part, int, int, int] | None:
 def held(path: Path) -> Part | None:
     """Return the part that is committed in a file; None if there is none."""
     try:
-        with _opened(path, os.O_RDONLY) as fd:
-            found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
-            complete = found is not None and os.fstat(fd).st_size == RECORD_BYTES + found[2]
+        return _committed(path)
     except OSError:
         return None
+
+
+def _committed(path: Path) -> Part | None:
+    """Return the part that is committed in a file, or None. Raises OSError."""
+    with _opened(path, os.O_RDONLY) as fd:
+        found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
+        complete = found is not None and os.fstat(fd).st_size == RECORD_BYTES + found[2]
     return found[0] if complete and found is not None else None
 
 
-def read(path: Path, part: Part) -> Body:
-    """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that."""
+def _no_report() -> None:
+    """Report no progress."""
+
+
+def read(path: Path, part: Part, moved: Callable[[], None] = _no_report) -> Body:
+    """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that.
+
+    `moved` is called after each read.
+    """
     try:
         with _opened(path, os.O_RDONLY) as fd:
             found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
@@ -145,10 +161,11 @@ def read(path: Path, part: Part) -> Body:
             view = allocated(size)
             done = 0
             while done < size:
-                count = os.preadv(fd, [view[done:]], RECORD_BYTES + done)
+                count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
                 if not count:
                     raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
                 done += count
+                moved()
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
     if zlib.crc32(view) != checksum:
@@ -181,6 +198,24 @@ def _fill(fd: int, part: Part, body: Body) -> None:
     for first in range(0, len(body.views), _MAX_VIEWS):
         offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
     os.pwrite(fd, pack_record(part, body), 0)
+
+
+def _fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:
+    """Write a part to an empty file; its content reaches the disk before the next slice begins."""
+    os.ftruncate(fd, RECORD_BYTES + body.size)
+    offset = RECORD_BYTES
+    checksum = 0
+    for view in body.views:
+        for first in range(0, view.nbytes, _SLICE_BYTES):
+            one = view[first : first + _SLICE_BYTES]
+            if offset > RECORD_BYTES:
+                os.fdatasync(fd)
+                moved()
+            os.posix_fallocate(fd, offset, one.nbytes)
+            offset = _written(fd, [one], offset)
+            checksum = zlib.crc32(one, checksum)
+            moved()
+    os.pwrite(fd, _record_of(part, body, checksum), 0)
 
 
 def _written(fd: int, views: list[memoryview], offset: int) -> int:
@@ -340,24 +375,64 @@ class ReplicaBuffers:
         return paths[replica_to_overwrite([held(path) for path in paths], keep)]
 
 
+class Stored(NamedTuple):
+    """Content of a storage folder.
+
+    Args:
+        parts: all committed parts that can be read.
+        unreadable: error of each version with a file that cannot be read.
+        at: time of the newest complete version in seconds since 1970; 0 without one.
+    """
+
+    parts: dict[Part, Path]
+    unreadable: dict[Version, OSError]
+    at: float = 0.0
+
+
 class StorageFolder:
-    """Snapshots in a folder that all nodes share: one folder for each version, one file a part."""
+    """Snapshots in a folder that all nodes share: one folder for each version, one file a part.
+
+    `moved` of a method is called whenever one of its calls to the file system has returned.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def scan(self, moved: Callable[[], None] = _no_report) -> Stored:
+        """Return the content. Raises OSError if the folder exists and cannot be read."""
+        found: dict[Part, Path] = {}
+        unreadable: dict[Version, OSError] = {}
+        for version, folder in self._versions():
+            try:
+                paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
+            except OSError as error:
+                _keep_unreadable(unreadable, version, error)
+                continue
+            for path in paths:
+                try:
+                    part = _committed(path)
+                except OSError as error:
+                    _keep_unreadable(unreadable, version, error)
+                    continue
+                finally:
+                    moved()
+                if part is not None and part.version == version:
+                    found[part] = path
+        newest = complete_versions(found)[-1:]
+        paths = [path for part, path in found.items() if part.version in newest]
+        return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
+
     def parts(self) -> dict[Part, Path]:
-        """Return all committed parts. Raises OSError if the folder exists and cannot be read."""
-        found = {}
-        for version, _ in self._versions():
-            found.update(self._parts_of(version))
-        return found
+        """Return all committed parts that can be read. Raises OSError as `scan` does."""
+        return self.scan().parts
 
     def is_complete(self, version: Version) -> bool:
         """Return True if all parts of a version are committed."""
-        return bool(complete_versions(self._parts_of(version)))
+        paths = sorted(self._folder(version).glob("[!.]*"))
+        parts = [part for path in paths if (part := held(path)) is not None]
+        return bool(complete_versions(part for part in parts if part.version == version))
 
-    def store(self, part: Part, body: Body) -> None:
+    def store(self, part: Part, body: Body, moved: Callable[[], None] = _no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
         folder = self._folder(part.version)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -366,8 +441,9 @@ class StorageFolder:
         draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
         try:
             with _opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-                _fill(fd, part, body)
+                _fill_in_slices(fd, part, body, moved)
                 os.fsync(fd)
+            moved()
             os.replace(draft, path)  # noqa: PTH105
         except BaseException:
             with contextlib.suppress(OSError):
@@ -377,82 +453,37 @@ class StorageFolder:
         for each in (folder, self.folder.resolve()):
             with _opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
                 os.fsync(fd)
+            moved()
 
-    def remove_expired(self, keep: int, writing: Version) -> None:
-        """Remove the versions that `expired` names."""
+    def remove_expired(
+        self, keep: int, writing: Version, moved: Callable[[], None] = _no_report
+    ) -> None:
+        """Remove the versions that `expired` names, and none that cannot be read."""
         versions = [version for version, _ in self._versions()]
-        for version in expired(self.parts(), keep, writing, versions):
-            shutil.rmtree(self._folder(version), ignore_errors=True)
-
-    def _parts_of(self, version: Version) -> dict[Part, Path]:
-        paths = sorted(self._folder(version).glob("[!.]*"))
-        found = ((held(path), path) for path in paths)
-        return {part: path for part, path in found if part is not None and part.version == version}
+        found = self.scan(moved)
+        for version in expired(found.parts, keep, writing, versions):
+            if version not in found.unreadable:
+                shutil.rmtree(self._folder(version), ignore_errors=True)
+                moved()
 
     def _folder(self, version: Version) -> Path:
         return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
 
     def _versions(self) -> Iterator[tuple[Version, Path]]:
-        if self.folder.exists():
-            for path in sorted(self.folder.iterdir()):
-                match = _VERSION.fullmatch(path.name)
-                if match is not None:
-                    yield Version(int(match[1]), int(match[2], 16)), path
-
-
-class StorageWrite(threading.Thread):
-    """Background write of parts to storage; `trouble` is the cause if it failed.
-
-    With `keep`, for one rank, it also removes expired versions, before the write so that they leave
-    room, and after it, and passes the step of the newest complete version up to this one to
-    `on_end`.
-
-    The interpreter waits for the thread before it exits.
-    """
-
-    def __init__(
-        self,
-        storage: StorageFolder,
-        parts: list[tuple[Part, Body]],
-        keep: int,
-        on_end: Callable[[int], None],
-    ) -> None:
-        super().__init__(name="elasticjob-snapshots")
-        self._storage = storage
-        self._parts = parts
-        self._keep = keep
-        self._on_end = on_end  # with the step of the newest complete version
-        self._is_awaited = threading.Event()
-        self.trouble = ""
-
-    def end(self) -> None:
-        """Wait until the parts are written; the parts of other ranks are waited for no longer."""
-        self._is_awaited.set()
-        self.join()
-
-    def run(self) -> None:
-        version = self._parts[0][0].version
         try:
-            if self._keep:
-                self._storage.remove_expired(self._keep, version)
-            for part, body in self._parts:
-                self._storage.store(part, body)
-            if self._keep:
-                self._await_others(version)
-                complete = complete_versions(self._storage.parts())
-                for newest in [each for each in complete if each <= version][-1:]:
-                    self._on_end(newest.step)
-                self._storage.remove_expired(self._keep, version)
-        except Exception as error:  # whatever it is, the parts are not in storage
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            self.trouble = f"{self._storage.folder}: {reason}"
-            log.warning("cannot write a snapshot to storage: %s", self.trouble)
+            paths = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return
+        for path in paths:
+            match = _VERSION.fullmatch(path.name)
+            if match is not None:
+                yield Version(int(match[1]), int(match[2], 16)), path
 
-    def _await_others(self, version: Version) -> None:
-        """Wait for the parts of the other ranks, for a limited time."""
-        for seconds in _OTHERS_SECONDS:
-            if self._storage.is_complete(version) or self._is_awaited.wait(seconds):
-                return
+
+def _keep_unreadable(unreadable: dict[Version, OSError], version: Version, error: OSError) -> None:
+    """Keep the first error of a version, unless another node has removed the file."""
+    if error.errno not in _ABSENT:
+        unreadable.setdefault(version, error)
 
 
 def is_former(path: Path, local_ranks: int) -> bool:
@@ -464,6 +495,14 @@ def is_former(path: Path, local_ranks: int) -> bool:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path)  # noqa: PTH108
+
+
+def _changed_at(path: Path) -> float:
+    """Return the time of the last change of a file; 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _size_of(path: Path) -> int:

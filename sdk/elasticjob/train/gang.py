@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
 from elasticjob.train.buffers import Body
@@ -126,16 +126,31 @@ def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body
         yield unpack_body(gang.broadcast(content, reader))[SHARED]
 
 
-def pack_offer(offer: Offer) -> bytes:
-    """Encode the parts of an offer."""
-    return json.dumps([[[*part.version, *part[1:]] for part in parts] for parts in offer]).encode()
+class Told(NamedTuple):
+    """Message of one rank before a restore.
+
+    Args:
+        offer: the parts that it can read.
+        trouble: error of storage that it cannot read; empty otherwise.
+        is_silent: True if storage has not answered it yet.
+    """
+
+    offer: Offer
+    trouble: str = ""
+    is_silent: bool = False
 
 
-def unpack_offer(content: memoryview) -> Offer:
-    """Decode an offer."""
-    return Offer(
-        *(tuple(_part(*fields) for fields in parts) for parts in json.loads(bytes(content)))
-    )
+def pack_offer(told: Told) -> bytes:
+    """Encode the message of a rank."""
+    parts = [[[*part.version, *part[1:]] for part in parts] for parts in told.offer]
+    return json.dumps([parts, told.trouble, told.is_silent]).encode()
+
+
+def unpack_offer(content: memoryview) -> Told:
+    """Decode the message of a rank."""
+    places, trouble, is_silent = json.loads(bytes(content))
+    offer = Offer(*(tuple(_part(*fields) for fields in parts) for parts in places))
+    return Told(offer, trouble, is_silent)
 
 
 def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:

@@ -82,11 +82,20 @@ class Report:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._report = layout.SnapshotReport()
+        self._storage = 0
+
+    def storage(self, number: int) -> None:
+        """Report the errno of a failed write to storage; 0 after a successful one."""
+        with self._lock:
+            self._storage = number
+        self.change()
 
     def change(self, **fields: int) -> None:
         """Replace fields of the report."""
         with self._lock:
-            changed = self._report._replace(**fields)
+            trouble = fields.pop("trouble", self._report.trouble)
+            trouble = layout.with_storage(trouble, self._storage)
+            changed = self._report._replace(**fields, trouble=trouble)
             if changed != self._report:
                 self._report = changed
                 train.link().snapshots(changed)

@@ -6,6 +6,7 @@ Without it, as under torchrun, snapshots are in storage alone. See docs/training
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
 import logging
@@ -13,6 +14,7 @@ import os
 import secrets
 import struct
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +41,10 @@ from elasticjob.train.buffers import (
     NoRoom,
     ReplicaBuffers,
     StorageFolder,
-    StorageWrite,
     read,
 )
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.gang import Gang, exchanged, own_parts, pack_offer, unpack_offer
+from elasticjob.train.gang import Gang, Told, exchanged, own_parts, pack_offer, unpack_offer
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import (
     Reached,
@@ -58,20 +59,22 @@ from elasticjob.train.overlap import Overlap
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state, split
+from elasticjob.train.storage import StorageWriter, StoredOffer, called
 
 log = logging.getLogger("elasticjob.train")
 
 MAX_REPLICAS = 8
+MAX_TROUBLES = 3
 MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
-_PROPOSAL = struct.Struct("<QBB")
+_PROPOSAL = struct.Struct("<QB??")
 _BEGIN = struct.Struct("<I?qQ")
 
 
 class SnapshotError(Exception):
-    """Snapshot that could not be stored; the message has the rank and the cause."""
+    """Snapshot that could not be stored or restored; the message has the rank and the cause."""
 
 
 class Restored(NamedTuple):
@@ -187,7 +190,12 @@ class Snapshots:
         self._number = 0
         self._last_step = self._stored_step = self._next_step = 0
         self._complete_step = self._told_step = layout.NO_STEP
-        self._writing: StorageWrite | None = None
+        self._writer = (
+            None
+            if self._storage is None
+            else StorageWriter(self._storage, keep, self._is_stored, self._report.storage)
+        )
+        atexit.register(_finish, weakref.ref(self))
         self._has_encoded = self._has_taken = self._has_removed = False
         self._has_place = True
         """True if any rank has memory or storage."""
@@ -208,8 +216,9 @@ class Snapshots:
                 and are those of the result. Without it distributed tensors are restored whole.
 
         Raises:
-            SnapshotError: all snapshots of sharded state are of another number of ranks, or a
-                distributed tensor has another shape.
+            SnapshotError: no snapshot is complete in memory, and storage cannot be read; all
+                snapshots of sharded state are of another number of ranks; or a distributed tensor
+                has another shape.
         """
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
@@ -221,7 +230,6 @@ class Snapshots:
         self._next_step = step + self._interval.first
         stored = complete_versions(part for offer in offers for part in offer.storage)
         self._stored_step = max((each.step for each in stored if each.step <= step), default=0)
-        self._stored_at = self._stored_last()
         self._found = (offers, plan)
         if plan is None:
             sizes = sorted(sizes_of(offers))
@@ -288,12 +296,13 @@ class Snapshots:
         return assembly.state, rank_state
 
     def save(
-        self, step: int, state: object, rank_state: object = None, *, store: bool = False
+        self, step: int, state: object, rank_state: object = None, *, store: bool | None = None
     ) -> bool:
         """Take a snapshot if one is due after `step` steps; return True if it was taken.
 
         It is complete on return; with `optimizers`, before their next step. A part for storage is
-        written in the background, from a copy. If no rank has memory or storage, as under torchrun,
+        written in the background, from a copy; while that write is in progress, no further one
+        begins. If no rank has memory or storage, as under torchrun,
         only the first call has an effect: it checks the types of the state.
 
         Args:
@@ -302,20 +311,24 @@ class Snapshots:
                 called if a snapshot is due.
             rank_state: the state of this rank alone, such as that of random number generators,
                 or a function; given by all ranks or by none.
-            store: take a snapshot in any case, return when it is in storage, and report it with
-                `checkpointed`.
+            store: if true, take a snapshot in any case, return when it is in storage, and report it
+                with `checkpointed`. Give it, also as False, only with storage.
 
         Raises:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
-            SnapshotError: with `store`, the snapshot is not in storage.
+            SnapshotError: with `store`, the snapshot is not in storage, or there is no storage: in
+                a job already if `store` is False, so that the script fails before its first stop.
             RuntimeError: `restore` was not called.
         """
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        if store and self._storage is None:
-            raise SnapshotError("there is no storage: give Snapshots a folder that all nodes share")
+        if store is not None and self._storage is None and (store or train.link().has_agent):
+            raise SnapshotError(
+                "there is no storage for save(store=...): give Snapshots a folder that all nodes "
+                "share, set recovery.snapshots.storage in the job, or leave out store"
+            )
         step = train.whole_step(step)
         if self._reached is not None:
             self._reached.write(step)
@@ -326,7 +339,7 @@ class Snapshots:
                 f"{step}: continue at the step that restore() returned"
             )
         unasked = not store and self._storage is not None and train.link().stops_unasked()
-        store = store or unasked
+        store = bool(store) or unasked
         if step < self._next_step and not store:
             return False
         if self._overlap is not None:
@@ -386,18 +399,14 @@ class Snapshots:
         return True
 
     def close(self) -> None:
-        """Wait until the last snapshot is complete, also in storage."""
+        """Wait until the last snapshot is complete, also in storage, as long as that answers."""
         if self._overlap is not None:
             self._overlap.wait()
-        self._end_storing()
+        if self._writer is not None:
+            self._writer.end()
         self._tell_stored()
         if self._replication is not None:
             self._replication.close()
-
-    def _end_storing(self) -> None:
-        if self._writing is not None:
-            self._writing.end()
-            self._writing = None
 
     # --- restore
 
@@ -408,11 +417,14 @@ class Snapshots:
         fails its check is offered no more, and the ranks decide again.
         """
         refused: set[tuple[str, Part]] = set()
+        stored = StoredOffer(self._storage)
+        is_patient = False
         while True:
+            stored.update(is_patient)
             places = {
                 MEMORY: self._in_memory(),
                 REPLICAS: self._in_replicas(),
-                STORAGE: self._in_storage(),
+                STORAGE: stored.parts,
             }
             offer = Offer(
                 **{
@@ -420,21 +432,31 @@ class Snapshots:
                     for place, found in places.items()
                 }
             )
-            offers = [unpack_offer(content) for content in gang.gather(pack_offer(offer))]
+            message = pack_offer(Told(offer, stored.trouble, stored.is_silent))
+            told = [unpack_offer(content) for content in gang.gather(message)]
+            offers = [each.offer for each in told]
             plan = decide(offers, self._sharded)
+            if plan is None and not is_patient and any(each.is_silent for each in told):
+                is_patient = True
+                continue
             bodies = {}
             bad = 0
             for source in () if plan is None else (plan.shared, *plan.own):
                 if gang.rank in source.readers:
                     try:
-                        bodies[source.part] = read(places[source.place][source.part], source.part)
-                    except CorruptSnapshot as error:
+                        bodies[source.part] = _read(places, source.place, source.part)
+                    except (CorruptSnapshot, TimeoutError) as error:
                         log.warning("passing over a snapshot: %s", error)
                         refused.add((source.place, source.part))
+                        cause = error.__cause__ or error
+                        if source.place == STORAGE and isinstance(cause, OSError):
+                            stored.failed(cause)
                         if source.place == MEMORY and self._memory is not None:
                             self._memory.damaged(source.part)
                         bad = 1
             if not any(bytes(content) != b"\0" for content in gang.gather(bytes([bad]))):
+                self._stored_at = 0.0 if self._store_seconds is None else stored.at
+                _check_storage(plan, [each.trouble for each in told], gang.rank)
                 return plan, bodies, offers
 
     def _in_memory(self) -> dict[Part, Path]:
@@ -451,9 +473,6 @@ class Snapshots:
         if self._local_rank == 0 and self._memory is not None and not self._has_removed:
             self._has_removed = keep is None
             self._memory.remove_former(keep)
-
-    def _in_storage(self) -> dict[Part, Path]:
-        return {} if self._storage is None else self._storage.parts()
 
     def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
         """Number this gang; return the lost steps and their duration in seconds."""
@@ -480,21 +499,6 @@ class Snapshots:
         if "lost" not in lost:
             return None, None
         return lost["lost"], lost["lost_ms"] / 1000
-
-    def _stored_last(self) -> float:
-        """Return the time of the newest complete snapshot in storage, in seconds since 1970.
-
-        Returns 0 if there is none.
-        """
-        if self._storage is None or self._store_seconds is None:
-            return 0.0
-        try:
-            parts = self._storage.parts()
-            newest = complete_versions(parts)[-1:]
-            times = [path.stat().st_mtime for part, path in parts.items() if part.version in newest]
-        except OSError:
-            return 0.0
-        return max(times, default=0.0)
 
     def _seed(self, plan: Plan, rank: int, shared: Body, own: Body | None) -> None:
         """Commit the restored parts to this node's memory where it lacks them.
@@ -575,15 +579,8 @@ class Snapshots:
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         if replicates:
             self._replicate([part for part, _ in parts])
-        if stored and self._storage is not None:
-            self._store(self._storage, stored)
-
-    def _store(self, storage: StorageFolder, parts: list[tuple[Part, Body]]) -> None:
-        self._end_storing()
-        copies = [(part, Body(body.head_bytes, [_copy(body)])) for part, body in parts]
-        keep = self._keep if any(part.rank == SHARED for part, _ in parts) else 0
-        self._writing = StorageWrite(storage, copies, keep, self._is_stored)
-        self._writing.start()
+        if stored and self._writer is not None:
+            self._writer.start(stored)
 
     def _is_stored(self, step: int) -> None:
         self._report.change(stored=step)
@@ -591,24 +588,23 @@ class Snapshots:
 
     def _tell_stored(self) -> None:
         """Report the newest snapshot in storage as a checkpoint, in the thread of the script."""
+        if self._writer is not None:
+            self._writer.check()
         step = self._complete_step
         if step > self._told_step and train.link().stored(step):
             self._told_step = step
 
     def _confirm(self, gang: Gang) -> None:
         """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""
-        writing = self._writing
-        self._end_storing()
-        trouble = "" if writing is None else writing.trouble
+        trouble = "" if self._writer is None else self._writer.confirmed()
         told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
-        if gang.rank == 0 and self._storage is not None:
+        if gang.rank == 0 and self._writer is not None and self._storage is not None:
             self._is_stored(self._stored_step)
             try:
-                written = Version(self._stored_step, self._number)
-                self._storage.remove_expired(self._keep, written)
+                self._writer.remove_expired(Version(self._stored_step, self._number))
             except OSError as error:  # the next write removes them
                 log.warning(
                     "cannot remove older snapshots from storage: %s: %s",
@@ -630,19 +626,60 @@ class Snapshots:
         replication, begins = self._replication, False
         timed = self._storage is not None and self._store_seconds is not None
         store_due = not timed and step - self._stored_step >= self._store_every
-        exchanges = self._interval.is_measured or self._overlap is not None or timed
+        exchanges = self._interval.is_measured or self._overlap is not None or timed or store_due
         if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
             due = timed and time.time() - self._stored_at >= (self._store_seconds or 0.0)
-            told = gang.gather(_PROPOSAL.pack(steps, state, due), is_fixed=True)
+            is_busy = self._writer is not None and self._writer.is_busy(store_due or due)
+            told = gang.gather(_PROPOSAL.pack(steps, state, due, is_busy), is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
-            steps = max(proposed for proposed, _, _ in proposals)
-            store_due = store_due or bool(proposals[0][2])
+            steps = max(proposed for proposed, *_ in proposals)
+            # A version that one rank does not write would be incomplete.
+            store_due = (store_due or proposals[0][2]) and not any(busy for *_, busy in proposals)
             if replication is not None:
-                begins = replication.exchanged([State(each) for _, each, _ in proposals])
+                begins = replication.exchanged([State(each) for _, each, *_ in proposals])
                 self._report.change(replicated=replication.replicated_step)
         self._next_step = step + steps
         return begins, store_due
+
+
+def _read(places: dict[str, dict[Part, Path]], place: str, part: Part) -> Body:
+    """Read a part. Raises CorruptSnapshot, or TimeoutError if storage does not answer."""
+    path = places[place][part]
+    if place == STORAGE:
+        return called(functools.partial(read, path, part))
+    return read(path, part)
+
+
+def _check_storage(plan: Plan | None, troubles: list[str], rank: int) -> None:
+    """Raise SnapshotError if storage that cannot be read may have the only snapshot.
+
+    With a snapshot from elsewhere it is a warning.
+    """
+    if plan is not None:
+        if troubles[rank]:
+            log.warning(
+                "the storage of snapshots cannot be read: %s. Training continues at step %d, from "
+                "%s",
+                troubles[rank],
+                plan.version.step,
+                "storage" if plan.shared.place == STORAGE else "memory",
+            )
+        return
+    told = [f"rank {at}: {trouble}" for at, trouble in enumerate(troubles) if trouble]
+    if told:
+        raise SnapshotError(
+            "there is no complete snapshot in memory, and the storage cannot be read "
+            f"({'; '.join(told[:MAX_TROUBLES])}): make it readable, or give Snapshots another "
+            "folder to begin at step 0"
+        )
+
+
+def _finish(snapshots: weakref.ReferenceType[Snapshots]) -> None:
+    """Wait for the write to storage at the end of the process, as long as storage answers."""
+    found = snapshots()
+    if found is not None and found._writer is not None:
+        found._writer.end()
 
 
 def _remedy(error: OSError, body: Body) -> str:
@@ -659,7 +696,3 @@ def _first(*given: Any) -> Any:
 
 def _value(given: Any) -> Any:
     return given() if callable(given) else given
-
-
-def _copy(body: Body) -> memoryview:
-    return memoryview(b"".join(body.views))

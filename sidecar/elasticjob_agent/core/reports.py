@@ -176,6 +176,7 @@ def _snapshots(group: WorkerGroup) -> Snapshots | None:
         limit=max(found.limit for found in told),
         trouble=_TROUBLES.get(trouble, SnapshotTrouble.UNUSABLE),
         error=error,
+        storage_error=max(layout.storage_trouble_of(found.trouble) for found in told),
     )
 
 

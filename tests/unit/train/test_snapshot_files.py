@@ -21,10 +21,10 @@ from elasticjob.train.buffers import (
     NoRoom,
     ReplicaBuffers,
     StorageFolder,
-    StorageWrite,
     held,
     read,
 )
+from elasticjob.train.storage import StorageWrite
 from tests.paths import ROOT
 
 

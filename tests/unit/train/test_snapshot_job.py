@@ -291,7 +291,8 @@ def checkpoint(job: Job) -> tuple[int, int]:
 def test_periodic_snapshot_in_storage_is_reported_as_a_checkpoint(job: Job) -> None:
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=4)
     taken(snapshots, 4)
-    snapshots._end_storing()
+    assert snapshots._writer is not None
+    assert snapshots._writer.end()
     assert checkpoint(job) == (-1, 0), "the thread that writes does not report"
     snapshots.save(5, {"x": 5}, 5)
     # Scripts that report none themselves are asked to save by save points, not by this number.
@@ -305,7 +306,8 @@ def test_snapshot_that_was_not_requested_is_no_answer_to_a_request(job: Job) -> 
     train.on_leave(lambda: None)
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
     taken(snapshots, 2)
-    snapshots._end_storing()
+    assert snapshots._writer is not None
+    assert snapshots._writer.end()
     job.request.write_bytes(layout.pack_request(layout.Request(0, 30)))
     snapshots.save(3, {"x": 3}, 3)
     assert checkpoint(job) == (-1, 0)

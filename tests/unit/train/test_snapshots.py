@@ -21,6 +21,7 @@ from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import complete_versions
 from elasticjob.train.buffers import CorruptSnapshot, StorageFolder, read
 from elasticjob.train.codec import decode, encode
+from elasticjob.train.storage import StorageWrite
 
 
 @pytest.fixture
@@ -290,7 +291,7 @@ def test_stored_snapshot_counts_if_older_ones_cannot_be_removed(
     real = StorageFolder.remove_expired
 
     def stale(storage: StorageFolder, *arguments: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if not isinstance(threading.current_thread(), StorageWrite):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         real(storage, *arguments)
 

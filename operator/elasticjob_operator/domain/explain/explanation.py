@@ -38,7 +38,7 @@ from elasticjob_operator.domain.plan.sizes import Clamp, legal_sizes, wanted_siz
 from elasticjob_operator.domain.status.conditions import SAVING, refusal_of
 from elasticjob_operator.domain.status.failures import removal_cause
 from elasticjob_operator.domain.status.set_aside import set_aside_message, set_aside_sentence
-from elasticjob_operator.domain.status.snapshots import memory_sentences
+from elasticjob_operator.domain.status.snapshots import place_sentences
 from elasticjob_operator.domain.status.store_condition import store_sentences
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import CauseStatus, RendezvousStatus, Status
@@ -281,7 +281,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     if waiting:
         yield _standby(job, waiting)
     yield from _slow_and_avoided(status)
-    yield from memory_sentences(status)
+    yield from place_sentences(status)
     yield from _clamped(job)
     done = [member.pod for member in status.members if member.state == "done"]
     if done:

@@ -67,14 +67,20 @@ def _phases_text(found: RoundStatus) -> str:
 
 
 def goodput_sentences(status: Status) -> Iterator[str]:
-    """Yield the goodput of the run with the lost times, if the script takes snapshots."""
+    """Yield the goodput of the run with the lost times, if the script takes snapshots.
+
+    A pause that lasts counts in the percentage, and is named with its start.
+    """
     found = status.snapshots
     if found is None or found.since is None or found.goodput_percent is None:
         return
     lost, paused = seconds_text(found.lost_ms), seconds_text(found.paused_ms)
+    current = ""
+    if found.paused_since is not None:
+        current = f", and the time of the pause that began {time_text(found.paused_since)}"
     yield (
         f"Goodput {found.goodput_percent} % since the first step {time_text(found.since)}: "
-        f"{lost} repeated, {paused} paused"
+        f"{lost} repeated, {paused} paused{current}"
     )
 
 

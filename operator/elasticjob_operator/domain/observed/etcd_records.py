@@ -328,7 +328,8 @@ def _snapshot_health(member: Member) -> tuple[object, ...]:
     found = member.snapshots
     if found is None:
         return ()
-    return found.trouble, found.replicas, found.replicated >= 0, found.step >= 0
+    held = found.replicated >= 0, found.step >= 0
+    return found.trouble, found.storage_error, found.replicas, *held
 
 
 def _first_failure(found: Records, current: Round) -> Failure | None:

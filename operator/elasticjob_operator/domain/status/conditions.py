@@ -21,7 +21,7 @@ from elasticjob_operator.domain.plan.backends import missing_store_host
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import Clamp, CountedPods, WantedSize
 from elasticjob_operator.domain.status.readiness import Finding, summary, with_transition_times
-from elasticjob_operator.domain.status.snapshots import memory_finding
+from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
 from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, CreationRefusal, Status, StopStatus
@@ -63,6 +63,7 @@ def conditions(
         *_refusal_findings(job, observed),
         *_warning_findings(job),
         *memory_finding(job, view),
+        *storage_finding(job, view),
         Finding(
             STORE_CONDITION,
             *store_condition(observed, job.spec.rendezvous.backend, phase, job.status, now),

@@ -20,6 +20,8 @@ from elasticjob_rendezvous.protocol.records.roster import natural_order
 MEMORY_LIMIT_TOO_SMALL = "MemoryLimitTooSmall"
 SHARED_MEMORY_FULL = "SharedMemoryFull"
 MEMORY_UNUSABLE = "MemoryUnusable"
+STORAGE_SILENT = "StorageNotAnswering"
+STORAGE_UNUSABLE = "StorageUnusable"
 _ENDED = FINISHED | {Phase.SUSPENDING, Phase.SUSPENDED}
 """Phases in which the time of a run is over."""
 _VERSIONS = 2
@@ -81,11 +83,48 @@ def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     return [Finding(kind, one.status, one.reason, one.message) for one in known]
 
 
-def memory_sentences(status: Status) -> Iterator[str]:
-    """Yield the sentence of an explanation while snapshots are not in memory."""
+def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
+    """Return SnapshotsInStorage, only for jobs whose workers could not write to storage."""
+    kind = ConditionType.SNAPSHOTS_IN_STORAGE
+    told = _reports(view)
+    bad = [(each.name, found.storage_error) for each, found in told if found.storage_error]
+    known = [one for one in job.status.conditions if one.type is kind]
+    if bad:
+        name, error = bad[0]
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        reason, message = _storage_trouble(error)
+        return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
+    if known and told:
+        return [Finding(kind, ConditionStatus.TRUE, "Written")]
+    return [Finding(kind, one.status, one.reason, one.message) for one in known]
+
+
+def _storage_trouble(error: int) -> tuple[str, str]:
+    if error == errno.ETIMEDOUT:
+        return STORAGE_SILENT, (
+            "the storage does not answer; training goes on, and snapshots are stored again once "
+            "it answers"
+        )
+    name = errno.errorcode.get(error)
+    reason = f": {name}" if name else ""
+    return STORAGE_UNUSABLE, f"the storage cannot be written{reason}; see the worker's log"
+
+
+_SENTENCES = {
+    ConditionType.SNAPSHOTS_IN_MEMORY: (
+        "Snapshots are not in memory, so that a fault costs more steps"
+    ),
+    ConditionType.SNAPSHOTS_IN_STORAGE: (
+        "Snapshots are not in storage, so that the loss of all nodes costs more steps"
+    ),
+}
+
+
+def place_sentences(status: Status) -> Iterator[str]:
+    """Yield a sentence for each place that has no snapshots at present."""
     for one in status.conditions:
-        if one.type is ConditionType.SNAPSHOTS_IN_MEMORY and one.status is ConditionStatus.FALSE:
-            yield f"Snapshots are not in memory, so that a fault costs more steps: {one.message}"
+        if one.type in _SENTENCES and one.status is ConditionStatus.FALSE:
+            yield f"{_SENTENCES[one.type]}: {one.message}"
 
 
 def size_text(size: int) -> str:

@@ -175,6 +175,8 @@ class Snapshots:
         limit: memory of the node for snapshots in bytes; 0 without a limit of the job.
         trouble: see `SnapshotTrouble`.
         error: errno of memory that is unusable; 0 if it is unknown.
+        storage_error: errno of the last write to storage; ETIMEDOUT while storage does not answer,
+            0 if it has not failed.
     """
 
     step: int = -1
@@ -186,6 +188,7 @@ class Snapshots:
     limit: int = 0
     trouble: SnapshotTrouble = SnapshotTrouble.NONE
     error: int = 0
+    storage_error: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from elasticjob.layout import (
     pack_names,
     pack_report,
     unusable,
+    with_storage,
 )
 from elasticjob_agent.core.commands import ReportLocal
 from elasticjob_agent.core.events import WorkersProgressed
@@ -117,6 +118,13 @@ def test_snapshots_of_a_node_are_those_that_all_its_workers_have() -> None:
     found = orders[-1].local.snapshots
     assert found is not None
     assert (found.trouble, found.error) == (SnapshotTrouble.UNUSABLE, errno.EROFS)
+    assert found.storage_error == 0
+    silent = refused._replace(trouble=with_storage(refused.trouble, errno.ETIMEDOUT))
+    orders = driven.only(ReportLocal, driven.feed(snapped(12, one, silent), STEP_SECONDS))
+    found = orders[-1].local.snapshots
+    assert found is not None
+    assert (found.trouble, found.error) == (SnapshotTrouble.UNUSABLE, errno.EROFS)
+    assert found.storage_error == errno.ETIMEDOUT
     driven.feed(stopped())
     assert driven.only(ReportLocal)[-1].local.snapshots is None
 

@@ -337,6 +337,11 @@ def told(name: str = "pod-0", **fields: Any) -> KeyValue:
             told(step=2, snapshots=Snapshots(4, trouble=SnapshotTrouble.NO_ROOM)),
             False,
         ),
+        (
+            told(snapshots=Snapshots(4)),
+            told(step=2, snapshots=Snapshots(4, storage_error=5)),
+            False,
+        ),
         (told(step=1), replace(told(step=2), value=b'{"step":'), False),
         (told(step=1), replace(told(step=2), create_revision=7), False),
         (told(step=1), replace(told(step=2), value=told(step=2).value + b" " * 9000), False),

@@ -238,6 +238,12 @@ def test_explanation_has_the_goodput_with_its_losses() -> None:
         "Goodput 98 % since the first step at 11:58:20 UTC on 2026-01-31: 0.2 s repeated, "
         "1.0 s paused."
     ) in told
+    waits = status_of(waiting(START, LOSS, since=ago(10)), status)
+    assert counted(waits).paused_ms == 1000
+    assert (
+        "Goodput 88 % since the first step at 11:58:20 UTC on 2026-01-31: 0.2 s repeated, "
+        "1.0 s paused, and the time of the pause that began at 11:59:50 UTC on 2026-01-31."
+    ) in explanation(job(waits), running(2))
     without = status.model_copy(update={"snapshots": None})
     assert not any("Goodput" in one for one in explanation(job(without), running(2)))
     assert ago(100) + timedelta(seconds=100) == NOW

@@ -379,6 +379,7 @@ def test_every_condition_is_present_with_current_generation() -> None:
         ConditionType.TEMPLATE_INVALID,
         ConditionType.TEMPLATE_WARNINGS,
         ConditionType.SNAPSHOTS_IN_MEMORY,
+        ConditionType.SNAPSHOTS_IN_STORAGE,
     }
     assert {one.type for one in status.conditions} == always
     assert [one.type for one in status.conditions] == [k for k in ConditionType if k in always]

@@ -47,8 +47,9 @@ def snapshots_of(seen: RendezvousView, before: Status | None = None, at: Any = N
     return status_of(seen, before, at).snapshots
 
 
-def condition(status: Status) -> Condition | None:
-    kind = ConditionType.SNAPSHOTS_IN_MEMORY
+def condition(
+    status: Status, kind: ConditionType = ConditionType.SNAPSHOTS_IN_MEMORY
+) -> Condition | None:
     return next((one for one in status.conditions if one.type is kind), None)
 
 
@@ -171,6 +172,36 @@ def test_condition_is_true_with_snapshots_and_stays_between_rounds() -> None:
     assert condition(status_of(between, status)) == found
     begun = condition(status_of(view(Snapshots(9), Snapshots(-1))))
     assert begun is None, "not before each node has a snapshot"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "said"),
+    [
+        (errno.ETIMEDOUT, "StorageNotAnswering", "the storage does not answer; training goes on"),
+        (errno.ENOSPC, "StorageUnusable", "the storage cannot be written: ENOSPC; see"),
+        (2**40, "StorageUnusable", "the storage cannot be written; see the worker's log"),
+    ],
+)
+def test_failed_write_to_storage_is_a_condition_until_one_succeeds(
+    error: int, reason: str, said: str
+) -> None:
+    kind = ConditionType.SNAPSHOTS_IN_STORAGE
+    good, bad = Snapshots(9), Snapshots(9, storage_error=error)
+    assert condition(status_of(view(good, good)), kind) is None
+    status = status_of(view(good, bad))
+    found = condition(status, kind)
+    assert found is not None
+    assert (found.status, found.reason) == (ConditionStatus.FALSE, reason)
+    assert found.message.startswith(f"job-1: {said}")
+    told = explanation(job(status), running(2))
+    assert any(one.startswith("Snapshots are not in storage, so that") for one in told), told
+    between = replace(final_round(2), members=())
+    assert condition(status_of(between, status), kind) == found
+    over = status_of(view(good, good), status)
+    cleared = condition(over, kind)
+    assert cleared is not None
+    assert (cleared.status, cleared.reason) == (ConditionStatus.TRUE, "Written")
+    assert "not in storage" not in " ".join(explanation(job(over), running(2)))
 
 
 def test_explanation_has_the_lost_steps_of_the_last_interruption() -> None:

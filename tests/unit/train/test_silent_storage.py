@@ -1,0 +1,228 @@
+"""Storage of snapshots that does not answer, or cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob import layout, train
+from elasticjob.train import SnapshotError, Snapshots, storage
+from elasticjob.train.buffers import StorageFolder
+from tests.hanging_storage import HangingStorage
+from tests.paths import ROOT
+from tests.unit.train.test_snapshot_job import Job, asked, checkpoint, job
+
+__all__ = ["job"]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+
+
+def storage_trouble(job: Job) -> int:
+    return layout.storage_trouble_of(job.report().trouble)
+
+
+def restored(*arguments: Any) -> tuple[int, str] | None:
+    found = Snapshots(*arguments).restore()
+    return None if found is None else (found.step, found.place)
+
+
+def saves_until(snapshots: Snapshots, condition: Callable[[], bool], step: int) -> int:
+    """Take a snapshot each step until the condition holds; return the last step."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        step += 1
+        assert snapshots.save(step, {"x": step})
+        time.sleep(0.01)
+    return step
+
+
+def test_hanging_storage_costs_only_the_stores_until_it_answers(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
+    disk = HangingStorage(job.storage)
+    step = saves_until(snapshots, lambda: storage_trouble(job) == errno.ETIMEDOUT, 0)
+    assert step > 4, "training went on past the next snapshots for storage"
+    assert caplog.text.count("does not answer") == 1
+    assert (job.report().step, job.report().stored) == (step, -1)
+    assert layout.trouble_of(job.report().trouble) == (layout.FITS, 0)
+    with pytest.raises(SnapshotError, match=r"rank 0: .*the storage does not answer"):
+        snapshots.save(step, {"x": step}, store=True)
+
+    disk.answer()
+    step = saves_until(snapshots, lambda: job.report().stored > 2, step)
+    snapshots.close()
+    assert "answers again" in caplog.text
+    assert storage_trouble(job) == 0
+    assert snapshots.save(step, {"x": step}, store=True)
+    for path in job.memory.iterdir():
+        path.unlink()
+    job.restart()
+    assert restored(job.storage) == (step, "storage")
+
+
+def test_planned_stop_with_hanging_storage_goes_on_without_the_snapshot(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.settings(everySteps=100, storage={"folder": str(job.storage), "everySeconds": 900})
+    snapshots = job.started()
+    HangingStorage(job.storage)
+    asked(job, point=1)
+    assert snapshots.save(1, {"x": 1})
+    assert "The job stops without it" in caplog.text
+    assert checkpoint(job) == (-1, 0)
+    assert job.report().step == 1, "it is in memory"
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from elasticjob.train import Snapshots, storage
+from tests.hanging_storage import HangingStorage
+
+storage.SILENT_SECONDS = 0.5
+snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1)
+snapshots.restore()
+if sys.argv[2] == "hangs":
+    HangingStorage(Path(sys.argv[1]))
+snapshots.save(1, {"x": 1})
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("disk", "found"), [("hangs", None), ("answers", (1, "storage"))])
+def test_process_ends_with_its_write_unless_storage_hangs(
+    tmp_path: Path, disk: str, found: Any
+) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "sdk")))}
+    folder = tmp_path / "storage"
+    command = [sys.executable, "-c", SCRIPT, str(folder), disk]
+    ended = subprocess.run(
+        command, env=env, check=True, capture_output=True, text=True, timeout=240
+    )
+    assert ended.stdout == "trained\n"
+    if disk == "hangs":
+        assert not list(folder.glob("step-*/shared"))
+    else:
+        assert restored(folder) == found
+
+
+def unlisted(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    folder.write_text("a file in the place of the folder")
+
+
+@pytest.mark.parametrize("broken", [unlisted, HangingStorage])
+def test_memory_suffices_if_storage_cannot_be_read(
+    job: Job, caplog: pytest.LogCaptureFixture, broken: Callable[[Path], object]
+) -> None:
+    snapshots = job.started(storage=job.storage, every_steps=1)
+    snapshots.save(1, {"x": 1}, store=True)
+    snapshots.save(2, {"x": 2})
+    broken(job.storage)
+    job.restart()
+    again = Snapshots(job.storage, every_steps=1)
+    found = again.restore()
+    assert found is not None
+    assert (found.step, found.place, found.lost_steps) == (2, "memory", 0)
+    assert "the storage of snapshots cannot be read" in caplog.text
+    assert "Training continues at step 2, from memory" in caplog.text
+    assert again.save(3, {"x": 3})
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(unlisted, "Not a directory"), (HangingStorage, "the storage does not answer")],
+)
+def test_storage_that_cannot_be_read_is_an_error_without_memory(
+    job: Job, broken: Callable[[Path], object], reason: str
+) -> None:
+    job.started(storage=job.storage, every_steps=1).save(1, {"x": 1}, store=True)
+    for path in job.memory.iterdir():
+        path.unlink()
+    broken(job.storage)
+    with pytest.raises(SnapshotError, match=rf"no complete snapshot in memory.*{reason}"):
+        Snapshots(job.storage).restore()
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_file_in_storage_that_cannot_be_read_is_not_taken_for_an_absent_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    snapshots = job.started(storage=job.storage, every_steps=1, keep=3)
+    for step in (1, 2, 3):
+        snapshots.save(step, {"x": step}, store=True)
+    for path in job.memory.iterdir():
+        path.unlink()
+    real, steps = getattr(os, call), {3}
+
+    def damaged(fd: int, *arguments: Any) -> Any:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.is_relative_to(job.storage) and int(path.parent.name[5:17]) in steps:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, *arguments)
+
+    monkeypatch.setattr(os, call, damaged)
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    assert restored(job.storage) == (2, "storage")
+    assert "Input/output error" in caplog.text
+    steps |= {1, 2}
+    with pytest.raises(SnapshotError, match=r"storage cannot be read .*Input/output error"):
+        Snapshots(job.storage).restore()
+
+
+def test_version_that_cannot_be_read_does_not_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the newest complete one, once the disk recovers."""
+    monkeypatch.delenv(layout.SNAPSHOT_FOLDER, raising=False)
+    snapshots = Snapshots(tmp_path, every_steps=1, keep=1)
+    snapshots.restore()
+    snapshots.save(1, {"x": 1}, store=True)
+    real, folder = os.pread, StorageFolder(tmp_path)
+
+    def damaged(fd: int, *arguments: Any) -> Any:
+        if "step-000000000001-" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", damaged)
+        for step in (2, 3, 4):
+            snapshots.save(step, {"x": step}, store=True)
+    assert {part.version.step for part in folder.parts()} == {1, 4}
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_store_without_storage_is_an_error_at_the_first_call(job: Job, store: bool) -> None:
+    snapshots = job.started(every_steps=1)
+    with pytest.raises(SnapshotError, match=r"set recovery\.snapshots\.storage"):
+        snapshots.save(1, {"x": 1}, store=store)
+    assert snapshots.save(1, {"x": 1})
+
+
+def test_unused_store_without_storage_and_without_a_job_is_no_error(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same script runs under torchrun, where `should_checkpoint` is always False."""
+    for name in (layout.PROGRESS_FILE, layout.REQUEST_FILE, layout.SNAPSHOT_FOLDER):
+        monkeypatch.delenv(name)
+    job.restart()
+    assert job.started().save(1, {"x": 1}, store=train.should_checkpoint())
