@@ -92,6 +92,8 @@ class Client:
 
     def job(self, name: str) -> SubmittedJob:
         """Return an existing job, whoever started it. Raises `CommandError`."""
+        if not isinstance(name, str):
+            raise BadInput(f"the name of a job must be a text, not {echoed(name)}")
         self._place.read(name)
         return SubmittedJob(self._place, name)
 

@@ -46,6 +46,8 @@ class ElasticJob:
     @classmethod
     def from_manifest(cls, file: str | Path) -> ElasticJob:
         """Return the only job of a manifest. Raises `BadInput` with all problems of the file."""
+        if not isinstance(file, (str, Path)):
+            raise BadInput(f"a manifest must be the path of a file, not {echoed(file)}")
         found, remarks = manifest_job(str(file))
         for remark in remarks:
             log.warning("%s", remark)
@@ -59,6 +61,11 @@ class ElasticJob:
         """Return the job of a manifest's document or of the API's model. Raises `BadInput`."""
         if isinstance(document, model.ElasticJob):
             document = _written(document)
+        if not isinstance(document, Mapping):
+            raise BadInput(
+                f"a job must be a manifest's document or an API object, not {echoed(document)}: "
+                "ElasticJob.from_manifest reads a file"
+            )
         wanted = {name: value for name, value in document.items() if name != "status"}
         return cls(validated(wanted), wanted, Path(folder).resolve())
 
@@ -78,7 +85,7 @@ class ElasticJob:
         """Return the job of a command, as `elasticjob run -- COMMAND` makes it.
 
         Args:
-            command: words of the command, such as `["python3", "train.py"]`.
+            command: words of the command, such as `["python3", "train.py"]`; a word may be a path.
             name: name of the job; the default is derived from the command.
             nodes: number of nodes, or minimum and maximum.
             workers: workers of each node: a number, "auto", "gpu" or "cpu".
@@ -90,9 +97,9 @@ class ElasticJob:
         Raises:
             BadInput: a value is not valid.
         """
-        if isinstance(command, str) or not command:
-            raise BadInput("command must be a list of words, such as ['python3', 'train.py']")
-        words = command_of(Target.COMMAND, command)
+        words = command_of(Target.COMMAND, _words(command))
+        if env is not None and not isinstance(env, Mapping):
+            raise BadInput(f"env must be a mapping such as {{'LR': '0.1'}}, not {echoed(env)}")
         name = name or job_name(Target.COMMAND, words)
         document = job_document(name, words, node_range(nodes), workers)
         if max_restarts is not None:
@@ -137,7 +144,14 @@ class ElasticJob:
             BadInput: a value is not valid.
         """
         if not callable(function):
-            raise BadInput(f"function must be callable, not {echoed(repr(function))}")
+            raise BadInput(
+                f"function must be callable, not {echoed(function)}: give the function itself, "
+                "without a call, and its arguments as args"
+            )
+        if isinstance(args, str) or not isinstance(args, Sequence):
+            raise BadInput(f"args must be a list of arguments, such as [0.1], not {echoed(args)}")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise BadInput(f"kwargs must be a mapping such as {{'lr': 0.1}}, not {echoed(kwargs)}")
         named = getattr(function, "__name__", type(function).__name__)
         name = name or job_name(Target.COMMAND, [named])
         made = cls.from_command(
@@ -197,9 +211,24 @@ def _written(job: model.ElasticJob) -> dict[str, Any]:
 
 def node_range(nodes: int | tuple[int, int]) -> Nodes:
     """Return minimum and maximum of a number of nodes. Raises `BadInput`."""
-    least, most = (nodes, nodes) if isinstance(nodes, int) else nodes
-    if not 1 <= least <= most <= MAX_NODES:
+    sizes = (nodes, nodes) if isinstance(nodes, int) else nodes
+    match sizes:
+        case [int(least), int(most)] if 1 <= least <= most <= MAX_NODES:
+            return Nodes(least, most)
+    raise BadInput(
+        f"nodes must be a number or (minimum, maximum) from 1 to {MAX_NODES}, not {echoed(nodes)}"
+    )
+
+
+def _words(command: object) -> list[str]:
+    """Return the words of a command; raise `BadInput` unless they are texts or paths."""
+    given: Sequence[object] = ()
+    if isinstance(command, Sequence) and not isinstance(command, (str, bytes)):
+        given = command
+    words = [str(word) for word in given if isinstance(word, (str, Path))]
+    if not words or len(words) < len(given):
         raise BadInput(
-            f"nodes must be a number or (minimum, maximum) from 1 to {MAX_NODES}, not {nodes}"
+            "command must be a list of words, such as ['python3', 'train.py'], "
+            f"not {echoed(command)}"
         )
-    return Nodes(least, most)
+    return words

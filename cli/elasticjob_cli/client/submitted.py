@@ -13,11 +13,12 @@ from elasticjob_cli.client.definition import ElasticJob
 from elasticjob_cli.client.notebook import LiveDisplay, as_html, error_html
 from elasticjob_cli.client.places import Place, Reading
 from elasticjob_cli.commands.describe import failure_lines
-from elasticjob_cli.errors import CommandError
+from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.log_lines import Line, LogOptions
 from elasticjob_operator import model
 from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import Phase, Status
+from elasticjob_rendezvous.protocol.text import echoed
 
 
 class JobFailed(CommandError):
@@ -132,6 +133,9 @@ class SubmittedJob:
             since: only lines of this last time.
             follow: continue until the job ends.
         """
+        _check_numbers(rank=rank, round_number=round_number, tail=tail)
+        if since is not None and not isinstance(since, timedelta):
+            raise BadInput(f"since must be a datetime.timedelta, not {echoed(since)}")
         options = LogOptions(pod, rank, round_number, tail, since, False, follow)
         return self._place.lines(self.name, options)
 
@@ -216,7 +220,11 @@ class SubmittedJob:
     # -- changes
 
     def scale(self, nodes: int) -> int:
-        """Change the desired number of nodes; return the legal size that the job gets."""
+        """Change the desired number of nodes; return the legal size that the job gets.
+
+        Raises `BadInput` for a negative number.
+        """
+        _check_numbers(nodes=nodes)
         return self._place.scale(self.name, nodes)
 
     def suspend(self) -> None:
@@ -262,3 +270,10 @@ def failure_text(job: model.ElasticJob) -> str:
     lines = [f'job "{name}" did not succeed: {phase}{reasons[0] if reasons else ""}']
     failure = latest_failure(status)
     return "\n".join(lines + ([] if failure is None else failure_lines(failure)))
+
+
+def _check_numbers(**values: object) -> None:
+    """Raise `BadInput` for a value that is neither None nor a number from 0 on."""
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise BadInput(f"{name} must be a number from 0 on, not {echoed(value)}")

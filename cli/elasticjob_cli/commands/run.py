@@ -274,7 +274,8 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
         return ElasticJob.model_validate(document)
     except ValueError as error:
         raise BadInput(
-            f"--name must be a DNS label of at most 55 characters: {echoed(name)}"
+            "--name must be a DNS label of at most 55 characters: lower-case letters, digits and "
+            f"'-', a letter first, no '-' last; got {echoed(name)}"
         ) from error
 
 

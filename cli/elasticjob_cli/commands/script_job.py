@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def parse_nodes(text: str, least_of_all: int = 1) -> Nodes:
     if least < least_of_all:
         raise ValueError(f"must be at least {least_of_all}, not {echoed(text)}")
     if least > most:
-        raise ValueError(f"must have a minimum up to the maximum, not {echoed(text)}")
+        raise ValueError(f"must have the minimum first, such as {most}:{least}, not {echoed(text)}")
     return Nodes(least, most)
 
 
@@ -126,9 +127,22 @@ def command_of(kind: Target, words: Sequence[str]) -> list[str]:
     if kind is Target.SCRIPT:
         script = Path(words[0])
         if not script.exists():
-            raise BadInput(f"the script {echoed(words[0])} does not exist (looked in {Path.cwd()})")
+            raise BadInput(
+                f"the script {echoed(words[0])} does not exist (looked in {Path.cwd()})"
+                f"{_nearest(script)}"
+            )
         return ["python3", *words]
     return ["python3", "-m", *words] if kind is Target.MODULE else list(words)
+
+
+def _nearest(script: Path) -> str:
+    """Return a question for the script of a similar name in the same folder; empty without one."""
+    try:
+        found = {each.stem: each for each in script.parent.iterdir() if each.suffix == ".py"}
+    except OSError:
+        return f": there is no folder {echoed(str(script.parent))}"
+    near = difflib.get_close_matches(script.stem, found, 1)
+    return f"; did you mean {echoed(str(found[near[0]]))}?" if near else ""
 
 
 def job_document(

@@ -72,9 +72,13 @@ def send_command(folder: JobFolder, verb: str, **arguments: object) -> Answer:
             connection.sendall(json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 line = stream.readline()
+    except (FileNotFoundError, ConnectionError):
+        line = b""  # it removes its socket when the job ends
     except OSError as error:
         raise CommandError(
-            f'the runner of "{folder.name}" (process {run.pid}) does not answer: {error}'
+            f'the runner of "{folder.name}" (process {run.pid}) does not answer within '
+            f"{SECONDS:g} s: {error.strerror or error}; repeat the command, or stop the process "
+            f"with `kill {run.pid}`"
         ) from error
     if not line:
         raise CommandError(f'job "{folder.name}" ended before it answered')
@@ -155,11 +159,13 @@ class ControlCommands:
                 return {"done": self.fault(arguments["kind"], arguments["pod"])}
         raise BadInput(f"unknown command {echoed(verb)}: this runner may be of an older release")
 
-    def scale(self, nodes: int) -> dict[str, Any]:
+    def scale(self, nodes: object) -> dict[str, Any]:
         """Write spec.nodes, as the scale subresource does."""
         job = self._stored.job
         if job.status.phase in FINISHED:
             raise BadInput(f'job "{job.metadata.name}" has ended and cannot be scaled')
+        if not isinstance(nodes, int) or nodes < 0:
+            raise BadInput(f"the number of nodes must be at least 0, not {echoed(nodes)}")
         self._stored.change_spec(nodes=nodes)
         wanted = wanted_size(self._stored.job).nodes
         self._note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))

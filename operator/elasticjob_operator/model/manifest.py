@@ -96,7 +96,16 @@ def _syntax_fault(error: Exception) -> YamlDocument:
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     if isinstance(error, RecursionError):
         problem = "it is nested too deeply"
-    return _bad_character(place, str(problem).splitlines()[0])
+    return _bad_character(place, _plain(str(problem).splitlines()[0]))
+
+
+def _plain(problem: str) -> str:
+    """Return the parser's problem, in words of the file if it is a frequent one."""
+    if "'\\t'" in problem:
+        return "a tab cannot indent a line: use spaces"
+    if "<stream end>" in problem or "end of stream" in problem:
+        return "the file ends inside of a value: a bracket or quote is not closed"
+    return problem
 
 
 def _bad_character(place: Place, problem: str) -> YamlDocument:
@@ -235,6 +244,8 @@ def read_text(file: Path | str) -> str:
         content = _content(file)
     except OSError as error:
         reason = error.strerror or type(error).__name__
+        if isinstance(error, IsADirectoryError):
+            reason = "it is a folder; name a file in it"
         raise _unreadable(file, f"must be a readable file: {reason}") from error
     except ValueError as error:
         raise _unreadable(file, f"must be a readable file: {error}") from error
@@ -243,7 +254,9 @@ def read_text(file: Path | str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _unreadable(file, f"must be UTF-8 text: byte {error.start} is not") from error
+        raise _unreadable(
+            file, f"must be UTF-8 text: byte {error.start} is not; save it as UTF-8"
+        ) from error
 
 
 def _content(file: Path | str) -> bytes:
@@ -344,7 +357,7 @@ def _judge(
     if value is None:
         return
     if not isinstance(value, Mapping):
-        message = f"must be a mapping with apiVersion: {API_VERSION} and kind: {KIND}"
+        message = f"must be a manifest, a mapping with apiVersion: {API_VERSION} and kind: {KIND}"
         yield document.start, (), message
         return
     if _is_foreign(value):

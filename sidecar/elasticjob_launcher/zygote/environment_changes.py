@@ -8,16 +8,23 @@ value known only at run time, counts as unknown.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values
+from elasticjob_launcher.zygote.search_path import Environ, Unknown, Values, dotted
 
 _DEEPEST = 5
 # Functions of packages that set variables from a file.
 _FROM_FILES = frozenset({"load_dotenv"})
 _CHANGING = frozenset({"setdefault", "update", "pop", "popitem", "clear", "__setitem__"})
 _DIRECT = frozenset({"putenv", "unsetenv"})
+_RUNNERS = {
+    "runpy.run_path": False,
+    "runpy.run_module": True,
+    "run_path": False,
+    "run_module": True,
+}
 
 
 class EnvironmentChange(NamedTuple):
@@ -33,12 +40,25 @@ class EnvironmentChange(NamedTuple):
     direct: bool = False
 
 
+class ProgramRun(NamedTuple):
+    """Run of a module or else a file by `runpy`; `main` is True if it runs as `__main__`."""
+
+    module: bool
+    target: str
+    main: bool
+    certain: bool
+
+
 class ChangeAnalyser:
-    """Analyser of successive files; `on_change` receives the changes in execution order."""
+    """Analyser of successive files; `on_change` receives the changes in execution order.
+
+    `on_run` receives each file or module that `runpy` runs.
+    """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.environ = Environ(given)
         self.on_change: Callable[[EnvironmentChange], object] = lambda change: None
+        self.on_run: Callable[[ProgramRun], object] = lambda run: None
         self.functions: dict[str, list[tuple[_File, Any]]] = {}
 
     def file(
@@ -268,11 +288,22 @@ class _File(Values):
             self._put(call, call.args[0], call.args[-1], certain, name == "unsetenv", True)
         elif isinstance(function, ast.Attribute) and self._is_environ(function.value):
             self._of_environ(call, name, certain)
+        elif dotted(function) in _RUNNERS and call.args and not self._deep:
+            self._run_program(call, _RUNNERS[dotted(function)], certain)
         elif name in self._changes.functions and self._deep < _DEEPEST:
             known = self._changes.functions[name]
             for file, body in known:
                 if changes_variables(body, self._changes.functions):
                     file.call(body, call, self, certain and len(known) == 1)
+
+    def _run_program(self, call: ast.Call, module: bool, certain: bool) -> None:
+        names = [word.value for word in call.keywords if word.arg == "run_name"]
+        try:
+            target = os.fspath(self.value(call.args[0]))
+            main = any(self.value(name) == "__main__" for name in names)
+        except (Unknown, TypeError):
+            return
+        self._changes.on_run(ProgramRun(module, target, main, certain))
 
     def _of_environ(self, call: ast.Call, name: str, certain: bool) -> None:
         if name in ("setdefault", "__setitem__") and len(call.args) == 2:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.environment_changes import (
     ChangeAnalyser,
     EnvironmentChange,
+    ProgramRun,
     nodes,
     variables_set,
 )
@@ -116,6 +117,7 @@ class _Program:
         self._last: list[str] = []
         self.unread = ""
         changes.on_change = self._steps.append
+        changes.on_run = self._run_program
 
     def reading(self) -> ImportAnalysis:
         wanted = [step for step in self._steps if isinstance(step, WantedImport)]
@@ -174,6 +176,12 @@ class _Program:
         for line, what in ((put.unread, "puts first on"), (put.unread_last, "appends to")):
             if line and not self.unread:
                 self.unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
+
+    def _run_program(self, run: ProgramRun) -> None:
+        search = [*self._first, *self._search, *self._last]
+        sources = module_files(run.target, search) if run.module else [Source(run.target)]
+        for source in sources:
+            self.run(source, run.main and source is sources[-1], run.certain)
 
     def _import(self, found: WantedImport, certain: bool | None) -> None:
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 
 from elasticjob import Client, ElasticJob
 from elasticjob_cli.client import BadInput, CommandError, JobFailed, SubmittedJob
+from elasticjob_cli.local.control import send_command
+from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_operator.model import Phase
 from tests.integration.local_rig import LocalRig, rig, until
 
@@ -202,7 +204,20 @@ def test_namespaces_have_jobs_of_their_own(here: LocalRig) -> None:
     [
         (lambda: ElasticJob.from_command("python3 x.py"), "command must be a list of words"),
         (lambda: ElasticJob.from_command(HELLO, nodes=(3, 2)), "nodes must be a number or"),
+        (lambda: ElasticJob.from_command(HELLO, nodes="2:4"), "nodes must be .*, not '2:4'"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_command(HELLO, nodes=2.5), "nodes must be .*, not 2.5"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_command(HELLO, nodes=(1, 2, 3)), "nodes must be a number"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_command(["python3", 3]), "not .'python3', 3"),  # type: ignore[list-item]
+        (lambda: ElasticJob.from_command(HELLO, env=["A=1"]), "env must be a mapping such as"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_object(None), "ElasticJob.from_manifest reads a file"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_object([1]), "must be a manifest's document"),  # type: ignore[arg-type]
         (lambda: ElasticJob.from_object({"kind": "Pod"}), "the job is not valid"),
+        (lambda: ElasticJob.from_function(3), "without a call, and its arguments as args"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_function(print, args="abc"), "args must be a list"),
+        (lambda: ElasticJob.from_function(print, args=3), "args must be a list"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_function(print, kwargs=[1]), "kwargs must be a mapping"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_manifest(None), "must be the path of a file, not None"),  # type: ignore[arg-type]
+        (lambda: Client().job(3), "the name of a job must be a text, not 3"),  # type: ignore[arg-type]
         (lambda: ElasticJob.from_manifest("none.yaml"), "none.yaml: must be a readable file"),
         (lambda: ElasticJob.from_command(HELLO).renamed("No"), "metadata.name"),
     ],
@@ -211,6 +226,35 @@ def test_invalid_definition_is_refused(here: LocalRig, make: object, said: str) 
     assert callable(make)
     with pytest.raises(BadInput, match=said):
         make()
+
+
+def test_words_of_a_command_may_be_paths() -> None:
+    job = ElasticJob.from_command(["cat", Path("a b")])  # type: ignore[list-item]
+    assert job.object.trainer().command == ["cat", "a b"]
+
+
+def test_invalid_arguments_of_a_submitted_job_are_refused_and_leave_it(here: LocalRig) -> None:
+    job = Client().submit(ElasticJob.from_command(["sleep", "60"], name="kept"))
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: job.scale(-1), "nodes must be a number from 0 on, not -1"),
+        (lambda: job.scale("3"), "nodes must be a number from 0 on, not '3'"),  # type: ignore[arg-type]
+        (lambda: job.logs(rank=-1), "rank must be a number from 0 on"),
+        (lambda: job.logs(tail=-3), "tail must be a number from 0 on"),
+        (lambda: job.logs(since="yesterday"), "since must be a datetime.timedelta"),  # type: ignore[arg-type]
+    ]
+    for call, said in wrong:
+        with pytest.raises(BadInput, match=said):
+            call()
+    with pytest.raises(BadInput, match="the number of nodes must be at least 0, not -1"):
+        send_command(JobFolder("default", "kept"), "scale", nodes=-1)
+    assert Client().job("kept").read().spec.nodes in (None, 1)
+    run = JobFolder("default", "kept").run()
+    assert run is not None
+    away = Path(run.control).rename(f"{run.control}.away")
+    with pytest.raises(CommandError, match='job "kept" ended before it answered'):
+        job.scale(1)
+    away.rename(run.control)
+    job.delete()
 
 
 def test_refusal_of_the_runner_is_raised(here: LocalRig) -> None:

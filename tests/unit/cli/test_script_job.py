@@ -10,6 +10,7 @@ from elasticjob_cli.commands.script_job import (
     Nodes,
     Target,
     arranged,
+    command_of,
     job_document,
     job_name,
     parse_nodes,
@@ -88,6 +89,24 @@ def test_command_reaches_container_unchanged(word: str) -> None:
 @pytest.mark.parametrize(("text", "nodes"), [("3", Nodes(3, 3)), ("2:4", Nodes(2, 4))])
 def test_nodes_are_a_number_or_a_range(text: str, nodes: Nodes) -> None:
     assert parse_nodes(text) == nodes
+
+
+def test_reversed_range_of_nodes_is_refused_with_the_right_order() -> None:
+    with pytest.raises(ValueError, match="must have the minimum first, such as 2:4, not '4:2'"):
+        parse_nodes("4:2")
+
+
+def test_missing_script_is_named_with_a_similar_one_or_its_missing_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    with pytest.raises(BadInput, match=r"'trian.py' does not exist .*; did you mean 'train.py'"):
+        command_of(Target.SCRIPT, ["trian.py"])
+    with pytest.raises(BadInput, match="there is no folder 'nowhere'"):
+        command_of(Target.SCRIPT, ["nowhere/train.py"])
+    with pytest.raises(BadInput, match=r"\)$"):
+        command_of(Target.SCRIPT, ["other.py"])
 
 
 @pytest.mark.parametrize("text", ["", ":", "4:2", "0", "1:2:3", "-1", "1.5", "x", "9" * 30, "٣"])

@@ -277,3 +277,42 @@ def test_module_that_an_optimizer_loads_is_no_step_before_a_change(tmp_path: Pat
 def _steps(project: Project, source: str) -> list[Any]:
     entry = project.write("train.py", source)
     return list(analyse_imports([entry], project.search, project.installed, {}).steps)
+
+
+RUNS = {
+    "a file": ("runpy.run_path('{folder}/other.py', run_name='other')", ["yaml", "numpy"]),
+    "a file as the program": (
+        "run_path('{folder}/other.py', run_name='__main__')",
+        ["yaml", "torch", "numpy"],
+    ),
+    "a module": ("x = runpy.run_module('pkg.other')", ["json", "yaml", "numpy"]),
+    "an argument": ("runpy.run_path(sys.argv[1])", ["numpy"]),
+    "an unknown name": ("runpy.run_path('{folder}/other.py', run_name=name())", ["numpy"]),
+    "a method of that name": ("queue.run_path('{folder}/other.py')", ["numpy"]),
+    "no path": ("runpy.run_path(3)", ["numpy"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_program_run_by_runpy_is_followed(tmp_path: Path, name: str) -> None:
+    statement, expected = RUNS[name]
+    project = Project(tmp_path)
+    other = "import yaml\nif __name__ == '__main__':\n    import own\n"
+    project.write("own.py", "import torch\n")
+    project.write("other.py", other)
+    project.write("pkg/__init__.py", "import json\n")
+    project.write("pkg/other.py", other)
+    program = f"import runpy, sys\n{statement.format(folder=tmp_path)}\nimport numpy\n"
+    left_out = {"runpy", "sys"}
+    assert [one for one in project.modules(program) if one not in left_out] == expected
+
+
+def test_changes_of_a_program_run_by_runpy_are_applied_in_order(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    other = project.write("other.py", "import os\nos.environ['A'] = '1'\n")
+    found = project.read(f"import runpy\nrunpy.run_path({other.path!r})\nimport torch\n")
+    assert found.sets == {"A"}
+    assert [type(step).__name__ for step in found.steps[-2:]] == [
+        "EnvironmentChange", "WantedImport",
+    ]  # fmt: skip
+    assert other.path in found.files

@@ -132,10 +132,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
     assert [str(one) for one in missing] == [
         f"{tmp_path}/missing.yaml: must be a readable file: No such file or directory"
     ]
-    assert "Is a directory" in check_file(tmp_path)[0].message
+    message = "must be a readable file: it is a folder; name a file in it"
+    assert check_file(tmp_path)[0].message == message
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"a: \xff\xfe")
-    assert check_file(binary)[0].message == "must be UTF-8 text: byte 3 is not"
+    assert check_file(binary)[0].message == "must be UTF-8 text: byte 3 is not; save it as UTF-8"
     with pytest.raises(InvalidFile, match="must be UTF-8"):
         load_file(binary)
 
@@ -143,6 +144,21 @@ def test_unreadable_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "---\n", "# nothing\n"])
 def test_empty_file_is_no_job(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text) == [(1, 1, "", "must hold an ElasticJob; it is empty")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a:\n\tb: 1\n", "a tab cannot indent a line: use spaces"),
+        ('{"a": ', "the file ends inside of a value: a bracket or quote is not closed"),
+        ('a: "b', "the file ends inside of a value: a bracket or quote is not closed"),
+    ],
+)
+def test_frequent_errors_of_syntax_are_stated_without_words_of_the_parser(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    [(*_, message)] = problems(tmp_path, text)
+    assert message == f"must be YAML: {problem}"
 
 
 def test_unprintable_text_is_malformed(tmp_path: Path) -> None:
