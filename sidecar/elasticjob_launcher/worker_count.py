@@ -26,6 +26,7 @@ from elasticjob_launcher.zygote.command import ColdStart, parse_command
 ACCELERATORS = "accelerators"
 """One worker for each accelerator, or one worker: an absent `nprocPerNode`."""
 AUTO, GPU, CPU = "auto", "gpu", "cpu"
+WORDS = (AUTO, GPU, CPU)
 MAX_WORKERS = 1024
 KILLED_SECONDS = 2.0
 OUTPUT_CHARACTERS = 1500

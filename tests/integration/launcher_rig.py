@@ -190,7 +190,12 @@ class LauncherProcess:
         command: NodeCommand | None = None,
     ) -> LauncherClient:
         attach = Attach("pod-0", session, JOB_KEY, orphan_seconds)
-        return LauncherClient(self.socket, attach, command)
+
+        async def order() -> NodeCommand:
+            assert command is not None
+            return command
+
+        return LauncherClient(self.socket, attach, order, command is not None)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)
