@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
-from elasticjob_launcher.processes.node_command import TORCHRUN_WORKERS, NodeCommand
+from elasticjob_launcher.processes.node_command import (
+    FRAMEWORK_WORKERS,
+    TORCHRUN_WORKERS,
+    NodeCommand,
+)
 from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
@@ -48,7 +52,7 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import WORDS
+from elasticjob_launcher.worker_count import WORDS, expected_workers
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -263,11 +267,18 @@ class Launcher:
                 self._spawn,
                 self._settings.argv,
                 path,
-                asked,
+                asked._replace(env=self._with_framework_workers(asked.env)),
                 self._tell_joined,
             )
         except SettingsError as error:
             raise WireError(str(error)) from error
+
+    def _with_framework_workers(self, env: dict[str, str]) -> dict[str, str]:
+        """Return the command's variables with the number of workers for frameworks that pass it to
+        torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
+        word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
+        number = int(word) if word.isdigit() else expected_workers(word, self._env)
+        return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
     def _tell_joined(self, workers: int) -> None:
         self._tell({"type": "joined", "workers": workers})

@@ -385,6 +385,15 @@ def device_files(environ: Mapping[str, str]) -> int:
     return next((number for number in counts if number), 0)
 
 
+def expected_workers(word: str, environ: Mapping[str, str]) -> int:
+    """Return the number of workers that torchrun would start for a word of its option, by device
+    files alone; an empty word is an absent `nprocPerNode`, and 0 an unknown number."""
+    devices = device_files(environ)
+    if word == CPU or (word == AUTO and not devices):
+        return usable_cpus()
+    return devices if word else max(1, devices)
+
+
 def nvidia_files() -> list[str]:
     return _named("", re.compile(r"nvidia[0-9]+"))
 

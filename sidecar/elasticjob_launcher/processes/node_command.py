@@ -44,7 +44,9 @@ ADDRESS = "ELASTICJOB_TORCHRUN"
 """Variable of the command with the token and the socket for the plug-in."""
 TORCHRUN_WORKERS = "PET_NPROC_PER_NODE"
 """Variable with the number of workers that torchrun starts without its option, or a word."""
-OWN_DEFAULTS = (TORCHRUN_WORKERS, "NPROC_PER_NODE", "FORCE_TORCHRUN")
+FRAMEWORK_WORKERS = "NPROC_PER_NODE"
+"""Variable with the number of workers that frameworks pass to torchrun."""
+OWN_DEFAULTS = (TORCHRUN_WORKERS, FRAMEWORK_WORKERS, "NNODES", "FORCE_TORCHRUN")
 """Variables whose value in the container takes precedence."""
 ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
