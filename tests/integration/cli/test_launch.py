@@ -189,14 +189,11 @@ def test_script_that_starts_torchrun_runs_once_for_each_pod(rig: LocalRig) -> No
     assert gangs[0].startswith("4 ")
     launch = rig.status()["launch"]
     assert (launch["mode"], launch["reason"]) == ("PerNode", "LauncherFound")
+    assert rig.call("validate", "--strict", manifest).returncode == 0  # the pods decide alike
+    (rig.job / "run_all.py").write_text("import os\nos.system('deepspeed gang.py')\n")
     found = rig.call("validate", "--strict", manifest)
     assert found.returncode == 3
     assert "spec.launch: warning (ProgramStartsLauncher): run_all.py, line 2" in found.stderr
-    assert "set spec.launch to PerNode" in found.stderr
-    requested = rig.manifest(
-        "other", command=["python3", "run_all.py"], nprocPerNode=2, launch="PerNode"
-    )
-    assert rig.call("validate", "--strict", requested).returncode == 0
     until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
 
 
@@ -288,6 +285,20 @@ def test_torchrun_inside_of_a_worker_fails_the_worker(rig: LocalRig, in_process:
     assert rig.status()["firstFailure"]["class"] == "UserError"
     assert not (rig.job / "gang").exists()
     until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_option_launch_takes_precedence_over_the_command(rig: LocalRig) -> None:
+    (rig.job / "say.py").write_text("print('said', flush=True)\n")
+    for launch, count_of in (("PerNode", 1), ("PerWorker", 2)):
+        options = ("--plain", "--logs", "--nproc-per-node", "2", "--launch", launch)
+        ran = rig.call("run", *options, "say.py")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert f"launch {launch}: spec.launch is {launch}" in ran.stdout + ran.stderr
+        assert ran.stdout.count(" said\n") == count_of
+    wrong = rig.call("run", "--launch", "Sometimes", "say.py")
+    assert wrong.returncode == 2
+    written = rig.call("init", "say.py", "--launch", "PerNode", "-o", "-")
+    assert "  launch: PerNode " in written.stdout
 
 
 def test_rank_0_may_start_a_job_of_its_own(rig: LocalRig) -> None:

@@ -126,13 +126,14 @@ def manifest(folder: Path, a_job: ElasticJob) -> Path:
 @pytest.mark.parametrize(
     ("source", "launch", "code"),
     [
-        ("import os\nos.system('torchrun t.py')\n", "Auto", 3),
+        ("import os\nos.system('deepspeed t.py')\n", "Auto", 3),
+        ("import os\nos.system('torchrun t.py')\n", "Auto", 0),
         ("import os\nos.system('torchrun t.py')\n", "PerNode", 0),
         ("import os\nos.system('torchrun t.py')\n", "PerWorker", 0),
         ("import torch\n", "Auto", 0),
     ],
 )
-def test_strict_validation_fails_for_a_script_that_starts_a_launcher(
+def test_strict_validation_fails_for_a_launcher_that_reaches_no_other_node(
     tmp_path: Path, source: str, launch: str, code: int
 ) -> None:
     file = tmp_path / "job.yaml"
