@@ -141,5 +141,5 @@ def test_strict_validation_fails_for_a_launcher_that_reaches_no_other_node(
     (tmp_path / "train.py").write_text(source)
     ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
     assert ran.exit_code == code, ran.stderr
-    told = "train.py, line 2 starts torchrun, and the operator cannot read it: set spec.launch"
+    told = "train.py, line 2 starts deepspeed, which does not join the job's rendezvous"
     assert (told in ran.stderr) == bool(code)
