@@ -124,16 +124,15 @@ def _set_log_handler(logger: str, message: str, level: int) -> None:
 def launcher_runtime(settings: AgentSettings, session: str) -> LauncherClient:
     """Return a client of the launcher in the training container beside this process."""
     attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
-    return LauncherClient(settings.socket, attach, node_command(settings))
+    per_node = settings.launch is Launch.PER_NODE
+    return LauncherClient(settings.socket, attach, partial(node_command, settings), per_node)
 
 
-def node_command(settings: AgentSettings) -> NodeCommand | None:
-    """Return the order to run the command once for this node; None to start each worker."""
-    if settings.launch is Launch.PER_WORKER:
-        return None
+async def node_command(settings: AgentSettings) -> NodeCommand:
+    """Return the order to run the command once for this node, with a folder for its output."""
     env = command_environment(settings.run_id, settings.role, settings.nnodes, settings.nproc)
     try:
-        folder = asyncio.run(in_thread(partial(command_log_folder, settings.logs), DISK_SECONDS))
+        folder = await in_thread(partial(command_log_folder, settings.logs), DISK_SECONDS)
     except OSError as error:
         folder = None
         trouble = str(error) or "the disk does not answer"
@@ -158,6 +157,11 @@ def identity_of(settings: AgentSettings) -> Identity:
     )
 
 
+def node_launch(state: State) -> str:
+    """Return the launcher's reason to run the command once for this node; empty for none."""
+    return "" if state.hello is None else state.hello.node_launch
+
+
 def member_settings(settings: AgentSettings, session: str, state: State) -> MemberSettings:
     """Return the settings of this node in the job's v3 rendezvous.
 
@@ -165,7 +169,10 @@ def member_settings(settings: AgentSettings, session: str, state: State) -> Memb
     """
     assert state.hello is not None
     identity = replace(
-        identity_of(settings), slots=state.facts.slots, launcher_port=state.hello.probe_port
+        identity_of(settings),
+        slots=state.facts.slots,
+        launcher_port=state.hello.probe_port,
+        launch=node_launch(state),
     )
     config = Config(
         prefix=settings.prefix,
@@ -229,6 +236,7 @@ async def run_agent(
     agent = Agent(settings, runtime, enter)
     reporter.trouble = lambda: agent.trouble
     reporter.workers = lambda: agent.progress.state.facts.slots
+    reporter.launch = lambda: node_launch(agent.progress.state)
     # A kubelet's SIGTERM, which follows the trainer's end, must not interrupt the last writes.
     with agent.signals.handling(to_the_end):
         ending = await _run_and_serve(settings, agent, reporter)

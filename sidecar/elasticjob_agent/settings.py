@@ -312,7 +312,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         slots=None if launch is Launch.PER_NODE else _slots(environ),
         launch=launch,
         nnodes=_nnodes(environ),
-        nproc=_torchrun_workers(environ) if launch is Launch.PER_NODE else "",
+        nproc=_torchrun_workers(environ),
         node=environ.get("ELASTICJOB_NODE", ""),
         role=environ.get("ELASTICJOB_ROLE") or "default",
         socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",

@@ -86,6 +86,7 @@ class JobReporter:
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
         """Returns the problem with the rendezvous store; None while it is usable."""
         self.workers: Callable[[], int] = lambda: identity.slots
+        self.launch: Callable[[], str] = lambda: identity.launch
         """Returns the number of workers of this agent's node; 0 while it is unknown."""
 
     def stepped(self, before: PollingState, after: PollingState) -> None:
@@ -119,7 +120,8 @@ class JobReporter:
                 await self._end_read.wait()
 
     def _identity(self) -> Identity:
-        return replace(self._own, slots=self.workers() or self._own.slots)
+        slots = self.workers() or self._own.slots
+        return replace(self._own, slots=slots, launch=self.launch())
 
     def _report(self) -> AgentReport:
         state, identity = self._state, self._identity()

@@ -103,7 +103,8 @@ class Hello:
     variables set in the base environment. `warms`: the runtime supports `prepare`. `save_signal` is
     the signal that the user chose to request checkpoints; 0 for none. `live_until` is the workers'
     deadline on the monotonic clock; None for none. `slots` is the number of workers that the
-    launcher counted; None if it did not count.
+    launcher counted; None if it did not count. `node_launch` is the launcher's reason to run the
+    command once for the node, found in the program's files; empty for none.
     """
 
     argv: tuple[str, ...]
@@ -119,6 +120,7 @@ class Hello:
     save_signal: int = 0
     live_until: float | None = None
     slots: int | None = None
+    node_launch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,10 @@ EXIT_USAGE = 2
 EXIT_TOLD = 128 + signal.SIGTERM
 
 
+def say(text: str) -> None:
+    print(f"elasticjob launcher: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
 def main() -> None:
     """Run the launcher and exit with `os._exit`: a writer thread on a dead disk must not block."""
     # The first process of a container ignores SIGTERM until a handler is set.
@@ -21,7 +25,7 @@ def main() -> None:
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
-    from elasticjob_launcher.program_check import ProgramError, check_command, check_program
+    from elasticjob_launcher.program_check import ProgramError, node_launch
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import CountError, count_workers
 
@@ -33,27 +37,27 @@ def main() -> None:
             init_fd = fork_launcher()
         prepared = prepare(settings, os.environ, init_fd)
         settings = settings._replace(argv=prepared.argv)
-        if settings.program:
-            check_program(settings.program, prepared.environ)
-        if settings.check:
-            check_command(settings.argv, prepared.environ)
+        reason = node_launch(settings, prepared.environ)
         workers = None
-        if settings.nproc:
+        if reason:
+            say(f"the command is run once for the node: {reason}")
+        elif settings.nproc:
             # Before the agent can connect: a launcher that cannot count has failed to launch.
             env = worker_environment(prepared.environ, settings.library)
             counted = count_workers(settings.nproc, settings.argv, env, settings.count_seconds)
             workers = counted.workers
             if counted.note:
-                print(f"elasticjob launcher: {counted.note}", file=sys.stderr, flush=True)  # noqa: T201
-        exit_code = Launcher(settings, prepared.environ, init_fd=init_fd, workers=workers).run()
+                say(counted.note)
+        launcher = Launcher(settings, prepared.environ, None, init_fd, workers, reason)
+        exit_code = launcher.run()
     except PreparationFailed as error:  # said where it happened
         exit_code = error.exit_code
     except (CountError, ProgramError) as error:
-        print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        say(str(error))
         write_termination_message(settings.termination_log, str(error))
         exit_code = EXIT_USAGE
     except SettingsError as error:
-        print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        say(str(error))
         exit_code = EXIT_USAGE
     os._exit(exit_code)
 

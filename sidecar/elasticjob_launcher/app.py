@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
-from elasticjob_launcher.processes.node_command import NodeCommand
+from elasticjob_launcher.processes.node_command import (
+    FRAMEWORK_WORKERS,
+    TORCHRUN_WORKERS,
+    NodeCommand,
+)
 from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
@@ -48,6 +52,7 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
+from elasticjob_launcher.worker_count import WORDS, expected_workers
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -64,7 +69,8 @@ class Launcher:
 
     `start` replaces the function that starts a worker. `init_fd` becomes readable when the init
     process dies. `workers` is the number of workers of this node, for the agent; None if it was not
-    counted.
+    counted. `node_launch` is the reason to run the command once for this node although the agent
+    does not ask for it; empty for none.
     """
 
     def __init__(
@@ -74,9 +80,11 @@ class Launcher:
         start: Spawn | None = None,
         init_fd: int | None = None,
         workers: int | None = None,
+        node_launch: str = "",
     ) -> None:
         self._settings = settings
         self._counted = workers
+        self._node_launch = node_launch
         self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
@@ -87,7 +95,9 @@ class Launcher:
             **worker_environment(environ, settings.library),
             **self._snapshots.environment,
         }
-        if settings.check:
+        if node_launch and settings.nproc in WORDS:
+            self._env.setdefault(TORCHRUN_WORKERS, settings.nproc)
+        elif settings.check and not node_launch:
             self._env.setdefault(NESTED, "refuse")
         # A custom `start` has no command to preload for.
         self._zygote = None if start is not None else self._new_zygote()
@@ -213,6 +223,7 @@ class Launcher:
             "save_signal": self._settings.save_signal,
             "live_seconds": self._deadline.live_seconds,
             "slots": self._counted,
+            "node_launch": self._node_launch,
         }
 
     def _obey(self, asked: Request) -> None:
@@ -256,11 +267,18 @@ class Launcher:
                 self._spawn,
                 self._settings.argv,
                 path,
-                asked,
+                asked._replace(env=self._with_framework_workers(asked.env)),
                 self._tell_joined,
             )
         except SettingsError as error:
             raise WireError(str(error)) from error
+
+    def _with_framework_workers(self, env: dict[str, str]) -> dict[str, str]:
+        """Return the command's variables with the number of workers for frameworks that pass it to
+        torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
+        word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
+        number = int(word) if word.isdigit() else expected_workers(word, self._env)
+        return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
     def _tell_joined(self, workers: int) -> None:
         self._tell({"type": "joined", "workers": workers})

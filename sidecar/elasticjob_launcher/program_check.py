@@ -1,8 +1,9 @@
-"""Check of the program that runs once for each worker: it must be no launcher by another name.
+"""Check of the program that is to run once for each worker: it may be a launcher by another name.
 
 The operator decides by the words of a command and cannot see the files of the image. A program
 without a suffix may be a shell script, or a console script of Python that starts torchrun, and a
-Python program may start torchrun as a process. Such a file would start workers in each worker.
+Python program may start torchrun as a process. Such a file would start workers in each worker, so
+its command runs once for the node.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elasticjob_launcher.launchers import launcher_of_module
+from elasticjob_launcher.launchers import Launcher, launcher_of_module
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
+from elasticjob_launcher.settings import Settings
 from elasticjob_launcher.zygote.command import ColdStart, parse_command
 
 HEAD_BYTES = 4096
@@ -39,50 +41,60 @@ class ProgramError(Exception):
     """Program that may start the workers itself; the message names the cause and the fix."""
 
 
-def check_program(program: str, environ: Mapping[str, str]) -> None:
-    """Raise ProgramError if a program's file is a shell script or starts a launcher.
+def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Return the reason to run the command once for the node: the place that certainly starts a
+    launcher. Empty for a command that runs once for each worker.
+
+    The files are read in this process's working folder, not run.
+
+    Raises:
+        ProgramError: the program may be a launcher, or is one that does not reach other nodes.
+    """
+    found = _in_program(settings.program, environ) if settings.program else None
+    if found is None and settings.check:
+        nested = find_in_command(settings.argv, environ)
+        found = None if nested is None else (nested.place, nested.launcher)
+    if found is None:
+        return ""
+    place, launcher = found
+    text = f"{place} starts {launcher.name}"
+    if not launcher.joins and settings.several_nodes:
+        raise ProgramError(
+            f"{text}, which does not join the job's rendezvous ({launcher.own}), so each of the "
+            "nodes would train alone: let each worker take its ranks from the environment, as "
+            "torchrun's workers do, or set spec.maxNodes to 1; set spec.launch to PerWorker if "
+            "each worker is to start a job of its own"
+        )
+    return text
+
+
+def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher] | None:
+    """Return the path of a program's file and the launcher that it starts; None if there is none.
 
     A file that cannot be found or read is not judged: its start reports the error.
+
+    Raises:
+        ProgramError: the file is a shell script.
     """
     path = program if "/" in program else shutil.which(program, path=environ.get("PATH", ""))
     if not path:
-        return
+        return None
     try:
         with Path(path).open("rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError:
-        return
+        return None
     found = _INTERPRETER.match(head)
     if found is None:
-        return
+        return None
     interpreter = "python" if _TRAMPOLINE.match(head) else _interpreter(found[1], found[2])
     if interpreter in _SHELLS and not _PYENV_SHIM.search(head):
         raise ProgramError(
             f"{path} is a shell script, which may start the workers itself and would run once for "
             f"each worker: {_FIX}"
         )
-    if interpreter.startswith("python") and (launcher := _launcher_in(head)):
-        raise ProgramError(
-            f"{path} starts {launcher}, which would run once for each worker: set spec.launch to "
-            f"PerNode, or start the script itself in place of it"
-        )
-
-
-def check_command(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise ProgramError if a Python command's program certainly starts a launcher itself.
-
-    The program is read in this process's working folder, not run.
-    """
-    found = find_in_command(argv, environ)
-    if found is None:
-        return
-    text = f"{found.place} starts {found.launcher.name}, which would run once for each worker"
-    if not found.launcher.joins:
-        text += f" and does not join the job's rendezvous ({found.launcher.own})"
-    raise ProgramError(
-        f"{text}: set spec.launch to PerNode, which runs the command once for each pod, or to "
-        "PerWorker if each worker is to start a job of its own"
-    )
+    launcher = _launcher_in(head) if interpreter.startswith("python") else None
+    return None if launcher is None else (path, launcher)
 
 
 def find_in_command(
@@ -140,19 +152,19 @@ def _interpreter(program: bytes, rest: bytes) -> str:
     return words[0].rpartition("/")[2] if words else ""
 
 
-def _launcher_in(head: bytes) -> str:
-    """Return the launcher whose `main` or module a console script imports; empty if there is none.
+def _launcher_in(head: bytes) -> Launcher | None:
+    """Return the launcher whose `main` or module a console script imports; None if there is none.
 
     A package such as deepspeed is also a library: its import alone starts nothing. Longer files
     are programs of their own, which are not read.
     """
     if len(head) == HEAD_BYTES:
-        return ""
+        return None
     for module, name in _IMPORT.findall(head.decode("utf-8", "replace")):
         for candidate in (module, f"{module}.{name}"):
             launcher = launcher_of_module(candidate, ())
             if launcher is None:
                 continue
             if name == "main" or candidate != module or (not name and "." in module):
-                return launcher.name
-    return ""
+                return launcher
+    return None

@@ -55,13 +55,14 @@ MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
 CHECK_OPTION = "--check"
+SEVERAL_NODES_OPTION = "--several-nodes"
 PROGRAM_OPTION = "--program"
 # Time to import torch and count, also from a slow network disk.
 DEFAULT_COUNT_SECONDS = 120.0
 DEFAULT_SNAPSHOT_VOLUME = "/dev/shm"
 USAGE = (
-    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--check] [--program FILE] "
-    "-- COMMAND [ARGUMENT ...]"
+    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--check] [--several-nodes] "
+    "[--program FILE] -- COMMAND [ARGUMENT ...]"
 )
 
 
@@ -85,11 +86,11 @@ class Settings(NamedTuple):
     `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
     for launchers outside a container. `setup` is a command that runs once before the first round.
     `prepare`: the command prepares, and then reports the command of the workers. `check`: the
-    command is to run once for each worker, and must start no launcher. `program` is a file that
-    must be none; empty if there is no such file. `nproc` is the
-    number of workers to report to the agent, or the word by which it is counted within
-    `count_seconds`; empty if the agent knows the number. `snapshot_volume` is the folder in memory
-    for snapshots, or "off" for none.
+    command is to run once for each worker, unless its program starts a launcher; `program` is a
+    file that may be one, too, or empty. `several_nodes`: the job may have more than one node, which
+    the launcher must reach. `nproc` is the number of workers to report to the agent, or the word by
+    which it is counted within `count_seconds`; empty if the agent knows the number.
+    `snapshot_volume` is the folder in memory for snapshots, or "off" for none.
     """
 
     argv: tuple[str, ...]
@@ -109,6 +110,7 @@ class Settings(NamedTuple):
     setup: tuple[str, ...] = ()
     prepare: bool = False
     check: bool = False
+    several_nodes: bool = False
     program: str = ""
     nproc: str = ""
     count_seconds: float = DEFAULT_COUNT_SECONDS
@@ -123,7 +125,9 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     prepare = rest[:1] == [PREPARE_OPTION]
     rest = rest[1:] if prepare else rest
     check = rest[:1] == [CHECK_OPTION]
-    program, rest = _program(rest[1:] if check else rest)
+    rest = rest[1:] if check else rest
+    several_nodes = rest[:1] == [SEVERAL_NODES_OPTION]
+    program, rest = _program(rest[1:] if several_nodes else rest)
     settings = Settings(
         argv=_command(rest, required=agent_fd < 0 or prepare),
         socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
@@ -144,6 +148,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         setup=setup,
         prepare=prepare,
         check=check,
+        several_nodes=several_nodes,
         program=program,
         nproc=environ.get(NPROC, ""),
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),

@@ -26,6 +26,7 @@ from elasticjob_launcher.zygote.command import ColdStart, parse_command
 ACCELERATORS = "accelerators"
 """One worker for each accelerator, or one worker: an absent `nprocPerNode`."""
 AUTO, GPU, CPU = "auto", "gpu", "cpu"
+WORDS = (AUTO, GPU, CPU)
 MAX_WORKERS = 1024
 KILLED_SECONDS = 2.0
 OUTPUT_CHARACTERS = 1500
@@ -382,6 +383,15 @@ def device_files(environ: Mapping[str, str]) -> int:
     others = (len(_named(folder, pattern)) for folder, pattern in _FILES)
     counts = (nvidia, len(amd_files()), *others, neuron_cores(environ), tpu_chips(environ))
     return next((number for number in counts if number), 0)
+
+
+def expected_workers(word: str, environ: Mapping[str, str]) -> int:
+    """Return the number of workers that torchrun would start for a word of its option, by device
+    files alone; an empty word is an absent `nprocPerNode`, and 0 an unknown number."""
+    devices = device_files(environ)
+    if word == CPU or (word == AUTO and not devices):
+        return usable_cpus()
+    return devices if word else max(1, devices)
 
 
 def nvidia_files() -> list[str]:

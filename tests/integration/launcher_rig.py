@@ -188,9 +188,17 @@ class LauncherProcess:
         session: str = "s1",
         orphan_seconds: float = 30.0,
         command: NodeCommand | None = None,
+        per_node: bool = True,
     ) -> LauncherClient:
+        """Return a runtime; without `per_node` the command runs if the launcher decides so."""
         attach = Attach("pod-0", session, JOB_KEY, orphan_seconds)
-        return LauncherClient(self.socket, attach, command)
+
+        async def order() -> NodeCommand:
+            assert command is not None
+            return command
+
+        per_node = per_node and command is not None
+        return LauncherClient(self.socket, attach, order, per_node)
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)

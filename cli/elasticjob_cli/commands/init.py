@@ -23,7 +23,7 @@ from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
 from elasticjob_cli.usage import TargetCommand
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.text import echoed, one_line
 
 COMMAND_CLASS = TargetCommand
@@ -66,6 +66,11 @@ spec:
       #     persistentVolumeClaim: {{claimName: checkpoints}}
 """
 PER_NODE = "  launch: PerNode                  # once for each pod: {place} starts {launcher}\n"
+REQUESTED = {
+    Launch.AUTO: "  launch: Auto                     # decided by the command\n",
+    Launch.PER_WORKER: "  launch: PerWorker                # once for each worker\n",
+    Launch.PER_NODE: "  launch: PerNode                  # once for each pod; starts the workers\n",
+}
 IMAGE = "registry.example.com/trainer:1"
 
 
@@ -108,6 +113,14 @@ def init(
         typer.Option("--nodes", parser=_nodes, metavar="N|MIN:MAX", help="Number of nodes."),
     ] = "1:4",  # type: ignore[assignment]
     image: Annotated[str, typer.Option("--image", help="Image with the script.")] = IMAGE,
+    launch: Annotated[
+        Launch | None,
+        typer.Option(
+            "--launch", show_default=False,
+            help="Run the script once for each worker or once for each pod. Default: as the script "
+            "requires.",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Write a commented manifest for a script. An existing file is never replaced.
 
@@ -128,7 +141,7 @@ def init(
     job = validated(document)
     text = TEMPLATE.format(
         script=echoed(words[0]).strip("'\""),
-        launch=_launch(job),
+        launch=_launch(job) if launch is None else REQUESTED[launch],
         name=job.metadata.name,
         least=nodes.least,
         most=nodes.most,

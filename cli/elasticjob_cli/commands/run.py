@@ -39,7 +39,7 @@ from elasticjob_cli.usage import TARGET, TargetCommand
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure
-from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.model import ElasticJob, Launch, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
 from elasticjob_operator.model.types import INT32_MAX
 from elasticjob_rendezvous.protocol.text import bounded, echoed, one_line
@@ -111,6 +111,15 @@ def run(
             "the manifest's; of a script 3.", show_default=False,
         ),
     ] = None,
+    launch: Annotated[
+        Launch | None,
+        typer.Option(
+            "--launch", show_default=False,
+            help="Run the command once for each worker (PerWorker), or once for each node, where "
+            "it starts the workers itself (PerNode). Default: the manifest's; of a script Auto, "
+            "which decides by the command.",
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live table.")
     ] = False,
@@ -158,7 +167,7 @@ def run(
             "a script, a manifest or -- and a command must be given, such as "
             "`elasticjob run train.py`, `elasticjob run -f job.yaml` or `elasticjob run -- ./train`"
         )
-    chosen = Choice(name, nodes, nproc_per_node, python, max_restarts)
+    chosen = Choice(name, nodes, nproc_per_node, python, max_restarts, launch)
     if kind is Target.MANIFEST:
         if len(words) > 1:
             raise BadInput(
@@ -193,6 +202,7 @@ class Choice:
     workers: int | str | None = None
     python: str | None = None
     max_restarts: int | None = None
+    launch: Launch | None = None
 
 
 def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
@@ -213,6 +223,8 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         changed["nproc_per_node"] = chosen.workers
     if chosen.max_restarts is not None:
         changed["max_restarts"] = chosen.max_restarts
+    if chosen.launch is not None:
+        changed["launch"] = chosen.launch
     if changed:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     asked = changed.get("nodes")
@@ -241,6 +253,8 @@ def prepare_command(
     document = job_document(job_name(kind, words), command_of(kind, words), nodes, chosen.workers)
     if chosen.max_restarts is not None:
         document["spec"]["maxRestarts"] = chosen.max_restarts
+    if chosen.launch is not None:
+        document["spec"]["launch"] = chosen.launch.value
     job = validated(document)
     if chosen.name is not None:
         job = renamed(job, chosen.name)

@@ -62,15 +62,16 @@ def _warnings(job: ElasticJob, file: str) -> list[Problem]:
     """Return the warnings for a job, and one for a program on this machine that starts a
     launcher."""
     found = nested_launch(job, folder_of(file), container_environment(None))
-    if found is None:
-        return warnings(job)
+    if found is None or found.launcher.joins or job.spec.max_nodes == 1:
+        return warnings(job)  # the pods run it once for each node
     return [
         *warnings(job),
         Problem.at(
             ("spec", "launch"),
-            f"warning (ProgramStartsLauncher): {found.place} starts {found.launcher.name}, and the "
-            "operator cannot read it: set spec.launch to PerNode, or to PerWorker if each worker "
-            "is to start a job of its own; the pods of launch Auto refuse it",
+            f"warning (ProgramStartsLauncher): {found.place} starts {found.launcher.name}, which "
+            f"does not join the job's rendezvous ({found.launcher.own}): the pods refuse it on "
+            "several nodes; set spec.maxNodes to 1, or spec.launch to PerWorker if each worker is "
+            "to start a job of its own",
         ),
     ]
 

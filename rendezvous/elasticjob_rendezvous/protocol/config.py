@@ -19,6 +19,7 @@ class Identity:
     slots: int = 1
     role: str = "default"
     node: str = ""
+    launch: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class MemberKey:
             slots=identity.slots,
             role=identity.role,
             node=identity.node,
+            launch=identity.launch,
             state=self.state(),
             round=self._ran(),
             confirmed=confirmed,

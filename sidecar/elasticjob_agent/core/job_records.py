@@ -261,6 +261,7 @@ def _member(state: PollingState, identity: Identity, session: str) -> Member | N
         slots=identity.slots,
         role=identity.role,
         node=identity.node,
+        launch=identity.launch,
         state=_member_state(local, state.phase),
         round=local.round,
         reason=local.leaving,

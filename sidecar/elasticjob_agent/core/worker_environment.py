@@ -65,9 +65,10 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
     """Return torchrun's defaults for a command that runs once for the node.
 
     Options in the command take precedence, and the plug-in makes those for the rendezvous
-    ineffective. Two variables are those by which frameworks decide if they use torchrun at all:
-    LLaMA-Factory does not for one device without FORCE_TORCHRUN, ms-swift and XTuner only with
-    NPROC_PER_NODE.
+    ineffective. Three variables are those by which frameworks decide if they use torchrun at all:
+    LLaMA-Factory does not for one device without FORCE_TORCHRUN, ms-swift only with NPROC_PER_NODE
+    or NNODES, XTuner only if one of them is above 1. They expect plain numbers; the launcher adds
+    NPROC_PER_NODE where the job has a word.
     """
     return {
         "PET_RDZV_BACKEND": PER_NODE_BACKEND,
@@ -76,6 +77,7 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
         "PET_NNODES": nnodes,
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
         **({"NPROC_PER_NODE": nproc} if nproc.isdigit() else {}),
+        "NNODES": nnodes.rpartition(":")[2],
         "FORCE_TORCHRUN": "1",
         "PET_ROLE": role,
         "PET_MAX_RESTARTS": "1000000",  # the job has a budget of its own

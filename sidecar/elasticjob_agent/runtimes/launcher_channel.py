@@ -362,6 +362,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         save_signal=int(message.get("save_signal", 0)),
         live_until=None if live_seconds is None else time.monotonic() + float(live_seconds),
         slots=None if message.get("slots") is None else int(message["slots"]),
+        node_launch=str(message.get("node_launch", "")),
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from elasticjob_agent.runtimes.launcher_channel import Attach, Channel, ChannelRuntime
 from elasticjob_agent.worker_runtime import (
@@ -28,16 +28,19 @@ LAST_RETRY_SECONDS = 0.5
 # Time limit for reconnecting. A living launcher accepts at once; this allows for a slow one.
 RECONNECT_SECONDS = 3.0
 
+CommandFactory = Callable[[], Awaitable[NodeCommand]]
+"""Returns the order to run the command once for the node."""
+
 
 class EventStream:
-    """Events of a worker runtime; reading the number of workers consumes none of them."""
+    """Events of a worker runtime; reading its first `Hello` consumes none of them."""
 
     def __init__(self, events: AsyncIterator[WorkerRuntimeEvent]) -> None:
         self._events = events
         self._read: list[WorkerRuntimeEvent] = []
 
-    async def workers(self) -> int | None:
-        """Return the number in the first `Hello`; None if it has none.
+    async def hello(self) -> Hello:
+        """Return the first `Hello`.
 
         Raises:
             WorkerRuntimeError: the runtime was lost before.
@@ -46,7 +49,7 @@ class EventStream:
         async for event in self._events:
             self._read.append(event)
             if isinstance(event, Hello):
-                return event.slots
+                return event
             if isinstance(event, WorkerRuntimeLost):
                 reason = event.reason
                 break
@@ -68,26 +71,49 @@ class LauncherClient(ChannelRuntime):
     is dead: `WorkerRuntimeLost` follows at once, and the loss is final. After `aclose` its workers
     keep running, for the next agent.
 
-    With `command`, the launcher runs the command once, and torchrun in it starts the workers.
+    With `command`, the launcher runs the command once, and torchrun in it starts the workers: if
+    `per_node` asks for it, or if the launcher found a reason for it in the program's files.
     """
 
     def __init__(
-        self, socket_path: str, attach: Attach, command: NodeCommand | None = None
+        self,
+        socket_path: str,
+        attach: Attach,
+        command: CommandFactory | None = None,
+        per_node: bool = False,
     ) -> None:
         super().__init__(f"not connected to the launcher at {socket_path}")
         self._socket_path = socket_path
         self._identity = attach
         self._command = command
-        self._events = EventStream(self._connections())
+        self._per_node = per_node
+        self._opened = self._connections()
+        self._events = EventStream(self._opened)
 
     async def node_workers(self) -> int | None:
-        if self._command is None:
-            return await self._events.workers()
+        if not self._per_node or self._command is None:
+            hello = await self._events.hello()
+            if not hello.node_launch or self._command is None:
+                return hello.slots
+            log.info("the launcher runs the command once for this node: %s", hello.node_launch)
+            await self._reopen()
+        return await self._run(await self._command())
+
+    async def _reopen(self) -> None:
+        """Close the first connection, whose events are then read from a new one."""
+        await self._opened.aclose()
+        if self._channel is not None:
+            self._channel.close()
+        self._opened = self._connections()
+        self._events = EventStream(self._opened)
+
+    async def _run(self, command: NodeCommand) -> int:
+        """Run the command; return its number of workers once torchrun in it asks for a round."""
         channel: Channel | None = await self._first_connection()
         while channel is not None:
             reminding = asyncio.create_task(_remind())
             try:
-                await channel.run(self._command)
+                await channel.run(command)
                 found = await channel.joined()
             finally:
                 reminding.cancel()
@@ -100,7 +126,7 @@ class LauncherClient(ChannelRuntime):
     def events(self) -> AsyncIterator[WorkerRuntimeEvent]:
         return self._events.all()
 
-    async def _connections(self) -> AsyncIterator[WorkerRuntimeEvent]:
+    async def _connections(self) -> AsyncGenerator[WorkerRuntimeEvent, None]:
         channel: Channel | None = await self._first_connection()
         while channel is not None:
             async for event in channel.events():

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 
 ADDRESS = "ELASTICJOB_TORCHRUN"
 """Variable of the command with the token and the socket for the plug-in."""
-OWN_DEFAULTS = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE", "FORCE_TORCHRUN")
+TORCHRUN_WORKERS = "PET_NPROC_PER_NODE"
+"""Variable with the number of workers that torchrun starts without its option, or a word."""
+FRAMEWORK_WORKERS = "NPROC_PER_NODE"
+"""Variable with the number of workers that frameworks pass to torchrun."""
+OWN_DEFAULTS = (TORCHRUN_WORKERS, FRAMEWORK_WORKERS, "NNODES", "FORCE_TORCHRUN")
 """Variables whose value in the container takes precedence."""
 ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"

@@ -14,6 +14,7 @@ import sysconfig
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import PathFinder
 from os import getpid
 from types import CodeType
 from typing import Any
@@ -380,7 +381,10 @@ def is_python_module(name: str) -> bool:
     if known is not None:
         return top in known
     file = getattr(sys.modules.get(top), "__file__", None)
-    return file is None or (file.startswith(_LIBRARY) and "-packages/" not in file)
+    if file is not None:
+        return bool(file.startswith(_LIBRARY) and "-packages/" not in file)
+    folders = [*_LIBRARY, *(f"{folder}lib-dynload" for folder in _LIBRARY)]
+    return top in sys.builtin_module_names or PathFinder.find_spec(top, folders) is not None
 
 
 def _generator(name: str) -> Any:

@@ -189,32 +189,50 @@ def test_script_that_starts_torchrun_runs_once_for_each_pod(rig: LocalRig) -> No
     assert gangs[0].startswith("4 ")
     launch = rig.status()["launch"]
     assert (launch["mode"], launch["reason"]) == ("PerNode", "LauncherFound")
+    assert rig.call("validate", "--strict", manifest).returncode == 0  # the pods decide alike
+    (rig.job / "run_all.py").write_text("import os\nos.system('deepspeed gang.py')\n")
     found = rig.call("validate", "--strict", manifest)
     assert found.returncode == 3
     assert "spec.launch: warning (ProgramStartsLauncher): run_all.py, line 2" in found.stderr
-    assert "set spec.launch to PerNode" in found.stderr
-    requested = rig.manifest(
-        "other", command=["python3", "run_all.py"], nprocPerNode=2, launch="PerNode"
-    )
-    assert rig.call("validate", "--strict", requested).returncode == 0
     until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
 
 
-def test_script_behind_a_preparation_that_starts_torchrun_is_refused_by_the_pod(
+def test_script_behind_a_preparation_that_starts_torchrun_runs_once_for_each_pod(
     rig: LocalRig,
 ) -> None:
     (rig.job / "sub").mkdir()
     (rig.job / "sub" / "run_all.py").write_text(STARTS_TORCHRUN)
     (rig.job / "sub" / "gang.py").write_text(GANG)
+    line = ["sh", "-c", "echo ran >> prepared; cd sub && exec python3 run_all.py"]
+    manifest = rig.manifest(command=line, nprocPerNode=2, nodes=2, minNodes=2, maxNodes=2)
+    ran = rig.call("run", manifest, "--plain", "--logs")
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    assert "the command is run once for the node: run_all.py, line 2 starts torchrun" in said
+    gangs = (rig.job / "sub" / "gang").read_text().splitlines()
+    assert gangs == [gangs[0]] * 4  # one run of both nodes
+    assert gangs[0].startswith("4 ")
+    assert count(rig.job / "prepared") == 2
+    launch = rig.status()["launch"]
+    assert (launch["mode"], launch["reason"]) == ("PerNode", "LauncherFound")
+    assert launch["message"] == "run_all.py, line 2 starts torchrun"
+    refused = rig.call("logs", "job", "--rank", "1")
+    assert "the output has no ranks" in refused.stderr
+    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_script_behind_a_preparation_that_spawns_its_workers_is_refused_for_several_nodes(
+    rig: LocalRig,
+) -> None:
+    (rig.job / "sub").mkdir()
+    (rig.job / "sub" / "run_all.py").write_text("import os\nos.system('deepspeed gang.py')\n")
     line = ["sh", "-c", "cd sub && exec python3 run_all.py"]
-    manifest = rig.manifest(command=line, nprocPerNode=2, nodes=1, maxNodes=1)
+    manifest = rig.manifest(command=line, nprocPerNode=2, nodes=2, minNodes=2, maxNodes=2)
     ran = rig.call("run", manifest, "--plain")
     said = ran.stdout + ran.stderr
     assert ran.returncode == 1, said
-    assert "run_all.py, line 2 starts torchrun, which would run once for each worker" in said
-    assert "set spec.launch to PerNode" in said
-    assert not (rig.job / "sub" / "gang").exists()
-    until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+    assert "run_all.py, line 2 starts deepspeed, which does not join the job's rendezvous" in said
+    rig.nothing_left()
 
 
 def test_script_that_spawns_workers_of_its_own_runs_on_one_node_only(rig: LocalRig) -> None:
@@ -267,6 +285,21 @@ def test_torchrun_inside_of_a_worker_fails_the_worker(rig: LocalRig, in_process:
     assert rig.status()["firstFailure"]["class"] == "UserError"
     assert not (rig.job / "gang").exists()
     until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
+
+
+def test_option_launch_takes_precedence_over_the_command(rig: LocalRig) -> None:
+    (rig.job / "say.py").write_text("print('said', flush=True)\n")
+    for launch, count_of in (("PerNode", 1), ("PerWorker", 2)):
+        options = ("--plain", "--logs", "--nproc-per-node", "2", "--launch", launch)
+        ran = rig.call("run", *options, "say.py")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert f"launch {launch}: spec.launch is {launch}" in ran.stdout + ran.stderr
+        lines = [line for line in ran.stdout.splitlines() if line.startswith("say-0 ")]
+        assert len([line for line in lines if line.endswith(" said")]) == count_of, ran.stdout
+    wrong = rig.call("run", "--launch", "Sometimes", "say.py")
+    assert wrong.returncode == 2
+    written = rig.call("init", "say.py", "--launch", "PerNode", "-o", "-")
+    assert "  launch: PerNode " in written.stdout
 
 
 def test_rank_0_may_start_a_job_of_its_own(rig: LocalRig) -> None:

@@ -24,6 +24,7 @@ from elasticjob_agent.worker_runtime import (
     WorkerStart,
 )
 from elasticjob_launcher.settings import torchrun_socket
+from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.launcher_rig import (
     LauncherProcess,
     StartLauncher,
@@ -117,6 +118,70 @@ def test_values_of_the_container_take_precedence(
         await runtime.node_workers()
         assert (tmp_path / "seen").read_text().split() == ["4", "0", "2"]
         await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("env", "seen"),
+    [
+        ({}, "1"),  # this machine has no accelerators
+        ({"PET_NPROC_PER_NODE": "cpu"}, str(usable_cpus())),
+        ({"PET_NPROC_PER_NODE": "auto"}, str(usable_cpus())),
+        ({"PET_NPROC_PER_NODE": "gpu"}, ""),
+        ({"PET_NPROC_PER_NODE": "3"}, "3"),
+        ({"PET_NPROC_PER_NODE": "cpu", "NPROC_PER_NODE": "5"}, "5"),
+    ],
+    ids=str,
+)
+def test_frameworks_get_the_number_of_workers(
+    start_launcher: StartLauncher, tmp_path: Path, env: dict[str, str], seen: str
+) -> None:
+    async def scenario() -> None:
+        line = 'echo "$NPROC_PER_NODE" > "$FOLDER/seen"'
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "FOLDER": str(tmp_path)}
+        launcher = start_launcher(command=("bash", "-c", line), **hidden)
+        runtime = launcher.runtime(command=NodeCommand(env, "", 0))
+        await runtime.node_workers()
+        assert (tmp_path / "seen").read_text().strip() == seen
+        await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_python_program_that_starts_torchrun_runs_once_for_the_node(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        (tmp_path / "torchrun.py").write_text(TORCHRUN)
+        program = tmp_path / "run_all.py"
+        program.write_text(
+            "import os, subprocess, sys\n"
+            f"open({str(tmp_path / 'seen')!r}, 'a').write(os.environ['PET_NPROC_PER_NODE'] + ' ')\n"
+            f"subprocess.run([sys.executable, {str(tmp_path / 'torchrun.py')!r}, "
+            f"{str(tmp_path)!r}])\nsubprocess.run(['torchrun', 'gang.py'])\n"
+        )
+        path = f"{SDK}:{os.environ.get('PYTHONPATH', '')}"
+        launcher = start_launcher(
+            arguments=["--check", "--", sys.executable, str(program)],
+            PYTHONPATH=path,
+            ELASTICJOB_NPROC="cpu",
+        )
+        runtime = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
+        assert await runtime.node_workers() == 2
+        events = runtime.events()
+        hello = await until(events, Hello)
+        assert hello.node_launch.endswith("starts torchrun")
+        assert not hello.warms
+        await runtime.start(round_order(1))
+        started = await until(events, Started, round=1)
+        await runtime.aclose()
+        after = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
+        assert await after.node_workers() == 2
+        adopted = await until(after.events(), Hello)
+        assert (adopted.running, adopted.pids) == (1, started.pids)
+        assert (tmp_path / "seen").read_text().split() == ["cpu"]
+        await after.aclose()
 
     asyncio.run(scenario())
 

@@ -85,7 +85,6 @@ def test_node_starts_without_its_log_if_the_disk_does_not_answer(
 ) -> None:
     monkeypatch.setattr(main, "DISK_SECONDS", 0.2)
     settings = agent_settings(LogSettings(HangingFolder(tmp_path)), launch=Launch.PER_NODE)
-    command = main.node_command(settings)
-    assert command is not None
+    command = asyncio.run(main.node_command(settings))
     assert command.log_dir == ""
     assert "node-1: the output of the command is not kept: the disk does not" in caplog.text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +15,8 @@ import elasticjob_torchrun
 import pytest
 
 from elasticjob_launcher.nested_launches import find_nested_launch
-from elasticjob_launcher.program_check import ProgramError, check_command, find_in_command
+from elasticjob_launcher.program_check import ProgramError, find_in_command, node_launch
+from elasticjob_launcher.settings import read_settings
 
 
 def found(folder: Path, source: str, name: str = "run_all.py") -> tuple[int, str] | None:
@@ -21,6 +24,15 @@ def found(folder: Path, source: str, name: str = "run_all.py") -> tuple[int, str
     file.write_text(source)
     launch = find_nested_launch(str(file), False, [])
     return None if launch is None else (launch.line, launch.launcher.name)
+
+
+def launch_reason(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, *options: str
+) -> str:
+    """Return the reason for which a launcher runs the command once for its node."""
+    words = ["--check", *options, "--", *command]
+    settings = read_settings(words, {"ELASTICJOB_SOCKET": "/tmp/s"})
+    return node_launch(settings, environ or {})
 
 
 STARTING = {
@@ -406,20 +418,19 @@ def test_launch_in_the_users_own_modules_is_found(tmp_path: Path) -> None:
         ["python", "."],
     ],
 )
-def test_command_whose_program_starts_a_launcher_is_refused(
+def test_command_whose_program_starts_a_launcher_runs_once_for_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = "import os\nos.system('torchrun train.py')\n"
     for name in ("run_all.py", "__main__.py"):
         (tmp_path / name).write_text(source)
-    with pytest.raises(ProgramError, match=r"line 2 starts torchrun.*spec\.launch to PerNode"):
-        check_command(command, {})
+    assert re.fullmatch(r"\S*\.py, line 2 starts torchrun", launch_reason(command))
     launch = find_in_command(command, {}, str(tmp_path))
     assert launch is not None
     (tmp_path / "run_all.py").write_text("print('trains')\n")
     (tmp_path / "__main__.py").write_text("print('trains')\n")
-    check_command(command, {})
+    assert not launch_reason(command)
 
 
 def test_modules_on_pythonpath_are_the_users(tmp_path: Path) -> None:
@@ -427,9 +438,11 @@ def test_modules_on_pythonpath_are_the_users(tmp_path: Path) -> None:
     (tmp_path / "lib" / "launching.py").write_text("import os\nos.system('deepspeed t.py')\n")
     (tmp_path / "t.py").write_text("import launching\n")
     command = ["python", str(tmp_path / "t.py")]
-    check_command(command, {})
+    assert not launch_reason(command)
+    environ = {"PYTHONPATH": f"/nowhere:{tmp_path / 'lib'}"}
+    assert launch_reason(command, environ).endswith("launching.py, line 2 starts deepspeed")
     with pytest.raises(ProgramError, match=r"deepspeed, .*does not join the job's rendezvous"):
-        check_command(command, {"PYTHONPATH": f"/nowhere:{tmp_path / 'lib'}"})
+        launch_reason(command, environ, "--several-nodes")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +452,7 @@ def test_command_without_a_readable_program_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_command(command, {"PATH": str(tmp_path)})
+    assert not launch_reason(command, {"PATH": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,28 @@
-"""Check of the file of a program that runs once for each worker."""
+"""Check of the files of a program that is to run once for each worker."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from elasticjob_launcher.program_check import ProgramError, check_program
-from elasticjob_launcher.settings import SettingsError, read_settings
+from elasticjob_launcher.program_check import ProgramError, node_launch
+from elasticjob_launcher.settings import Settings, SettingsError, read_settings
 
 CONSOLE = "import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    {name}()\n"
+
+
+def settings_of(*options: str, command: Sequence[str] = ("sh", "x")) -> Settings:
+    return read_settings([*options, "--", *command], {"ELASTICJOB_SOCKET": "/tmp/s"})
+
+
+def reason_of(file: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the reason to run a program with this file once for the node."""
+    return node_launch(settings_of("--program", file), environ or {})
 
 
 def program(folder: Path, text: str | bytes) -> str:
@@ -29,9 +39,9 @@ def program(folder: Path, text: str | bytes) -> str:
 def test_shell_script_is_refused(tmp_path: Path, first: str) -> None:
     path = program(tmp_path, f"{first}\npython train.py\n")
     with pytest.raises(ProgramError, match=r"is a shell script.*set spec\.launch to PerNode"):
-        check_program(path, {})
+        reason_of(path)
     with pytest.raises(ProgramError, match=path):
-        check_program("train", {"PATH": f"/nowhere:{tmp_path}"})
+        reason_of("train", {"PATH": f"/nowhere:{tmp_path}"})
 
 
 @pytest.mark.parametrize(
@@ -45,12 +55,12 @@ def test_shell_script_is_refused(tmp_path: Path, first: str) -> None:
         ("deepspeed", "main", "deepspeed"),
     ],
 )
-def test_console_script_of_a_launcher_is_refused(
+def test_console_script_of_a_launcher_runs_once_for_the_node(
     tmp_path: Path, module: str, name: str, launcher: str
 ) -> None:
     text = "#!/opt/conda/bin/python3.11\n" + CONSOLE.format(module=module, name=name)
-    with pytest.raises(ProgramError, match=f"train starts {launcher}, which would run once"):
-        check_program(program(tmp_path, text), {})
+    path = program(tmp_path, text)
+    assert reason_of(path) == f"{path} starts {launcher}"
 
 
 TRAMPOLINES = [
@@ -69,7 +79,7 @@ TRAMPOLINES = [
 def test_console_script_that_a_shell_starts_is_a_python_program(tmp_path: Path, first: str) -> None:
     text = first + CONSOLE.format(module="my.package", name="main")
     path = program(tmp_path, text)
-    check_program(path, {})
+    assert not reason_of(path)
     if "realpath" not in first:
         folder = tmp_path / "a folder"
         python = folder / "python3"
@@ -78,13 +88,12 @@ def test_console_script_that_a_shell_starts_is_a_python_program(tmp_path: Path, 
         named = re.sub(r"exec' .*(python|pypy)\S*", f'exec\' "{python}"', first)
         started = program(tmp_path, f"{named}print('python')\n")
         assert subprocess.run([started], capture_output=True, text=True).stdout == "python\n"
-        check_program(started, {})
+        assert not reason_of(started)
     launcher = first + CONSOLE.format(module="torch.distributed.run", name="main")
-    with pytest.raises(ProgramError, match="starts torchrun"):
-        check_program(program(tmp_path, launcher), {})
+    assert reason_of(program(tmp_path, launcher)).endswith("train starts torchrun")
     script = first.splitlines()[0] + "\nexec python train.py\n" + first
     with pytest.raises(ProgramError, match="is a shell script"):
-        check_program(program(tmp_path, script), {})
+        reason_of(program(tmp_path, script))
 
 
 def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
@@ -92,10 +101,10 @@ def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
         '#!/usr/bin/env bash\nset -e\n[ -n "$PYENV_DEBUG" ] && set -x\n\nprogram="${0##*/}"\n\n'
         'export PYENV_ROOT="/opt/pyenv"\nexec "/opt/pyenv/libexec/pyenv" exec "$program" "$@"\n'
     )
-    check_program(program(tmp_path, shim), {})
+    assert not reason_of(program(tmp_path, shim))
     for other in (shim + "torchrun t.py\n", shim.replace('"$program"', "torchrun")):
         with pytest.raises(ProgramError, match="is a shell script"):
-            check_program(program(tmp_path, other), {})
+            reason_of(program(tmp_path, other))
 
 
 @pytest.mark.parametrize(
@@ -116,26 +125,55 @@ def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:
     ids=str,
 )
 def test_other_file_is_accepted(tmp_path: Path, text: str | bytes) -> None:
-    check_program(program(tmp_path, text), {})
+    assert not reason_of(program(tmp_path, text))
 
 
-def test_program_that_imports_the_module_of_a_launcher_is_refused(tmp_path: Path) -> None:
+def test_program_of_a_launcher_that_reaches_no_other_node_is_refused_for_several(
+    tmp_path: Path,
+) -> None:
     text = "#!/usr/bin/env python\nimport sys\nimport deepspeed.launcher.runner\n"
-    with pytest.raises(ProgramError, match="train starts deepspeed"):
-        check_program(program(tmp_path, text), {})
+    path = program(tmp_path, text)
+    assert reason_of(path) == f"{path} starts deepspeed"
+    several = settings_of("--several-nodes", "--program", path)
+    with pytest.raises(ProgramError, match="train starts deepspeed, which does not join") as found:
+        node_launch(several, {})
+    assert "set spec.maxNodes to 1" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "launcher"),
+    [
+        ("import subprocess\nsubprocess.run(['torchrun', 'gang.py'])\n", "torchrun"),
+        ("import torch.distributed.run as r\nr.main(['gang.py'])\n", "torchrun"),
+        ("import os\nos.system('accelerate launch gang.py')\n", "accelerate launch"),
+    ],
+)
+def test_python_program_that_starts_a_launcher_runs_once_for_the_node(
+    tmp_path: Path, source: str, launcher: str
+) -> None:
+    path = tmp_path / "run_all.py"
+    path.write_text(source)
+    command = ("python3", str(path))
+    for options in (["--check"], ["--check", "--several-nodes"]):
+        reason = node_launch(settings_of(*options, command=command), {})
+        assert reason == f"{path}, line 2 starts {launcher}"
+    assert not node_launch(settings_of(command=command), {})  # an explicit spec.launch
+    path.write_text("print('no launcher')\n")
+    assert not node_launch(settings_of("--check", command=command), {})
 
 
 def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:
-    check_program(str(tmp_path / "absent"), {})
-    check_program("absent", {"PATH": str(tmp_path)})
-    check_program(str(tmp_path), {})
+    assert not reason_of(str(tmp_path / "absent"))
+    assert not reason_of("absent", {"PATH": str(tmp_path)})
+    assert not reason_of(str(tmp_path))
 
 
 def test_program_is_read_after_the_other_options() -> None:
     environ = {"ELASTICJOB_LAUNCHER_SOCKET": "/tmp/s"}
-    words = ["--setup", "1", "true", "--prepare", "--check"]
+    words = ["--setup", "1", "true", "--prepare", "--check", "--several-nodes"]
     words += ["--program", "./train", "--", "sh", "x"]
     settings = read_settings(words, environ)
+    assert settings.several_nodes
     assert (settings.program, settings.argv) == ("./train", ("sh", "x"))
     assert (settings.prepare, settings.check) == (True, True)
     assert not read_settings(["--", "--check", "x"], environ).check

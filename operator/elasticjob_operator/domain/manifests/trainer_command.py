@@ -37,6 +37,7 @@ DEFAULT_PYTHON = "python3"
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
 CHECK_OPTION = "--check"
+SEVERAL_NODES_OPTION = "--several-nodes"
 PROGRAM_OPTION = "--program"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PYTHON_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)")
@@ -223,7 +224,7 @@ def _decided(
         return _per_node(plain, LaunchReason.LAUNCHER_FOUND, spec.nested)
     if removed is not None:
         one = spec.has_one_worker(removed.workers or workers)
-        return removed if one else replace(removed, options=_checked((), spec.launch))
+        return removed if one else replace(removed, options=_checked((), spec))
     prepared = split((*command, *args))
     if found is not None and not _only_prepares(found, prepared, values):
         if spec.launch is Launch.AUTO:
@@ -313,7 +314,7 @@ def _per_worker(
     if workers == 1 or (workers is None and spec.single):
         return replace(
             plain,
-            options=() if spec.max_nodes == 1 else (CHECK_OPTION,),
+            options=() if spec.max_nodes == 1 else _checked((), spec),
             workers="1",
             reason=LaunchReason.SINGLE_WORKER,
             message=f"the shell line cannot be split into a preparation and a command because of "
@@ -329,17 +330,18 @@ def _per_worker(
 def _options(words: Sequence[str], workers: int | str | None, spec: LaunchSpec) -> tuple[str, ...]:
     """Return the options by which the launcher checks the program's files; the program of a job
     with one worker may start what it likes, but a shell script may be meant for several."""
-    found = _checked(words, spec.launch)
+    found = _checked(words, spec)
     return found[1:] if spec.has_one_worker(workers) else found
 
 
-def _checked(words: Sequence[str], launch: Launch) -> tuple[str, ...]:
+def _checked(words: Sequence[str], spec: LaunchSpec) -> tuple[str, ...]:
     """Return the options by which the launcher checks a program that no rule knows, and the files
     of a Python program; an explicit spec.launch needs no check."""
-    if launch is not Launch.AUTO:
+    if spec.launch is not Launch.AUTO:
         return ()
     program = program_file(words) if words else ""
-    return (CHECK_OPTION, PROGRAM_OPTION, program) if program else (CHECK_OPTION,)
+    several = () if spec.max_nodes == 1 else (SEVERAL_NODES_OPTION,)
+    return (CHECK_OPTION, *several, *((PROGRAM_OPTION, program) if program else ()))
 
 
 def _structural(prepared: Prepared, values: Mapping[str, str]) -> str:

@@ -45,6 +45,7 @@ from elasticjob_operator.model.status import (
     MAX_UNSAVED,
     CauseStatus,
     Interruptions,
+    LaunchStatus,
     MemberStatus,
     PodCounts,
     RendezvousStatus,
@@ -52,7 +53,7 @@ from elasticjob_operator.model.status import (
     Status,
     StopStatus,
 )
-from elasticjob_operator.model.types import Phase, RendezvousState
+from elasticjob_operator.model.types import Launch, LaunchReason, Phase, RendezvousState
 from elasticjob_rendezvous.protocol.records.members import Cause, Counts, Member, MemberState
 from elasticjob_rendezvous.protocol.records.roster import natural_order
 
@@ -84,7 +85,7 @@ def next_status(
         rounds = _rounds(view, round_reasons(view, reason, past), past)
     status = Status(
         phase=phase,
-        launch=before.launch if before.phase in FINISHED else launch_status(job),
+        launch=before.launch if before.phase in FINISHED else _launch(job, view, past),
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),
@@ -215,6 +216,23 @@ def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
         detail=cause.detail,
         reasons=list(cause.reasons[:MAX_REASONS]),
     )
+
+
+def _launch(job: ElasticJob, view: RendezvousView, past: Status) -> LaunchStatus | None:
+    """Return the launch of the command: the operator's decision, unless a launcher found in the
+    files of its pod that the program starts the workers itself. A finding stays without members."""
+    decided = launch_status(job)
+    if decided is None or decided.mode is Launch.PER_NODE or job.spec.launch is not Launch.AUTO:
+        return decided
+    if not view.members:
+        known = past.launch
+        is_found = known is not None and known.reason is LaunchReason.LAUNCHER_FOUND
+        return known if is_found else decided
+    ordered = sorted(view.members, key=lambda member: natural_order(member.name))
+    found = next((member.launch for member in ordered if member.launch), "")
+    if not found:
+        return decided
+    return LaunchStatus(mode=Launch.PER_NODE, reason=LaunchReason.LAUNCHER_FOUND, message=found)
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:

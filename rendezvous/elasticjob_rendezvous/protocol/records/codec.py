@@ -37,7 +37,9 @@ LONGEST_DETAIL = 1024
 LONGEST_MESSAGE = 8 * 1024
 _LONGEST = {
     **dict.fromkeys(("name", "members", "unsaved", "masterName"), LONGEST_NAME),
-    **dict.fromkeys(("detail", "reason", "reasons", "cold", "coldReason"), LONGEST_DETAIL),
+    **dict.fromkeys(
+        ("detail", "reason", "reasons", "cold", "coldReason", "launch"), LONGEST_DETAIL
+    ),
     **dict.fromkeys(("message", "traceback"), LONGEST_MESSAGE),
 }
 _KEEPS_END = frozenset({"traceback"})

@@ -234,6 +234,8 @@ class Member:
         lost_steps, lost_ms: for `running`: completed steps of earlier rounds that its workers
             repeat, and their duration, from their first step on; -1 and 0 while unknown.
         snapshots: its workers' snapshots, updated with `step`; None without a report.
+        launch: reason, found in the program's files, for which the command runs once for this node
+            and starts the workers; empty if the launch is as the operator decided.
     """
 
     id: str
@@ -270,6 +272,7 @@ class Member:
     snapshots: Snapshots | None = None
     ended_round: int = 0
     ended_step: int = -1
+    launch: str = ""
 
     @property
     def runs(self) -> bool:

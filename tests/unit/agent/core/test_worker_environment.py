@@ -92,5 +92,6 @@ def test_error_handling_of_user_is_inherited() -> None:
 def test_command_environment_makes_frameworks_use_torchrun(nproc: str, number: str | None) -> None:
     env = command_environment("job", "default", "1:4", nproc)
     assert env["FORCE_TORCHRUN"] == "1"
+    assert env["NNODES"] == "4"  # frameworks read a number
     assert env.get("NPROC_PER_NODE") == number
     assert env.get("PET_NPROC_PER_NODE") == (nproc or None)

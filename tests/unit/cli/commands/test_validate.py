@@ -126,13 +126,14 @@ def manifest(folder: Path, a_job: ElasticJob) -> Path:
 @pytest.mark.parametrize(
     ("source", "launch", "code"),
     [
-        ("import os\nos.system('torchrun t.py')\n", "Auto", 3),
+        ("import os\nos.system('deepspeed t.py')\n", "Auto", 3),
+        ("import os\nos.system('torchrun t.py')\n", "Auto", 0),
         ("import os\nos.system('torchrun t.py')\n", "PerNode", 0),
         ("import os\nos.system('torchrun t.py')\n", "PerWorker", 0),
         ("import torch\n", "Auto", 0),
     ],
 )
-def test_strict_validation_fails_for_a_script_that_starts_a_launcher(
+def test_strict_validation_fails_for_a_launcher_that_reaches_no_other_node(
     tmp_path: Path, source: str, launch: str, code: int
 ) -> None:
     file = tmp_path / "job.yaml"
@@ -140,5 +141,5 @@ def test_strict_validation_fails_for_a_script_that_starts_a_launcher(
     (tmp_path / "train.py").write_text(source)
     ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
     assert ran.exit_code == code, ran.stderr
-    told = "train.py, line 2 starts torchrun, and the operator cannot read it: set spec.launch"
+    told = "train.py, line 2 starts deepspeed, which does not join the job's rendezvous"
     assert (told in ran.stderr) == bool(code)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_launcher.zygote.identifiers import Identifiers
+from elasticjob_launcher.zygote.identifiers import Identifiers, is_python_module
 
 
 def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
@@ -113,3 +113,15 @@ def test_mpmath_is_preloaded_on_a_machine_that_has_just_started(
     identifiers.begin()
     identifiers._modules -= {name for name in sys.modules if name.startswith("mpmath")}
     assert identifiers.found() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_python"),
+    [("wave", True), ("sys", True), ("xml.dom", True), ("my_training", False), ("my.part", False)],
+)
+def test_modules_that_are_not_loaded_are_classified_without_a_list_of_names(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_python: bool
+) -> None:
+    monkeypatch.delattr(sys, "stdlib_module_names")  # as in Python 3.8 and 3.9
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    assert is_python_module(name) is is_python

@@ -71,6 +71,7 @@ def test_agent_reads_all_its_variables(tmp_path: Path) -> None:
         node="node-a",
         slots=2,
         nnodes="1:4",
+        nproc="2",
         etcd=EtcdAccess(
             ("https://etcd:2379",),
             Tls(ca, cert, key, "etcd-name"),

@@ -276,6 +276,20 @@ def test_member_shows_its_rank_steps_and_start(
     assert second == MemberStatus(pod="job-1", state="running", round=2)
 
 
+def test_launch_is_the_one_that_a_launcher_found_in_its_files() -> None:
+    text = "run_all.py, line 2 starts torchrun"
+    found = replace(final_round(1, 2), members=(replace(member(0), launch=text), member(1)))
+    status = status_of(job(), observed(view=found))
+    assert status.launch is not None
+    assert (status.launch.mode, status.launch.message) == ("PerNode", text)
+    later = replace(final_round(1, 2), members=())
+    kept = status_of(job(status=status), observed(view=later))
+    assert kept.launch == status.launch
+    requested = status_of(job(launch="PerWorker"), observed(view=found))
+    assert requested.launch is not None
+    assert requested.launch.mode == "PerWorker"
+
+
 def member(index: int, state: str = "running", round: int = 2) -> Member:
     return member_record(f"job-{index}", state, round=round)
 
