@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.launchers import (
@@ -37,6 +37,25 @@ _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _BEFORE = frozenset({"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "stdbuf"})
 """Words before a command of a shell line, whose options have no value of their own."""
+_FIRST = ("run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput")
+_STARTERS: Mapping[str, int] = {
+    **{f"subprocess.{name}": 0 for name in _FIRST},
+    **{f"os.{name}": 0 for name in ("system", "popen")},
+    **{f"os.{name}": 1 for name in ("execv", "execve", "execvp", "execvpe")},
+    **{f"os.{name}": 1 for name in ("posix_spawn", "posix_spawnp")},
+    **{f"os.{name}": 2 for name in ("spawnv", "spawnve", "spawnvp", "spawnvpe")},
+    "asyncio.create_subprocess_shell": 0,
+    "pexpect.spawn": 0,
+    "pexpect.run": 0,
+    "pty.spawn": 0,
+}
+"""Functions that start a process, with the index of the argument that is the command."""
+_LISTED: Mapping[str, int] = {
+    **{f"os.{name}": 1 for name in ("execl", "execle", "execlp", "execlpe")},
+    **{f"os.{name}": 2 for name in ("spawnl", "spawnle", "spawnlp", "spawnlpe")},
+    "asyncio.create_subprocess_exec": 0,
+}
+"""Functions whose arguments from this index on are the words of the command."""
 
 
 _TEXT_METHODS = frozenset({"format", "strip", "replace", "encode", "lstrip"})
@@ -258,3 +277,28 @@ def _split(node: Any) -> Any:
 def _makes_text(node: ast.Call) -> bool:
     name = reference(node.func)
     return name in _TEXT_METHODS or name in ("join", "str", "dedent")
+
+
+def commands_of_call(
+    name: str, call: ast.Call, commands: Callable[[Any], Iterable[Written]]
+) -> Iterator[Written]:
+    """Yield the commands that a call of this function may start, one of which is certain."""
+    if name.startswith("sh.") and launcher_of_program(name[len("sh.") :], ("run", "launch")):
+        yield Written((name[len("sh.") :], *_constants(call.args)), call.lineno)
+    elif name == "runpy.run_module" and call.args:
+        yield Written(("python", "-m", *_constants(call.args[:1])), call.lineno)
+    elif name in _LISTED:
+        words = ast.Tuple(elts=call.args[_LISTED[name] :], ctx=ast.Load())
+        words.lineno = call.lineno
+        yield from commands(words)
+    elif name in _STARTERS:
+        at = _STARTERS[name]
+        given = [one.value for one in call.keywords if one.arg in ("args", "cmd", "command")]
+        if len(call.args) > at:
+            given.insert(0, call.args[at])
+        yield from commands(given[0] if given else None)
+
+
+def _constants(nodes: Sequence[Any]) -> Iterator[str]:
+    for node in nodes:
+        yield str(node.value) if isinstance(node, ast.Constant) else ""
