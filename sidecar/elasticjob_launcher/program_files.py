@@ -14,8 +14,7 @@ from elasticjob_launcher.launchers import launcher_of_module
 from elasticjob_launcher.program_names import Source
 from elasticjob_launcher.started_commands import reference
 from elasticjob_launcher.zygote.environment_changes import nodes
-from elasticjob_launcher.zygote.identifiers import is_python_module
-from elasticjob_launcher.zygote.search_path import added_folders
+from elasticjob_launcher.zygote.search_path import added_folders, is_python_module
 
 MAX_FILES = 50
 MAX_SOURCE_BYTES = 1024 * 1024

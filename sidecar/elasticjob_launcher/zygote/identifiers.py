@@ -10,14 +10,14 @@ import os
 import random
 import re
 import sys
-import sysconfig
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import PathFinder
 from os import getpid
 from types import CodeType
 from typing import Any
+
+from elasticjob_launcher.zygote.search_path import is_python_module
 
 # Packages whose identifiers and exit functions stay within the process. Their other effects, such
 # as files and processes, do count.
@@ -42,7 +42,6 @@ GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
 _DEEP = 3
-_LIBRARY = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
 _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
@@ -373,18 +372,6 @@ def calling_module(unless: str = "") -> str:
 
 def _is_ours(frame: Any) -> bool:
     return bool(frame.f_globals.get("__package__") == __package__)
-
-
-def is_python_module(name: str) -> bool:
-    known: Any = getattr(sys, "stdlib_module_names", None)
-    top = name.partition(".")[0]
-    if known is not None:
-        return top in known
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if file is not None:
-        return bool(file.startswith(_LIBRARY) and "-packages/" not in file)
-    folders = [*_LIBRARY, *(f"{folder}lib-dynload" for folder in _LIBRARY)]
-    return top in sys.builtin_module_names or PathFinder.find_spec(top, folders) is not None
 
 
 def _generator(name: str) -> Any:

@@ -28,7 +28,6 @@ from elasticjob_launcher.zygote.child_init import (
 )
 from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
 from elasticjob_launcher.zygote.fork_safety import hidden_module, unfit_for_fork
-from elasticjob_launcher.zygote.identifiers import is_python_module
 from elasticjob_launcher.zygote.import_recorder import ImportPage, ImportRecorder
 from elasticjob_launcher.zygote.preload import ImportGuard, is_excluded
 from elasticjob_launcher.zygote.program_imports import (
@@ -39,7 +38,7 @@ from elasticjob_launcher.zygote.program_imports import (
     module_files,
 )
 from elasticjob_launcher.zygote.run_module import Target
-from elasticjob_launcher.zygote.search_path import searching
+from elasticjob_launcher.zygote.search_path import is_python_module, searching
 from elasticjob_launcher.zygote.worker_environment import (
     RESERVED_SPACE,
     differs_by_worker,

@@ -10,12 +10,16 @@ import ast
 import operator
 import os
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.worker_environment import differs_by_worker
+
+_LIBRARY = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib")})
 
 
 @contextmanager
@@ -299,3 +303,15 @@ def _after_the_rest(value: ast.expr) -> Sequence[ast.expr]:
     items = getattr(value, "elts", [])
     starred = [number for number, item in enumerate(items) if isinstance(item, ast.Starred)]
     return items[starred[-1] + 1 :] if starred else []
+
+
+def is_python_module(name: str) -> bool:
+    known: Any = getattr(sys, "stdlib_module_names", None)
+    top = name.partition(".")[0]
+    if known is not None:
+        return top in known
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is not None:
+        return bool(file.startswith(_LIBRARY) and "-packages/" not in file)
+    folders = [*_LIBRARY, *(f"{folder}lib-dynload" for folder in _LIBRARY)]
+    return top in sys.builtin_module_names or PathFinder.find_spec(top, folders) is not None

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob_launcher.zygote.identifiers import Identifiers, is_python_module
+from elasticjob_launcher.zygote.identifiers import Identifiers
+from elasticjob_launcher.zygote.search_path import is_python_module
 
 
 def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
