@@ -300,7 +300,9 @@ def prepared(program: str) -> PreparedCall:
     """Give this worker the search path, folder and arguments of the submitting process.
 
     Without a round and a local rank in the command, as in a job, its value is that of its rank.
+    A process that the function spawns must not run the generated program again as its main module.
     """
+    vars(sys.modules["__main__"]).pop("__file__", None)
     numbers = sys.argv[1:3]
     number, local_rank = numbers or (os.environ[ROUND], os.environ["RANK"])
     place = CallFolder(Path(program).absolute().parent)

@@ -51,7 +51,7 @@ def written(tmp_path: Path, *words: str) -> list[str]:
         (tmp_path / name).mkdir()
     command = [sys.executable, *words, str(tmp_path / "call"), str(tmp_path / "work")]
     ran = subprocess.run(
-        command, cwd=tmp_path / "code", capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path / "code", capture_output=True, text=True, timeout=110, check=False
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
@@ -108,3 +108,21 @@ def test_module_that_is_passed_by_value_is_not_imported(tmp_path: Path) -> None:
     source = f"{by_value}seen = lambda word: mine.seen(word)\n{SUBMIT}"
     command = written(tmp_path, "-c", source)
     assert "import mine" not in Path(command[-1]).read_text()
+
+
+SPAWNING = """
+import sys
+
+def seen(word):
+    import multiprocessing
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(abs, [-1, -2]), flush=True)
+"""
+
+
+def test_processes_that_a_function_spawns_do_not_run_it_again(tmp_path: Path) -> None:
+    """A program that is no file leaves none for the main module of spawned processes."""
+    (tmp_path / "code").mkdir()
+    command = written(tmp_path, "-c", f"{SPAWNING}{SUBMIT}")
+    cold, warm = both(tmp_path, *command, env={"ELASTICJOB_ROUND": "1", "RANK": "0"})
+    assert warm == cold == "[1, 2]\n"
