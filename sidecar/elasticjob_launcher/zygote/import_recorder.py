@@ -66,7 +66,7 @@ class ImportRecorder:
         set_variables(self._environ, changes)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not _is_import(sys._getframe(1)):
             return
         if path is None and sys.path != self._born and self._is_another(name):
             self._passed_over.add(name)
@@ -82,3 +82,14 @@ class ImportRecorder:
     def _is_another(self, name: str) -> bool:
         here, there = PathFinder.find_spec(name), PathFinder.find_spec(name, self._search)
         return here is not None and there is not None and here.origin != there.origin
+
+
+def _is_import(caller: Any) -> bool:
+    """Return True for a search by an import, False for one by `importlib.util.find_spec`.
+
+    Packages search for others that they can use and do not import, such as torch._dynamo for
+    onnxruntime.
+    """
+    while caller is not None and caller.f_code.co_name == "_find_spec":
+        caller = caller.f_back
+    return caller is not None and caller.f_code.co_name == "_find_and_load_unlocked"
