@@ -48,7 +48,7 @@ def test_number_of_restarts_can_be_chosen(rig: LocalRig) -> None:
 
 def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
     rig.finish()
-    ran = rig.call("run", rig.manifest(command=["true"]), "--nodes", "7", "--plain")
+    ran = rig.call("run", rig.manifest(command=["sleep", "3"]), "--nodes", "7", "--plain")
     assert ran.returncode == 0, ran.stderr
     assert "7 is not a legal size of this job: 3 nodes are started\n" in ran.stderr
     assert "3 nodes, 3 workers" in ran.stdout
