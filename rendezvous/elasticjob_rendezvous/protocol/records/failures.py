@@ -48,7 +48,7 @@ class Failure:
 
     `step` is the last step that it reported, `ran_ms` its running time; None if unknown.
     `describes_exit` is True if the message describes the exit of a worker that left no error; None
-    without an exit, and in records of the previous release.
+    in records of the previous release and in those rebuilt from a status.
     """
 
     round: int
