@@ -70,6 +70,8 @@ STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
 _PROPOSAL = struct.Struct("<QB??")
+_SILENT = 2
+"""Result of a read that storage does not answer."""
 _BEGIN = struct.Struct("<I?qQ")
 
 
@@ -446,15 +448,25 @@ class Snapshots:
                     try:
                         bodies[source.part] = _read(places, source.place, source.part)
                     except (CorruptSnapshot, TimeoutError) as error:
+                        cause = error.__cause__ or error
+                        if source.place == STORAGE and isinstance(cause, TimeoutError):
+                            bad = _SILENT
+                            break
                         log.warning("passing over a snapshot: %s", error)
                         refused.add((source.place, source.part))
-                        cause = error.__cause__ or error
                         if source.place == STORAGE and isinstance(cause, OSError):
                             stored.failed(cause)
                         if source.place == MEMORY and self._memory is not None:
                             self._memory.damaged(source.part)
                         bad = 1
-            if not any(bytes(content) != b"\0" for content in gang.gather(bytes([bad]))):
+            outcomes = [bytes(content)[0] for content in gang.gather(bytes([bad]))]
+            if plan is not None and _SILENT in outcomes:
+                raise SnapshotError(
+                    f"the snapshot of step {plan.version.step} is in storage, which does not "
+                    f"answer rank {outcomes.index(_SILENT)}: make it readable, or give Snapshots "
+                    "another folder to go on without it"
+                )
+            if not any(outcomes):
                 self._stored_at = 0.0 if self._store_seconds is None else stored.at
                 _check_storage(plan, [each.trouble for each in told], gang.rank)
                 return plan, bodies, offers

@@ -7,7 +7,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from typing import Any
 import pytest
 
 from elasticjob import layout, train
-from elasticjob.train import SnapshotError, Snapshots, storage
-from elasticjob.train.buffers import StorageFolder
+from elasticjob.train import SnapshotError, Snapshots, buffers, storage
+from elasticjob.train.agreement import SHARED, Part, Version
+from elasticjob.train.buffers import Body, StorageFolder, read
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import Job, asked, checkpoint, job
@@ -26,10 +29,15 @@ __all__ = ["job"]
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that shortens the waits, to be called once no healthy write follows."""
+
+    def shortened() -> None:
+        monkeypatch.setattr(storage, "SILENT_SECONDS", 0.5)
+        monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+
+    return shortened
 
 
 def storage_trouble(job: Job) -> int:
@@ -53,11 +61,16 @@ def saves_until(snapshots: Snapshots, condition: Callable[[], bool], step: int) 
 
 
 def test_hanging_storage_costs_only_the_stores_until_it_answers(
-    job: Job, caplog: pytest.LogCaptureFixture
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    short: Callable[[], None],
 ) -> None:
     caplog.set_level(logging.WARNING)
+    silent_seconds = storage.SILENT_SECONDS
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
     disk = HangingStorage(job.storage)
+    short()
     step = saves_until(snapshots, lambda: storage_trouble(job) == errno.ETIMEDOUT, 0)
     assert step > 4, "training went on past the next snapshots for storage"
     assert caplog.text.count("does not answer") == 1
@@ -66,6 +79,7 @@ def test_hanging_storage_costs_only_the_stores_until_it_answers(
     with pytest.raises(SnapshotError, match=r"rank 0: .*the storage does not answer"):
         snapshots.save(step, {"x": step}, store=True)
 
+    monkeypatch.setattr(storage, "SILENT_SECONDS", silent_seconds)
     disk.answer()
     step = saves_until(snapshots, lambda: job.report().stored > 2, step)
     snapshots.close()
@@ -79,11 +93,12 @@ def test_hanging_storage_costs_only_the_stores_until_it_answers(
 
 
 def test_planned_stop_with_hanging_storage_goes_on_without_the_snapshot(
-    job: Job, caplog: pytest.LogCaptureFixture
+    job: Job, caplog: pytest.LogCaptureFixture, short: Callable[[], None]
 ) -> None:
     job.settings(everySteps=100, storage={"folder": str(job.storage), "everySeconds": 900})
     snapshots = job.started()
     HangingStorage(job.storage)
+    short()
     asked(job, point=1)
     assert snapshots.save(1, {"x": 1})
     assert "The job stops without it" in caplog.text
@@ -97,10 +112,10 @@ from pathlib import Path
 from elasticjob.train import Snapshots, storage
 from tests.hanging_storage import HangingStorage
 
-storage.SILENT_SECONDS = 0.5
 snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1)
 snapshots.restore()
 if sys.argv[2] == "hangs":
+    storage.SILENT_SECONDS = 0.5
     HangingStorage(Path(sys.argv[1]))
 snapshots.save(1, {"x": 1})
 print("trained", flush=True)
@@ -131,12 +146,16 @@ def unlisted(folder: Path) -> None:
 
 @pytest.mark.parametrize("broken", [unlisted, HangingStorage])
 def test_memory_suffices_if_storage_cannot_be_read(
-    job: Job, caplog: pytest.LogCaptureFixture, broken: Callable[[Path], object]
+    job: Job,
+    caplog: pytest.LogCaptureFixture,
+    short: Callable[[], None],
+    broken: Callable[[Path], object],
 ) -> None:
     snapshots = job.started(storage=job.storage, every_steps=1)
     snapshots.save(1, {"x": 1}, store=True)
     snapshots.save(2, {"x": 2})
     broken(job.storage)
+    short()
     job.restart()
     again = Snapshots(job.storage, every_steps=1)
     found = again.restore()
@@ -152,12 +171,13 @@ def test_memory_suffices_if_storage_cannot_be_read(
     [(unlisted, "Not a directory"), (HangingStorage, "the storage does not answer")],
 )
 def test_storage_that_cannot_be_read_is_an_error_without_memory(
-    job: Job, broken: Callable[[Path], object], reason: str
+    job: Job, short: Callable[[], None], broken: Callable[[Path], object], reason: str
 ) -> None:
     job.started(storage=job.storage, every_steps=1).save(1, {"x": 1}, store=True)
     for path in job.memory.iterdir():
         path.unlink()
     broken(job.storage)
+    short()
     with pytest.raises(SnapshotError, match=rf"no complete snapshot in memory.*{reason}"):
         Snapshots(job.storage).restore()
 
@@ -186,6 +206,51 @@ def test_file_in_storage_that_cannot_be_read_is_not_taken_for_an_absent_one(
     steps |= {1, 2}
     with pytest.raises(SnapshotError, match=r"storage cannot be read .*Input/output error"):
         Snapshots(job.storage).restore()
+
+
+def test_checksum_of_a_part_in_storage_is_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: a large part must not count as storage that does not answer."""
+    part = Part(Version(1, 1), SHARED, 0, 0)
+    folder = StorageFolder(tmp_path)
+    folder.store(part, Body(0, [memoryview(bytes(range(100)))]))
+    (path,) = tmp_path.glob("*/shared")
+    calls: list[int | str] = []
+    real = zlib.crc32
+
+    def counted(content: memoryview, before: int = 0) -> int:
+        calls.append(memoryview(content).nbytes)
+        return real(content, before)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    monkeypatch.setattr(buffers, "_SLICE_BYTES", 40)
+    body = read(path, part, lambda: calls.append("progress"))
+    assert bytes(body.views[0]) == bytes(range(100))
+    assert calls[calls.index("progress") - 1 :] == [40, "progress", 40, "progress", 20, "progress"]
+
+
+def test_part_that_storage_does_not_deliver_is_an_error_and_not_an_older_snapshot(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = job.started(storage=job.storage, every_steps=1)
+    for step in (1, 2):
+        snapshots.save(step, {"x": step}, store=True)
+    monkeypatch.setenv(layout.SNAPSHOT_FOLDER, "")
+    answers, real = threading.Event(), os.preadv
+
+    def hanging(fd: int, *arguments: Any) -> int:
+        if "step-000000000002-" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            assert answers.wait(120)
+        return real(fd, *arguments)
+
+    monkeypatch.setattr(os, "preadv", hanging)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "SILENT_SECONDS", 2)
+        with pytest.raises(SnapshotError, match=r"step 2 is in storage, which does not answer"):
+            Snapshots(job.storage).restore()
+    answers.set()
+    assert restored(job.storage) == (2, "storage")
 
 
 def test_version_that_cannot_be_read_does_not_expire(
