@@ -18,11 +18,13 @@ import pytest
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots, buffers, storage
+from elasticjob.train import snapshots as snapshots_module
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import Body, StorageFolder, read
+from elasticjob.train.gang import Gang
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
-from tests.unit.train.test_snapshot_job import Job, asked, checkpoint, job
+from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
 
 __all__ = ["job"]
 
@@ -246,7 +248,12 @@ def test_part_that_storage_does_not_deliver_is_an_error_and_not_an_older_snapsho
 
     monkeypatch.setattr(os, "preadv", hanging)
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "SILENT_SECONDS", 2)
+
+        def called(work: Callable[..., Any]) -> Any:
+            patch.setattr(storage, "SILENT_SECONDS", 0.5)  # the listing has ended
+            return storage.called(work)
+
+        patch.setattr(snapshots_module, "called", called)
         with pytest.raises(SnapshotError, match=r"step 2 is in storage, which does not answer"):
             Snapshots(job.storage).restore()
     answers.set()
@@ -275,19 +282,162 @@ def test_version_that_cannot_be_read_does_not_expire(
     assert {part.version.step for part in folder.parts()} == {1, 4}
 
 
-@pytest.mark.parametrize("store", [False, True])
-def test_store_without_storage_is_an_error_at_the_first_call(job: Job, store: bool) -> None:
+def slow_listing(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.5) -> None:
+    """Let each listing of storage outlast the short wait of a restore."""
+    real = StorageFolder._versions
+
+    def versions(folder: StorageFolder) -> Any:
+        time.sleep(seconds)
+        yield from real(folder)
+
+    monkeypatch.setattr(StorageFolder, "_versions", versions)
+    monkeypatch.setattr(storage, "SOON_SECONDS", 0.1)
+
+
+def outgrown(job: Job) -> Snapshots:
+    """Return snapshots with step 1 in memory, which has no room for step 2, in storage."""
+    job.settings(everySteps=1, memoryBytes=MIB)
+    snapshots = job.started(storage=job.storage)
+    assert snapshots.save(1, {"x": bytes(MIB // 4)}, store=True)
+    assert snapshots.save(2, {"x": bytes(4 * MIB)}, store=True)
+    job.restart()
+    return snapshots
+
+
+def test_restore_waits_for_storage_that_is_newer_than_memory(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outgrown(job)
+    slow_listing(monkeypatch)
+    assert restored(job.storage) == (2, "storage")
+
+
+def test_restore_waits_for_storage_that_is_newer_than_memory_also_after_a_second_fault(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outgrown(job)
+    again = Snapshots(job.storage, store_every=100)
+    assert again.restore() is not None
+    assert again.save(3, {"x": bytes(4 * MIB)})
+    slow_listing(monkeypatch)
+    job.restart()
+    assert restored(job.storage) == (2, "storage")
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(unlisted, "Not a directory"), (HangingStorage, "the storage does not answer")],
+)
+def test_memory_older_than_storage_that_cannot_be_read_is_an_error(
+    job: Job, short: Callable[[], None], broken: Callable[[Path], object], reason: str
+) -> None:
+    outgrown(job)
+    broken(job.storage)
+    short()
+    with pytest.raises(SnapshotError, match=rf"step 2 is in storage.*{reason}.*go on at step 1"):
+        Snapshots(job.storage).restore()
+
+
+def test_restore_waits_for_the_ranks_own_state_in_storage(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.started(storage=job.storage, every_steps=1).save(1, {"x": 1}, "own", store=True)
+    for path in job.memory.glob("rank-*"):
+        path.unlink()
+    slow_listing(monkeypatch)
+    found = Snapshots(job.storage).restore()
+    assert found is not None
+    assert (found.step, found.rank_state) == (1, "own")
+
+
+def test_listing_that_ends_right_after_the_wait_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result is that of the next wait."""
+    part = Part(Version(1, 1), SHARED, 0, 0)
+    StorageFolder(tmp_path).store(part, Body(0, [memoryview(b"x")]))
+    offer = storage.StoredOffer(StorageFolder(tmp_path))
+    listing = offer._call
+    assert listing is not None
+    with monkeypatch.context() as patch:
+        # The wait is over before the listing, which ends before its result is taken.
+        patch.setattr(listing, "has_ended", lambda _: listing.join() is not None)
+        offer.update(is_patient=False)
+    assert (offer.is_silent, dict(offer.parts)) == (True, {})
+    offer.update(is_patient=True)
+    assert (offer.is_silent, list(offer.parts)) == (False, [part])
+
+
+def test_store_without_storage_is_an_error_at_the_first_call(job: Job) -> None:
     snapshots = job.started(every_steps=1)
     with pytest.raises(SnapshotError, match=r"set recovery\.snapshots\.storage"):
-        snapshots.save(1, {"x": 1}, store=store)
+        snapshots.save(1, {"x": 1}, store=True)
     assert snapshots.save(1, {"x": 1})
 
 
-def test_unused_store_without_storage_and_without_a_job_is_no_error(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+def test_unused_store_without_storage_is_one_warning(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first planned stop would make it an error."""
+    snapshots = job.started(every_steps=1)
+    for step in (1, 2):
+        assert snapshots.save(step, {"x": step}, store=train.should_checkpoint())
+    assert caplog.text.count("there is no storage for save(store=...)") == 1
+
+
+def test_unused_store_without_storage_and_without_a_job_is_no_warning(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The same script runs under torchrun, where `should_checkpoint` is always False."""
     for name in (layout.PROGRESS_FILE, layout.REQUEST_FILE, layout.SNAPSHOT_FOLDER):
         monkeypatch.delenv(name)
     job.restart()
     assert job.started().save(1, {"x": 1}, store=train.should_checkpoint())
+    assert caplog.text == ""
+
+
+def test_memory_alone_needs_no_exchange_between_ranks(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = job.started(every_steps=1, store_every=1)
+    exchanges, real = [], Gang.gather
+
+    def counted(gang: Gang, content: bytes, **arguments: Any) -> Any:
+        exchanges.append(content)
+        return real(gang, content, **arguments)
+
+    monkeypatch.setattr(Gang, "gather", counted)
+    for step in range(1, 4):
+        assert snapshots.save(step, {"x": step})
+    assert exchanges == []
+
+
+FORKED = """
+import multiprocessing, sys, time
+from elasticjob.train import Snapshots, buffers
+
+real = buffers.StorageFolder.store
+
+def slow(*arguments):
+    time.sleep(2)
+    real(*arguments)
+
+def train():
+    buffers.StorageFolder.store = slow
+    snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1)
+    snapshots.restore()
+    snapshots.save(1, {"x": 1})
+
+process = multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+
+
+def test_process_of_multiprocessing_ends_with_its_write(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+    folder = tmp_path / "storage"
+    command = [sys.executable, "-c", FORKED, str(folder)]
+    subprocess.run(command, env=env, check=True, timeout=240)
+    assert restored(folder) == (1, "storage")
