@@ -361,7 +361,11 @@ def test_listing_that_ends_right_after_the_wait_is_used(
     assert listing is not None
     with monkeypatch.context() as patch:
         # The wait is over before the listing, which ends before its result is taken.
-        patch.setattr(listing, "has_ended", lambda _: listing.join() is not None)
+        def late(_: float) -> bool:
+            listing.join()
+            return False
+
+        patch.setattr(listing, "has_ended", late)
         offer.update(is_patient=False)
     assert (offer.is_silent, dict(offer.parts)) == (True, {})
     offer.update(is_patient=True)
