@@ -148,7 +148,7 @@ def _no_report() -> None:
 def read(path: Path, part: Part, moved: Callable[[], None] = _no_report) -> Body:
     """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that.
 
-    `moved` is called after each read.
+    `moved` is called after each slice is read and added to the checksum.
     """
     try:
         with _opened(path, os.O_RDONLY) as fd:
@@ -159,16 +159,17 @@ def read(path: Path, part: Part, moved: Callable[[], None] = _no_report) -> Body
             if os.fstat(fd).st_size != RECORD_BYTES + size:
                 raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
             view = allocated(size)
-            done = 0
+            done = found_checksum = 0
             while done < size:
                 count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
                 if not count:
                     raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
+                found_checksum = zlib.crc32(view[done : done + count], found_checksum)
                 done += count
                 moved()
     except OSError as error:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
-    if zlib.crc32(view) != checksum:
+    if found_checksum != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
     return Body(head, [view])
 

@@ -6,6 +6,7 @@ import json
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
 from elasticjob.train.buffers import Body
 
@@ -133,24 +134,30 @@ class Told(NamedTuple):
         offer: the parts that it can read.
         trouble: error of storage that it cannot read; empty otherwise.
         is_silent: True if storage has not answered it yet.
+        is_listed: True if the offer has the content of storage.
+        begun, complete: steps of the newest snapshot that earlier rounds began to store, and of the
+            newest one that they stored.
     """
 
     offer: Offer
     trouble: str = ""
     is_silent: bool = False
+    is_listed: bool = False
+    begun: int = layout.NO_STEP
+    complete: int = layout.NO_STEP
 
 
 def pack_offer(told: Told) -> bytes:
     """Encode the message of a rank."""
     parts = [[[*part.version, *part[1:]] for part in parts] for parts in told.offer]
-    return json.dumps([parts, told.trouble, told.is_silent]).encode()
+    return json.dumps([parts, *told[1:]]).encode()
 
 
 def unpack_offer(content: memoryview) -> Told:
     """Decode the message of a rank."""
-    places, trouble, is_silent = json.loads(bytes(content))
+    places, *others = json.loads(bytes(content))
     offer = Offer(*(tuple(_part(*fields) for fields in parts) for parts in places))
-    return Told(offer, trouble, is_silent)
+    return Told(offer, *others)
 
 
 def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:

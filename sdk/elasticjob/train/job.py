@@ -1,8 +1,9 @@
 """Exchange between snapshots and their job: settings from the job, reports, steps reached.
 
 `ELASTICJOB_SNAPSHOTS` has the fields of `recovery.snapshots` as a JSON object. The file `reached-N`
-in the node's memory has the last step of local rank N; it outlives the worker, so that the next
-round knows the number of lost steps.
+in the node's memory has the last step of local rank N and the newest snapshot in storage; it
+outlives the worker, so that the next round knows the number of lost steps, and whether the
+snapshots in memory are older than those in storage.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elasticjob import layout, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-_REACHED = struct.Struct("<qQqQ")
+_REACHED = struct.Struct("<qQqQqq")
 _CHECK = struct.Struct("<I")
 _BYTES = _REACHED.size + _CHECK.size
 _NEVER = layout.NO_STEP
@@ -108,13 +109,29 @@ class Reached(NamedTuple):
     step_ns: int = 0
 
 
+class InStorage(NamedTuple):
+    """Newest snapshot in storage that a worker knows of.
+
+    Args:
+        begun: step of the newest one that the ranks began to store.
+        complete: step of the newest one that all ranks have stored.
+    """
+
+    begun: int = _NEVER
+    complete: int = _NEVER
+
+
 class ReachedFile:
-    """File with the last step of this worker; without effect if it cannot be written."""
+    """File with the last step of this worker; without effect if it cannot be written.
+
+    `begun` and `complete`, of `InStorage`, are written with the step; threads may set them.
+    """
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self._path = folder / f"reached-{local_rank}"
         self._memory: mmap.mmap | None = None
         self._first: tuple[int, int] | None = None
+        self.begun, self.complete = InStorage()
 
     def write(self, step: int) -> None:
         """Record that `step` is complete."""
@@ -124,7 +141,7 @@ class ReachedFile:
             with contextlib.suppress(OSError, ValueError):
                 self._memory = self._mapped()
         if self._memory is not None:
-            fields = _REACHED.pack(step, now, *self._first)
+            fields = _REACHED.pack(step, now, *self._first, self.begun, self.complete)
             self._memory[:] = fields + _CHECK.pack(binascii.crc32(fields))
 
     def _mapped(self) -> mmap.mmap:
@@ -139,20 +156,31 @@ class ReachedFile:
 
 def reached_on(folder: Path) -> Reached:
     """Return the last step of the workers of a node's earlier rounds."""
-    found = [Reached()]
+    return max((reached for reached, _ in _records(folder)), default=Reached())
+
+
+def in_storage_of(folder: Path) -> InStorage:
+    """Return the newest snapshot in storage that the workers of a node's earlier rounds knew."""
+    found = [InStorage(), *(stored for _, stored in _records(folder))]
+    return InStorage(max(each.begun for each in found), max(each.complete for each in found))
+
+
+def _records(folder: Path) -> Iterator[tuple[Reached, InStorage]]:
     with contextlib.suppress(OSError):
         for path in folder.glob("reached-*"):
             with contextlib.suppress(OSError):
-                found.append(_decoded(path.read_bytes()))
-    return max(found)
+                found = _decoded(path.read_bytes())
+                if found is not None:
+                    yield found
 
 
-def _decoded(content: bytes) -> Reached:
+def _decoded(content: bytes) -> tuple[Reached, InStorage] | None:
     fields = content[: _REACHED.size]
     if len(content) != _BYTES or _CHECK.pack(binascii.crc32(fields)) != content[_REACHED.size :]:
-        return Reached()
-    step, at_ns, first, first_ns = _REACHED.unpack(fields)
-    return Reached(step, (at_ns - first_ns) // (step - first) if step > first else 0)
+        return None
+    step, at_ns, first, first_ns, *stored = _REACHED.unpack(fields)
+    mean_ns = (at_ns - first_ns) // (step - first) if step > first else 0
+    return Reached(step, mean_ns), InStorage(*stored)
 
 
 def lost_since(step: int, reached: Iterable[Reached]) -> dict[str, Any]:

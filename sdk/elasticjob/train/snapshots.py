@@ -6,10 +6,10 @@ Without it, as under torchrun, snapshots are in storage alone. See docs/training
 
 from __future__ import annotations
 
-import atexit
 import errno
 import functools
 import logging
+import multiprocessing.util
 import os
 import secrets
 import struct
@@ -47,9 +47,11 @@ from elasticjob.train.codec import decode, encode
 from elasticjob.train.gang import Gang, Told, exchanged, own_parts, pack_offer, unpack_offer
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import (
+    InStorage,
     Reached,
     ReachedFile,
     Report,
+    in_storage_of,
     job_settings,
     lost_since,
     reached_on,
@@ -63,14 +65,18 @@ from elasticjob.train.storage import StorageWriter, StoredOffer, called
 
 log = logging.getLogger("elasticjob.train")
 
+_EXIT_PRIORITY = 0
+"""The least with which a function at the end of a process precedes the wait for its children."""
 MAX_REPLICAS = 8
 MAX_TROUBLES = 3
 MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
-_PROPOSAL = struct.Struct("<QB??")
-_BEGIN = struct.Struct("<I?qQ")
+_PROPOSAL = struct.Struct("<QB??q")
+_SILENT = 2
+"""Result of a read that storage does not answer."""
+_BEGIN = struct.Struct("<I??qQ")
 
 
 class SnapshotError(Exception):
@@ -195,10 +201,15 @@ class Snapshots:
             if self._storage is None
             else StorageWriter(self._storage, keep, self._is_stored, self._report.storage)
         )
-        atexit.register(_finish, weakref.ref(self))
+        # Processes of multiprocessing end without the functions of atexit.
+        multiprocessing.util.Finalize(
+            None, _finish, args=(weakref.ref(self),), exitpriority=_EXIT_PRIORITY
+        )
         self._has_encoded = self._has_taken = self._has_removed = False
         self._has_place = True
         """True if any rank has memory or storage."""
+        self._has_storage = self._has_warned = False
+        """True if any rank has storage; True after the warning that there is none."""
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -228,8 +239,6 @@ class Snapshots:
         lost = self._begun(gang, step, offers)
         self._interval.start(step, time.monotonic())
         self._next_step = step + self._interval.first
-        stored = complete_versions(part for offer in offers for part in offer.storage)
-        self._stored_step = max((each.step for each in stored if each.step <= step), default=0)
         self._found = (offers, plan)
         if plan is None:
             sizes = sorted(sizes_of(offers))
@@ -302,8 +311,8 @@ class Snapshots:
 
         It is complete on return; with `optimizers`, before their next step. A part for storage is
         written in the background, from a copy; while that write is in progress, no further one
-        begins. If no rank has memory or storage, as under torchrun,
-        only the first call has an effect: it checks the types of the state.
+        begins. If no rank has memory or storage, as under torchrun, only the first call has an
+        effect: it checks the types of the state.
 
         Args:
             state: the state that is the same on all ranks: nested dicts, lists and tuples of
@@ -312,23 +321,20 @@ class Snapshots:
             rank_state: the state of this rank alone, such as that of random number generators,
                 or a function; given by all ranks or by none.
             store: if true, take a snapshot in any case, return when it is in storage, and report it
-                with `checkpointed`. Give it, also as False, only with storage.
+                with `checkpointed`. Without storage a true value is an error, and a job logs a
+                warning at the first call with False.
 
         Raises:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
-            SnapshotError: with `store`, the snapshot is not in storage, or there is no storage: in
-                a job already if `store` is False, so that the script fails before its first stop.
+            SnapshotError: with `store`, the snapshot is not in storage, or there is no storage.
             RuntimeError: `restore` was not called.
         """
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        if store is not None and self._storage is None and (store or train.link().has_agent):
-            raise SnapshotError(
-                "there is no storage for save(store=...): give Snapshots a folder that all nodes "
-                "share, set recovery.snapshots.storage in the job, or leave out store"
-            )
+        if store is not None and not self._has_storage:
+            self._lacks_storage(gang, store)
         step = train.whole_step(step)
         if self._reached is not None:
             self._reached.write(step)
@@ -338,7 +344,7 @@ class Snapshots:
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
-        unasked = not store and self._storage is not None and train.link().stops_unasked()
+        unasked = not store and self._has_storage and train.link().stops_unasked()
         store = bool(store) or unasked
         if step < self._next_step and not store:
             return False
@@ -361,9 +367,10 @@ class Snapshots:
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
-        stores = self._storage is not None and (store or store_due)
+        stores = self._has_storage and (store or store_due)
         # The first snapshot is encoded in any case, so that a type without an encoding is found.
-        is_used = self._memory is not None or stores or begins or not self._has_encoded
+        has_place = self._memory is not None or (stores and self._storage is not None)
+        is_used = has_place or begins or not self._has_encoded
         self._has_encoded = True
         if rank_state is not None and is_used:
             parts.append((part._replace(rank=gang.rank), encode(rank_state, stage)))
@@ -373,6 +380,9 @@ class Snapshots:
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
             self._stored_step, self._stored_at = step, time.time()
+            if self._reached is not None:
+                self._reached.begun = step
+                self._reached.write(step)
         if rank_state is not None and self._replication is None:
             self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
@@ -384,12 +394,13 @@ class Snapshots:
         else:
             overlap.start(write)
         self._last_step = step
+        lacks_storage = stores and self._storage is None and rank_state is not None
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
         self._cost = time.perf_counter() - began
         if store:
             try:
-                self._confirm(gang)
+                self._confirm(gang, lacks_storage)
             except SnapshotError as error:
                 if not unasked:
                     raise
@@ -397,6 +408,18 @@ class Snapshots:
             else:
                 train.checkpointed(step)
         return True
+
+    def _lacks_storage(self, gang: Gang, store: bool) -> None:
+        """Raise SnapshotError for a snapshot in storage; warn once of a false value in a job."""
+        text = (
+            "there is no storage for save(store=...): give Snapshots a folder that all nodes "
+            "share, set recovery.snapshots.storage in the job, or leave out store"
+        )
+        if store:
+            raise SnapshotError(text)
+        if gang.rank == 0 and not self._has_warned and train.link().has_agent:
+            log.warning("%s. The first call with a true value is an error", text)
+        self._has_warned = True
 
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers."""
@@ -418,6 +441,7 @@ class Snapshots:
         """
         refused: set[tuple[str, Part]] = set()
         stored = StoredOffer(self._storage)
+        known = InStorage() if self._memory is None else in_storage_of(self._memory.folder)
         is_patient = False
         while True:
             stored.update(is_patient)
@@ -432,13 +456,15 @@ class Snapshots:
                     for place, found in places.items()
                 }
             )
-            message = pack_offer(Told(offer, stored.trouble, stored.is_silent))
-            told = [unpack_offer(content) for content in gang.gather(message)]
+            mine = Told(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
+            told = [unpack_offer(content) for content in gang.gather(pack_offer(mine))]
             offers = [each.offer for each in told]
             plan = decide(offers, self._sharded)
-            if plan is None and not is_patient and any(each.is_silent for each in told):
+            is_silent = any(each.is_silent for each in told)
+            if is_silent and not is_patient and _may_improve(plan, told):
                 is_patient = True
                 continue
+            _check_known(plan, told)
             bodies = {}
             bad = 0
             for source in () if plan is None else (plan.shared, *plan.own):
@@ -446,18 +472,45 @@ class Snapshots:
                     try:
                         bodies[source.part] = _read(places, source.place, source.part)
                     except (CorruptSnapshot, TimeoutError) as error:
+                        cause = error.__cause__ or error
+                        if source.place == STORAGE and isinstance(cause, TimeoutError):
+                            bad = _SILENT
+                            break
                         log.warning("passing over a snapshot: %s", error)
                         refused.add((source.place, source.part))
-                        cause = error.__cause__ or error
                         if source.place == STORAGE and isinstance(cause, OSError):
                             stored.failed(cause)
                         if source.place == MEMORY and self._memory is not None:
                             self._memory.damaged(source.part)
                         bad = 1
-            if not any(bytes(content) != b"\0" for content in gang.gather(bytes([bad]))):
+            outcomes = [bytes(content)[0] for content in gang.gather(bytes([bad]))]
+            if plan is not None and _SILENT in outcomes:
+                raise SnapshotError(
+                    f"the snapshot of step {plan.version.step} is in storage, which does not "
+                    f"answer rank {outcomes.index(_SILENT)}: make it readable, or give Snapshots "
+                    "another folder to go on without it"
+                )
+            if not any(outcomes):
                 self._stored_at = 0.0 if self._store_seconds is None else stored.at
                 _check_storage(plan, [each.trouble for each in told], gang.rank)
+                self._know(plan, told)
                 return plan, bodies, offers
+
+    def _know(self, plan: Plan | None, told: list[Told]) -> None:
+        """Set the newest snapshot in storage, up to the restored step, the same on all ranks."""
+        step = 0 if plan is None else plan.version.step
+        parts = [part for each in told for part in each.offer.storage]
+        complete = max(
+            (each.step for each in complete_versions(parts) if each.step <= step),
+            default=layout.NO_STEP,
+        )
+        begun = complete
+        if not any(each.is_listed for each in told):
+            begun = min(step, max(each.begun for each in told))
+            complete = min(step, max(each.complete for each in told))
+        self._stored_step = max(begun, 0)
+        if self._reached is not None:
+            self._reached.begun, self._reached.complete = begun, complete
 
     def _in_memory(self) -> dict[Part, Path]:
         return {} if self._memory is None else self._memory.parts()
@@ -479,11 +532,13 @@ class Snapshots:
         folder = None if self._memory is None else self._memory.folder
         reached = Reached() if folder is None else reached_on(folder)
         has_place = self._memory is not None or self._storage is not None
-        told = gang.gather(_BEGIN.pack(secrets.randbits(32), has_place, *reached), is_fixed=True)
+        begin = _BEGIN.pack(secrets.randbits(32), has_place, self._storage is not None, *reached)
+        told = gang.gather(begin, is_fixed=True)
         drawn = [_BEGIN.unpack(content) for content in told]
         self._number = next_gang(offers, drawn[0][0])
         self._has_place = any(place for _, place, *_ in drawn)
-        lost = lost_since(step, [Reached(*fields) for _, _, *fields in drawn])
+        self._has_storage = any(stores for _, _, stores, *_ in drawn)
+        lost = lost_since(step, [Reached(*fields) for _, _, _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
         if self._refused is not None:
             self._report.change(trouble=layout.unusable(self._refused.errno))
@@ -585,6 +640,11 @@ class Snapshots:
     def _is_stored(self, step: int) -> None:
         self._report.change(stored=step)
         self._complete_step = step
+        self._knows_complete(step)
+
+    def _knows_complete(self, step: int) -> None:
+        if self._reached is not None:
+            self._reached.complete = max(step, self._reached.complete)
 
     def _tell_stored(self) -> None:
         """Report the newest snapshot in storage as a checkpoint, in the thread of the script."""
@@ -594,13 +654,18 @@ class Snapshots:
         if step > self._told_step and train.link().stored(step):
             self._told_step = step
 
-    def _confirm(self, gang: Gang) -> None:
+    def _confirm(self, gang: Gang, lacks_storage: bool) -> None:
         """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""
         trouble = "" if self._writer is None else self._writer.confirmed()
+        if lacks_storage or (gang.rank == 0 and self._storage is None):
+            trouble = "Snapshots has no storage on this rank: give it on all ranks"
         told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
+        self._knows_complete(self._stored_step)
+        if self._reached is not None:
+            self._reached.write(self._stored_step)
         if gang.rank == 0 and self._writer is not None and self._storage is not None:
             self._is_stored(self._stored_step)
             try:
@@ -624,18 +689,22 @@ class Snapshots:
             cost += self._overlap.cost_seconds()
         steps = self._interval.proposed(step, time.monotonic(), cost)
         replication, begins = self._replication, False
-        timed = self._storage is not None and self._store_seconds is not None
-        store_due = not timed and step - self._stored_step >= self._store_every
+        timed = self._has_storage and self._store_seconds is not None
+        store_due = (
+            self._has_storage and not timed and step - self._stored_step >= self._store_every
+        )
         exchanges = self._interval.is_measured or self._overlap is not None or timed or store_due
         if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
             due = timed and time.time() - self._stored_at >= (self._store_seconds or 0.0)
             is_busy = self._writer is not None and self._writer.is_busy(store_due or due)
-            told = gang.gather(_PROPOSAL.pack(steps, state, due, is_busy), is_fixed=True)
+            mine = _PROPOSAL.pack(steps, state, due, is_busy, self._complete_step)
+            told = gang.gather(mine, is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
+            self._knows_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
             # A version that one rank does not write would be incomplete.
-            store_due = (store_due or proposals[0][2]) and not any(busy for *_, busy in proposals)
+            store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
             if replication is not None:
                 begins = replication.exchanged([State(each) for _, each, *_ in proposals])
                 self._report.change(replicated=replication.replicated_step)
@@ -649,6 +718,31 @@ def _read(places: dict[str, dict[Part, Path]], place: str, part: Part) -> Body:
     if place == STORAGE:
         return called(functools.partial(read, path, part))
     return read(path, part)
+
+
+def _may_improve(plan: Plan | None, told: list[Told]) -> bool:
+    """Return True if storage, which has not answered, may have what the plan lacks.
+
+    That is a newer version, as when there was no room in memory, or the ranks' own parts.
+    """
+    if plan is None or plan.version.step < max(each.begun for each in told):
+        return True
+    part = plan.shared.part
+    return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(told))
+
+
+def _check_known(plan: Plan | None, told: list[Told]) -> None:
+    """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be listed."""
+    troubles = [f"rank {at}: {each.trouble}" for at, each in enumerate(told) if each.trouble]
+    newest = max(each.complete for each in told)
+    if plan is None or plan.version.step >= newest or not troubles:
+        return
+    if not any(each.is_listed for each in told):
+        raise SnapshotError(
+            f"the snapshot of step {newest} is in storage, which cannot be read "
+            f"({'; '.join(troubles[:MAX_TROUBLES])}): make it readable, or give Snapshots another "
+            f"folder to go on at step {plan.version.step}"
+        )
 
 
 def _check_storage(plan: Plan | None, troubles: list[str], rank: int) -> None:

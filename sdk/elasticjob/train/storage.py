@@ -259,28 +259,30 @@ class StoredOffer:
             self._call.start()
         self.parts: dict[Part, Path] = {}
         self.at = 0.0
-        self.is_silent = False
+        self.is_silent = self.is_listed = False
         self.trouble = ""
 
     def update(self, is_patient: bool) -> None:
         """Wait for the parts, for a short time unless `is_patient`."""
         if self._call is None or self._storage is None:
             return
-        try:
-            stored = self._call.result(None if is_patient else min(SOON_SECONDS, SILENT_SECONDS))
-        except Exception as error:
-            self.is_silent = isinstance(error, TimeoutError)
-            self.trouble = f"{self._storage.folder}: {reason_of(error)}"
+        limit = SILENT_SECONDS if is_patient else min(SOON_SECONDS, SILENT_SECONDS)
+        self.is_silent = not self._call.has_ended(limit)
+        if self.is_silent:  # even if it ends now: the next call takes its result
+            self.failed(no_answer())
             return
-        finally:
-            if not self._call.is_alive():
-                self._call = None
-        self.parts, self.at, self.is_silent, self.trouble = stored.parts, stored.at, False, ""
+        ended, self._call = self._call, None
+        try:
+            stored = ended.result()
+        except Exception as error:
+            self.failed(error)
+            return
+        self.parts, self.at, self.is_listed, self.trouble = stored.parts, stored.at, True, ""
         for version, cause in list(stored.unreadable.items())[-1:]:
             self.trouble = f"{self._storage.folder}: step {version.step}: {reason_of(cause)}"
 
     def failed(self, error: Exception) -> None:
-        """Record that a part cannot be read."""
+        """Record that the content or a part cannot be read."""
         self.trouble = f"{getattr(self._storage, 'folder', '')}: {reason_of(error)}"
 
 

@@ -69,3 +69,37 @@ def test_gang_restores_the_newest_snapshot_that_its_nodes_hold(tmp_path: Path) -
     assert found["damaged everywhere"] == [[7, rank * 100 + 7, memory] for rank in range(3)]
     assert found["all nodes lost"] == [[8, rank * 100 + 8, "storage"] for rank in range(3)]
     assert "checksum mismatch" in log
+
+
+MIXED = """
+import json, sys
+from pathlib import Path
+import torch.distributed as dist
+from elasticjob.train import SnapshotError, Snapshots
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+
+def one(rank, world):
+    storage = str(top / "storage") if rank == 0 else None
+    snapshots = Snapshots(storage, every_steps=1, store_every=3, replicas=0)
+    snapshots.restore()
+    for step in range(1, 9):
+        dist.barrier()
+        snapshots.save(step, {"x": step})
+    snapshots.save(8, {"x": 8}, store=True)
+    try:
+        snapshots.save(9, {"x": 9}, rank, store=True)
+    except SnapshotError as error:
+        return str(error)
+
+print(json.dumps(forked_gang.gang(top, "mixed", "ab", one)))
+"""
+
+
+def test_storage_of_one_rank_alone_does_not_part_the_ranks(tmp_path: Path) -> None:
+    """All of them make the same exchanges; only a rank's own state needs storage on its rank."""
+    found, _ = forked_gang.run(MIXED, tmp_path)
+    assert found[0] == found[1]
+    assert "rank 1: Snapshots has no storage on this rank" in found[0]
+    assert any("000000000008-" in path.name for path in (tmp_path / "storage").iterdir())
