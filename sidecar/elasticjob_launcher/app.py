@@ -52,7 +52,7 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import WORDS, expected_workers
+from elasticjob_launcher.worker_count import WORDS, CountError, expected_workers
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -277,7 +277,13 @@ class Launcher:
         """Return the command's variables with the number of workers for frameworks that pass it to
         torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
         word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
-        number = int(word) if word.isdigit() else expected_workers(word, self._env)
+        if word.isascii() and word.isdigit():
+            number = int(word)
+        else:
+            try:
+                number = expected_workers(word, self._env)
+            except (CountError, ValueError):  # torchrun itself reports it
+                number = 0
         return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
     def _tell_joined(self, workers: int) -> None:

@@ -76,7 +76,7 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
         "PET_RDZV_ID": run_id,
         "PET_NNODES": nnodes,
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
-        **({"NPROC_PER_NODE": nproc} if nproc.isdigit() else {}),
+        **({"NPROC_PER_NODE": nproc} if nproc.isascii() and nproc.isdigit() else {}),
         "NNODES": nnodes.rpartition(":")[2],
         "FORCE_TORCHRUN": "1",
         "PET_ROLE": role,

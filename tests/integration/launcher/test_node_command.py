@@ -130,6 +130,7 @@ def test_values_of_the_container_take_precedence(
         ({"PET_NPROC_PER_NODE": "auto"}, str(usable_cpus())),
         ({"PET_NPROC_PER_NODE": "gpu"}, ""),
         ({"PET_NPROC_PER_NODE": "3"}, "3"),
+        ({"PET_NPROC_PER_NODE": "\u00b2"}, ""),
         ({"PET_NPROC_PER_NODE": "cpu", "NPROC_PER_NODE": "5"}, "5"),
     ],
     ids=str,
