@@ -7,6 +7,7 @@ limited time, forwards SIGTERM to them, and kills them if no agent returns.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
 EXIT_AGENT_LOST = 1
+_LLAMAFACTORY = re.compile(r"\b(llamafactory-cli|lmf|llamafactory\.cli)\b")
+"""Program that asks torchrun for 0 workers on a machine without accelerators."""
 
 
 class Launcher:
@@ -277,6 +280,8 @@ class Launcher:
         """Return the command's variables with the number of workers for frameworks that pass it to
         torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
         word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
+        if not word and not _LLAMAFACTORY.search(" ".join(self._settings.argv)):
+            return env  # the framework counts
         if word.isascii() and word.isdigit():
             number = int(word)
         else:
@@ -284,6 +289,7 @@ class Launcher:
                 number = expected_workers(word, self._env)
             except (CountError, ValueError):  # torchrun itself reports it
                 number = 0
+            number = number if word or number == 1 else 0
         return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
     def _tell_joined(self, workers: int) -> None:

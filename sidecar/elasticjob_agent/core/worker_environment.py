@@ -70,6 +70,7 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
     or NNODES, XTuner only if one of them is above 1. They expect plain numbers; the launcher adds
     NPROC_PER_NODE where the job has a word.
     """
+    most = nnodes.rpartition(":")[2]
     return {
         "PET_RDZV_BACKEND": PER_NODE_BACKEND,
         "PET_RDZV_ENDPOINT": "localhost:0",  # torchrun requires one
@@ -77,7 +78,7 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
         "PET_NNODES": nnodes,
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
         **({"NPROC_PER_NODE": nproc} if nproc.isascii() and nproc.isdigit() else {}),
-        "NNODES": nnodes.rpartition(":")[2],
+        **({} if most == "1" else {"NNODES": most}),
         "FORCE_TORCHRUN": "1",
         "PET_ROLE": role,
         "PET_MAX_RESTARTS": "1000000",  # the job has a budget of its own

@@ -125,7 +125,8 @@ def test_values_of_the_container_take_precedence(
 @pytest.mark.parametrize(
     ("env", "seen"),
     [
-        ({}, "1"),  # this machine has no accelerators
+        ({}, ""),
+        ({"PROGRAM": "llamafactory-cli"}, "1"),  # this machine has no accelerators
         ({"PET_NPROC_PER_NODE": "cpu"}, str(usable_cpus())),
         ({"PET_NPROC_PER_NODE": "auto"}, str(usable_cpus())),
         ({"PET_NPROC_PER_NODE": "gpu"}, ""),
@@ -141,7 +142,8 @@ def test_frameworks_get_the_number_of_workers(
     async def scenario() -> None:
         line = 'echo "$NPROC_PER_NODE" > "$FOLDER/seen"'
         hidden = {"CUDA_VISIBLE_DEVICES": "", "FOLDER": str(tmp_path)}
-        launcher = start_launcher(command=("bash", "-c", line), **hidden)
+        program = env.get("PROGRAM", "sh")
+        launcher = start_launcher(command=("bash", "-c", line, program), **hidden)
         runtime = launcher.runtime(command=NodeCommand(env, "", 0))
         await runtime.node_workers()
         assert (tmp_path / "seen").read_text().strip() == seen
