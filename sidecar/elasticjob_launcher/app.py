@@ -53,7 +53,12 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import WORDS, CountError, expected_workers
+from elasticjob_launcher.worker_count import (
+    ACCELERATORS,
+    CountError,
+    expected_workers,
+    torchrun_word,
+)
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -98,8 +103,8 @@ class Launcher:
             **worker_environment(environ, settings.library),
             **self._snapshots.environment,
         }
-        if node_launch and settings.nproc in WORDS:
-            self._env.setdefault(TORCHRUN_WORKERS, settings.nproc)
+        if node_launch and settings.nproc not in ("", ACCELERATORS):
+            self._env.setdefault(TORCHRUN_WORKERS, torchrun_word(settings.nproc))
         elif settings.check and not node_launch:
             self._env.setdefault(NESTED, "refuse")
         # A custom `start` has no command to preload for.

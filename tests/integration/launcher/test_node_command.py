@@ -152,8 +152,9 @@ def test_frameworks_get_the_number_of_workers(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("nproc", "seen"), [("cpu", "cpu"), ("npu", "npu"), ("8/2", "4")])
 def test_python_program_that_starts_torchrun_runs_once_for_the_node(
-    start_launcher: StartLauncher, tmp_path: Path
+    start_launcher: StartLauncher, tmp_path: Path, nproc: str, seen: str
 ) -> None:
     async def scenario() -> None:
         (tmp_path / "torchrun.py").write_text(TORCHRUN)
@@ -168,7 +169,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
         launcher = start_launcher(
             arguments=["--check", "--", sys.executable, str(program)],
             PYTHONPATH=path,
-            ELASTICJOB_NPROC="cpu",
+            ELASTICJOB_NPROC=nproc,
         )
         runtime = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
         assert await runtime.node_workers() == 2
@@ -183,7 +184,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
         assert await after.node_workers() == 2
         adopted = await until(after.events(), Hello)
         assert (adopted.running, adopted.pids) == (1, started.pids)
-        assert (tmp_path / "seen").read_text().split() == ["cpu"]
+        assert (tmp_path / "seen").read_text().split() == [seen]
         await after.aclose()
 
     asyncio.run(scenario())
