@@ -7,6 +7,7 @@ limited time, forwards SIGTERM to them, and kills them if no agent returns.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -52,7 +53,12 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import WORDS, expected_workers
+from elasticjob_launcher.worker_count import (
+    ACCELERATORS,
+    CountError,
+    expected_workers,
+    torchrun_word,
+)
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -62,6 +68,8 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
 EXIT_AGENT_LOST = 1
+_LLAMAFACTORY = re.compile(r"\b(llamafactory-cli|lmf|llamafactory\.cli)\b")
+"""Program that asks torchrun for 0 workers on a machine without accelerators."""
 
 
 class Launcher:
@@ -95,8 +103,8 @@ class Launcher:
             **worker_environment(environ, settings.library),
             **self._snapshots.environment,
         }
-        if node_launch and settings.nproc in WORDS:
-            self._env.setdefault(TORCHRUN_WORKERS, settings.nproc)
+        if node_launch and settings.nproc not in ("", ACCELERATORS):
+            self._env.setdefault(TORCHRUN_WORKERS, torchrun_word(settings.nproc))
         elif settings.check and not node_launch:
             self._env.setdefault(NESTED, "refuse")
         # A custom `start` has no command to preload for.
@@ -277,7 +285,16 @@ class Launcher:
         """Return the command's variables with the number of workers for frameworks that pass it to
         torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
         word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
-        number = int(word) if word.isdigit() else expected_workers(word, self._env)
+        if not word and not _LLAMAFACTORY.search(" ".join(self._settings.argv)):
+            return env  # the framework counts
+        if word.isascii() and word.isdigit():
+            number = int(word)
+        else:
+            try:
+                number = expected_workers(word, self._env)
+            except (CountError, ValueError):  # torchrun itself reports it
+                number = 0
+            number = number if word or number == 1 else 0
         return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
     def _tell_joined(self, workers: int) -> None:

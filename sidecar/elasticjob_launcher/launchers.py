@@ -165,6 +165,7 @@ _LAUNCH_MODULE = re.compile(r"\w+\.distributed\.launch")
 _NOTEBOOK = _joins("notebook_launcher")
 _SPAWN = Launcher("torch.multiprocessing.spawn", False, "it numbers the processes of one node")
 _DETECTRON = Launcher("detectron2.engine.launch", False, _NUMBERED)
+_RAY_TRAIN = Launcher("TorchTrainer of Ray", False, _RAY.own)
 
 _FUNCTIONS: Mapping[str, Launcher] = {
     "torch.distributed.run.main": TORCHRUN,
@@ -191,7 +192,7 @@ _FUNCTIONS: Mapping[str, Launcher] = {
     "detectron2.engine.launch.launch": _DETECTRON,
     "deepspeed.launcher.runner.main": _DEEPSPEED,
     "horovod.run": _HOROVOD,
-    "ray.train.torch.TorchTrainer": _RAY,
+    "ray.train.torch.TorchTrainer": _RAY_TRAIN,
 }
 """Python functions that start the workers in the process that calls them, or below it."""
 
@@ -204,6 +205,11 @@ def launcher_of_function(name: str) -> Launcher | None:
 def is_for_any_program(launcher: Launcher) -> bool:
     """Return True if a launcher's processes may be something else than workers."""
     return launcher is _SPAWN
+
+
+def trains_by_function(launcher: Launcher) -> bool:
+    """Return True if a launcher is a function whose workers run a function of the same program."""
+    return launcher in (_SPAWN, _NOTEBOOK, _DETECTRON, _RAY_TRAIN)
 
 
 def runs_single_itself(launcher: Launcher) -> bool:

@@ -63,11 +63,15 @@ class _End(IntEnum):
 
 
 class NestedLaunch(NamedTuple):
-    """Place in a program's file that starts a launcher."""
+    """Place in a program's file that starts a launcher.
+
+    `alone` is True if the program's files import nothing that trains besides.
+    """
 
     path: str
     line: int
     launcher: Launcher
+    alone: bool = False
 
     @property
     def place(self) -> str:
@@ -80,12 +84,16 @@ def find_nested_launch(target: str, is_module: bool, search: Sequence[str]) -> N
     Args:
         target: path of a script, or the name of a module as in `python -m`.
         search: folders with the user's own modules, in order.
+
+    Raises:
+        AnalysisTooSlow: this machine is too slow for a result.
     """
     program = _Program(search)
     try:
-        return program.run(target, is_module)
+        found = program.run(target, is_module)
     except (RecursionError, AnalysisTooLong):
         return None
+    return None if found is None else found._replace(alone=program.only_starts())
 
 
 class _Program:
@@ -111,6 +119,13 @@ class _Program:
         if found is None and self._possible and self._files.only_start():
             return self._possible[0]
         return found
+
+    def only_starts(self) -> bool:
+        """Return True if the program can only start others; a longer one may also train."""
+        try:
+            return self._files.only_start()
+        except (RecursionError, AnalysisTooLong):
+            return False
 
     # -- statements ---------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elasticjob_launcher.launchers import Launcher, launcher_of_module
+from elasticjob_launcher.launchers import Launcher, launcher_of_module, trains_by_function
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
+from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
 from elasticjob_launcher.zygote.command import ColdStart, parse_command
 
@@ -52,8 +53,17 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
     """
     found = _in_program(settings.program, environ) if settings.program else None
     if found is None and settings.check:
-        nested = find_in_command(settings.argv, environ)
+        try:
+            nested = find_in_command(settings.argv, environ)
+        except AnalysisTooSlow:
+            raise ProgramError(
+                f"the files of {shlex.join(settings.argv)} could not be searched for a launcher "
+                f"within {MAX_SECONDS:g} s of processor time, and other nodes may decide "
+                f"otherwise: {_FIX}"
+            ) from None
         found = None if nested is None else (nested.place, nested.launcher)
+        if nested is not None and (reason := trains_besides(nested, settings.several_nodes)):
+            raise ProgramError(reason)
     if found is None:
         return ""
     place, launcher = found
@@ -66,6 +76,23 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
             "each worker is to start a job of its own"
         )
     return text
+
+
+def trains_besides(launch: NestedLaunch, several_nodes: bool) -> str:
+    """Return the reason for which it is not certain that a program is to run once for the node: it
+    may train itself, and start a launcher for something else. Empty if it is certain.
+
+    Processes of the program's own function are its training, which on one node loses nothing.
+    """
+    if launch.alone or (trains_by_function(launch.launcher) and not several_nodes):
+        return ""
+    if several_nodes and not launch.launcher.joins:
+        return ""  # refused for its rendezvous
+    return (
+        f"{launch.place} starts {launch.launcher.name}, and the program may train besides, alone "
+        "on each node if it ran once for each of them: set spec.launch to PerNode if the launcher "
+        "starts the training, or to PerWorker if each worker is to train and then start it"
+    )
 
 
 def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher] | None:

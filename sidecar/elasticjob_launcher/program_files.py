@@ -10,7 +10,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from elasticjob_launcher.launchers import launcher_of_module
+from elasticjob_launcher.launchers import (
+    launcher_of_function,
+    launcher_of_module,
+    trains_by_function,
+)
 from elasticjob_launcher.program_names import Source
 from elasticjob_launcher.started_commands import reference
 from elasticjob_launcher.zygote.environment_changes import nodes
@@ -18,9 +22,10 @@ from elasticjob_launcher.zygote.search_path import added_folders, is_python_modu
 
 MAX_FILES = 50
 MAX_SOURCE_BYTES = 1024 * 1024
-MAX_STEPS = 300_000
-MAX_SECONDS = 1.0
-"""Maximum processor time of the analysis."""
+MAX_TOTAL_BYTES = 1024 * 1024
+MAX_STEPS = 100_000
+MAX_SECONDS = 20.0
+"""Maximum processor time of the analysis, which its other bounds keep far below."""
 _OF_STARTERS = frozenset(
     {"yaml", "click", "typer", "fire", "hydra", "omegaconf", "absl", "tqdm", "rich", "dotenv"}
     | {"loguru", "requests", "toml", "tomli", "wandb", "mlflow", "huggingface_hub", "boto3", "sh"}
@@ -34,24 +39,39 @@ _INSTALLED = re.compile(r"(^|/)(site|dist)-packages(/|$)")
 
 
 class AnalysisTooLong(Exception):
-    """Analysis that exceeds its bounds."""
+    """Analysis that exceeds a bound which is the same on every machine."""
+
+
+class AnalysisTooSlow(Exception):
+    """Analysis that exceeds its processor time, so that another machine may come to a result."""
 
 
 class AnalysisBudget:
-    """Bound of the steps and of the processor time of one analysis."""
+    """Bound of the steps, of the source and of the processor time of one analysis."""
 
     def __init__(self) -> None:
         self._steps = 0
+        self._bytes = 0
         self._end = time.process_time() + MAX_SECONDS
 
     def spend(self) -> None:
-        """Count a step. Raises AnalysisTooLong."""
+        """Count a step. Raises AnalysisTooLong and AnalysisTooSlow."""
         self._steps += 1
-        if self._steps > MAX_STEPS or (not self._steps % 256 and self.is_late()):
+        if self._steps > MAX_STEPS:
             raise AnalysisTooLong
+        if not self._steps % 256:
+            self._check_time()
 
-    def is_late(self) -> bool:
-        return time.process_time() > self._end
+    def read(self, size: int) -> None:
+        """Count the bytes of a file. Raises AnalysisTooLong and AnalysisTooSlow."""
+        self._bytes += size
+        if self._bytes > MAX_TOTAL_BYTES:
+            raise AnalysisTooLong
+        self._check_time()
+
+    def _check_time(self) -> None:
+        if time.process_time() > self._end:
+            raise AnalysisTooSlow
 
 
 class ProgramFiles:
@@ -93,8 +113,6 @@ class ProgramFiles:
     def load(self, path: str, package: str, is_main: bool = False) -> Source | None:
         if path in self.sources:
             return self.sources[path]
-        if self.budget.is_late():
-            raise AnalysisTooLong
         if len(self.sources) >= MAX_FILES:
             return None
         self.sources[path] = None
@@ -103,6 +121,7 @@ class ProgramFiles:
                 return None  # such as a pipe, whose content is the program's
             with open(path, "rb") as file:  # noqa: PTH123
                 content = file.read(MAX_SOURCE_BYTES + 1)
+            self.budget.read(len(content))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = ast.parse(content, path) if len(content) <= MAX_SOURCE_BYTES else None
@@ -141,6 +160,8 @@ class ProgramFiles:
         trains nothing."""
         if self._is_of_starters(name):
             return True
+        if parts and all(map(self._starts, parts)):
+            return True
         places = [place for place in map(self.find, (name, *parts)) if place is not None]
         for place in places:
             loaded = self.load(*place)
@@ -149,6 +170,12 @@ class ProgramFiles:
             if loaded not in todo:
                 todo.append(loaded)
         return bool(places)
+
+    def _starts(self, name: str) -> bool:
+        """Return True if an imported member is a launcher's module or function."""
+        known = launcher_of_module(name, ()) or launcher_of_function(name)
+        is_known = known is not None and not trains_by_function(known)
+        return is_known and self.find(name.partition(".")[0]) is None
 
     def _is_of_starters(self, name: str) -> bool:
         top = name.partition(".")[0]

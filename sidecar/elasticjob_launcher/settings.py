@@ -25,6 +25,7 @@ STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
 NPROC = "ELASTICJOB_NPROC"
 COUNT_SECONDS = "ELASTICJOB_COUNT_SECONDS"
 SNAPSHOT_VOLUME = "ELASTICJOB_SNAPSHOT_VOLUME"
+SEVERAL_NODES = "ELASTICJOB_SEVERAL_NODES"
 NESTED = "ELASTICJOB_NESTED_LAUNCH"
 """Variable of the workers: `refuse` or `allow` a torchrun inside of a worker."""
 
@@ -44,6 +45,7 @@ OWN_VARIABLES = (
     NPROC,
     COUNT_SECONDS,
     SNAPSHOT_VOLUME,
+    SEVERAL_NODES,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
 # Signals without another meaning for a program.
@@ -55,14 +57,13 @@ MAX_SOCKET_PATH_BYTES = 107
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
 CHECK_OPTION = "--check"
-SEVERAL_NODES_OPTION = "--several-nodes"
 PROGRAM_OPTION = "--program"
 # Time to import torch and count, also from a slow network disk.
 DEFAULT_COUNT_SECONDS = 120.0
 DEFAULT_SNAPSHOT_VOLUME = "/dev/shm"
 USAGE = (
-    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--check] [--several-nodes] "
-    "[--program FILE] -- COMMAND [ARGUMENT ...]"
+    "usage: python3 launcher.pyz [--setup COUNT WORD ...] [--prepare] [--check] [--program FILE] "
+    "-- COMMAND [ARGUMENT ...]"
 )
 
 
@@ -110,7 +111,7 @@ class Settings(NamedTuple):
     setup: tuple[str, ...] = ()
     prepare: bool = False
     check: bool = False
-    several_nodes: bool = False
+    several_nodes: bool = True
     program: str = ""
     nproc: str = ""
     count_seconds: float = DEFAULT_COUNT_SECONDS
@@ -126,8 +127,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
     rest = rest[1:] if prepare else rest
     check = rest[:1] == [CHECK_OPTION]
     rest = rest[1:] if check else rest
-    several_nodes = rest[:1] == [SEVERAL_NODES_OPTION]
-    program, rest = _program(rest[1:] if several_nodes else rest)
+    program, rest = _program(rest)
     settings = Settings(
         argv=_command(rest, required=agent_fd < 0 or prepare),
         socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
@@ -148,7 +148,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         setup=setup,
         prepare=prepare,
         check=check,
-        several_nodes=several_nodes,
+        several_nodes=_whole(environ, SEVERAL_NODES, 1, most=1) == 1,
         program=program,
         nproc=environ.get(NPROC, ""),
         count_seconds=_seconds(environ, COUNT_SECONDS, DEFAULT_COUNT_SECONDS),

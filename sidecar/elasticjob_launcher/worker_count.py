@@ -106,6 +106,12 @@ def count_workers(
     raise CountError(_missing(word, devices))
 
 
+def torchrun_word(word: str) -> str:
+    """Return the value of torchrun's option for a word; `all/machines` becomes a number."""
+    share = _SHARE.fullmatch(word)
+    return word if share is None else str(_share(int(share[1]), int(share[2])))
+
+
 def _missing(word: str, devices: Devices) -> str:
     what = "accelerator" if word == GPU else f"{word} device"
     where = f"torch {devices.torch} finds none in this container"

@@ -23,6 +23,7 @@ from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
 from elasticjob_cli.usage import TargetCommand
+from elasticjob_launcher.program_check import trains_besides
 from elasticjob_operator.model import ElasticJob, Launch
 from elasticjob_rendezvous.protocol.text import echoed, one_line
 
@@ -83,9 +84,10 @@ def _nodes(text: str) -> Nodes:
 
 def _launch(job: ElasticJob) -> str:
     """Return the line for a script that starts a launcher itself; empty for others, and for
-    launchers that do not reach other nodes, which `run` and `validate` report."""
+    launchers that do not reach other nodes or may not be all, which `validate` reports."""
     found = nested_launch(job, Path.cwd(), container_environment(None))
-    if found is None or not (found.launcher.joins or job.spec.max_nodes == 1):
+    several = job.spec.max_nodes > 1
+    if found is None or (several and not found.launcher.joins) or trains_besides(found, several):
         return ""
     return PER_NODE.format(place=one_line(found.place), launcher=found.launcher.name)
 

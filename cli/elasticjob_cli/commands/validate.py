@@ -12,8 +12,10 @@ from elasticjob_cli.local.container import nested_launch
 from elasticjob_cli.manifest_job import folder_of, warnings
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
+from elasticjob_launcher.program_check import trains_besides
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_check import check_pods
+from elasticjob_operator.domain.manifests.trainer_command import CHECK_OPTION
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, read_file, shown
 from elasticjob_operator.model.problems import Problem
@@ -62,7 +64,12 @@ def _warnings(job: ElasticJob, file: str) -> list[Problem]:
     """Return the warnings for a job, and one for a program on this machine that starts a
     launcher."""
     found = nested_launch(job, folder_of(file), container_environment(None))
-    if found is None or found.launcher.joins or job.spec.max_nodes == 1:
+    several = job.spec.max_nodes > 1
+    if found is not None and (reason := trains_besides(found, several)):
+        is_checked = CHECK_OPTION in command_for(job).options
+        text = f"warning (ProgramStartsLauncher): {reason}"
+        return [*warnings(job), *([Problem.at(("spec", "launch"), text)] if is_checked else [])]
+    if found is None or found.launcher.joins or not several:
         return warnings(job)  # the pods run it once for each node
     return [
         *warnings(job),

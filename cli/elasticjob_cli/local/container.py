@@ -17,7 +17,8 @@ from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_launcher.nested_launches import NestedLaunch
-from elasticjob_launcher.program_check import find_in_command
+from elasticjob_launcher.program_check import find_in_command, trains_besides
+from elasticjob_launcher.program_files import AnalysisTooSlow
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
@@ -152,18 +153,19 @@ def nested_launch(
     argv = [expanded(word, env) for word in (*command.words, *command.args)]
     try:
         return find_in_command(argv, env, str((base / (job.trainer().working_dir or "")).resolve()))
-    except (OSError, ValueError):  # an impossible path, which the start reports
+    except (OSError, ValueError, AnalysisTooSlow):  # an impossible path, which the start reports
         return None
 
 
 def with_nested_launch(job: ElasticJob, base: Path, environment: Mapping[str, str]) -> ElasticJob:
-    """Return the job for a launch once for each pod, if its program starts a launcher itself.
+    """Return the job for a launch once for each pod, if its program starts a launcher itself and
+    does nothing else; one that may train besides is left to its pods.
 
     Raises:
         BadInput: that launcher does not reach the job's other nodes.
     """
     found = nested_launch(job, base, environment)
-    if found is None:
+    if found is None or trains_besides(found, job.spec.max_nodes > 1):
         return job
     text = f"{found.place} starts {found.launcher.name}"
     if not found.launcher.joins and job.spec.max_nodes > 1:

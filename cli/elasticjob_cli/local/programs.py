@@ -75,6 +75,7 @@ class PodPrograms:
             "ELASTICJOB_SOCKET": str(files.socket),
             "ELASTICJOB_PROBE_ADDRESS": LOOPBACK,
             "ELASTICJOB_INIT": "1",
+            "ELASTICJOB_SEVERAL_NODES": str(int(self.job.spec.max_nodes > 1)),
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
             **snapshot_variables(self.job, str(self.claims / self._claim()), ""),

@@ -70,14 +70,15 @@ def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapp
     or NNODES, XTuner only if one of them is above 1. They expect plain numbers; the launcher adds
     NPROC_PER_NODE where the job has a word.
     """
+    most = nnodes.rpartition(":")[2]
     return {
         "PET_RDZV_BACKEND": PER_NODE_BACKEND,
         "PET_RDZV_ENDPOINT": "localhost:0",  # torchrun requires one
         "PET_RDZV_ID": run_id,
         "PET_NNODES": nnodes,
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
-        **({"NPROC_PER_NODE": nproc} if nproc.isdigit() else {}),
-        "NNODES": nnodes.rpartition(":")[2],
+        **({"NPROC_PER_NODE": nproc} if nproc.isascii() and nproc.isdigit() else {}),
+        **({} if most == "1" else {"NNODES": most}),
         "FORCE_TORCHRUN": "1",
         "PET_ROLE": role,
         "PET_MAX_RESTARTS": "1000000",  # the job has a budget of its own

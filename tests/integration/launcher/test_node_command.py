@@ -125,11 +125,13 @@ def test_values_of_the_container_take_precedence(
 @pytest.mark.parametrize(
     ("env", "seen"),
     [
-        ({}, "1"),  # this machine has no accelerators
+        ({}, ""),
+        ({"PROGRAM": "llamafactory-cli"}, "1"),  # this machine has no accelerators
         ({"PET_NPROC_PER_NODE": "cpu"}, str(usable_cpus())),
         ({"PET_NPROC_PER_NODE": "auto"}, str(usable_cpus())),
         ({"PET_NPROC_PER_NODE": "gpu"}, ""),
         ({"PET_NPROC_PER_NODE": "3"}, "3"),
+        ({"PET_NPROC_PER_NODE": "\u00b2"}, ""),
         ({"PET_NPROC_PER_NODE": "cpu", "NPROC_PER_NODE": "5"}, "5"),
     ],
     ids=str,
@@ -140,7 +142,8 @@ def test_frameworks_get_the_number_of_workers(
     async def scenario() -> None:
         line = 'echo "$NPROC_PER_NODE" > "$FOLDER/seen"'
         hidden = {"CUDA_VISIBLE_DEVICES": "", "FOLDER": str(tmp_path)}
-        launcher = start_launcher(command=("bash", "-c", line), **hidden)
+        program = env.get("PROGRAM", "sh")
+        launcher = start_launcher(command=("bash", "-c", line, program), **hidden)
         runtime = launcher.runtime(command=NodeCommand(env, "", 0))
         await runtime.node_workers()
         assert (tmp_path / "seen").read_text().strip() == seen
@@ -149,8 +152,9 @@ def test_frameworks_get_the_number_of_workers(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("nproc", "seen"), [("cpu", "cpu"), ("npu", "npu"), ("8/2", "4")])
 def test_python_program_that_starts_torchrun_runs_once_for_the_node(
-    start_launcher: StartLauncher, tmp_path: Path
+    start_launcher: StartLauncher, tmp_path: Path, nproc: str, seen: str
 ) -> None:
     async def scenario() -> None:
         (tmp_path / "torchrun.py").write_text(TORCHRUN)
@@ -165,7 +169,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
         launcher = start_launcher(
             arguments=["--check", "--", sys.executable, str(program)],
             PYTHONPATH=path,
-            ELASTICJOB_NPROC="cpu",
+            ELASTICJOB_NPROC=nproc,
         )
         runtime = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
         assert await runtime.node_workers() == 2
@@ -180,7 +184,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
         assert await after.node_workers() == 2
         adopted = await until(after.events(), Hello)
         assert (adopted.running, adopted.pids) == (1, started.pids)
-        assert (tmp_path / "seen").read_text().split() == ["cpu"]
+        assert (tmp_path / "seen").read_text().split() == [seen]
         await after.aclose()
 
     asyncio.run(scenario())

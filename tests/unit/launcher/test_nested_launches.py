@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import elasticjob_torchrun
 import pytest
 
+from elasticjob_launcher import program_files
 from elasticjob_launcher.nested_launches import find_nested_launch
 from elasticjob_launcher.program_check import ProgramError, find_in_command, node_launch
 from elasticjob_launcher.settings import read_settings
@@ -27,11 +28,11 @@ def found(folder: Path, source: str, name: str = "run_all.py") -> tuple[int, str
 
 
 def launch_reason(
-    command: Sequence[str], environ: Mapping[str, str] | None = None, *options: str
+    command: Sequence[str], environ: Mapping[str, str] | None = None, several: str = "0"
 ) -> str:
     """Return the reason for which a launcher runs the command once for its node."""
-    words = ["--check", *options, "--", *command]
-    settings = read_settings(words, {"ELASTICJOB_SOCKET": "/tmp/s"})
+    given = {"ELASTICJOB_SOCKET": "/tmp/s", "ELASTICJOB_SEVERAL_NODES": several}
+    settings = read_settings(["--check", "--", *command], given)
     return node_launch(settings, environ or {})
 
 
@@ -359,7 +360,7 @@ LARGE = {
 def test_analysis_is_bounded(tmp_path: Path, source: str) -> None:
     began = time.process_time()
     found(tmp_path, source)
-    assert time.process_time() - began < 5  # one second, and the reading of a file
+    assert time.process_time() - began < 10  # a second or two on a machine with nothing else to do
 
 
 def test_many_modules_are_read_for_a_bounded_time(tmp_path: Path) -> None:
@@ -368,6 +369,18 @@ def test_many_modules_are_read_for_a_bounded_time(tmp_path: Path) -> None:
     began = time.process_time()
     assert found(tmp_path, "".join(f"import m{number}\n" for number in range(300))) is None
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("source", LARGE.values(), ids=LARGE)
+def test_result_of_a_long_analysis_does_not_depend_on_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr(program_files, "MAX_SECONDS", 1000.0)
+    monkeypatch.setattr(program_files, "MAX_STEPS", 20_000)
+    first = found(tmp_path, source)
+    clock = iter(range(0, 10_000, 1))
+    monkeypatch.setattr(program_files.time, "process_time", lambda: next(clock) / 100)
+    assert found(tmp_path, source) == first  # read by a slow processor
 
 
 def test_files_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
@@ -442,7 +455,7 @@ def test_modules_on_pythonpath_are_the_users(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": f"/nowhere:{tmp_path / 'lib'}"}
     assert launch_reason(command, environ).endswith("launching.py, line 2 starts deepspeed")
     with pytest.raises(ProgramError, match=r"deepspeed, .*does not join the job's rendezvous"):
-        launch_reason(command, environ, "--several-nodes")
+        launch_reason(command, environ, "1")
 
 
 @pytest.mark.parametrize(

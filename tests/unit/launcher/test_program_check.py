@@ -10,19 +10,28 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_launcher import program_files
 from elasticjob_launcher.program_check import ProgramError, node_launch
-from elasticjob_launcher.settings import Settings, SettingsError, read_settings
+from elasticjob_launcher.settings import (
+    Settings,
+    SettingsError,
+    read_settings,
+    worker_environment,
+)
 
 CONSOLE = "import sys\nfrom {module} import {name}\nif __name__ == '__main__':\n    {name}()\n"
 
 
-def settings_of(*options: str, command: Sequence[str] = ("sh", "x")) -> Settings:
-    return read_settings([*options, "--", *command], {"ELASTICJOB_SOCKET": "/tmp/s"})
+def settings_of(
+    *options: str, command: Sequence[str] = ("sh", "x"), several: str = "1"
+) -> Settings:
+    environ = {"ELASTICJOB_SOCKET": "/tmp/s", "ELASTICJOB_SEVERAL_NODES": several}
+    return read_settings([*options, "--", *command], environ)
 
 
 def reason_of(file: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the reason to run a program with this file once for the node."""
-    return node_launch(settings_of("--program", file), environ or {})
+    return node_launch(settings_of("--program", file, several="0"), environ or {})
 
 
 def program(folder: Path, text: str | bytes) -> str:
@@ -133,8 +142,9 @@ def test_program_of_a_launcher_that_reaches_no_other_node_is_refused_for_several
 ) -> None:
     text = "#!/usr/bin/env python\nimport sys\nimport deepspeed.launcher.runner\n"
     path = program(tmp_path, text)
-    assert reason_of(path) == f"{path} starts deepspeed"
-    several = settings_of("--several-nodes", "--program", path)
+    one = settings_of("--program", path, several="0")
+    assert node_launch(one, {}) == f"{path} starts deepspeed"
+    several = settings_of("--program", path)
     with pytest.raises(ProgramError, match="train starts deepspeed, which does not join") as found:
         node_launch(several, {})
     assert "set spec.maxNodes to 1" in str(found.value)
@@ -154,12 +164,90 @@ def test_python_program_that_starts_a_launcher_runs_once_for_the_node(
     path = tmp_path / "run_all.py"
     path.write_text(source)
     command = ("python3", str(path))
-    for options in (["--check"], ["--check", "--several-nodes"]):
-        reason = node_launch(settings_of(*options, command=command), {})
+    for several in ("0", "1"):
+        reason = node_launch(settings_of("--check", command=command, several=several), {})
         assert reason == f"{path}, line 2 starts {launcher}"
     assert not node_launch(settings_of(command=command), {})  # an explicit spec.launch
     path.write_text("print('no launcher')\n")
     assert not node_launch(settings_of("--check", command=command), {})
+
+
+TRAINING = {
+    "evaluation": (
+        "import subprocess, sys, torch\ntrain()\n"
+        "subprocess.run([sys.executable, '-m', 'torch.distributed.run', 'gang.py'])\n"
+    ),
+    "evaluation of a group": (
+        "import subprocess\nimport torch.distributed as dist\ndist.init_process_group()\n"
+        "subprocess.run(['torchrun', '--nproc-per-node=1', 'eval.py'])\n"
+    ),
+    "harness": "import os, torch\ntrain()\nos.system('accelerate launch -m lm_eval x')\n",
+    "function of torchrun": (
+        "import torch\nfrom torch.distributed import run\ntrain()\nrun.main(['eval.py'])\n"
+    ),
+    "asks for its rank": (
+        "import os, subprocess\nprint(os.environ['RANK'])\nsubprocess.run(['torchrun', 'x.py'])\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TRAINING.values(), ids=TRAINING)
+def test_program_that_may_train_and_then_starts_a_launcher_is_refused(
+    tmp_path: Path, source: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    for several in ("1", "0"):
+        settings = settings_of("--check", command=("python3", str(path)), several=several)
+        with pytest.raises(ProgramError, match=r"train\.py, line \d starts .* may train") as found:
+            node_launch(settings, {})
+        assert "set spec.launch to PerNode" in str(found.value)
+        assert "or to PerWorker" in str(found.value)
+
+
+def test_program_of_slurm_alone_or_beside_a_training_is_refused_for_several_nodes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import subprocess, torch\nsubprocess.check_output(['srun', 'hostname'])\n")
+    for several, said in (("1", "does not join the job's rendezvous"), ("0", "may train besides")):
+        settings = settings_of("--check", command=("python3", str(path)), several=several)
+        with pytest.raises(ProgramError, match=said):
+            node_launch(settings, {})
+
+
+@pytest.mark.parametrize("first", ["from torch.distributed import run", "import sys"])
+def test_program_whose_training_is_the_launchers_runs_once_for_the_node(
+    tmp_path: Path, first: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{first}\nfrom torch.distributed.run import main\nmain(['gang.py'])\n")
+    settings = settings_of("--check", command=("python3", str(path)))
+    assert node_launch(settings, {}) == f"{path}, line 3 starts torchrun"
+
+
+def test_function_of_the_program_is_its_training_on_one_node(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nfrom accelerate import notebook_launcher\ndef train(): pass\n"
+        "notebook_launcher(train, num_processes=2)\n"
+    )
+    one = settings_of("--check", command=("python3", str(path)), several="0")
+    assert node_launch(one, {}) == f"{path}, line 4 starts notebook_launcher"
+    with pytest.raises(ProgramError, match="may train besides"):
+        node_launch(settings_of("--check", command=("python3", str(path))), {})
+
+
+def test_analysis_without_a_result_in_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("x = 1\n")
+    settings = settings_of("--check", command=("python3", str(path)))
+    assert not node_launch(settings, {})
+    monkeypatch.setattr(program_files, "MAX_SECONDS", -1.0)
+    with pytest.raises(ProgramError, match=r"train\.py could not be searched.*set spec\.launch"):
+        node_launch(settings, {})
 
 
 def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:
@@ -170,10 +258,12 @@ def test_missing_program_is_left_to_its_start(tmp_path: Path) -> None:
 
 def test_program_is_read_after_the_other_options() -> None:
     environ = {"ELASTICJOB_LAUNCHER_SOCKET": "/tmp/s"}
-    words = ["--setup", "1", "true", "--prepare", "--check", "--several-nodes"]
+    words = ["--setup", "1", "true", "--prepare", "--check"]
     words += ["--program", "./train", "--", "sh", "x"]
     settings = read_settings(words, environ)
-    assert settings.several_nodes
+    assert settings.several_nodes  # without the variable of an older operator
+    assert not read_settings(words, {**environ, "ELASTICJOB_SEVERAL_NODES": "0"}).several_nodes
+    assert "ELASTICJOB_SEVERAL_NODES" not in worker_environment({"ELASTICJOB_SEVERAL_NODES": "0"})
     assert (settings.program, settings.argv) == ("./train", ("sh", "x"))
     assert (settings.prepare, settings.check) == (True, True)
     assert not read_settings(["--", "--check", "x"], environ).check

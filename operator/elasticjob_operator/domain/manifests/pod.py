@@ -52,6 +52,8 @@ def trainer(job: ElasticJob, own: Json, command: TrainerCommand, workers: str, s
     ]
     if not workers.isdigit() and command.mode is Launch.PER_WORKER:
         variables.append(variable("NPROC", workers))
+    if command.is_checked:
+        variables.append(variable("SEVERAL_NODES", int(job.spec.max_nodes > 1)))
     if path := own.get("terminationMessagePath"):
         variables.append(variable("TERMINATION_LOG", path))
     mounts = [

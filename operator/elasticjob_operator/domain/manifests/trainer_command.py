@@ -37,7 +37,6 @@ DEFAULT_PYTHON = "python3"
 SETUP_OPTION = "--setup"
 PREPARE_OPTION = "--prepare"
 CHECK_OPTION = "--check"
-SEVERAL_NODES_OPTION = "--several-nodes"
 PROGRAM_OPTION = "--program"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PYTHON_MODULE = re.compile(r"-([^-cmWX][^cmWX]*)?m(.*)")
@@ -87,6 +86,11 @@ class TrainerCommand:
     def command(self) -> tuple[str, ...]:
         """Command of the container."""
         return (self.python, LAUNCHER_PATH, *self.options, "--", *self.words)
+
+    @property
+    def is_checked(self) -> bool:
+        """True if the launcher checks the files of the program."""
+        return CHECK_OPTION in self.options or PROGRAM_OPTION in self.options
 
     @property
     def note(self) -> str:
@@ -340,8 +344,7 @@ def _checked(words: Sequence[str], spec: LaunchSpec) -> tuple[str, ...]:
     if spec.launch is not Launch.AUTO:
         return ()
     program = program_file(words) if words else ""
-    several = () if spec.max_nodes == 1 else (SEVERAL_NODES_OPTION,)
-    return (CHECK_OPTION, *several, *((PROGRAM_OPTION, program) if program else ()))
+    return (CHECK_OPTION, *((PROGRAM_OPTION, program) if program else ()))
 
 
 def _structural(prepared: Prepared, values: Mapping[str, str]) -> str:

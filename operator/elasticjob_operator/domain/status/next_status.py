@@ -83,9 +83,10 @@ def next_status(
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
+    known = Status() if phase is Phase.SUSPENDED else past  # an edit may have changed the program
     status = Status(
         phase=phase,
-        launch=before.launch if before.phase in FINISHED else _launch(job, view, past),
+        launch=before.launch if before.phase in FINISHED else _launch(job, view, known),
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),

@@ -93,5 +93,6 @@ def test_command_environment_makes_frameworks_use_torchrun(nproc: str, number: s
     env = command_environment("job", "default", "1:4", nproc)
     assert env["FORCE_TORCHRUN"] == "1"
     assert env["NNODES"] == "4"  # frameworks read a number
+    assert "NNODES" not in command_environment("job", "default", "1:1", nproc)
     assert env.get("NPROC_PER_NODE") == number
     assert env.get("PET_NPROC_PER_NODE") == (nproc or None)

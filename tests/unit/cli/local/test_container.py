@@ -194,7 +194,7 @@ def test_launcher_in_a_shell_line_runs_once_per_pod(tmp_path: Path) -> None:
 
 def test_preparation_becomes_an_option_of_the_launcher(tmp_path: Path) -> None:
     found = trainer(job(command=["sh", "-c", "cd /; train"]), tmp_path, PATH, sys.executable)
-    assert found.options == ("--prepare", "--check", "--several-nodes", "--program", "train")
+    assert found.options == ("--prepare", "--check", "--program", "train")
     assert found.argv[2] == f"cd /; {REPORT} train"
 
 

@@ -1004,7 +1004,7 @@ def test_launcher_checks_python_files_unless_the_launch_is_requested(
 def test_line_of_one_worker_on_several_nodes_is_checked() -> None:
     found = decide(bash("python train.py | tee log"), 1, nodes=2)
     assert found.reason is LaunchReason.SINGLE_WORKER
-    assert found.options == ("--check", "--several-nodes")
+    assert found.options == ("--check",)
 
 
 @pytest.mark.parametrize("command", ["python run_all.py", "torchrun run_all.py"])

@@ -472,8 +472,10 @@ def test_agent_gets_the_launch_and_the_trainer_its_own_command(
     [agent] = [one for one in made["initContainers"] if one["name"] == "elasticjob-agent"]
     assert {"name": "ELASTICJOB_LAUNCH", "value": mode} in agent["env"]
     [trainer] = made["containers"]
-    options = ["--check", "--several-nodes"] if (launch, mode) == ("Auto", "PerWorker") else []
+    options = ["--check"] if (launch, mode) == ("Auto", "PerWorker") else []
     assert trainer["command"][1:] == ["/elasticjob/launcher.pyz", *options, "--", *command]
+    several = [one["value"] for one in trainer["env"] if one["name"] == "ELASTICJOB_SEVERAL_NODES"]
+    assert several == (["1"] if options else [])
     status = launch_status(wanted)
     assert status is not None
     assert status.mode == mode
@@ -489,7 +491,7 @@ def test_entry_point_of_the_image_stands_before_args() -> None:
     [trainer] = pods.pod(wanted, 0, 1, SETTINGS, ACCESS)["spec"]["containers"]
     assert trainer["command"] == [
         "/opt/bin/python", "/elasticjob/launcher.pyz", "--setup", "3", "pip", "install", "x",
-        "--check", "--several-nodes", "--", "/opt/bin/python", "train.py",
+        "--check", "--", "/opt/bin/python", "train.py",
     ]  # fmt: skip
     assert trainer["args"] == ["--lr", "$(LR)"]
 
@@ -501,7 +503,7 @@ def test_launch_of_refused_command_is_not_in_the_status() -> None:
 
 def test_launcher_runs_command_of_trainer() -> None:
     found = container(made(trainer={"args": ["--lr", "$(LR)"]}), "trainer")
-    launcher = ["python3", "/elasticjob/launcher.pyz", "--check", "--several-nodes", "--"]
+    launcher = ["python3", "/elasticjob/launcher.pyz", "--check", "--"]
     assert found["command"] == [*launcher, "python3", "train.py"]
     assert found["args"] == ["--lr", "$(LR)"]
 
@@ -509,7 +511,7 @@ def test_launcher_runs_command_of_trainer() -> None:
 def test_removed_launcher_options_are_annotated() -> None:
     found = made(trainer={"command": ["torchrun", "--nnodes=2"], "args": ["train.py"]})
     trainer = container(found, "trainer")
-    assert trainer["command"][5:] == ["python3", "-u", "train.py"]
+    assert trainer["command"][4:] == ["python3", "-u", "train.py"]
     assert "args" not in trainer
     note = found["metadata"]["annotations"]["elasticjob.dev/command"]
     assert note.endswith("not used: --nnodes=2")

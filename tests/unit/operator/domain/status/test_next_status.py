@@ -285,6 +285,10 @@ def test_launch_is_the_one_that_a_launcher_found_in_its_files() -> None:
     later = replace(final_round(1, 2), members=())
     kept = status_of(job(status=status), observed(view=later))
     assert kept.launch == status.launch
+    gone = status_of(job(status=status, runPolicy={"suspend": True}), observed(view=later))
+    assert gone.phase == "Suspended"
+    assert gone.launch is not None
+    assert gone.launch.mode == "PerWorker"
     requested = status_of(job(launch="PerWorker"), observed(view=found))
     assert requested.launch is not None
     assert requested.launch.mode == "PerWorker"
