@@ -379,7 +379,7 @@ def test_result_of_a_long_analysis_does_not_depend_on_the_time(
     monkeypatch.setattr(program_files, "MAX_STEPS", 20_000)
     first = found(tmp_path, source)
     clock = iter(range(0, 10_000, 1))
-    monkeypatch.setattr(program_files.time, "process_time", lambda: next(clock) / 100)
+    monkeypatch.setattr(time, "process_time", lambda: next(clock) / 100)
     assert found(tmp_path, source) == first  # read by a slow processor
 
 
