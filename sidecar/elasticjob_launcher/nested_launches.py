@@ -93,7 +93,9 @@ def find_nested_launch(target: str, is_module: bool, search: Sequence[str]) -> N
         found = program.run(target, is_module)
     except (RecursionError, AnalysisTooLong):
         return None
-    return None if found is None else found._replace(alone=program.only_starts())
+    if found is None or found.alone:
+        return found
+    return found._replace(alone=program.only_starts())
 
 
 class _Program:
@@ -117,7 +119,7 @@ class _Program:
             return None
         found, _ = self._block(source.tree.body, source)
         if found is None and self._possible and self._files.only_start():
-            return self._possible[0]
+            return self._possible[0]._replace(alone=True)
         return found
 
     def only_starts(self) -> bool:

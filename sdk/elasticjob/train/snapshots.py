@@ -208,8 +208,10 @@ class Snapshots:
         self._has_encoded = self._has_taken = self._has_removed = False
         self._has_place = True
         """True if any rank has memory or storage."""
-        self._has_storage = self._has_warned = False
-        """True if any rank has storage; True after the warning that there is none."""
+        self._has_storage = self._storage is not None
+        """True if any rank has storage; before the ranks have agreed, if this one has."""
+        self._has_warned = False
+        """True after the warning that there is no storage."""
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -732,12 +734,15 @@ def _may_improve(plan: Plan | None, told: list[Told]) -> bool:
 
 
 def _check_known(plan: Plan | None, told: list[Told]) -> None:
-    """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be listed."""
+    """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be read.
+
+    A rank that has read all of its storage without an error shows what is left of it.
+    """
     troubles = [f"rank {at}: {each.trouble}" for at, each in enumerate(told) if each.trouble]
     newest = max(each.complete for each in told)
     if plan is None or plan.version.step >= newest or not troubles:
         return
-    if not any(each.is_listed for each in told):
+    if not any(each.is_listed and each.offer.storage and not each.trouble for each in told):
         raise SnapshotError(
             f"the snapshot of step {newest} is in storage, which cannot be read "
             f"({'; '.join(troubles[:MAX_TROUBLES])}): make it readable, or give Snapshots another "

@@ -363,6 +363,19 @@ def test_analysis_is_bounded(tmp_path: Path, source: str) -> None:
     assert time.process_time() - began < 10  # a second or two on a machine with nothing else to do
 
 
+def test_program_that_was_found_to_start_others_alone_is_not_searched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second search would exceed the bounds that the first one kept."""
+    begin = "import subprocess, sys\nif sys.argv:\n    subprocess.run(['torchrun', 't.py'])\n"
+    file = tmp_path / "run_all.py"
+    file.write_text(begin + "x = 1\n" * 1000)
+    monkeypatch.setattr(program_files, "MAX_STEPS", 8000)
+    launch = find_nested_launch(str(file), False, [])
+    assert launch is not None
+    assert launch.alone
+
+
 def test_many_modules_are_read_for_a_bounded_time(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"m{number}.py").write_text("import torch\n" + "x = [1, 2, 3]\n" * 3000)
