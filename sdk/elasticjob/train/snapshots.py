@@ -477,6 +477,8 @@ class Snapshots:
                         cause = error.__cause__ or error
                         if source.place == STORAGE and isinstance(cause, TimeoutError):
                             bad = _SILENT
+                            refused.update((STORAGE, part) for part in stored.parts)
+                            stored.failed(cause)
                             break
                         log.warning("passing over a snapshot: %s", error)
                         refused.add((source.place, source.part))
@@ -486,7 +488,7 @@ class Snapshots:
                             self._memory.damaged(source.part)
                         bad = 1
             outcomes = [bytes(content)[0] for content in gang.gather(bytes([bad]))]
-            if plan is not None and _SILENT in outcomes:
+            if plan is not None and not _is_readable(plan, offers, outcomes, self._sharded):
                 raise SnapshotError(
                     f"the snapshot of step {plan.version.step} is in storage, which does not "
                     f"answer rank {outcomes.index(_SILENT)}: make it readable, or give Snapshots "
@@ -731,6 +733,18 @@ def _may_improve(plan: Plan | None, told: list[Told]) -> bool:
         return True
     part = plan.shared.part
     return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(told))
+
+
+def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: bool) -> bool:
+    """Return True unless the plan needs the storage of a rank that it does not answer."""
+    if _SILENT not in outcomes:
+        return True
+    left = [
+        offer._replace(storage=()) if outcome == _SILENT else offer
+        for offer, outcome in zip(offers, outcomes, strict=True)
+    ]
+    other = decide(left, sharded)
+    return other is not None and other.version == plan.version and bool(other.own) == bool(plan.own)
 
 
 def _check_known(plan: Plan | None, told: list[Told]) -> None:

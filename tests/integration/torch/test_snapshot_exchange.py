@@ -103,3 +103,40 @@ def test_storage_of_one_rank_alone_does_not_part_the_ranks(tmp_path: Path) -> No
     assert found[0] == found[1]
     assert "rank 1: Snapshots has no storage on this rank" in found[0]
     assert any("000000000008-" in path.name for path in (tmp_path / "storage").iterdir())
+
+
+UNREADABLE = """
+import errno, json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from elasticjob.train import Snapshots
+from tests.integration.torch import forked_gang
+
+top = Path(sys.argv[1])
+
+def stored(rank, world):
+    snapshots = Snapshots(str(top / "storage"), every_steps=1, replicas=0)
+    snapshots.restore()
+    for step in (1, 2):
+        snapshots.save(step, {"x": step}, store=True)
+
+def loaded(rank, world):
+    real = os.preadv
+    def timed_out(fd, *arguments):
+        if Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(top / "storage"):
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        return real(fd, *arguments)
+    if rank == 0:
+        os.preadv = timed_out
+    found = Snapshots(str(top / "storage"), every_steps=1, replicas=0).restore()
+    return [found.step, found.state["x"], found.place]
+
+forked_gang.gang(top, "stored", "ab", stored)
+print(json.dumps(forked_gang.gang(top, "loaded", "cd", loaded)))
+"""
+
+
+def test_part_that_one_rank_cannot_read_from_storage_is_read_by_another(tmp_path: Path) -> None:
+    found, log = forked_gang.run(UNREADABLE, tmp_path)
+    assert found == [[2, 2, "storage"]] * 2
+    assert "Connection timed out" in log
