@@ -127,7 +127,7 @@ def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body
         yield unpack_body(gang.broadcast(content, reader))[SHARED]
 
 
-class Told(NamedTuple):
+class RestoreMessage(NamedTuple):
     """Message of one rank before a restore.
 
     Args:
@@ -147,17 +147,17 @@ class Told(NamedTuple):
     complete: int = layout.NO_STEP
 
 
-def pack_offer(told: Told) -> bytes:
+def pack_message(message: RestoreMessage) -> bytes:
     """Encode the message of a rank."""
-    parts = [[[*part.version, *part[1:]] for part in parts] for parts in told.offer]
-    return json.dumps([parts, *told[1:]]).encode()
+    parts = [[[*part.version, *part[1:]] for part in parts] for parts in message.offer]
+    return json.dumps([parts, *message[1:]]).encode()
 
 
-def unpack_offer(content: memoryview) -> Told:
+def unpack_message(content: memoryview) -> RestoreMessage:
     """Decode the message of a rank."""
     places, *others = json.loads(bytes(content))
     offer = Offer(*(tuple(_part(*fields) for fields in parts) for parts in places))
-    return Told(offer, *others)
+    return RestoreMessage(offer, *others)
 
 
 def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:

@@ -44,7 +44,14 @@ from elasticjob.train.buffers import (
     read,
 )
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.gang import Gang, Told, exchanged, own_parts, pack_offer, unpack_offer
+from elasticjob.train.gang import (
+    Gang,
+    RestoreMessage,
+    exchanged,
+    own_parts,
+    pack_message,
+    unpack_message,
+)
 from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import (
     InStorage,
@@ -458,15 +465,15 @@ class Snapshots:
                     for place, found in places.items()
                 }
             )
-            mine = Told(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
-            told = [unpack_offer(content) for content in gang.gather(pack_offer(mine))]
-            offers = [each.offer for each in told]
+            mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
+            messages = [unpack_message(content) for content in gang.gather(pack_message(mine))]
+            offers = [each.offer for each in messages]
             plan = decide(offers, self._sharded)
-            is_silent = any(each.is_silent for each in told)
-            if is_silent and not is_patient and _may_improve(plan, told):
+            is_silent = any(each.is_silent for each in messages)
+            if is_silent and not is_patient and _may_improve(plan, messages):
                 is_patient = True
                 continue
-            _check_known(plan, told)
+            _check_known(plan, messages)
             bodies = {}
             bad = 0
             for source in () if plan is None else (plan.shared, *plan.own):
@@ -496,22 +503,22 @@ class Snapshots:
                 )
             if not any(outcomes):
                 self._stored_at = 0.0 if self._store_seconds is None else stored.at
-                _check_storage(plan, [each.trouble for each in told], gang.rank)
-                self._know(plan, told)
+                _check_storage(plan, messages, gang.rank)
+                self._record_stored(plan, messages)
                 return plan, bodies, offers
 
-    def _know(self, plan: Plan | None, told: list[Told]) -> None:
+    def _record_stored(self, plan: Plan | None, messages: list[RestoreMessage]) -> None:
         """Set the newest snapshot in storage, up to the restored step, the same on all ranks."""
         step = 0 if plan is None else plan.version.step
-        parts = [part for each in told for part in each.offer.storage]
+        parts = [part for each in messages for part in each.offer.storage]
         complete = max(
             (each.step for each in complete_versions(parts) if each.step <= step),
             default=layout.NO_STEP,
         )
         begun = complete
-        if not any(each.is_listed for each in told):
-            begun = min(step, max(each.begun for each in told))
-            complete = min(step, max(each.complete for each in told))
+        if not any(each.is_listed for each in messages):
+            begun = min(step, max(each.begun for each in messages))
+            complete = min(step, max(each.complete for each in messages))
         self._stored_step = max(begun, 0)
         if self._reached is not None:
             self._reached.begun, self._reached.complete = begun, complete
@@ -644,9 +651,9 @@ class Snapshots:
     def _is_stored(self, step: int) -> None:
         self._report.change(stored=step)
         self._complete_step = step
-        self._knows_complete(step)
+        self._record_complete(step)
 
-    def _knows_complete(self, step: int) -> None:
+    def _record_complete(self, step: int) -> None:
         if self._reached is not None:
             self._reached.complete = max(step, self._reached.complete)
 
@@ -667,7 +674,7 @@ class Snapshots:
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
         if failed:
             raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
-        self._knows_complete(self._stored_step)
+        self._record_complete(self._stored_step)
         if self._reached is not None:
             self._reached.write(self._stored_step)
         if gang.rank == 0 and self._writer is not None and self._storage is not None:
@@ -705,7 +712,7 @@ class Snapshots:
             mine = _PROPOSAL.pack(steps, state, due, is_busy, self._complete_step)
             told = gang.gather(mine, is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
-            self._knows_complete(max(complete for *_, complete in proposals))
+            self._record_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
             # A version that one rank does not write would be incomplete.
             store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
@@ -724,15 +731,15 @@ def _read(places: dict[str, dict[Part, Path]], place: str, part: Part) -> Body:
     return read(path, part)
 
 
-def _may_improve(plan: Plan | None, told: list[Told]) -> bool:
+def _may_improve(plan: Plan | None, messages: list[RestoreMessage]) -> bool:
     """Return True if storage, which has not answered, may have what the plan lacks.
 
     That is a newer version, as when there was no room in memory, or the ranks' own parts.
     """
-    if plan is None or plan.version.step < max(each.begun for each in told):
+    if plan is None or plan.version.step < max(each.begun for each in messages):
         return True
     part = plan.shared.part
-    return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(told))
+    return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(messages))
 
 
 def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: bool) -> bool:
@@ -747,45 +754,50 @@ def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: 
     return other is not None and other.version == plan.version and bool(other.own) == bool(plan.own)
 
 
-def _check_known(plan: Plan | None, told: list[Told]) -> None:
+def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
     """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be read.
 
     A rank that has read all of its storage without an error shows what is left of it.
     """
-    troubles = [f"rank {at}: {each.trouble}" for at, each in enumerate(told) if each.trouble]
-    newest = max(each.complete for each in told)
+    troubles = _storage_troubles(messages)
+    newest = max(each.complete for each in messages)
     if plan is None or plan.version.step >= newest or not troubles:
         return
-    if not any(each.is_listed and each.offer.storage and not each.trouble for each in told):
+    if not any(each.is_listed and each.offer.storage and not each.trouble for each in messages):
         raise SnapshotError(
             f"the snapshot of step {newest} is in storage, which cannot be read "
-            f"({'; '.join(troubles[:MAX_TROUBLES])}): make it readable, or give Snapshots another "
+            f"({troubles}): make it readable, or give Snapshots another "
             f"folder to go on at step {plan.version.step}"
         )
 
 
-def _check_storage(plan: Plan | None, troubles: list[str], rank: int) -> None:
+def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
     """Raise SnapshotError if storage that cannot be read may have the only snapshot.
 
     With a snapshot from elsewhere it is a warning.
     """
     if plan is not None:
-        if troubles[rank]:
+        if messages[rank].trouble:
             log.warning(
                 "the storage of snapshots cannot be read: %s. Training continues at step %d, from "
                 "%s",
-                troubles[rank],
+                messages[rank].trouble,
                 plan.version.step,
                 "storage" if plan.shared.place == STORAGE else "memory",
             )
         return
-    told = [f"rank {at}: {trouble}" for at, trouble in enumerate(troubles) if trouble]
-    if told:
+    if troubles := _storage_troubles(messages):
         raise SnapshotError(
             "there is no complete snapshot in memory, and the storage cannot be read "
-            f"({'; '.join(told[:MAX_TROUBLES])}): make it readable, or give Snapshots another "
+            f"({troubles}): make it readable, or give Snapshots another "
             "folder to begin at step 0"
         )
+
+
+def _storage_troubles(messages: list[RestoreMessage]) -> str:
+    """Return the first ranks that cannot read storage, with their errors; empty for none."""
+    found = [f"rank {at}: {each.trouble}" for at, each in enumerate(messages) if each.trouble]
+    return "; ".join(found[:MAX_TROUBLES])
 
 
 def _finish(snapshots: weakref.ReferenceType[Snapshots]) -> None:
