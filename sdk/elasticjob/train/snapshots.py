@@ -748,7 +748,7 @@ def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: 
         return True
     left = [
         offer._replace(storage=()) if outcome == _SILENT else offer
-        for offer, outcome in zip(offers, outcomes, strict=True)
+        for offer, outcome in zip(offers, outcomes)
     ]
     other = decide(left, sharded)
     return other is not None and other.version == plan.version and bool(other.own) == bool(plan.own)
