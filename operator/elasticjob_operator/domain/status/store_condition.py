@@ -69,11 +69,19 @@ def _unavailable(
 ) -> tuple[ConditionStatus, str, str]:
     was, reason = find_store_condition(before), _condition_reason(seen.trouble, backend)
     if was is not None and was.status is ConditionStatus.TRUE and was.reason == reason:
-        known = before.store_refusal
         # A broken connection has many texts; the texts of a refusal are few.
-        if not seen.trouble.refuses or (known and known.message == seen.trouble.sentence):
+        if not seen.trouble.refuses or _is_reported(seen.trouble, was, before):
             return was.status, was.reason, was.message
     return ConditionStatus.TRUE, reason, seen.trouble.sentence + _reporters(observed, seen)
+
+
+def _is_reported(refusal: StoreTrouble, condition: Condition, before: Status) -> bool:
+    """Return True if the condition reports this refusal, perhaps with other reporting pods."""
+    if before.store_refusal is not None:
+        return before.store_refusal.message == refusal.sentence
+    # The previous release wrote no `storeRefusal`, and the API server drops it with that CRD.
+    reported = failure_in(condition.message)
+    return reported is not StoreFailure.OTHER and reported is refusal.reason
 
 
 def store_refusal(observed: Observed, phase: Phase) -> StoreRefusal | None:

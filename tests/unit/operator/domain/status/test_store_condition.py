@@ -108,6 +108,24 @@ def test_status_of_the_previous_release_keeps_its_remedy_and_its_event_is_not_re
     assert told(earlier, now) == []
 
 
+def test_refusal_with_other_reporting_pods_gives_no_event_with_the_crd_of_before() -> None:
+    uids = [pod.uid for pod in CALM.pods]
+
+    def stored(status: Status) -> Status:
+        """Return the status as the API server keeps it with a CRD without `storeRefusal`."""
+        return status.model_copy(update={"store_refusal": None})
+
+    first = stored(after(seen(FULL, uids[0])))
+    other = stored(after(seen(FULL, uids[1]), first, 5))
+    assert other == first
+    leaderless = replace(FULL, text="etcdserver: no leader", reason=StoreFailure.NO_LEADER)
+    changed = after(seen(leaderless, uids[1]), other, 10)
+    assert [one[1] for one in told(other, changed)] == ["EtcdRefusesWrites"]
+    assert leaderless.sentence in condition(changed).message
+    unusual = replace(FULL, text="etcdserver: unusual", reason=StoreFailure.OTHER)
+    assert unusual.sentence in condition(after(seen(unusual), stored(changed), 15)).message
+
+
 def test_connection_error_with_another_text_is_the_same_trouble() -> None:
     first = after(seen(AWAY))
     other = after(seen(replace(AWAY, text="Connection reset by peer")), first, 1)
