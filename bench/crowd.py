@@ -19,7 +19,7 @@ from pathlib import Path
 from bench import etcd_proc
 from bench.backends import preload
 from bench.etcd_proc import EtcdFailed, EtcdServer
-from bench.forked import CaseFailed, Live, Say, forked
+from bench.forked import CaseFailed, Live, Send, forked
 from bench.machine import machine_facts
 from bench.rendezvous_case import AFTERMATH_SECONDS, Report, verify
 from bench.results import keep
@@ -84,7 +84,7 @@ def _cpu_seconds(server: EtcdServer) -> float:
 def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:
     """Return the main function of one process, which hosts every `processes`-th member."""
 
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> None:
         names = [f"member-{name}" for name in range(index, members, processes)]
         parameters = [
             RendezvousParameters(
@@ -100,13 +100,13 @@ def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:
             )
             for name in names
         ]
-        asyncio.run(_members(parameters, wait_for_start, say))
+        asyncio.run(_members(parameters, wait_for_start, send))
 
     return live
 
 
 async def _members(
-    parameters: Sequence[RendezvousParameters], wait_for_start: Callable[[], None], say: Say
+    parameters: Sequence[RendezvousParameters], wait_for_start: Callable[[], None], send: Send
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         made = [RendezvousMember(member_settings(one)) for one in parameters]
@@ -114,7 +114,7 @@ async def _members(
         connected = [member.wait_connected(CONNECT_SECONDS) for member in members]
         if not all(await asyncio.gather(*connected)):
             raise CaseFailed(f"a member could not connect within {CONNECT_SECONDS:g} s")
-        say({})
+        send({})
         await asyncio.to_thread(wait_for_start)
         began_cpu = time.process_time()
         for member in members:
@@ -122,7 +122,7 @@ async def _members(
         reports = await asyncio.gather(*[_seated(member) for member in members])
         spent = (time.process_time() - began_cpu) / len(members)
         for rank, world, at in reports:
-            say(asdict(Report(rank, world, at, spent)))
+            send(asdict(Report(rank, world, at, spent)))
         await asyncio.Event().wait()  # keep the leases alive until the case is over
 
 
@@ -164,10 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{size} members: failed: {failure}", flush=True)
             continue
         costs.append(cost)
-        told = f"{cost.wall_seconds:.2f} s, {cost.requests_per_member} requests per member"
+        line = f"{cost.wall_seconds:.2f} s, {cost.requests_per_member} requests per member"
         spent = 1000 * cost.cpu_seconds / size, 1000 * cost.etcd_cpu_seconds / size
-        told += ", CPU per member: {:.1f} ms, etcd's: {:.1f} ms".format(*spent)
-        print(f"{size} members: {told}", flush=True)
+        line += ", CPU per member: {:.1f} ms, etcd's: {:.1f} ms".format(*spent)
+        print(f"{size} members: {line}", flush=True)
     content = {
         "benchmark": "crowd",
         "machine": facts,

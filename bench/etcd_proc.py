@@ -65,10 +65,10 @@ def etcd_server(binary: Path, *, v2: bool) -> Iterator[EtcdServer]:
 
 def version(binary: Path) -> str:
     """Return the version the binary prints, such as `3.7.3`."""
-    said = subprocess.run(
+    text = subprocess.run(
         [binary, "--version"], capture_output=True, text=True, timeout=HTTP_SECONDS, check=True
     ).stdout
-    return said.splitlines()[0].rpartition(" ")[2]
+    return text.splitlines()[0].rpartition(" ")[2]
 
 
 def free_port() -> int:

@@ -18,9 +18,9 @@ from typing import Any
 
 from bench.processes import die_with_parent
 
-Say = Callable[[object], None]
+Send = Callable[[object], None]
 """Reporter of one line of less than 4 KiB, so that lines of different processes do not mix."""
-Live = Callable[[int, Callable[[], None], Say], object]
+Live = Callable[[int, Callable[[], None], Send], object]
 """Main function of a process; gets its index, a wait for the start signal, and the reporter. Its
 result is kept until the process is killed: a handler may serve others."""
 
@@ -94,7 +94,7 @@ def forked(count: int, live: Live, log: Path) -> Iterator[Forked]:
 def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
     """Run one forked process; never returns."""
 
-    def say(outcome: object) -> None:
+    def send(outcome: object) -> None:
         os.write(report, json.dumps(outcome).encode() + b"\n")
 
     def wait_for_start() -> None:
@@ -107,9 +107,9 @@ def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
-            kept = live(index, wait_for_start, say)
+            kept = live(index, wait_for_start, send)
         except BaseException as error:
-            say({"error": f"{type(error).__name__}: {error}"[:500]})
+            send({"error": f"{type(error).__name__}: {error}"[:500]})
         signal.pause()  # stay until the case is over
         del kept
     os._exit(1)

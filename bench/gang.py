@@ -83,8 +83,8 @@ class Gang:
 
     def workers(self) -> list[int]:
         """Return the process id of each present member's newest worker."""
-        heard = latest(self._events())
-        return [heard[member].pid for member in self.agents if member in heard]
+        newest = latest(self._events())
+        return [newest[member].pid for member in self.agents if member in newest]
 
     def pause(self, workers: Collection[int], recovered: float) -> float | None:
         """Return the seconds from these workers' last step to the recovery; None if unknown."""

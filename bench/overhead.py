@@ -162,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "turns": [asdict(turn) for turn in turns],
     }
     keep(options.output / "overhead.json", content)
-    told = "no complete turn" if share is None else f"{100 * share:+.2f} % of a step"
-    print(f"{told}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a CPU")
+    share_text = "no complete turn" if share is None else f"{100 * share:+.2f} % of a step"
+    print(f"{share_text}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a CPU")
     print(f"written: {options.output / 'overhead.json'}")
     return int(share is None or agent.resident_mib > MOST_RESIDENT_MIB)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bench.forked import CaseFailed, Live, Say, forked
+from bench.forked import CaseFailed, Live, Send, forked
 
 __all__ = ["CaseFailed", "CaseResult", "Report", "WrongRendezvous", "run_case", "verify"]
 
@@ -95,15 +95,15 @@ def run_case(
 def _member(make: HandlerFactory, with_making: bool) -> Live:
     """Return the main function of one member's process."""
 
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> object:
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> object:
         handler = None if with_making else make(index)
-        say({})
+        send({})
         wait_for_start()
         began_cpu = time.process_time()
         handler = handler or make(index)
         info = handler.next_rendezvous()
         at, spent = time.monotonic(), time.process_time() - began_cpu
-        say(asdict(Report(info.rank, info.world_size, at, spent)))
+        send(asdict(Report(info.rank, info.world_size, at, spent)))
         return handler, info
 
     return live

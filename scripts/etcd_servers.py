@@ -24,7 +24,7 @@ BINARIES = ("etcd", "etcdctl")
 _TOOL = re.compile(r"^\t(go\.etcd\.io/etcd/(\w+)/v3)$", re.MULTILINE)
 
 
-def spoken_version(etcd: Path) -> str:
+def reported_version(etcd: Path) -> str:
     """Return the version that this server prints."""
     return output(etcd, "--version").partition("etcd Version: ")[2].partition("\n")[0]
 
@@ -51,7 +51,7 @@ def provide(cache: Path, version: str, ingredients: str) -> None:
     home = cache / f"etcd-{version}"
     stamp = home / ".complete"
     made = stamp.exists() and stamp.read_text() == ingredients
-    if made and spoken_version(home / "etcd").startswith(version):
+    if made and reported_version(home / "etcd").startswith(version):
         return
     print(f"installing etcd {version} into {home}", flush=True)
     home.mkdir(exist_ok=True)
@@ -61,10 +61,10 @@ def provide(cache: Path, version: str, ingredients: str) -> None:
             unpack(fresh)
         else:
             build(SCRIPTS / "etcd" / version, fresh, go(cache))
-        said = spoken_version(fresh / "etcd")
-        if not said.startswith(version):
+        found = reported_version(fresh / "etcd")
+        if not found.startswith(version):
             sys.exit(
-                f"the tests need etcd {version}, but this distribution's package is etcd {said}: "
+                f"the tests need etcd {version}, but this distribution's package is etcd {found}: "
                 f"put etcd and etcdctl {version} into {home} and {ingredients!r} into {stamp}"
             )
         for binary in list(fresh.iterdir()):  # rename, so that running servers keep their file

@@ -52,8 +52,8 @@ def main() -> None:
     with context.Pool(options.jobs, maxtasksperchild=1) as pool:
         for number, (name, seed) in enumerate(pool.imap_unordered(_try, todo, chunksize=1), 1):
             results[name] = {"killed": seed is not None, "seed": seed, "seeds": options.seeds}
-            told = "survived" if seed is None else f"killed by seed {seed}"
-            print(f"{number}/{len(todo)} {name.removeprefix(PACKAGE + '.')}: {told}", flush=True)
+            outcome = "survived" if seed is None else f"killed by seed {seed}"
+            print(f"{number}/{len(todo)} {name.removeprefix(PACKAGE + '.')}: {outcome}", flush=True)
             if number % 20 == 0 or number == len(todo):
                 _kept(options.work).write_text(json.dumps(results, indent=1, sort_keys=True))
 

@@ -131,7 +131,7 @@ def commands() -> str:
     lines = [
         "# Commands\n\nEvery command of `elasticjob` with its options. ",
         _MARK,
-        "\n[cli.md](cli.md) says on which jobs they act. `kubectl elasticjob` has those marked ",
+        "\n[cli.md](cli.md) has the jobs on which they act. `kubectl elasticjob` has those marked ",
         "with a star, for jobs of a cluster.\n",
     ]
     for name in COMMANDS:

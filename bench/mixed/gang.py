@@ -128,10 +128,10 @@ class MixedGang:
     def worker(self, node: Node) -> int:
         """Return the process id of a node's newest worker."""
         pids = [
-            told.pid
+            report.pid
             for world in worlds(self.folder)
-            for told in world.workers
-            if told.member == node.name
+            for report in world.workers
+            if report.member == node.name
         ]
         return pids[-1]
 

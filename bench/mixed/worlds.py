@@ -17,7 +17,7 @@ class Disagreement(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WorkerReport:
     """A worker's settings and first step; `at` is on the machine's monotonic clock."""
 
     token: str
@@ -35,7 +35,7 @@ class World:
     """One process group, with the workers that have joined so far."""
 
     token: str
-    workers: tuple[Told, ...]
+    workers: tuple[WorkerReport, ...]
 
     @property
     def at(self) -> float:
@@ -62,10 +62,10 @@ class World:
 
 def worlds(folder: Path) -> list[World]:
     """Return all process groups ever formed, the newest last. Raises Disagreement."""
-    found: dict[str, list[Told]] = defaultdict(list)
+    found: dict[str, list[WorkerReport]] = defaultdict(list)
     for path in folder.glob("world-*.json"):
-        told = Told(**json.loads(path.read_text()))
-        found[told.token].append(told)
+        report = WorkerReport(**json.loads(path.read_text()))
+        found[report.token].append(report)
     made = [World(token, tuple(workers)) for token, workers in found.items()]
     for world in made:
         world.check()

@@ -39,8 +39,8 @@ def main() -> int:
     )
     try:
         result = LocalElasticAgent(spec, shutdown_timeout=3).run()
-    except SignalException as told:
-        print(f"stopped by {told.sigval.name}")
+    except SignalException as error:
+        print(f"stopped by {error.sigval.name}")
         return 0
     return int(result.is_failed())
 

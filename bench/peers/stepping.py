@@ -38,7 +38,7 @@ def written(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def told() -> dict[str, Any]:
+def own_report() -> dict[str, Any]:
     environment = os.environ
     return {
         "token": uuid.uuid4().hex[:12],
@@ -53,14 +53,14 @@ def told() -> dict[str, Any]:
 def agreed(mine: dict[str, Any]) -> dict[str, Any]:
     """Return our settings with rank 0's token; exit with an error if the others' disagree."""
     world = dist.get_world_size()
-    all_told: list[Any] = [None] * world
-    dist.all_gather_object(all_told, mine)
-    ranks = sorted(each["rank"] for each in all_told)
-    if ranks != list(range(world)) or len({each["world"] for each in all_told}) > 1:
-        raise SystemExit(f"ranks or sizes disagree: {all_told}")
-    if len({each["master"] for each in all_told}) > 1:
-        raise SystemExit(f"masters disagree: {all_told}")
-    return {**mine, "token": all_told[0]["token"]}
+    reports: list[Any] = [None] * world
+    dist.all_gather_object(reports, mine)
+    ranks = sorted(each["rank"] for each in reports)
+    if ranks != list(range(world)) or len({each["world"] for each in reports}) > 1:
+        raise SystemExit(f"ranks or sizes disagree: {reports}")
+    if len({each["master"] for each in reports}) > 1:
+        raise SystemExit(f"masters disagree: {reports}")
+    return {**mine, "token": reports[0]["token"]}
 
 
 def loaded(checkpoint: Path) -> int:
@@ -89,7 +89,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
-    mine = agreed(told())
+    mine = agreed(own_report())
     rank, step = dist.get_rank(), loaded(folder / "checkpoint")
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -21,7 +21,7 @@ JOB = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs/{NAME}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POLL_SECONDS = 0.2
 CALM_SECONDS = 6.0
-"""Training time before the next fault, in which standbys load the modules they learned."""
+"""Training time before the next fault, in which standbys load recorded modules."""
 LIMIT_SECONDS = 120.0
 COST_SECONDS = 60.0
 """Timeout for a round's cost in the status; on an overloaded machine the operator restarts."""
@@ -79,7 +79,7 @@ class Gang:
         """Return the uids of all existing pods in any state."""
         return {pod["metadata"]["uid"] for pod in self.api.json("GET", PODS)["items"]}
 
-    def told(self, pods: Sequence[str]) -> list[First]:
+    def first_steps(self, pods: Sequence[str]) -> list[First]:
         return [found for pod in pods for found in firsts(pod, self._log(pod, TRAINER))]
 
     # -- waiting
@@ -87,30 +87,32 @@ class Gang:
     def calm(self, nodes: int) -> dict[str, First]:
         """Wait until all nodes have trained for CALM_SECONDS in one round; return the workers."""
 
-        def look() -> dict[str, First] | None:
+        def read() -> dict[str, First] | None:
             found = self._whole(nodes)
             newest = max((each.at for each in (found or {}).values()), default=0.0)
             return found if found and time.time() > newest + CALM_SECONDS else None
 
-        return self._until(look, f"{nodes} nodes that train")
+        return self._until(read, f"{nodes} nodes that train")
 
     def _whole(self, nodes: int) -> dict[str, First] | None:
         status, pods = self.status(), list(self.pods())
         current = status.get("rendezvous") or {}
         if (current.get("state"), current.get("nodes"), len(pods)) != ("final", nodes, nodes):
             return None
-        found = together(self.told(pods), current["round"] - 1, pods)
+        found = together(self.first_steps(pods), current["round"] - 1, pods)
         return None if found is None else {each.pod: each for each in found}
 
-    def _until(self, look: Callable[[], T | None], what: str, within: float = LIMIT_SECONDS) -> T:
+    def _until(
+        self, read: Callable[[], T | None], awaited: str, within: float = LIMIT_SECONDS
+    ) -> T:
         deadline = time.monotonic() + within
         while True:
             with contextlib.suppress(Refused):  # a temporary failure of the API server
-                if (found := look()) is not None:
+                if (found := read()) is not None:
                     return found
             if time.monotonic() > deadline:
                 now = " ".join(self.status().get("explanation") or ())
-                raise NotRecovered(f"timeout after {within:g} s waiting for {what}: {now}")
+                raise NotRecovered(f"timeout after {within:g} s waiting for {awaited}: {now}")
             time.sleep(POLL_SECONDS)
 
     # -- recovery
@@ -140,7 +142,7 @@ class Gang:
 
     def _next(self, after: int, pods: Sequence[str]) -> tuple[list[First], Json]:
         found = self._until(
-            lambda: together(self.told(pods), after, pods), f"a round of {', '.join(pods)}"
+            lambda: together(self.first_steps(pods), after, pods), f"a round of {', '.join(pods)}"
         )
 
         def cost() -> Json | None:
@@ -154,8 +156,8 @@ class Gang:
 
     def plain_pod(self) -> float:
         """Return the seconds from creating a pod of the same image until its process runs."""
-        said = "import time; print('first', time.time(), flush=True); time.sleep(60)"
-        container = {"name": "plain", "image": IMAGE, "command": ["python3", "-c", said]}
+        code = "import time; print('first', time.time(), flush=True); time.sleep(60)"
+        container = {"name": "plain", "image": IMAGE, "command": ["python3", "-c", code]}
         at = time.time()
         self.api.text(
             "POST",

@@ -86,8 +86,10 @@ class Runs:
             whole = f"{row['seconds'] or 0:.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
             pause = "" if row["pause"] is None else f"{row['pause']:.2f}"
             count = f"{len(row['runs'])}" + f", {len(row['errors'])} failed" * bool(row["errors"])
-            told = f"{count} | {whole} | {pause} | {_parts(row['parts'])} | {row['load'] or 0:.0f}"
-            lines.append(f"| {row['fault']} | {told} |")
+            columns = (
+                f"{count} | {whole} | {pause} | {_parts(row['parts'])} | {row['load'] or 0:.0f}"
+            )
+            lines.append(f"| {row['fault']} | {columns} |")
         return "\n".join(lines)
 
 
@@ -96,8 +98,8 @@ def _shown(outcome: Outcome) -> str:
         return f"never: {outcome.error}"
     paused = "" if outcome.pause is None else f", paused {outcome.pause:.2f} s"
     cold = f", {outcome.cold} cold" if outcome.cold else ""
-    told = f"({_parts(outcome.parts)}){cold}, load {outcome.load}"
-    return f"{outcome.seconds:.2f} s{paused} {told}"
+    columns = f"({_parts(outcome.parts)}){cold}, load {outcome.load}"
+    return f"{outcome.seconds:.2f} s{paused} {columns}"
 
 
 def _parts(parts: Any) -> str:

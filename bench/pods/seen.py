@@ -71,11 +71,11 @@ def firsts(pod: str, log: str) -> list[First]:
     return [First(pod, **json.loads(line)) for line in _FIRST.findall(log)]
 
 
-def together(told: Iterable[First], after: int, pods: Iterable[str]) -> list[First] | None:
+def together(first_steps: Iterable[First], after: int, pods: Iterable[str]) -> list[First] | None:
     """Return the first steps, by rank, of the earliest round after `after` with these pods only."""
     wanted = sorted(pods)
     rounds: dict[int, list[First]] = {}
-    for each in told:
+    for each in first_steps:
         if each.round > after:
             rounds.setdefault(each.round, []).append(each)
     for _, found in sorted(rounds.items()):

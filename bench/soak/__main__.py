@@ -27,7 +27,7 @@ from typing import Any
 from bench.machine import machine_facts
 from bench.results import keep
 from bench.settings import OUTPUT, REPOSITORY, child_environment
-from bench.soak.disturbances import Disturbance, Told, disturbance, judged
+from bench.soak.disturbances import Disturbance, JobState, disturbance, judged
 from bench.soak.local import SoakedHere
 from bench.soak.run import NAME, Soaked
 from elasticjob_cli.errors import CommandError
@@ -76,7 +76,7 @@ def _disturbed(job: Soaked, number: int, chance: random.Random) -> dict[str, Any
 
 
 def _row(
-    number: int, chosen: Disturbance, before: Told, after: Told, evicts: bool
+    number: int, chosen: Disturbance, before: JobState, after: JobState, evicts: bool
 ) -> dict[str, Any]:
     return {
         "number": number,

@@ -70,8 +70,8 @@ class Disturbance:
     unseen: bool = False
 
     def __str__(self) -> str:
-        what = f"{self.kind} {self.pod or (f'to {self.nodes}' if self.nodes else '')}".rstrip()
-        return f"{what}, no operator" if self.unseen else what
+        text = f"{self.kind} {self.pod or (f'to {self.nodes}' if self.nodes else '')}".rstrip()
+        return f"{text}, no operator" if self.unseen else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobState:
     """Status of the job at one time.
 
     Args:
@@ -109,12 +109,12 @@ class Told:
     counts: Mapping[str, int] = field(default_factory=dict)
     explanation: tuple[str, ...] = ()
 
-    def since(self, before: Told) -> list[Round]:
+    def since(self, before: JobState) -> list[Round]:
         """Return the rounds that followed those known before."""
         return [each for each in self.rounds if each.number > before.number]
 
 
-def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
+def job_state(status: dict[str, Any], rounds: list[dict[str, Any]]) -> JobState:
     """Parse a status and the rounds of the job so far."""
     rendezvous = status.get("rendezvous") or {}
     number = rendezvous.get("round", 0) if rendezvous.get("state") == "final" else 0
@@ -125,7 +125,7 @@ def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
     ]
     complete = number and len(running) == rendezvous.get("nodes")
     failure = status.get("lastFailure")
-    return Told(
+    return JobState(
         number,
         status.get("restarts", 0),
         tuple(running if complete else ()),
@@ -139,7 +139,7 @@ def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
 
 
 def disturbance(
-    chance: random.Random, weights: Mapping[Kind, int], wanted: int, now: Told
+    chance: random.Random, weights: Mapping[Kind, int], wanted: int, now: JobState
 ) -> Disturbance:
     """Return the next random fault, on one of the running pods."""
     kind = chance.choices([*weights], [*weights.values()])[0]
@@ -153,7 +153,7 @@ def disturbance(
     return Disturbance(kind, chance.choice(now.running), unseen=unseen)
 
 
-def judged(done: Disturbance, before: Told, after: Told, *, evicts: bool = False) -> str:
+def judged(done: Disturbance, before: JobState, after: JobState, *, evicts: bool = False) -> str:
     """Return the error in the job's report of a fault; empty if the report is right.
 
     Args:
@@ -175,7 +175,7 @@ def judged(done: Disturbance, before: Told, after: Told, *, evicts: bool = False
     if strange := [each.kind for each in later if each.kind != "join"]:
         return f"then came {', '.join(strange)}"
     return (
-        _failure_told(done, before, after)
+        _failure_fault(done, before, after)
         or _miscounted(rounds, before, after)
         or _unexplained(done, first, after)
     )
@@ -195,7 +195,7 @@ def _cause(done: Disturbance, nodes: int, evicts: bool) -> str:
             return "leave"
 
 
-def _failure_told(done: Disturbance, before: Told, after: Told) -> str:
+def _failure_fault(done: Disturbance, before: JobState, after: JobState) -> str:
     """Check that a failure is reported after one, and otherwise the old one is kept."""
     kinds = {Kind.KILL_WORKER: "Signal", Kind.KILL_NODE: "NodeLost"}
     expected = before.failure
@@ -204,7 +204,7 @@ def _failure_told(done: Disturbance, before: Told, after: Told) -> str:
     return "" if after.failure == expected else f"the first failure is {after.failure}"
 
 
-def _miscounted(rounds: list[Round], before: Told, after: Told) -> str:
+def _miscounted(rounds: list[Round], before: JobState, after: JobState) -> str:
     """Check that every round, which ended the previous one, is counted once under its cause."""
     expected = Counter(_COUNTED[each.kind] for each in rounds if each.kind in _COUNTED)
     counted = {name: after.counts[name] - before.counts.get(name, 0) for name in after.counts}
@@ -213,7 +213,7 @@ def _miscounted(rounds: list[Round], before: Told, after: Told) -> str:
     return f"{dict(expected)} were counted as {dict(+Counter(counted))}"
 
 
-def _unexplained(done: Disturbance, first: Round, after: Told) -> str:
+def _unexplained(done: Disturbance, first: Round, after: JobState) -> str:
     """Check that the explanation names the last interruption."""
     if not done.pod:
         return ""

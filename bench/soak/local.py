@@ -17,7 +17,7 @@ import yaml
 
 from bench import processes
 from bench.settings import REPOSITORY, child_environment
-from bench.soak.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
+from bench.soak.disturbances import ON_THIS_MACHINE, Disturbance, JobState, Kind, job_state
 from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
 from elasticjob_agent.core.reports import TOOK_OVER
 from elasticjob_cli.local.control import send_command
@@ -94,10 +94,10 @@ class SoakedHere(Soaked):
 
     # -- state
 
-    def told(self) -> Told:
+    def job_state(self) -> JobState:
         if not self._job.exists():
-            return Told(0, 0, (), ())
-        return told(self._job.object().get("status") or {}, self._job.rounds())
+            return JobState(0, 0, (), ())
+        return job_state(self._job.object().get("status") or {}, self._job.rounds())
 
     def step(self) -> int:
         newest = 0
@@ -121,21 +121,21 @@ class SoakedHere(Soaked):
 
     # -- faults
 
-    def apply(self, what: Disturbance) -> None:
-        match what.kind:
+    def apply(self, fault: Disturbance) -> None:
+        match fault.kind:
             case Kind.SCALE:
-                send_command(self._job, "scale", nodes=what.nodes)
+                send_command(self._job, "scale", nodes=fault.nodes)
             case Kind.KILL_ETCD:
                 processes.kill(self._etcd())
             case Kind.STOP_LAUNCHER:
-                processes.kill(self._launcher(what.pod), signal.SIGTERM)
+                processes.kill(self._launcher(fault.pod), signal.SIGTERM)
             case _:
-                self._taken_over = self._takeovers(what.pod)
-                send_command(self._job, "fault", kind=what.kind.value, pod=what.pod)
+                self._taken_over = self._takeovers(fault.pod)
+                send_command(self._job, "fault", kind=fault.kind.value, pod=fault.pod)
 
-    def back(self, what: Disturbance) -> bool:
+    def back(self, fault: Disturbance) -> bool:
         # A worker that ends without an agent counts as a lost node instead of a failure.
-        return what.kind is not Kind.KILL_AGENT or self._takeovers(what.pod) > self._taken_over
+        return fault.kind is not Kind.KILL_AGENT or self._takeovers(fault.pod) > self._taken_over
 
     def _takeovers(self, pod: str) -> int:
         return (self._job.logs / pod / AGENT).read_bytes().count(_TAKEN_OVER)

@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Self
 
-from bench.soak.disturbances import ON_A_CLUSTER, Disturbance, Kind, Told, told
+from bench.soak.disturbances import ON_A_CLUSTER, Disturbance, JobState, Kind, job_state
 from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
 from tests.cluster import images, lifecycle
 from tests.cluster.borrowing import borrowed, named
@@ -119,9 +119,9 @@ class SoakedPods(Soaked):
 
     # -- state
 
-    def told(self) -> Told:
+    def job_state(self) -> JobState:
         status = self._corner.status(NAME)
-        found = told(status, status.get("rounds") or [])
+        found = job_state(status, status.get("rounds") or [])
         self._running = found.running
         return found
 
@@ -150,28 +150,28 @@ class SoakedPods(Soaked):
 
     # -- faults
 
-    def may(self, what: Disturbance) -> bool:
-        return what.kind is not Kind.KILL_AGENT or self._restarts(what.pod) <= MOST_AGENT_RESTARTS
+    def may(self, fault: Disturbance) -> bool:
+        return fault.kind is not Kind.KILL_AGENT or self._restarts(fault.pod) <= MOST_AGENT_RESTARTS
 
-    def apply(self, what: Disturbance) -> None:
-        if what.unseen:
+    def apply(self, fault: Disturbance) -> None:
+        if fault.unseen:
             self._kill_operator()
-        match what.kind:
+        match fault.kind:
             case Kind.KILL_WORKER:
-                self._corner.exec(what.pod, "trainer", _KILL_WORKER)
+                self._corner.exec(fault.pod, "trainer", _KILL_WORKER)
             case Kind.KILL_AGENT:
-                self._killed = str(self._restarts(what.pod))
-                self._nodes.kill_container(self._pod(what.pod), AGENT)
+                self._killed = str(self._restarts(fault.pod))
+                self._nodes.kill_container(self._pod(fault.pod), AGENT)
             case Kind.KILL_NODE:
-                self._kill_pod(what.pod)
+                self._kill_pod(fault.pod)
             case Kind.DRAIN:
-                self._evict(what.pod)
+                self._evict(fault.pod)
             case Kind.DELETE_POD:
-                self._corner.kubectl("delete", "pod", what.pod, "--wait=false")
+                self._corner.kubectl("delete", "pod", fault.pod, "--wait=false")
             case Kind.STOP_LAUNCHER:
-                self._corner.exec(what.pod, "trainer", "kill -TERM 1")
+                self._corner.exec(fault.pod, "trainer", "kill -TERM 1")
             case Kind.SCALE:
-                self._corner.kubectl("scale", f"ej/{NAME}", f"--replicas={what.nodes}")
+                self._corner.kubectl("scale", f"ej/{NAME}", f"--replicas={fault.nodes}")
             case Kind.KILL_ETCD:
                 etcd = self._etcd()
                 self._killed = etcd["metadata"]["uid"]
@@ -179,15 +179,17 @@ class SoakedPods(Soaked):
             case Kind.KILL_OPERATOR:
                 self._kill_operator()
 
-    def back(self, what: Disturbance) -> bool:
-        match what.kind:
+    def back(self, fault: Disturbance) -> bool:
+        match fault.kind:
             case Kind.KILL_AGENT:
-                restarted = self._restarts(what.pod) > int(self._killed)
-                return restarted and is_ready(self._pod(what.pod))
+                restarted = self._restarts(fault.pod) > int(self._killed)
+                return restarted and is_ready(self._pod(fault.pod))
             case Kind.KILL_ETCD:
                 etcd = self._etcd()
                 return is_ready(etcd) and etcd["metadata"]["uid"] != self._killed
-        return self._another_operator() if what.unseen or what.kind is Kind.KILL_OPERATOR else True
+        return (
+            self._another_operator() if fault.unseen or fault.kind is Kind.KILL_OPERATOR else True
+        )
 
     def _kill_operator(self) -> None:
         (operator,) = self._installation.operators()

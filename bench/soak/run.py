@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from bench.soak.disturbances import MOST, UNNOTICED, Disturbance, Kind, Told
+from bench.soak.disturbances import MOST, UNNOTICED, Disturbance, JobState, Kind
 
 NAME = "soak"
 SCRIPT = Path(__file__).with_name("stoppable_train.py")
@@ -57,7 +57,7 @@ class Soaked(ABC):
     # -- state
 
     @abstractmethod
-    def told(self) -> Told:
+    def job_state(self) -> JobState:
         """Return its current status."""
 
     @abstractmethod
@@ -78,21 +78,21 @@ class Soaked(ABC):
 
     # -- faults
 
-    def may(self, what: Disturbance) -> bool:
+    def may(self, fault: Disturbance) -> bool:
         """Return True if this fault is meaningful now."""
         return True
 
-    def do(self, what: Disturbance, before: Told) -> None:
+    def do(self, fault: Disturbance, before: JobState) -> None:
         """Inject a fault; `before` is the status before it."""
         self._before = before.number
-        if what.kind is Kind.SCALE:
-            self.wanted = what.nodes
-        self.apply(what)
+        if fault.kind is Kind.SCALE:
+            self.wanted = fault.nodes
+        self.apply(fault)
 
     @abstractmethod
-    def apply(self, what: Disturbance) -> None: ...
+    def apply(self, fault: Disturbance) -> None: ...
 
-    def back(self, what: Disturbance) -> bool:
+    def back(self, fault: Disturbance) -> bool:
         """Return True if the killed part is replaced, for faults that cause no round."""
         return True
 
@@ -119,21 +119,21 @@ class Soaked(ABC):
 
     # -- waiting
 
-    def standing(self) -> Told:
+    def standing(self) -> JobState:
         """Wait for a status that lists all running nodes; just after a kill of etcd it may not."""
         deadline = time.monotonic() + self.patience_seconds
-        while len((now := self.told()).running) != self.wanted:
+        while len((now := self.job_state()).running) != self.wanted:
             if time.monotonic() > deadline:
                 raise AssertionError(f"not {self.wanted} nodes in the status: {now}; {self.log()}")
             time.sleep(self.poll_seconds)
         return now
 
-    def trains(self, after: Disturbance | None = None) -> Told:
+    def trains(self, after: Disturbance | None = None) -> JobState:
         """Wait until the desired number of nodes runs and makes progress; return the status."""
         deadline = time.monotonic() + self.patience_seconds
         aim: tuple[int, int] | None = None  # the round, and the step to be reached in it
         while True:
-            now, step = self.told(), self.step()
+            now, step = self.job_state(), self.step()
             whole = len(now.running) == self.wanted and (after is None or self._over(after, now))
             if not whole or aim is None or aim[0] != now.number:
                 aim = (now.number, step + STEPS_AFTER) if whole else None
@@ -148,6 +148,6 @@ class Soaked(ABC):
                 )
             time.sleep(self.poll_seconds)
 
-    def _over(self, done: Disturbance, now: Told) -> bool:
+    def _over(self, done: Disturbance, now: JobState) -> bool:
         """Return True if the fault has had its effect and the killed part is replaced."""
         return (done.kind in UNNOTICED or now.number > self._before) and self.back(done)

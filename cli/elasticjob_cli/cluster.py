@@ -63,7 +63,7 @@ def selects_cluster(
     """Return True if a verb acts on a cluster.
 
     The plug-in always does; `elasticjob` only with --cluster, --context or --kubeconfig, or if
-    ELASTICJOB_PLACE says so. Raises `BadInput` for options that contradict each other.
+    ELASTICJOB_PLACE names one. Raises `BadInput` for options that contradict each other.
     """
     if cluster is False:
         if is_plugin:

@@ -11,7 +11,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the console script `elasticjob`."""
     try:
-        heed_ctrl_c()
+        exit_at_ctrl_c()
         from elasticjob_cli.main import main as run
 
         run()
@@ -22,7 +22,7 @@ def main() -> None:
 def kubectl() -> None:
     """Run the console script `kubectl-elasticjob`, the kubectl plug-in."""
     try:
-        heed_ctrl_c()
+        exit_at_ctrl_c()
         from elasticjob_cli.main import kubectl as run
 
         run()
@@ -33,7 +33,7 @@ def kubectl() -> None:
 def kubectl_complete() -> None:
     """Run the console script `kubectl_complete-elasticjob`, kubectl's completion of the plug-in."""
     try:
-        heed_ctrl_c()
+        exit_at_ctrl_c()
         from elasticjob_cli.main import kubectl_complete as run
 
         run()
@@ -41,7 +41,7 @@ def kubectl_complete() -> None:
         interrupted()
 
 
-def heed_ctrl_c() -> None:
+def exit_at_ctrl_c() -> None:
     """Make Ctrl-C exit at once: some libraries swallow KeyboardInterrupt during their import."""
     import signal
 

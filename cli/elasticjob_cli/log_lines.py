@@ -158,7 +158,7 @@ def check_round(rounds: Iterable[Round], number: int | None) -> None:
 
 
 def check_rank(launch: str | None, rank: int | None) -> None:
-    """Raise `BadInput` if the lines of a rank cannot be told from others."""
+    """Raise `BadInput` if the lines of a rank cannot be identified."""
     if rank is not None and launch == Launch.PER_NODE:
         raise BadInput(
             "the output has no ranks: the command runs once for each pod (launch PerNode) and "

@@ -239,7 +239,7 @@ def _run(app: Callable[[str], typer.Typer], name: str) -> None:
 
 def _load(app: Callable[[str], typer.Typer]) -> typer.Typer:
     """Return the command line; from here on the command itself handles Ctrl-C."""
-    entry.heed_ctrl_c()
+    entry.exit_at_ctrl_c()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first == COMPLETE:
         _complete(sys.argv[2:], is_plugin=app is plugin)

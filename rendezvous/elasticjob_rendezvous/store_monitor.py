@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 STALLED_SECONDS = 1.0
 """Minimum overrun of a probe's timeout that shows that this process itself was suspended.
 
-Such a probe says nothing about the store.
+Such a probe proves nothing about the store.
 """
 
 Probe = Callable[[float], Awaitable[Failed | None]]
@@ -68,7 +68,7 @@ class StoreMonitor:
         endpoint: address of the store in messages.
         probe: see `Probe`.
         changed: called with the new trouble when trouble begins, changes or ends (None).
-        say: receiver of the notes; the log by default.
+        report: receiver of the notes; the log by default.
         pause: seconds between probes of a healthy store.
         written_at: monotonic time of the last successful write, which counts as a probe.
     """
@@ -79,14 +79,14 @@ class StoreMonitor:
         endpoint: str,
         probe: Probe,
         changed: Callable[[StoreTrouble | None], None] = lambda trouble: None,
-        say: Callable[[Note], None] = to_log,
+        report: Callable[[Note], None] = to_log,
         pause: Callable[[], float] = lambda: PROBE_SECONDS,
         written_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
         self._health = StoreHealth(store, endpoint)
         self._probe = probe
         self._changed = changed
-        self._say = say
+        self._report = report
         self._pause = pause
         self._written_at = written_at
 
@@ -137,7 +137,7 @@ class StoreMonitor:
         else:
             notes = self._health.failed(failure, sent, now)
         for note in notes:
-            self._say(note)
+            self._report(note)
         if self._health.trouble != before:
             self._changed(self._health.trouble)
 

@@ -234,7 +234,7 @@ class RoundStore(Store):  # type: ignore[misc]
         self._timeout = timeout
 
     def set(self, key: str, value: Any) -> None:
-        """Ignore the value: the agents exchange only what the round already says."""
+        """Ignore the value: the agents exchange only values that the round already has."""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
         """Ignore the values."""
@@ -245,8 +245,8 @@ class RoundStore(Store):  # type: ignore[misc]
             names = ("RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
             return json.dumps([int(own[name]) for name in names]).encode()
         rank = int(key.rpartition("/")[2]) if key.rpartition("/")[2].isdigit() else 0
-        said = {"role": self._role, "rank": rank, "local_world_size": self._workers}
-        return json.dumps(said).encode()
+        node = {"role": self._role, "rank": rank, "local_world_size": self._workers}
+        return json.dumps(node).encode()
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]

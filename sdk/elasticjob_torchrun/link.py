@@ -82,14 +82,14 @@ class Link:
         with self._socket, self._socket.makefile("rb") as lines:
             try:
                 for line in lines:
-                    self._heard(json.loads(line))
+                    self._handle_message(json.loads(line))
             except (OSError, ValueError):
                 pass
         with self._changed:
             self._lost = True
             self._changed.notify_all()
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         with self._changed:
             if message["type"] == "round":
                 self._round = message

@@ -1,7 +1,7 @@
 """Watch of the workers that torch's agent started: their exits, at once and with their cause.
 
 torch's agent polls its workers, and after a failure waits up to 30 s for the others before anyone
-learns of it. This watch sees each exit when it happens and leaves the process to torch, which
+reports it. This watch sees each exit when it happens and leaves the process to torch, which
 reaps it. Older Pythons have no `os.pidfd_open`; a poll replaces it.
 """
 

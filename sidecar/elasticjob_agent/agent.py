@@ -207,7 +207,7 @@ class Agent:
                 self._groups.set_deadline(self._live_until)
                 self._rendezvous.on_evidence(self._groups.renew)
                 await stack.enter_async_context(self._rendezvous)
-                pumps.append(tasks.create_task(self._hear_rendezvous(self._rendezvous)))
+                pumps.append(tasks.create_task(self._receive_from_rendezvous(self._rendezvous)))
             for command in commands:
                 if isinstance(command, Exit):
                     return command.ending
@@ -234,8 +234,8 @@ class Agent:
                 assert state.hello is not None
                 await self._groups.prepare(state.hello)
             case StopGroup(number, grace_seconds, dump):
-                asked = state.group is not None and state.group.asked is not None
-                await self._groups.stop(number, grace_seconds, dump, asked)
+                requested = state.group is not None and state.group.request is not None
+                await self._groups.stop(number, grace_seconds, dump, requested)
             case RequestCheckpoint(number, request):
                 await self._groups.ask(number, request, state)
             case ReservePort():
@@ -255,7 +255,7 @@ class Agent:
             case _:
                 assert_never(command)
 
-    async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
+    async def _receive_from_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():
             self._events.put_nowait(DirectiveChanged(directive))
 

@@ -30,17 +30,17 @@ def leave(reason: str) -> None:
         NoAnswer: the agent did not confirm the request.
     """
     quoted = "".join(f"%{byte:02x}" for byte in reason.encode(errors="replace"))
-    code = _ask(f"POST /leave?{quoted}")
+    code = _send(f"POST /leave?{quoted}")
     if code != 202:
         raise NoAnswer(f"the agent refused to leave: HTTP status {code}")
 
 
 def is_ready() -> bool:
     """Return True if the agent can take part in a round. Raises `NoAnswer`."""
-    return _ask("GET /ready") == 200
+    return _send("GET /ready") == 200
 
 
-def _ask(request: str) -> int:
+def _send(request: str) -> int:
     """Send a request and return the HTTP status code."""
     path = os.environ.get(CONTROL, "")
     if not path:

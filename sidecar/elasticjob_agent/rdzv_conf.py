@@ -112,7 +112,7 @@ _LEAST = {
     "keep_alive_seconds": LEAST_KEEP_ALIVE_SECONDS,
     "confirm": LEAST_CONFIRM_SECONDS,
 }
-_WHY = {
+_REASONS = {
     "keep_alive_seconds": "etcd grants no shorter lease, and a c10d node beats once a second",
     "confirm": "members that confirm later are left out of the round",
     "heartbeat_timeout": "a heartbeat takes time",
@@ -188,8 +188,8 @@ def _value(typed: str, name: str, text: str, kind: type) -> float | int | str:
     least = _LEAST.get(name, 0)
     if not least <= value <= 1e7:
         what = "seconds" if kind is float else "a whole number"
-        why = f" ({_WHY[name]})" if 0 <= value < least and name in _WHY else ""
+        note = f" ({_REASONS[name]})" if 0 <= value < least and name in _REASONS else ""
         raise SettingsError(
-            f"--rdzv-conf {typed} must be {what} of at least {least}{why}, got {echoed(text)}"
+            f"--rdzv-conf {typed} must be {what} of at least {least}{note}, got {echoed(text)}"
         )
     return value

@@ -45,7 +45,7 @@ class Signals:
 
     def __init__(self, leave: Callable[[str, bool], None]) -> None:
         self._leave = leave
-        self._heeds = False
+        self._handling = False
         self._interrupted = False
         self.last: signal.Signals | None = None
         """Last signal that asked this agent to end."""
@@ -53,15 +53,15 @@ class Signals:
     @contextlib.contextmanager
     def handling(self, to_the_end: bool = False) -> Iterator[None]:
         """See `handle_signals`. Reentrant, for a caller that has more to close than the agent."""
-        if self._heeds or threading.current_thread() is not threading.main_thread():
+        if self._handling or threading.current_thread() is not threading.main_thread():
             yield  # only the main thread handles signals; elsewhere the caller ends the agent
             return
-        self._heeds = True
+        self._handling = True
         try:
             with handle_signals(self._take, to_the_end):
                 yield
         finally:
-            self._heeds = False
+            self._handling = False
 
     def _take(self, signum: signal.Signals) -> None:
         """Leave; a second SIGINT is urgent. A second SIGTERM is not: a kubelet may send two."""

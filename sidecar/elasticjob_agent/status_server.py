@@ -81,7 +81,7 @@ class JobReporter:
         self._setting_up = setting_up
         self._known = ObservedJob()
         self._state: PollingState | None = None
-        self._asked_at = float("-inf")
+        self._requested_at = float("-inf")
         self._end_read = asyncio.Event()
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
         """Returns the problem with the rendezvous store; None while it is usable."""
@@ -95,7 +95,7 @@ class JobReporter:
         self._known = observe_step(self._known, before, after, self._identity(), now_ms)
         self._state = after
 
-    def asked(self, headers: Mapping[str, str]) -> ReportRequest | None:
+    def parse_request(self, headers: Mapping[str, str]) -> ReportRequest | None:
         """Return the request with these headers; None unless they prove possession of the key."""
         return proven(self._job_key, headers, self._own.id, time.time_ns() // 1_000_000)
 
@@ -105,14 +105,14 @@ class JobReporter:
 
     def answer(self) -> bytes:
         """Return the body of the answer, and note that there is a reader."""
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         if self._known.state is RoundState.CLOSED:
             self._end_read.set()
         return json.dumps(written(replace(self._report(), store=self.trouble()))).encode()
 
     async def end_read(self) -> None:
         """Wait until the job's end was read, if the job ended and there was a reader lately."""
-        reading = time.monotonic() - self._asked_at < READING_SECONDS
+        reading = time.monotonic() - self._requested_at < READING_SECONDS
         if self._known.state is not RoundState.CLOSED or not reading:
             return
         with contextlib.suppress(TimeoutError):
@@ -243,7 +243,7 @@ class _RequestHandler:
             case "GET", "/status":
                 return _reply(HTTPStatus.OK, status(self._agent))
             case "GET", path if path == RENDEZVOUS and self._reporter is not None:
-                request = self._reporter.asked(read_headers(head))
+                request = self._reporter.parse_request(read_headers(head))
                 if request is None:
                     refusal = {"error": "requires a proof of the job's key"}
                     return _reply(HTTPStatus.FORBIDDEN, refusal)

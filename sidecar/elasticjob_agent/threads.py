@@ -93,7 +93,7 @@ class BlockingRuntime:
         )
         self._thread.start()
         self._runtime = make()
-        self._hearing = asyncio.run_coroutine_threadsafe(self._hear(), self._loop)
+        self._receiving = asyncio.run_coroutine_threadsafe(self._receive(), self._loop)
         self._wait(lambda: self._hello is not None, START_SECONDS)
 
     @property
@@ -136,12 +136,12 @@ class BlockingRuntime:
         if not self._thread.is_alive():
             return
         self._call(self._runtime.aclose(), 2 * END_SECONDS)
-        self._call(_result_of(self._hearing), END_SECONDS)
+        self._call(_result_of(self._receiving), END_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_SECONDS)
         self._loop.close()
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
         try:
             async for event in self._runtime.events():
                 with self._changed:

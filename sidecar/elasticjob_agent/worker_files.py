@@ -156,7 +156,7 @@ class RunLogs:
 _READABLE = 0o644
 POLL_SECONDS = 0.25
 """Interval at which the agent reads the workers' files."""
-ASKED_POLL_SECONDS = 0.02
+REQUEST_POLL_SECONDS = 0.02
 """Interval while workers save before a stop: the next round waits for them."""
 SEEN_SECONDS = 0.005
 """Time after which every worker that reads a written request sees it: no store is in flight."""
@@ -273,18 +273,18 @@ async def post_progress(
     files: ProgressFiles,
     state: Callable[[], State],
     post: Callable[[Event], None],
-    asked: asyncio.Event,
+    requested: asyncio.Event,
 ) -> None:
     """Post the progress of running workers when it changes; poll fast after a save request."""
     while True:
         group = state().group
-        if group is not None and group.asked is not None and not group.empty:
-            await asyncio.sleep(ASKED_POLL_SECONDS)
+        if group is not None and group.request is not None and not group.empty:
+            await asyncio.sleep(REQUEST_POLL_SECONDS)
         else:
-            asked.clear()
+            requested.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
-                    await asked.wait()
+                    await requested.wait()
         group = state().group
         if group is None or group.empty or not group.started:
             continue

@@ -138,7 +138,7 @@ class WorkerGroups:
         self._adjust_start = adjust_start
         self._logs = RunLogs(settings.logs)
         self._files = ProgressFiles(settings.logs.folder, settings.logs.shared)
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     async def aclose(self) -> None:
         """Close the worker runtime; a local one ends its workers."""
@@ -197,14 +197,14 @@ class WorkerGroups:
         order = start_workers(command, hello, logs, files, settings.run_id, max_bytes, dumps)
         await self._give("start", self._runtime.start(self._adjust_start(order)))
 
-    async def stop(self, number: int, grace_seconds: float, dump: bool, asked: bool) -> None:
+    async def stop(self, number: int, grace_seconds: float, dump: bool, requested: bool) -> None:
         """Stop a round's workers.
 
-        `asked`: a checkpoint was requested. The request is withdrawn, so that workers that handle
-        SIGTERM themselves stop waiting for the save.
+        `requested`: a checkpoint was requested. The request is withdrawn, so that workers that
+        handle SIGTERM themselves stop waiting for the save.
         """
         await self._give("stop", self._runtime.stop(number, grace_seconds, dump))
-        if asked:
+        if requested:
             with contextlib.suppress(OSError, TimeoutError):
                 await _on_disk(self._files.ask, number, None)
 
@@ -221,9 +221,9 @@ class WorkerGroups:
         if request.point and state.hello is not None and state.hello.save_signal:
             order = self._runtime.signal(number, state.hello.save_signal)
             await self._give("signal", order)
-        self._asked.set()
+        self._requested.set()
         utc_ms = time.time_ns() // 1_000_000
-        self._post(WorkersProgressed(number, found, utc_ms, asked=True))
+        self._post(WorkersProgressed(number, found, utc_ms, answers_request=True))
 
     async def release(self, exit_code: int, message: str) -> None:
         """Let the worker runtime end with this exit code and message."""
@@ -263,7 +263,7 @@ class WorkerGroups:
 
     async def follow(self, state: Callable[[], State]) -> None:
         """Post the progress of running workers."""
-        await post_progress(self._files, state, self._post, self._asked)
+        await post_progress(self._files, state, self._post, self._requested)
 
     async def _with_evidence(self, event: WorkerRuntimeEvent) -> RuntimeEvent:
         """Add the round's error files and progress to an exit or `Hello`.

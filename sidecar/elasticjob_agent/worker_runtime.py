@@ -77,7 +77,7 @@ class WorkerExited:
     executable), pid 0 and a `message` that names the fix. `stderr_tail` is the end of its standard
     error, at most 16 KiB, or 64 KiB if it was asked to dump its stacks. `out_of_memory`: the kernel
     killed a process in the workers' cgroup for lack of memory before this worker ended; the
-    `message` then says so. `unasked`: the runtime killed the round itself because its agent was
+    `message` then names it. `unasked`: the runtime killed the round itself because its agent was
     gone.
     """
 
@@ -99,7 +99,7 @@ class Hello:
 
     It replaces all earlier knowledge. `running` is the round whose process groups are not empty, if
     any; `pids` are its running workers by local rank; `exits` are all exits of the round started
-    last (running or not), so that a restarted agent learns of exits it missed. `env_names` are the
+    last (running or not), so that a restarted agent gets the exits it missed. `env_names` are the
     variables set in the base environment. `warms`: the runtime supports `prepare`. `save_signal` is
     the signal that the user chose to request checkpoints; 0 for none. `live_until` is the workers'
     deadline on the monotonic clock; None for none. `slots` is the number of workers that the
@@ -142,7 +142,7 @@ class StoreServed:
 class Started:
     """The round's workers run. A worker that could not be started has no pid; its exit follows.
 
-    `warm`: all were forked from the preloaded interpreter; else `cold_reason` says why not.
+    `warm`: all were forked from the preloaded interpreter; else `cold_reason` has the reason.
     """
 
     round: int

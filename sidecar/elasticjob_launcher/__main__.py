@@ -7,17 +7,17 @@ import signal
 import sys
 
 EXIT_USAGE = 2
-EXIT_TOLD = 128 + signal.SIGTERM
+EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     print(f"elasticjob launcher: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> None:
     """Run the launcher and exit with `os._exit`: a writer thread on a dead disk must not block."""
     # The first process of a container ignores SIGTERM until a handler is set.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TOLD))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
     from elasticjob_launcher.standard_streams import open_missing
 
     open_missing()
@@ -40,24 +40,24 @@ def main() -> None:
         reason = node_launch(settings, prepared.environ)
         workers = None
         if reason:
-            say(f"the command is run once for the node: {reason}")
+            write_line(f"the command is run once for the node: {reason}")
         elif settings.nproc:
             # Before the agent can connect: a launcher that cannot count has failed to launch.
             env = worker_environment(prepared.environ, settings.library)
             counted = count_workers(settings.nproc, settings.argv, env, settings.count_seconds)
             workers = counted.workers
             if counted.note:
-                say(counted.note)
+                write_line(counted.note)
         launcher = Launcher(settings, prepared.environ, None, init_fd, workers, reason)
         exit_code = launcher.run()
-    except PreparationFailed as error:  # said where it happened
+    except PreparationFailed as error:  # logged where it happened
         exit_code = error.exit_code
     except (CountError, ProgramError) as error:
-        say(str(error))
+        write_line(str(error))
         write_termination_message(settings.termination_log, str(error))
         exit_code = EXIT_USAGE
     except SettingsError as error:
-        say(str(error))
+        write_line(str(error))
         exit_code = EXIT_USAGE
     os._exit(exit_code)
 

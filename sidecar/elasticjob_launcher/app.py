@@ -113,7 +113,7 @@ class Launcher:
         cold = start or partial(spawn, keep_fds=settings.keep_fds)
         starter = Starter(cold, self._zygote, self._stores)
         self._workers: Workers | NodeCommand = Workers(
-            self._loop, self._output, self._env, self._tell, starter
+            self._loop, self._output, self._env, self._send_event, starter
         )
         self._spawn = cold
         self._node: NodeCommand | None = None
@@ -149,7 +149,7 @@ class Launcher:
         become_subreaper()
         self._loop.on_signal(signal.SIGCHLD, lambda: self._workers.reap())
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._loop.on_signal(signum, partial(self._asked_to_end, signum))
+            self._loop.on_signal(signum, partial(self._end_at_signal, signum))
         follow_process(self._loop, self._settings.lifeline_pid, lambda: self._end(EXIT_AGENT_LOST))
         if self._init_fd is not None:
             self._loop.watch(self._init_fd, lambda: self._end(EXIT_AGENT_LOST))
@@ -162,7 +162,7 @@ class Launcher:
                 lambda: (Peer(self._attach.member, self._attach.session), self._attach.job_key),
                 self._probed,
                 self._permitted,
-                self._output.say,
+                self._output.write_line,
             )
         self._listen()
         self._loop.run()
@@ -171,7 +171,7 @@ class Launcher:
     def _listen(self) -> None:
         if self._settings.agent_fd is None:
             path = self._settings.socket_path
-            self._server = AgentServer(self._loop, path, self._connected, self._output.say)
+            self._server = AgentServer(self._loop, path, self._connected, self._output.write_line)
         else:
             sock = socket.socket(fileno=self._settings.agent_fd)
             self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
@@ -183,13 +183,13 @@ class Launcher:
         connection.on_closed = lambda: self._disconnected(connection)
 
     def _received(self, connection: Connection, message: dict[str, Any]) -> None:
-        asked = parse_request(message)
-        if isinstance(asked, Attach):
-            self._attached(connection, asked)
+        request = parse_request(message)
+        if isinstance(request, Attach):
+            self._attached(connection, request)
         elif connection is not self._agent:
             raise WireError("the first message must be `attach`")
         else:
-            self._obey(asked)
+            self._obey(request)
 
     def _attached(self, connection: Connection, attach: Attach) -> None:
         if self._attach.member not in ("", attach.member):
@@ -234,33 +234,33 @@ class Launcher:
             "node_launch": self._node_launch,
         }
 
-    def _obey(self, asked: Request) -> None:
-        if isinstance(asked, Heartbeat):
-            self._liveness.heard()
-            self._deadline.heard(asked.at, asked.live_seconds)
+    def _obey(self, request: Request) -> None:
+        if isinstance(request, Heartbeat):
+            self._liveness.record_heartbeat()
+            self._deadline.record_heartbeat(request.at, request.live_seconds)
             self._watch_over_orphans()
-        elif isinstance(asked, Command):
-            self._run_command(asked)
-        elif isinstance(asked, Prepare):
+        elif isinstance(request, Command):
+            self._run_command(request)
+        elif isinstance(request, Prepare):
             if self._zygote is not None and not self._ending:
-                self._zygote.prepare(asked)
+                self._zygote.prepare(request)
             else:
                 self._zygote_settled(False, "workers of this launcher are not started by command")
-        elif isinstance(asked, Start):
-            self._start(asked)
-        elif isinstance(asked, Stop):
-            self._workers.stop(asked.round, asked.grace_seconds, asked.dump)
-        elif isinstance(asked, Signal):
-            caught = asked.signum == self._settings.save_signal
-            self._workers.signal(asked.round, asked.signum, caught)
-        elif isinstance(asked, Release):
-            self._released(asked)
+        elif isinstance(request, Start):
+            self._start(request)
+        elif isinstance(request, Stop):
+            self._workers.stop(request.round, request.grace_seconds, request.dump)
+        elif isinstance(request, Signal):
+            caught = request.signum == self._settings.save_signal
+            self._workers.signal(request.round, request.signum, caught)
+        elif isinstance(request, Release):
+            self._released(request)
 
-    def _run_command(self, asked: Command) -> None:
-        """Run the node's command, unless it runs, and tell the number of workers once known."""
+    def _run_command(self, request: Command) -> None:
+        """Run the node's command, unless it runs, and send the number of workers once known."""
         if self._node is not None:
             if self._node.joined is not None:
-                self._tell_joined(self._node.joined)
+                self._send_joined(self._node.joined)
             return
         if self._workers.running_round is not None:
             raise WireError("the command cannot run for the node: workers run")
@@ -271,12 +271,12 @@ class Launcher:
                 self._loop,
                 self._output,
                 self._env,
-                self._tell,
+                self._send_event,
                 self._spawn,
                 self._settings.argv,
                 path,
-                asked._replace(env=self._with_framework_workers(asked.env)),
-                self._tell_joined,
+                request._replace(env=self._with_framework_workers(request.env)),
+                self._send_joined,
             )
         except SettingsError as error:
             raise WireError(str(error)) from error
@@ -297,23 +297,23 @@ class Launcher:
             number = number if word or number == 1 else 0
         return {FRAMEWORK_WORKERS: str(number), **env} if number else env
 
-    def _tell_joined(self, workers: int) -> None:
-        self._tell({"type": "joined", "workers": workers})
+    def _send_joined(self, workers: int) -> None:
+        self._send_event({"type": "joined", "workers": workers})
 
-    def _start(self, asked: Start) -> None:
+    def _start(self, request: Start) -> None:
         if self._ending:
             message = "the launcher is ending"
-            self._tell({"type": "start_refused", "round": asked.round, "message": message})
-        elif self._liveness.may_start(asked.round) or self._workers.running_round is not None:
-            self._deadline.heard(asked.beat.at, asked.beat.live_seconds)
-            self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
+            self._send_event({"type": "start_refused", "round": request.round, "message": message})
+        elif self._liveness.may_start(request.round) or self._workers.running_round is not None:
+            self._deadline.record_heartbeat(request.beat.at, request.beat.live_seconds)
+            self._workers.start(request.round, request.workers, request.max_log_bytes)
             self._deadline.watch()
         else:  # not a failure: the other nodes have started a newer round, or are about to
-            self._output.say(
-                f"not starting round {asked.round}: "
+            self._output.write_line(
+                f"not starting round {request.round}: "
                 "its agent was unresponsive and other nodes may have moved on"
             )
-            self._tell({"type": "stopped", "round": asked.round})
+            self._send_event({"type": "stopped", "round": request.round})
 
     def _disconnected(self, connection: Connection) -> None:
         if connection is not self._agent:
@@ -337,9 +337,9 @@ class Launcher:
     def _orphaned(self) -> None:
         running = self._workers.running_round
         if running is not None and not self._liveness.present:
-            said = "no agent came back" if self._agent is None else "the agent was silent"
-            self._output.say(
-                f"{said} for {self._attach.orphan_seconds:g} s: "
+            reason = "no agent came back" if self._agent is None else "the agent was silent"
+            self._output.write_line(
+                f"{reason} for {self._attach.orphan_seconds:g} s: "
                 f"killing the workers of round {running}"
             )
             self._workers.stop_unasked(running)
@@ -348,41 +348,41 @@ class Launcher:
         """Kill the workers after their deadline: other nodes may now start a newer round."""
         running = self._workers.running_round
         if running is not None:
-            self._output.say(
+            self._output.write_line(
                 f"killing the workers of round {running}: "
                 "no confirmation in time that it is the newest round"
             )
             self._workers.stop_unasked(running)
 
-    def _permitted(self, number: int, live_seconds: float, asked_at: float) -> None:
+    def _permitted(self, number: int, live_seconds: float, answered_at: float) -> None:
         """Extend the workers' deadline on a coordinator's permission; it keeps the member's lease.
 
         A responsive agent with its own evidence takes precedence.
         """
-        if self._liveness.present and self._deadline.told:
+        if self._liveness.present and self._deadline.has_evidence:
             return
         if number == self._workers.running_round:
             orphan_seconds = self._attach.orphan_seconds or 0.0
-            self._deadline.permitted(asked_at, live_seconds, orphan_seconds)
+            self._deadline.permitted(answered_at, live_seconds, orphan_seconds)
 
     # --- events
 
     def _zygote_settled(self, ready: bool, reason: str) -> None:
         """Report the zygote to the agent, together with the store, which takes only a moment."""
         if ready and self._stores is not None and not self._stores.spare_port:
-            self._stores.refill(lambda: self._tell_zygote(True, ""))
+            self._stores.refill(lambda: self._send_zygote_state(True, ""))
         else:
-            self._tell_zygote(ready, reason)
+            self._send_zygote_state(ready, reason)
 
-    def _tell_zygote(self, ready: bool, reason: str) -> None:
+    def _send_zygote_state(self, ready: bool, reason: str) -> None:
         if self._stores is not None and self._stores.spare_port:
             self._store_spare(self._stores.spare_port)
-        self._tell({"type": "standby", "ready": ready, "reason": reason})
+        self._send_event({"type": "standby", "ready": ready, "reason": reason})
 
     def _store_spare(self, port: int) -> None:
-        self._tell({"type": "store", "port": port})
+        self._send_event({"type": "store", "port": port})
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _send_event(self, event: dict[str, Any]) -> None:
         if self._agent is not None:
             self._agent.send(event)
         if event["type"] == "stopped" and self._ending:
@@ -391,15 +391,15 @@ class Launcher:
     def _trouble(self, message: str) -> None:
         if self._log_trouble is None:
             self._log_trouble = message
-            self._output.say(message)
-            self._tell({"type": "log_trouble", "message": message})
+            self._output.write_line(message)
+            self._send_event({"type": "log_trouble", "message": message})
 
     def _probed(self, question: Question) -> Message:
         """Return the facts for a prober; one that looks for another member changes nothing here."""
         running = self._workers.running_round
         present = self._liveness.present
         if not present and question.target.member == self._attach.member:
-            self._liveness.told_absent(question.round, running is not None)
+            self._liveness.reported_absent(question.round, running is not None)
             if running is not None and running < question.round:
                 self._workers.stop_unasked(running)
         facts: Message = {
@@ -414,10 +414,10 @@ class Launcher:
 
     # --- the end
 
-    def _asked_to_end(self, signum: int) -> None:
+    def _end_at_signal(self, signum: int) -> None:
         first, self._signalled = self._signalled is None, signum
         if self._agent is not None:
-            self._tell({"type": "launcher_signalled", "signum": signum})
+            self._send_event({"type": "launcher_signalled", "signum": signum})
         if first or self._agent is None:
             self._end_unless_an_agent_does()
 
@@ -435,14 +435,14 @@ class Launcher:
             return
         self._ending = True
         name = signal.Signals(signum).name
-        self._output.say(f"stopping the workers: {name} received and no agent responds")
+        self._output.write_line(f"stopping the workers: {name} received and no agent responds")
         self._workers.stop(running, self._settings.stop_grace_seconds)
 
-    def _released(self, asked: Release) -> None:
-        if asked.message:
-            self._output.say(asked.message)
-            write_termination_message(self._settings.termination_log, asked.message)
-        self._end(asked.exit_code)
+    def _released(self, request: Release) -> None:
+        if request.message:
+            self._output.write_line(request.message)
+            write_termination_message(self._settings.termination_log, request.message)
+        self._end(request.exit_code)
 
     def _end(self, exit_code: int) -> None:
         if self._exit_code is None:

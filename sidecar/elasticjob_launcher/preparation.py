@@ -116,7 +116,7 @@ class _Runner:
         self._init_fd = init_fd
         self._name = name
         self._loop = Loop()
-        self._output = Output(lambda text: self._output.say(text))
+        self._output = Output(lambda text: self._output.write_line(text))
         self._pid = 0
         self._status: int | None = None
         self._signalled: int | None = None
@@ -158,8 +158,8 @@ class _Runner:
         self._loop.on_signal(signal.SIGCHLD, self._reap)
         before = {signum: signal.getsignal(signum) for signum in _ENDING}
         for signum in _ENDING:
-            self._loop.on_signal(signum, partial(self._asked_to_end, signum))
-        stop = partial(self._asked_to_end, signal.SIGTERM)
+            self._loop.on_signal(signum, partial(self._end_at_signal, signum))
+        stop = partial(self._end_at_signal, signal.SIGTERM)
         follow_process(self._loop, self._settings.lifeline_pid, stop)
         if self._init_fd is not None:
             self._loop.watch(self._init_fd, stop)
@@ -221,7 +221,7 @@ class _Runner:
         """Return the error, after writing it where the kubelet and the user look for it."""
         errors = errors.strip()
         last = errors.rpartition("\n")[2]
-        self._output.say(f"{message}: {last}" if last else message)
+        self._output.write_line(f"{message}: {last}" if last else message)
         self._output.flush(FLUSH_SECONDS)
         write_termination_message(self._settings.termination_log, message, errors)
         return PreparationFailed(exit_code, message)
@@ -232,7 +232,7 @@ class _Runner:
                 self._status = status
                 self._loop.stop()
 
-    def _asked_to_end(self, signum: int) -> None:
+    def _end_at_signal(self, signum: int) -> None:
         self._signalled = signum
         self._loop.stop()
 

@@ -1,7 +1,7 @@
 """Probe server: reports to other nodes if this member's workers and agent are alive.
 
 Format: `proof`. A prober first proves that it holds the job's key; only then does the launcher act
-on its round number and answer, so that a stranger learns nothing and no code is computed for it.
+on its round number and answer, so that a stranger gets no information and costs no code.
 The answer is authenticated so that no other process at this address can answer for the member.
 The newest round known to the prober makes a launcher without an agent stop older workers.
 
@@ -60,7 +60,7 @@ class ProbeServer:
         identity: Callable[[], tuple[Peer, bytes]],
         facts: Callable[[Question], Message],
         permitted: Callable[[int, float, float], object],
-        say: Callable[[str], object],
+        write_line: Callable[[str], object],
     ) -> None:
         self._loop = loop
         self._identity = identity
@@ -69,7 +69,7 @@ class ProbeServer:
         self._admission: Admission[Connection] = Admission(CAPS)
         listening = _listening_socket(address, port)
         self.port: int = listening.getsockname()[1]
-        self._listener = Listener(loop, listening, self._accepted, say)
+        self._listener = Listener(loop, listening, self._accepted, write_line)
 
     def close(self) -> None:
         self._listener.close()
@@ -120,9 +120,9 @@ class ProbeServer:
             connection.close_when_sent()
             return
 
-        def on_permission(said: Message) -> None:
+        def on_permission(message: Message) -> None:
             try:
-                number, seconds = read_permission(job_key, exchange, said, answer["mac"])
+                number, seconds = read_permission(job_key, exchange, message, answer["mac"])
             except BadPeer as error:
                 _refuse(connection, error)
                 return

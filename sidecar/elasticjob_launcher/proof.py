@@ -16,7 +16,7 @@ An exchange of links and probes over TCP, one JSON object a line:
     answerer  {"nonce": m}
     asker     {"ask": "probe launcher", "nonce", "from", "to", "round": 7, "extends": false, "mac"}
     answerer  {"member", "session", "at": "address port", "agent_attached", "workers", …, "mac"}
-    asker     {"round": 7, "live_seconds": 2.5, "mac"}             if it said "extends": true
+    asker     {"round": 7, "live_seconds": 2.5, "mac"}             with "extends": true
 
 The answerer states nothing about itself before the asker has proven that it holds the key. Unknown
 fields, missing fields and fields of another type are refused.

@@ -100,20 +100,20 @@ LOG_INTERVAL_SECONDS = 60.0
 
 
 class Listener:
-    """Listener that calls `on_accepted` for each connection; `say` logs failures, rate-limited."""
+    """Listener that calls `on_accepted` for each connection; failures are logged, rate-limited."""
 
     def __init__(
         self,
         loop: Loop,
         sock: socket.socket,
         on_accepted: Callable[[socket.socket], object],
-        say: Callable[[str], object],
+        write_line: Callable[[str], object],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._on_accepted = on_accepted
-        self._say = say
-        self._said_at = float("-inf")
+        self._write_line = write_line
+        self._reported_at = float("-inf")
         self._again: Timer | None = None
         self._paused = False
         self._listen()
@@ -148,15 +148,15 @@ class Listener:
         except OSError as error:  # such as too many open files
             self._loop.unwatch(self._sock.fileno())
             self._again = self._loop.call_later(RETRY_SECONDS, self._listen)
-            self._told(error)
+            self._report_error(error)
             return
         self._on_accepted(sock)
 
-    def _told(self, error: OSError) -> None:
+    def _report_error(self, error: OSError) -> None:
         now = time.monotonic()
-        if now - self._said_at > LOG_INTERVAL_SECONDS:
-            self._say(f"cannot accept connections, new ones must wait: {error.strerror}")
-        self._said_at = now
+        if now - self._reported_at > LOG_INTERVAL_SECONDS:
+            self._write_line(f"cannot accept connections, new ones must wait: {error.strerror}")
+        self._reported_at = now
 
 
 class AgentServer:
@@ -167,12 +167,12 @@ class AgentServer:
         loop: Loop,
         path: str,
         on_connected: Callable[[Connection], None],
-        say: Callable[[str], object],
+        write_line: Callable[[str], object],
     ) -> None:
         self._loop = loop
         self._path = path
         self._on_connected = on_connected
-        self._listener = Listener(loop, listening_socket(path), self._accepted, say)
+        self._listener = Listener(loop, listening_socket(path), self._accepted, write_line)
 
     def close(self) -> None:
         self._listener.close()

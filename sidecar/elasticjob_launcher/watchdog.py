@@ -33,24 +33,24 @@ class AgentLiveness:
 
     def __init__(self) -> None:
         self._attached = False
-        self._heard: float | None = None
+        self._heartbeat_at: float | None = None
         self._session = ""
         self._given_up = 0
 
     def attached(self, session: str) -> None:
         self._attached = True
-        self._heard = None
+        self._heartbeat_at = None
         if session != self._session:  # a new agent process reads the current state first
             self._session, self._given_up = session, 0
 
-    def heard(self) -> None:
+    def record_heartbeat(self) -> None:
         """Record a heartbeat."""
-        self._heard = time.monotonic()
+        self._heartbeat_at = time.monotonic()
 
     def left(self) -> None:
         self._attached = False
 
-    def told_absent(self, newest: int, runs: bool) -> None:
+    def reported_absent(self, newest: int, runs: bool) -> None:
         """Record a report to a node that knows round `newest`: no agent, and if workers run.
 
         If none run, that node assumes that none of that round will start, and starts the next.
@@ -63,9 +63,9 @@ class AgentLiveness:
 
     @property
     def present(self) -> bool:
-        if not self._attached or self._heard is None:
+        if not self._attached or self._heartbeat_at is None:
             return self._attached
-        return time.monotonic() - self._heard < SILENT_SECONDS
+        return time.monotonic() - self._heartbeat_at < SILENT_SECONDS
 
 
 class Deadline:
@@ -76,8 +76,8 @@ class Deadline:
         self._expired = expired
         self._timer: Timer | None = None
         self._offset: float | None = None
-        self._heard = time.monotonic()
-        self.told = False
+        self._heartbeat_at = time.monotonic()
+        self.has_evidence = False
         """True once the agent attached last has sent evidence of its own."""
         self.at: float | None = None
 
@@ -86,20 +86,20 @@ class Deadline:
         """Remaining seconds; 0 after the deadline, None without one."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
-    def attached(self, tells: bool) -> None:
+    def attached(self, sends_deadlines: bool) -> None:
         """Handle an attached agent; one that sends no deadlines clears the deadline."""
         self._offset = None
-        self.told = False
-        self._heard = time.monotonic()
-        if not tells:
+        self.has_evidence = False
+        self._heartbeat_at = time.monotonic()
+        if not sends_deadlines:
             self.at = None
 
-    def heard(self, at: float | None, live_seconds: float | None) -> None:
+    def record_heartbeat(self, at: float | None, live_seconds: float | None) -> None:
         """Handle a heartbeat that permits `live_seconds` from `at`, by the agent's clock."""
-        now = self._heard = time.monotonic()
+        now = self._heartbeat_at = time.monotonic()
         if live_seconds is None:
             return
-        self.told = self.told or live_seconds > 0
+        self.has_evidence = self.has_evidence or live_seconds > 0
         if at is None:
             self._move(now + live_seconds)
             return
@@ -107,10 +107,10 @@ class Deadline:
         self._offset = offset if self._offset is None else min(offset, self._offset)
         self._move(at + self._offset + live_seconds)
 
-    def permitted(self, asked_at: float, live_seconds: float, orphan_seconds: float) -> None:
-        """Handle a coordinator's permission for `live_seconds` after `asked_at`."""
+    def permitted(self, answered_at: float, live_seconds: float, orphan_seconds: float) -> None:
+        """Handle a coordinator's permission for `live_seconds` after `answered_at`."""
         if self.at is not None:
-            self._move(min(asked_at + live_seconds, self._heard + orphan_seconds))
+            self._move(min(answered_at + live_seconds, self._heartbeat_at + orphan_seconds))
 
     def _move(self, at: float) -> None:
         if self.at is None or at > self.at:
@@ -121,9 +121,9 @@ class Deadline:
         """Watch the deadline until it has passed."""
         if self._timer is None and self.at is not None:
             seconds = max(0.0, self.at - time.monotonic())
-            self._timer = self._loop.call_later(seconds, self._look)
+            self._timer = self._loop.call_later(seconds, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if self.at is None:
             return

@@ -99,7 +99,7 @@ class Prepare(NamedTuple):
     """Request to preload a zygote for workers of this command and environment.
 
     `env` is laid over the launcher's own, as for the workers. `modules` are preloaded in addition
-    to those found; `memory` is the file that stores learned modules, or empty.
+    to those found; `memory` is the file that stores recorded modules, or empty.
     """
 
     argv: tuple[str, ...]

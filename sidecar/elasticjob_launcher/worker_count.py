@@ -58,7 +58,7 @@ class Devices(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Number of workers, and a text for the log; empty if there is nothing to say."""
+    """Number of workers, and a text for the log; empty if there is none."""
 
     workers: int
     note: str = ""
@@ -206,14 +206,14 @@ def count_devices(
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise CountError(f"cannot start {interpreter} to count the devices: {error}") from error
     try:
-        answer, said = process.communicate(timeout=seconds)
+        answer, stderr = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        said = _killed(process)
+        stderr = _killed(process)
         raise CountError(
             f"counting the accelerators took longer than {seconds:g} s: correct the driver, or "
-            f"{_NUMBER}{_last_words(said)}"
+            f"{_NUMBER}{_last_line_of(stderr)}"
         ) from None
-    return _answered(answer, said, process.returncode)
+    return _answered(answer, stderr, process.returncode)
 
 
 def _killed(process: subprocess.Popen[bytes]) -> bytes:
@@ -226,7 +226,7 @@ def _killed(process: subprocess.Popen[bytes]) -> bytes:
         return b""
 
 
-def _answered(answer: bytes, said: bytes, code: int) -> Devices:
+def _answered(answer: bytes, stderr: bytes, code: int) -> Devices:
     try:
         found = json.loads(answer)
         if "error" not in found:
@@ -234,14 +234,14 @@ def _answered(answer: bytes, said: bytes, code: int) -> Devices:
         how = str(found["error"])
     except (ValueError, TypeError):
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        how += _last_words(said)
+        how += _last_line_of(stderr)
     raise CountError(
         f"cannot count the accelerators: {how}; correct the image or the driver, or {_NUMBER}"
     )
 
 
-def _last_words(said: bytes) -> str:
-    text = said.decode("utf-8", "replace").strip()
+def _last_line_of(stderr: bytes) -> str:
+    text = stderr.decode("utf-8", "replace").strip()
     return f": {text[-OUTPUT_CHARACTERS:]}" if text else ""
 
 

@@ -139,7 +139,7 @@ def the_old_number_is_told() -> Iterator[EngineFactory]:
             state.served = state.current.number
             state.effects.append(Serve(state.served))
 
-    with patch.object(upkeep, "vouch", planted):
+    with patch.object(upkeep, "serve_round", planted):
         yield Engine
 
 

@@ -89,7 +89,7 @@ def server(folder: Path, name: str, version: str) -> Path:
 
 
 def test_server_version_is_read(tmp_path: Path) -> None:
-    assert etcd_servers.spoken_version(server(tmp_path, "etcd", "3.7.3")) == "3.7.3"
+    assert etcd_servers.reported_version(server(tmp_path, "etcd", "3.7.3")) == "3.7.3"
 
 
 def test_packaged_server_of_another_version_is_refused(

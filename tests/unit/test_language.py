@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,15 @@ FOLDERS = (
 )
 CLAUSE = re.compile(r"(what|how|whether|why|who|whom|whose|for|where|when|that|so)\b", re.I)
 """First words of a docstring that announce a clause instead of a noun phrase or a verb."""
+PRODUCT = ("operator", "sdk", "rendezvous", "sidecar", "cli", "bench", "scripts")
+SPEECH = re.compile(
+    r"(?<![\w.-])(tells?|told|telling|hears?|heard|says?|said|vouch\w*|remember\w*|forgets?|forgot\w*"
+    r"|learns?|learned|learnt)\b(?! *[=(])",
+    re.I,
+)
+"""Verbs of people: a program reports, records, receives or has."""
+CLAUSE_AS_NOUN = re.compile(r"\b(reasons? why|(who|what|which|whom)(so)?ever)\b", re.I)
+QUOTED = re.compile(r"``?[^`]*``?|\"[^\"]*\"")
 LONGEST_SUBJECT = 72
 
 
@@ -52,6 +63,53 @@ def test_docstrings_open_with_noun_phrase_or_verb(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     assert [found for path in paths for found in clauses(path)] == []
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each comment, without those that steer tools."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not re.match("# (noqa|type:|fmt:)", token.string):
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def nonstandard(text: str) -> list[tuple[int, str]]:
+    """Return docstrings and comments with a verb of people or a clause in place of a noun."""
+    prose = [*docstrings(ast.parse(text)), *comments(text)]
+    words = ((line, found, QUOTED.sub("", found)) for line, found in prose)
+    return [
+        (line, found.strip().splitlines()[0])
+        for line, found, plain in words
+        if SPEECH.search(plain) or CLAUSE_AS_NOUN.search(plain)
+    ]
+
+
+@pytest.mark.parametrize("folder", PRODUCT)
+def test_docstrings_and_comments_use_verbs_for_programs(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    found = [(path, *one) for path in paths for one in nonstandard(path.read_text())]
+    assert [f"{path.relative_to(ROOT)}:{line}: {text}" for path, line, text in found] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Reports of agents.\n\nThe agent tells the others.\n"""',
+        '"""Lease that etcd has forgotten."""',
+        '"""Return the reason why a node waits."""',
+        'SIZE = 1\n"""Maximum size, whatever the number."""',
+        "x = 1  # the launcher said hello",
+    ],
+)
+def test_planted_verbs_of_people_are_found(text: str) -> None:
+    assert nonstandard(text)
+
+
+def test_names_quotations_and_directives_are_no_prose() -> None:
+    assert not nonstandard(
+        '"""Message `heard`, error "nobody told us" and scikit-learn; `forget` drops it."""\n'
+        "import os  # noqa: learned\n"
+    )
 
 
 def test_docstrings_of_all_kinds_are_read() -> None:

@@ -21,7 +21,7 @@ class Client:
     """Access to the jobs of one namespace, of this machine or of a cluster.
 
     The arguments choose the place as the options of `elasticjob` do: a cluster only with
-    `cluster=True`, a context or a kubeconfig, or if ELASTICJOB_PLACE says so.
+    `cluster=True`, a context or a kubeconfig, or with ELASTICJOB_PLACE.
 
     Args:
         namespace: namespace of the jobs; the default is `default`, on a cluster the context's.
@@ -91,7 +91,7 @@ class Client:
         return await asyncio.to_thread(self.submit, job, python=python)
 
     def job(self, name: str) -> SubmittedJob:
-        """Return an existing job, whoever started it. Raises `CommandError`."""
+        """Return an existing job, of any origin. Raises `CommandError`."""
         if not isinstance(name, str):
             raise BadInput(f"the name of a job must be a text, not {echoed(name)}")
         self._place.read(name)

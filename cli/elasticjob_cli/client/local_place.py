@@ -68,7 +68,7 @@ class LocalPlace:
                 raise CommandError(
                     f"the runner of the job cannot be started: {error.strerror}: {error.filename}"
                 ) from error
-            # It reaps the runner, whatever becomes of the object of the job.
+            # It reaps the runner, even after the object of the job is gone.
             threading.Thread(target=runner.wait, name="elasticjob-runner", daemon=True).start()
             try:
                 self._wait_until_started(found, runner, errors)

@@ -259,7 +259,7 @@ class SubmittedJob:
 
 
 def failure_text(job: model.ElasticJob) -> str:
-    """Return the reason why a job did not succeed: its condition, and the latest failure."""
+    """Return the reason for a job's failure: its condition, and the latest failure."""
     status = job.status
     name, phase = job.metadata.name, status.phase or "without a status"
     reasons = [

@@ -64,7 +64,7 @@ def get(
     """List jobs of this machine or of a cluster, running or ended.
 
     At a terminal long names are shortened to its width; -o wide shows everything. The exit code is
-    1 if a job was damaged; its row and a message say so, and the others are listed.
+    1 if a job was damaged; its row and a message name the damage, and the others are listed.
 
     \b
     Examples:

@@ -142,8 +142,8 @@ def run(
     Options stand before SCRIPT or directly after it; from the first word that is none of them, the
     words belong to the script. A local run never touches a cluster.
 
-    Ctrl-C stops the job after a checkpoint, if its script saves on request, and says what was not
-    saved; a second Ctrl-C kills it. The exit code is 0 if the job
+    Ctrl-C stops the job after a checkpoint, if its script saves on request, and reports the
+    part that was not saved; a second Ctrl-C kills it. The exit code is 0 if the job
     succeeded, 1 if it failed, 2 for bad input, 130 if it was interrupted. The job's command runs
     in the manifest's folder, or in the current one without a manifest or if it comes from standard
     input or a pipe.

@@ -165,7 +165,7 @@ def _columns(character: str) -> int:
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Format rows as lines, each column as wide as its widest cell.
 
-    A cell has one line of printable characters, whatever a name in it contains. Beyond `width`
+    A cell has one line of printable characters, also for a name with others. Beyond `width`
     the gaps are narrowed, then the widest columns of `CLIPPED` lose the middle of their cells:
     a name's beginning and its index remain. If that is not enough, columns of `OMITTED` go.
     """

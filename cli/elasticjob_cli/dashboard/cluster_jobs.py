@@ -94,9 +94,9 @@ class _Reads:
         found: list[Json] = []
         size, more = PAGE, ""
         while True:
-            asked = query | {"limit": str(min(size, most - len(found)))}
+            parameters = query | {"limit": str(min(size, most - len(found)))}
             try:
-                part = self.parsed(path, **asked, **({"continue": more} if more else {}))
+                part = self.parsed(path, **parameters, **({"continue": more} if more else {}))
             except TooLarge:
                 if size == 1:
                     raise

@@ -419,7 +419,7 @@ def access_finding(facts: ClusterFacts) -> Finding:
 
 
 def network_finding(facts: ClusterFacts) -> Finding:
-    """Return the finding on NetworkPolicies. No API tells if they are enforced."""
+    """Return the finding on NetworkPolicies. No API reports if they are enforced."""
     check, found = "network policies", facts.network_policies
     if isinstance(found, Unread):
         return unread(check, found)

@@ -200,11 +200,11 @@ class _Gathering:
             if one["metadata"].get("labels", {}).get(COMPONENT) == "etcd"
         ]
         path = f"/api/v1/namespaces/{place}/pods/{{}}:2381/proxy/health"
-        asked = {
+        reads = {
             name: self._pool.submit(_read, lambda name=name: self._raw(path.format(name)))
             for name in names
         }
-        return {name: one.result() for name, one in asked.items()}
+        return {name: one.result() for name, one in reads.items()}
 
     def _raw(self, path: str) -> str:
         return Kubectl(None, self._there.context, self._there.kubeconfig).call(

@@ -138,7 +138,7 @@ class _Timex(ctypes.Structure):
 
 
 def _clock_synchronized() -> bool | None:
-    """Return the kernel's state of the clock; None if it does not say."""
+    """Return the kernel's state of the clock; None if it reports none."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         timex = _Timex()

@@ -47,8 +47,8 @@ def _set(fields: Json) -> Iterator[str]:
 def accelerators_wanted(job: ElasticJob) -> tuple[int, str]:
     """Return the accelerators that a node of the job needs, and the field that asks for them."""
     container = job.trainer().model_dump(mode="json", by_alias=True, exclude_none=True)
-    asked = {**amounts(container, "requests"), **amounts(container, "limits")}
-    found = {name: int(quantity(value) or 0) for name, value in asked.items() if "/" in name}
+    requested = {**amounts(container, "requests"), **amounts(container, "limits")}
+    found = {name: int(quantity(value) or 0) for name, value in requested.items() if "/" in name}
     if any(found.values()):
         name = max(found, key=lambda one: found[one])
         return found[name], name

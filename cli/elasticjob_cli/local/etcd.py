@@ -86,7 +86,7 @@ def find_etcd(v2: bool = False) -> Path:
     found = list(_programs())
     if not found:
         raise NoEtcd
-    able = [program for program in found if not v2 or _knows(program, "--enable-v2")]
+    able = [program for program in found if not v2 or _has_option(program, "--enable-v2")]
     if not able:
         raise NoEtcdV2(found)
     return able[0]
@@ -122,7 +122,7 @@ class EtcdServer:
     async def start(self) -> None:
         """Start; return once it serves at `endpoint`. Raises `NoEtcd` or `CommandError`."""
         program = await asyncio.to_thread(find_etcd, self._v2)
-        relax = await asyncio.to_thread(_knows, program, "--unsafe-no-fsync")
+        relax = await asyncio.to_thread(_has_option, program, "--unsafe-no-fsync")
         options = ["--unsafe-no-fsync"] * relax + ["--enable-v2=true"] * self._v2
         socket_path = self._data_dir / CLIENTS
         self._argv = [
@@ -218,7 +218,7 @@ async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:
     return False
 
 
-def _knows(program: Path, option: str) -> bool:
+def _has_option(program: Path, option: str) -> bool:
     try:
         done = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -210,11 +210,11 @@ class JobFolder:
             document["status"] = _interrupted(status)
         return document
 
-    def unreadable(self, why: str) -> CommandError:
+    def unreadable(self, cause: str) -> CommandError:
         """Return the error for a damaged status."""
         there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return CommandError(
-            f'the status of local job "{self.name}" cannot be read: {self.status_file}: {why}. '
+            f'the status of local job "{self.name}" cannot be read: {self.status_file}: {cause}. '
             "It was damaged, or written by another release: `elasticjob run` starts the job anew, "
             f"`elasticjob delete {self.name}{there}` deletes it"
         )

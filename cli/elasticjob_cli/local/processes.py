@@ -102,7 +102,7 @@ class Processes:
         self._starts[name] = loop.create_future()
         self._exits[name] = loop.create_future()
         program = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
-        self._tell(op="start", id=name, is_trainer=is_trainer, **program)
+        self._send(op="start", id=name, is_trainer=is_trainer, **program)
         try:
             async with asyncio.timeout(START_SECONDS):
                 return await self._starts[name]
@@ -112,11 +112,11 @@ class Processes:
     def signal(self, name: str, signum: int) -> None:
         """Signal a process; do nothing if it has ended."""
         if name in self.pids:
-            self._tell(op="signal", id=name, signal=int(signum))
+            self._send(op="signal", id=name, signal=int(signum))
 
     def kill(self, names: Sequence[str], marker: str) -> None:
         """Send SIGKILL to these, their descendants, and all with `marker` in their environment."""
-        self._tell(op="kill", ids=list(names), marker=marker)
+        self._send(op="kill", ids=list(names), marker=marker)
 
     async def ended(self, name: str, timeout_seconds: float) -> Exit | None:
         """Wait for the end of a started process; return None on timeout."""
@@ -135,7 +135,7 @@ class Processes:
         await asyncio.gather(self._listening, return_exceptions=True)
         supervisor.kill_all_descendants(1.0)
 
-    def _tell(self, **command: object) -> None:
+    def _send(self, **command: object) -> None:
         if self.gone.is_set():
             raise SupervisorGone
         self._writer.write(json.dumps(command).encode() + b"\n")
@@ -143,13 +143,13 @@ class Processes:
     async def _listen(self) -> None:
         with contextlib.suppress(OSError):
             while line := await self._reader.readline():
-                self._hear(json.loads(line))
+                self._handle_event(json.loads(line))
         self.gone.set()
         for waiting in self._starts.values():
             if not waiting.done():
                 waiting.set_exception(SupervisorGone())
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _handle_event(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "started":
                 self.pids[event["id"]] = event["pid"]

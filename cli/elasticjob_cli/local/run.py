@@ -1,7 +1,7 @@
 """Composition root of a local run of one job.
 
 Sets up etcd, the informer cache, the pods, the control socket and the loop, and tears all of them
-down at the end, whatever happens.
+down at the end, after errors too.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ STOPPED_BY_USER = "StoppedByUser"
 
 
 def _stopped_by_user(status: Status) -> Status:
-    """Return the status with the reason why this job is suspended, which its spec does not give."""
+    """Return the status with the reason for the suspension, which the spec does not give."""
     report = stop_report(status.last_stop)
     message = "its user stopped it" + ("" if report is None else f"; {report.text}")
     changed = {"reason": STOPPED_BY_USER, "message": message}

@@ -50,7 +50,7 @@ class Pair:
 
 
 def new_authority(now: datetime) -> Pair:
-    """Return a new authority with a unique name, which tells two trusted authorities apart."""
+    """Return a new authority with a unique name, which distinguishes two trusted authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"elasticjob etcd authority {_key_id(key.public_key())[:16]}")
     usage = x509.KeyUsage(

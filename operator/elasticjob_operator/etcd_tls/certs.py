@@ -133,7 +133,9 @@ async def _attempt(kube: Kube, request: Request, now: datetime, lines: list[str]
     if request.members:
         members = await _find(kube, STATEFULSETS, request.namespace, request.members)
     copied = data.get(BUNDLE) == kept.get(BUNDLE)
-    wanted = Wanted(frozenset(request.names + LOCAL_NAMES), learnt=copied and _trust(members, data))
+    wanted = Wanted(
+        frozenset(request.names + LOCAL_NAMES), trusted=copied and _trust(members, data)
+    )
     due = due_changes(before, wanted, now)
     after = apply_changes(held, due, wanted, now)
     keys = {key: value for key, value in after.items() if key in AUTHORITY_KEYS}

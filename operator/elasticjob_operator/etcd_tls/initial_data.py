@@ -57,7 +57,7 @@ def install(scratch: Path, data: Path, name: str, peers: Sequence[str], tls: Pat
         if any(data.glob("member/wal/*.wal")):
             return f"{data} has data: nothing to do"
         for peer in peers:
-            if _knows(peer, name, tls):
+            if _has_member(peer, name, tls):
                 return f"{peer} knows {name}, whose data is lost: remove and add this member"
         fresh = data.with_name(f"{data.name}.new")
         for stale in (fresh, data):  # of a start that ended before etcd had written its log
@@ -71,7 +71,7 @@ def install(scratch: Path, data: Path, name: str, peers: Sequence[str], tls: Pat
         shutil.rmtree(restored, ignore_errors=True)
 
 
-def _knows(peer: str, name: str, tls: Path) -> bool:
+def _has_member(peer: str, name: str, tls: Path) -> bool:
     """Return True if this member of a running cluster reports that `name` has served clients."""
     context = ssl.create_default_context(cafile=str(tls / "ca.crt"))
     context.load_cert_chain(tls / "tls.crt", tls / "tls.key")

@@ -214,7 +214,7 @@ async def forget_user(users: Users, uid: str) -> None:
 
 
 async def namespace_of_user(users: Users, uid: str) -> str:
-    """Return the namespace of the job that owns this role; empty if no role says it."""
+    """Return the namespace of the job that owns this role; empty if no role names it."""
     for key, end in await users.ranges_of(role_name(uid)):
         if owner_of_range(key, end) == uid:
             return key.decode().split("/")[-3]

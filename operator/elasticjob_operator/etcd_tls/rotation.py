@@ -77,10 +77,10 @@ class CertificateState:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Names in etcd's certificate. `learnt`: True if its members already trust each authority."""
+    """Names in etcd's certificate. `trusted`: True if its members already trust each authority."""
 
     names: frozenset[str]
-    learnt: bool = True
+    trusted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _authority_change(held: CertificateState, wanted: Wanted, now: datetime) -> 
         return Change(Work.PROMOTE_AUTHORITY, "the present one has expired or lost its key")
     if following is not None:
         known_since = following.begins + BACKDATED
-        if now - known_since < TRUST_TIME or not wanted.learnt:
+        if now - known_since < TRUST_TIME or not wanted.trusted:
             return None
         return Change(Work.PROMOTE_AUTHORITY, f"it has been trusted since {_day(known_since)}")
     if signing.ageing(now):

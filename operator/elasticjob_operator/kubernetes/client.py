@@ -264,7 +264,7 @@ class Kube:
         except NotFound:
             return False
         except Conflict:
-            # The response does not tell which of the two preconditions failed.
+            # The response does not name the precondition, of the two, that failed.
             if resource_version is None or not await self._is(kind, namespace, name, uid):
                 return False
             raise

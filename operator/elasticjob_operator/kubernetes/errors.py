@@ -90,7 +90,7 @@ class NotFound(KubeError):
 
 
 class NoSuchKind(KubeError):
-    """Kind that the server does not know; this says nothing about the object."""
+    """Kind that the server does not know; the object itself may exist."""
 
 
 class AlreadyExists(KubeError):

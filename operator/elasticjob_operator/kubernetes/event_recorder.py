@@ -99,7 +99,7 @@ class _QueuedEvent:
 
     @property
     def name_suffix(self) -> str:
-        """Suffix of the event's name: equal for equal keys, whichever process posts it."""
+        """Suffix of the event's name: equal for equal keys, in every process."""
         event = self.event
         if not event.deduplication_key:
             return uuid4().hex[:16]

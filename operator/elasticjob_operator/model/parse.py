@@ -95,9 +95,9 @@ def _inner(annotation: Any) -> Any:
 
 def _message(error: ErrorDetails, location: Location) -> str:
     context: Mapping[str, Any] = error.get("ctx") or {}
-    speak = _MESSAGES.get(error["type"])
-    if speak is not None:
-        return speak(context, error["input"])
+    message_of = _MESSAGES.get(error["type"])
+    if message_of is not None:
+        return message_of(context, error["input"])
     if error["type"] == "string_pattern_mismatch":
         return _PATTERNS.get(str(context["pattern"])) or next(
             (text for name, text in _NAMED_PATTERNS.items() if name in location),
@@ -106,8 +106,8 @@ def _message(error: ErrorDetails, location: Location) -> str:
     return error["msg"] if error["type"] in OWN_ERRORS else f"must be valid: {error['msg']}"
 
 
-def _expected(what: str) -> Callable[[Mapping[str, Any], Any], str]:
-    return lambda _context, value: not_of_type(what, value)
+def _expected(kind: str) -> Callable[[Mapping[str, Any], Any], str]:
+    return lambda _context, value: not_of_type(kind, value)
 
 
 def _string(_context: Mapping[str, Any], value: Any) -> str:

@@ -1,7 +1,7 @@
 """Guard around the reconcile of each job, so that no object can stop the service of the others.
 
 A reconcile is bounded in time. A job whose reconciles end with an unexpected error, or exceed a
-bound, several times in a row is set aside: a condition and an event say so, and nothing more
+bound, several times in a row is set aside: a condition and an event report it, and nothing more
 happens until its generation changes. A new process tries once more.
 """
 
@@ -115,7 +115,7 @@ class FaultGuard:
         try:
             raw = await self._kube.get(ELASTICJOBS, key.namespace, key.name)
         except NotFound:
-            return NOW_SECONDS  # the next reconcile forgets the job
+            return NOW_SECONDS  # the next reconcile drops the job
         memory = self._jobs.recall(key, raw["metadata"]["uid"])
         memory.faults = memory.faults.after_another(_generation(raw))
         if memory.faults.count < _most_faults(raw, error):

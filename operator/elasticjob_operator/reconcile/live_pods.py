@@ -42,7 +42,7 @@ SPARE_AGENTS = 8
 def agents_of(job: ElasticJob, own: Iterable[Json], incarnation: int) -> tuple[Agent, ...]:
     """Return the agents of this incarnation's running pods with an address.
 
-    Whoever may create pods in the namespace may give the job any number of them: only pods with
+    A user who may create pods in the namespace may give the job any number of them: only pods with
     the agent's container count, those that the operator may have created first, and at most
     maxNodes and `SPARE_AGENTS` of them.
     """
@@ -92,7 +92,7 @@ class ObjectReader(Protocol):
         """Return the job's pods among these names that are missing from `own`."""
 
     async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
-        """Convert these pods to the planner's form, and remember them."""
+        """Convert these pods to the planner's form, and keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class LivePods:
         return PodObjects(self, job, memory, await self.own(job, memory))
 
     async def own(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
-        """Return the job's pods; remember those that the LIST does not show."""
+        """Return the job's pods; keep those that the LIST does not show."""
         metadata = job.metadata
         # A pod may have as many bytes as its author likes, and a job many pods.
         listed = await self._kube.list(
@@ -160,7 +160,7 @@ class LivePods:
     async def unlisted(
         self, job: ElasticJob, memory: JobMemory, own: list[Json], names: Set[str]
     ) -> list[Json]:
-        """Return and remember the job's pods among these names that are missing from `own`."""
+        """Return and keep the job's pods among these names that are missing from `own`."""
         more = await self._named(job, own, names)
         unlisted = memory.pods.unlisted | {raw["metadata"]["name"] for raw in more}
         memory.pods = replace(memory.pods, unlisted=unlisted)
@@ -189,7 +189,7 @@ class LivePods:
         return {name: found[name] for name in names if name in found}
 
     async def convert(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
-        """Convert these pods to the planner's form, and remember them."""
+        """Convert these pods to the planner's form, and keep them."""
         foreign = await self._still_foreign(job, memory.pods.foreign)
         pods = tuple(pod for raw in own if (pod := self._pod(job, raw)) is not None)
         ends = first_seen_ends(pods, memory.pods.ends, self._now())
@@ -220,7 +220,7 @@ class LivePods:
     def after(
         self, job: ElasticJob, memory: JobMemory, before: tuple[Pod, ...], applied: Applied
     ) -> tuple[Pod, ...]:
-        """Return the pods after a plan was applied, and remember them."""
+        """Return the pods after a plan was applied, and keep them."""
         pods = [
             replace(pod, terminating=True) if pod.uid in applied.deleted else pod for pod in before
         ]

@@ -18,7 +18,7 @@ class ObservedPods(PodReader, Protocol):
     def after(
         self, job: ElasticJob, memory: JobMemory, before: tuple[Pod, ...], applied: Applied
     ) -> tuple[Pod, ...]:
-        """Return the pods after a plan was applied, and remember them."""
+        """Return the pods after a plan was applied, and keep them."""
 
 
 class Observer:

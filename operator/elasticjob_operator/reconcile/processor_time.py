@@ -30,8 +30,8 @@ REPEAT_SECONDS = 0.5
 class TooLong(Exception):
     """Reconcile that needed too much processor time."""
 
-    def __init__(self, seconds: float, what: str) -> None:
-        super().__init__(f"{what} needed more than {seconds:g} s of processor time")
+    def __init__(self, seconds: float, subject: str) -> None:
+        super().__init__(f"{subject} needed more than {seconds:g} s of processor time")
 
 
 class ProcessorTime:

@@ -79,7 +79,7 @@ class PollTarget:
     sampled: bool = False
 
 
-Ask = Callable[[Agent, int, bytes, int], Awaitable[bytes]]
+FetchReport = Callable[[Agent, int, bytes, int], Awaitable[bytes]]
 """Function that polls an agent at a port, with the job's key and the maximum size of the answer:
 `fetch_report`."""
 
@@ -115,28 +115,28 @@ class _AgentMemory:
 
     Attributes:
         failures: number of failed requests in a row.
-        asked_at: time of the last request.
+        requested_at: time of the last request.
         due: time before which it is not asked again.
     """
 
     failures: int = 0
-    asked_at: float = float("-inf")
+    requested_at: float = float("-inf")
     due: float = float("-inf")
 
     @property
     def proven(self) -> bool:
         """True if it answered its last request."""
-        return self.asked_at > float("-inf") and not self.failures
+        return self.requested_at > float("-inf") and not self.failures
 
     def succeed(self, now: float) -> None:
-        self.failures, self.asked_at = 0, now
+        self.failures, self.requested_at = 0, now
 
     def fail(self, began: float, now: float, polling: Polling) -> None:
         slow = now - began > SLOW_SECONDS
         most = polling.most_silent_backoff_seconds if slow else polling.most_backoff_seconds
         base = max(now - began, LEAST_BACKOFF_SECONDS)
         self.due = now + min(base * 2.0 ** min(self.failures, 16), most)
-        self.failures, self.asked_at = self.failures + 1, now
+        self.failures, self.requested_at = self.failures + 1, now
 
 
 @dataclass(slots=True)
@@ -164,12 +164,12 @@ class AgentPoller:
         changed: Changed,
         clock: Callable[[], float] = time.monotonic,
         polling: Polling | None = None,
-        request: Ask | None = None,
+        request: FetchReport | None = None,
     ) -> None:
         self._changed = changed
         self._clock = clock
         self._polling = polling or Polling()
-        self._ask_agent = request or fetch_report
+        self._fetch_report = request or fetch_report
         self._jobs: dict[str, _PolledJob] = {}
         self._news = asyncio.Event()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
@@ -257,17 +257,17 @@ class AgentPoller:
         target = job.target
         try:
             job.agents = {one: job.agents.get(one) or _AgentMemory() for one in target.agents}
-            if target.sampled:  # its reports say nothing of members whose pods are gone
+            if target.sampled:  # its reports do not contain members whose pods are gone
                 present = {one.member for one in target.agents}
                 job.reports = {
                     name: report for name, report in job.reports.items() if name in present
                 }
             now = self._clock()
             due = [one for one in _sample(job) if job.agents[one].due <= now]
-            due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].asked_at))
+            due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].requested_at))
             await self._poll_some(job, due, target.job_key)
             job.polled_all = target.sampled or all(
-                known.asked_at > float("-inf") for known in job.agents.values()
+                known.requested_at > float("-inf") for known in job.agents.values()
             )
             if not job.polled_all:  # agents that were never asked
                 job.due = min(job.due, job.began + POLL_SECONDS)
@@ -303,7 +303,7 @@ class AgentPoller:
     async def _poll(self, job: _PolledJob, agent: Agent, job_key: bytes) -> None:
         known, began = job.agents[agent], self._clock()
         try:
-            body = await self._ask_agent(agent, self._polling.port, job_key, _most_bytes(job))
+            body = await self._fetch_report(agent, self._polling.port, job_key, _most_bytes(job))
             report = read(body)
         except POLL_ERRORS as error:
             log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)

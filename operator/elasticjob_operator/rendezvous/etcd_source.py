@@ -170,9 +170,11 @@ class EtcdSource:
         if found is not None:
             # The pod of a member missing from the LIST may still exist.
             names = _without_pods(job, found, own)
-            asked = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
-            unchecked = frozenset(one.id for one in found.members if one.name in names - asked)
-            await own.look_up(asked)
+            names_to_check = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
+            unchecked = frozenset(
+                one.id for one in found.members if one.name in names - names_to_check
+            )
+            await own.look_up(names_to_check)
         seen = await own.convert()
         if memory.owned.access is not None:
             target = PollTarget(

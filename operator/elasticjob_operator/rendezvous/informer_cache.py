@@ -91,7 +91,7 @@ class InformerCache:
         self._reread = asyncio.Event()
         self._known = False
         self._changed: dict[str, None] = {}
-        self._progress_told: dict[str, float] = {}
+        self._progress_posted_at: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._advanced = asyncio.Condition()
         self._cluster_id = 0
@@ -126,7 +126,7 @@ class InformerCache:
 
     def records(self, prefix: str) -> Records | None:
         """Return the records of a job, possibly empty; None while they are not known."""
-        if not self._known or not self._store.knows(prefix):
+        if not self._known or not self._store.has(prefix):
             return None
         return decode_records(prefix, self._store.jobs.get(prefix, {}).values())
 
@@ -187,26 +187,26 @@ class InformerCache:
         """Run one watch until it fails or all records must be read again, and return True then."""
         self._reread.clear()
         following = asyncio.ensure_future(self._follow())
-        asked = asyncio.ensure_future(self._reread.wait())
+        reread = asyncio.ensure_future(self._reread.wait())
         try:
-            await asyncio.wait((following, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((following, reread), return_when=asyncio.FIRST_COMPLETED)
             if following.done():
                 await following
             return True
         finally:
-            for task in (following, asked):
+            for task in (following, reread):
                 task.cancel()
-            await asyncio.gather(following, asked, return_exceptions=True)
+            await asyncio.gather(following, reread, return_exceptions=True)
 
     async def _follow(self) -> None:
         """Run one watch until it fails; opened before the range, so no change is missed."""
         async with aclosing(self._client.watch((self._target,))) as batches:
             await anext(batches)
             await self._read()
-            await self._tell_advance()
+            await self._notify_of_advance()
             async for batch in batches:
                 self._apply(batch)
-                await self._tell_advance()
+                await self._notify_of_advance()
 
     async def _read(self) -> None:
         """Read all records at one revision, page by page; of a job that exceeds its quota no
@@ -239,7 +239,7 @@ class InformerCache:
             )  # fmt: skip
         before, self._store = self._store, store
         self._cluster_id, self._revision, self._known = first.cluster_id, first.revision, True
-        self._tell(*store.jobs, *before.jobs)
+        self._notify(*store.jobs, *before.jobs)
 
     def _apply(self, batch: WatchBatch) -> None:
         store, now = self._store, asyncio.get_running_loop().time()
@@ -247,20 +247,20 @@ class InformerCache:
             if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
                 continue  # already in the range's result
             size = len(event.key) if isinstance(event, Deleted) else size_of(event)
-            if store.knows(prefix) and not store.wrote(prefix, size, now):
+            if store.has(prefix) and not store.wrote(prefix, size, now):
                 self._log_dropped(store, prefix)
             elif isinstance(event, Deleted):
                 store.delete(prefix, event.key)
                 if prefix not in store.jobs:
-                    self._progress_told.pop(prefix, None)
-            elif not store.knows(prefix):
+                    self._progress_posted_at.pop(prefix, None)
+            elif not store.has(prefix):
                 continue
             else:
                 before = store.jobs.get(prefix, {}).get(event.key)
                 kept = self._put(store, prefix, event)
                 if kept and is_progress_only(before, event) and not self._progress_is_due(prefix):
                     continue
-            self._tell(prefix)
+            self._notify(prefix)
         # With several watched ranges a revision's events may span batches; with this single range
         # each batch holds complete revisions.
         self._revision = max(self._revision, batch.revision)
@@ -281,21 +281,21 @@ class InformerCache:
     def _progress_is_due(self, prefix: str) -> bool:
         """Return True if a job's progress may be reported again: each reconcile costs requests."""
         now = asyncio.get_running_loop().time()
-        due = now >= self._progress_told.get(prefix, now - PROGRESS_SECONDS) + PROGRESS_SECONDS
+        due = now >= self._progress_posted_at.get(prefix, now - PROGRESS_SECONDS) + PROGRESS_SECONDS
         if due:
-            self._progress_told[prefix] = now
+            self._progress_posted_at[prefix] = now
         return due
 
     def _lose(self) -> None:
         if self._known:
             self._known = False
-            self._tell(*self._store.jobs)
+            self._notify(*self._store.jobs)
 
-    async def _tell_advance(self) -> None:
+    async def _notify_of_advance(self) -> None:
         async with self._advanced:
             self._advanced.notify_all()
 
-    def _tell(self, *prefixes: str) -> None:
+    def _notify(self, *prefixes: str) -> None:
         self._changed.update(dict.fromkeys(prefixes))
         self._wake.set()
 

@@ -140,7 +140,7 @@ class RecordStore:
         """Return the newest incarnation of a job that has a record; None if none has."""
         return max(self._incarnations.get((namespace, uid), ()), default=None)
 
-    def knows(self, prefix: str) -> bool:
+    def has(self, prefix: str) -> bool:
         """Return True if all records of a job are known, also if it has none."""
         usage = self._usages.get(folder_of(prefix))
         return usage is None or usage.known

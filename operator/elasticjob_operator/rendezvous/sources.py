@@ -55,7 +55,7 @@ class JobPods(Protocol):
         """Add the job's pods among these names that are missing here."""
 
     async def convert(self) -> tuple[Pod, ...]:
-        """Convert the pods to the planner's form, and remember them."""
+        """Convert the pods to the planner's form, and keep them."""
 
 
 class PodReader(Protocol):

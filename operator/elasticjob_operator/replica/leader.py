@@ -63,7 +63,7 @@ async def hold_lease(
     Raises:
         LeaseLost: after the cancelled body has ended.
     """
-    # A unique suffix tells a process from its successor, or from a second one on the same host.
+    # A unique suffix distinguishes a process from its successor and from others on its host.
     own = replace(settings, identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}")
     held = _Held(kube, own, clock, abort)
     failure: BaseException | None = None
@@ -196,18 +196,18 @@ class _Held:
         """Return the seconds until the body has to be cancelled."""
         return max(self._settings.cancels_at(self._sent_at) - self._clock(), 0.0)
 
-    def _lose(self, why: str) -> None:
-        log.error("%s: lost the Lease, stopping: %s", self, why)
+    def _lose(self, reason: str) -> None:
+        log.error("%s: lost the Lease, stopping: %s", self, reason)
         rest = max(self._settings.ends_at(self._sent_at) - self._clock(), 0.0)
         self._overdue = asyncio.get_running_loop().call_later(rest, self._too_late)
-        raise LeaseLost(f"Lease {self}: {why}")
+        raise LeaseLost(f"Lease {self}: {reason}")
 
     def _too_late(self) -> None:
         log.critical("%s: work did not stop before the Lease expired, exiting", self)
         self._abort()
 
-    def _warn(self, what: str, error: Exception) -> None:
-        trouble = f"{what} the Lease: {str(error) or 'no answer in time'}"
+    def _warn(self, action: str, error: Exception) -> None:
+        trouble = f"{action} the Lease: {str(error) or 'no answer in time'}"
         if trouble != self._trouble:
             self._trouble = trouble
             log.warning("%s: cannot %s", self, trouble)

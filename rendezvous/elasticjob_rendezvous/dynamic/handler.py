@@ -254,7 +254,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         Empty if this node never saw the rendezvous open: the rounds then belong to an earlier run.
         """
         with self._actor.lock:
-            number, known = self._actor.shared.state.round, self._actor.shared.saw_open
+            number, known = self._actor.shared.state.round, self._actor.shared.was_open
         return [self._store_of(one) for one in (number, number - 1) if known and one >= 0]
 
     def leave(self) -> None:

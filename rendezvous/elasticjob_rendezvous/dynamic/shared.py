@@ -36,7 +36,7 @@ class SharedState:
         self._last = (b"", State())
         self.state = State()
         self.memory = Memory()
-        self.saw_open = False
+        self.was_open = False
         """Set once the rendezvous has been seen open."""
         self.beat_at = float("-inf")
         """Monotonic time of our last written heartbeat."""
@@ -65,7 +65,7 @@ class SharedState:
         else:
             state, self._token = self._decoded(found[0]), found[1]
             self._next_round = max(self._next_round, state.round + 1)
-        self.saw_open |= not state.closed
+        self.was_open |= not state.closed
         now = self._clock.monotonic()
         self.memory = observe(self.memory, state, self._settings, now, self._clock.utc())
         gone = dead(self.memory, self._settings) - {self._node}

@@ -105,20 +105,20 @@ def _node(draft: Draft) -> NodeDesc:
     )
 
 
-def _nodes(value: Any, what: str) -> frozenset[NodeDesc]:
-    return frozenset(_is(node, NodeDesc, "a node") for node in _is(value, set, what))
+def _nodes(value: Any, name: str) -> frozenset[NodeDesc]:
+    return frozenset(_is(node, NodeDesc, "a node") for node in _is(value, set, name))
 
 
-def _is(value: Any, kind: type, what: str) -> Any:
+def _is(value: Any, kind: type, name: str) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{what} is a {type(value).__name__} instead of a {kind.__name__}")
+        raise TypeError(f"{name} is a {type(value).__name__} instead of a {kind.__name__}")
     return value
 
 
-def _time(value: Any, what: str) -> datetime:
-    time: datetime = _is(value, datetime, what)
+def _time(value: Any, name: str) -> datetime:
+    time: datetime = _is(value, datetime, name)
     if time.tzinfo is None:
-        raise ValueError(f"{what} has no time zone")
+        raise ValueError(f"{name} has no time zone")
     return time
 
 

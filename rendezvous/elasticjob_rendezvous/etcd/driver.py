@@ -128,7 +128,9 @@ class Driver:
         self._events.append(event)
         if self._loop is None or self._pumping:
             return
-        if not (isinstance(event, Changed) and self._is_large_gang()) or self._all_spoke(event):
+        if not (isinstance(event, Changed) and self._is_large_gang()) or self._all_have_written(
+            event
+        ):
             self._pump()
         elif self._pump_due is None:
             self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
@@ -137,7 +139,7 @@ class Driver:
         """Return True if this member coordinates so many sessions that changes are batched."""
         return self._engine.coordinator.active and len(self._engine.view.sessions) >= LARGE_GANG
 
-    def _all_spoke(self, event: Changed) -> bool:
+    def _all_have_written(self, event: Changed) -> bool:
         """Return True if all members that the coordinator waits for may have written."""
         self._gathered += len(event.events)
         return 0 < self._engine.coordinator.awaited <= self._gathered
@@ -350,4 +352,4 @@ class Driver:
 
     async def _probe(self, probe: Probe) -> None:
         asker = Peer(self._engine.config.identity.id, self._engine.session)
-        self.post(await dial.ask(probe, asker, self._job_key))
+        self.post(await dial.run_probe(probe, asker, self._job_key))

@@ -127,7 +127,7 @@ class RendezvousMember:
             settings.bind_address,
             self._workers,
             lambda: self.live_until,
-            lambda: None if self._engine is None else self._engine.vouched_until,
+            lambda: None if self._engine is None else self._engine.evidence_until,
             lambda: "" if self._engine is None else self._engine.session,
         )
         async with contextlib.AsyncExitStack() as stack:

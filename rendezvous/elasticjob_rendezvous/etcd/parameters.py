@@ -48,7 +48,7 @@ SETTINGS = frozenset(f"{_SECONDS} {_COUNTS} {_TEXTS}".split())
 def timeout_seconds(parameters: RendezvousParameters) -> float:
     """Return the join timeout; `join_timeout` takes precedence over torchrun's own `timeout`."""
     names = ("join_timeout", "timeout")
-    return _seconds(parameters, 600.0, *names, least=LEAST_JOIN_SECONDS, why="a round takes time")
+    return _seconds(parameters, 600.0, *names, least=LEAST_JOIN_SECONDS, note="a round takes time")
 
 
 def member_settings(parameters: RendezvousParameters) -> MemberSettings:
@@ -117,7 +117,7 @@ def _bounds(parameters: RendezvousParameters) -> RendezvousParams:
             "keep_alive_seconds",
             "keep_alive",
             least=LEAST_KEEP_ALIVE_SECONDS,
-            why="etcd grants no shorter lease",
+            note="etcd grants no shorter lease",
         ),
         confirm_seconds=_seconds(
             parameters,
@@ -125,7 +125,7 @@ def _bounds(parameters: RendezvousParameters) -> RendezvousParams:
             "confirm",
             "confirm_seconds",
             least=LEAST_CONFIRM_SECONDS,
-            why="slower members are left out",
+            note="slower members are left out",
         ),
         settle_seconds=_seconds(parameters, 3.0, "settle"),
         stop_grace_seconds=_seconds(parameters, 10.0, "stop_grace"),
@@ -148,15 +148,15 @@ def _identity(parameters: RendezvousParameters, nonce: str, address: str) -> Ide
 
 
 def _seconds(
-    parameters: RendezvousParameters, default: float, *names: str, least: int = 0, why: str = ""
+    parameters: RendezvousParameters, default: float, *names: str, least: int = 0, note: str = ""
 ) -> float:
-    """Return the first of these settings that is given. `why` is the reason for `least`."""
+    """Return the first of these settings that is given. `note` is the reason for `least`."""
     for name in names:
         value = parameters.get_as_float(name)
         if value is None:
             continue
         if not least <= value <= 1e7:
-            reason = f" ({why})" if why and 0 <= value < least else ""
+            reason = f" ({note})" if note and 0 <= value < least else ""
             raise ValueError(
                 f"the rendezvous setting {echoed(name)} must be seconds, at least {least}{reason}, "
                 f"not {value:g}"

@@ -43,7 +43,7 @@ BROKEN = (
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _LAST_BACKOFF_SECONDS = 1.0
-_ETCD_SAYS = "etcdserver: "
+_ETCD_PREFIX = "etcdserver: "
 _LEAST_WRITE_SECONDS = 0.1
 """Minimum remaining time for a retry of a write.
 
@@ -66,7 +66,7 @@ def read_failure(error: BaseException) -> Failure:
     if isinstance(error, grpc.aio.AioRpcError):
         detail = error.details() or ""
         verdict = meaning(error.code(), detail)
-        return Failure(verdict, f"{error.code().name}: {detail}", detail.startswith(_ETCD_SAYS))
+        return Failure(verdict, f"{error.code().name}: {detail}", detail.startswith(_ETCD_PREFIX))
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is not None and task.cancelling():

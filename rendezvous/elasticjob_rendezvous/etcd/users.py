@@ -99,8 +99,8 @@ class Users:
                 await self._write(f"adding of user {name!r}", "UserAdd", request)
             elif self._accepted.get(name) != password and not await self._accepts(name, password):
                 change = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=password)
-                what = f"change of the password of user {name!r}"
-                await self._write(what, "UserChangePassword", change)
+                write = f"change of the password of user {name!r}"
+                await self._write(write, "UserChangePassword", change)
 
         await self._settle(attempt)
         self._accepted[name] = password

@@ -24,7 +24,7 @@ class ActiveVersion:
     def read(self) -> tuple[Any, State]:
         """Read the key. Raises etcd.EtcdKeyNotFound, RendezvousStateError."""
         found = self._client.get(self._paths.active)
-        self._feed.learn(found.value, found.etcd_index)
+        self._feed.record(found.value, found.etcd_index)
         return found, parsed(found.value)
 
     def state(self) -> State | None:
@@ -32,7 +32,7 @@ class ActiveVersion:
         try:
             return self.read()[1]
         except etcd.EtcdKeyNotFound as error:
-            self._feed.learn(None, int(error.payload["index"]))
+            self._feed.record(None, int(error.payload["index"]))
             return None
 
     def create(self, write: Write) -> Any:
@@ -40,7 +40,7 @@ class ActiveVersion:
         result = self._client.write(
             self._paths.active, write.state.text, ttl=write.ttl_seconds, prevExist=False
         )
-        self._feed.learn(result.value, result.modifiedIndex)
+        self._feed.record(result.value, result.modifiedIndex)
         return result
 
     def swap(self, before: State, write: Write) -> Any:
@@ -54,9 +54,9 @@ class ActiveVersion:
                 self._paths.active, write.state.text, before.text, ttl=write.ttl_seconds
             )
         except (etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
-            self._learn_refusal(before, error)
+            self._record_refusal(before, error)
             raise
-        self._feed.learn(result.value, result.modifiedIndex)
+        self._feed.record(result.value, result.modifiedIndex)
         return result
 
     def destroy(self, before: State) -> None:
@@ -64,9 +64,9 @@ class ActiveVersion:
         try:
             result = self._client.delete(self._paths.active, prevValue=before.text)
         except (etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
-            self._learn_refusal(before, error)
+            self._record_refusal(before, error)
             raise
-        self._feed.learn(None, result.modifiedIndex)
+        self._feed.record(None, result.modifiedIndex)
 
     def result(self, seen: Seen) -> Any:
         """Convert a `Seen` to python-etcd's result type."""
@@ -75,16 +75,16 @@ class ActiveVersion:
         result.etcd_index = seen.index
         return result
 
-    def _learn_refusal(self, before: State, error: etcd.EtcdException) -> None:
+    def _record_refusal(self, before: State, error: etcd.EtcdException) -> None:
         """Pass the present value to the feed: etcd's refusal contains it."""
         payload = error.payload or {}
         cause, index = str(payload.get("cause")), payload.get("index")
         if index is None:
             return
         if isinstance(error, etcd.EtcdKeyNotFound):
-            self._feed.learn(None, int(index))
+            self._feed.record(None, int(index))
         elif cause.startswith(start := f"[{before.text} != ") and cause.endswith("]"):
-            self._feed.learn(cause[len(start) : -1], int(index))
+            self._feed.record(cause[len(start) : -1], int(index))
 
 
 def parsed(text: str | None) -> State:

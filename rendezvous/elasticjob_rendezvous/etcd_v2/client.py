@@ -58,7 +58,7 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
             names = {"server_hostname": server_name, "assert_hostname": server_name}
             self.http.connection_pool_kw.update(names)
         self._servers = [f"{self.protocol}://{_bracketed(h)}:{p}" for h, p in endpoints]
-        self._learn_servers()
+        self._update_servers()
 
     def api_execute(
         self,
@@ -96,7 +96,7 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
             self._base_uri = self._servers[0]
             log.info("switching to the etcd server %s", self._base_uri)
 
-    def _learn_servers(self) -> None:
+    def _update_servers(self) -> None:
         without: list[str] = []
         for attempt in range(len(self._servers)):
             try:

@@ -57,7 +57,7 @@ class Endings(Steps):
         Raises etcd.EtcdException if etcd does not answer.
         """
         state = self._active.state()
-        if state is None or not self._saw_open or state.version is None:
+        if state is None or not self._was_open or state.version is None:
             return []
         newest = int(state.version)
         return [str(number) for number in (newest, newest - 1) if number > 0]

@@ -104,7 +104,7 @@ class Feed:
                 self._changed.wait(max(0.0, seconds))
             return self._seen
 
-    def learn(self, text: str | None, index: int) -> None:
+    def record(self, text: str | None, index: int) -> None:
         """Record that `active_version` had this text at etcd's index `index`."""
         with self._changed:
             seen = self._seen
@@ -217,9 +217,9 @@ class Feed:
         action, node = event["action"], event["node"]
         gone, key = action in _GONE, node["key"]
         if key == self._paths.active:
-            self.learn(None if gone else node["value"], node["modifiedIndex"])
+            self.record(None if gone else node["value"], node["modifiedIndex"])
         elif gone and self._paths.active.startswith(key + "/"):
-            self.learn(None, node["modifiedIndex"])  # the whole directory was deleted
+            self.record(None, node["modifiedIndex"])  # the whole directory was deleted
         elif is_keep_alive(key):
             with self._changed:
                 seen = self._seen
@@ -271,9 +271,9 @@ class Waiting:
         self.check_going()
         if self.left_seconds <= 0:
             cause = self._feed.failure
-            why = f"; etcd does not answer: {cause}" if cause else ""
+            cause_text = f"; etcd does not answer: {cause}" if cause else ""
             raise RendezvousTimeoutError(
-                f"no rendezvous within {self._timeout_seconds:g} s{why}"
+                f"no rendezvous within {self._timeout_seconds:g} s{cause_text}"
             ) from cause
 
     def check_going(self) -> None:

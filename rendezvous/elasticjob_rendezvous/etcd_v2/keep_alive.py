@@ -41,8 +41,8 @@ def renew(
     failure. `refresh` replaces the default request.
     """
     stop = threading.Event()
-    how = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
-    arguments = (how, path, ttl_seconds, retries, first_after_seconds, lost, failed, stop)
+    refresh_key = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
+    arguments = (refresh_key, path, ttl_seconds, retries, first_after_seconds, lost, failed, stop)
     threading.Thread(target=_keep, args=arguments, name=f"renew {path}", daemon=True).start()
     return stop
 

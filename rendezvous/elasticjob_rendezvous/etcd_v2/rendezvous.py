@@ -191,7 +191,7 @@ class EtcdRendezvous(Endings):
                 raise EtcdRendezvousRetryImmediately from None
             seen = self._present()
         state = parsed(seen.text)
-        self._saw_open |= state.status is not Status.CLOSED
+        self._was_open |= state.status is not Status.CLOSED
         match state.status:
             case Status.CLOSED:
                 raise RendezvousClosedError(f"the run {self._run_id!r} is closed")

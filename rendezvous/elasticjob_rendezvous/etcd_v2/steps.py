@@ -41,7 +41,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|µs|us|ns|m|s)")
 
 
 def leader_seconds(client: Any) -> float:
-    """Return the seconds since the server learned of its leader; infinity if unknown.
+    """Return the seconds since the server has had its leader; infinity if unknown.
 
     Small after every outage of etcd, since the cluster then elects a new leader.
     """
@@ -88,7 +88,7 @@ class Steps:
         self._waiting = Waiting(self._feed, timeout)
         self._place: Place | None = None
         self._failed_at = float("-inf")  # time of the last failure of etcd
-        self._saw_open = False  # set once the run has been seen open
+        self._was_open = False  # set once the run has been seen open
         self._completed: str | None = None  # version of our last rendezvous
         self._announced: tuple[str, float] | None = None  # version and time
 
@@ -208,7 +208,7 @@ class Steps:
         """Wait for the end of a final version, and destroy it if one of its members is gone."""
         since = self._announced[1] if self._announced else time.monotonic()
         own = self._place.key if self._place and self._place.version == expected_version else None
-        seen, listed, reading, asked = self._waiting.current(), set[str](), -1, False
+        seen, listed, reading, probed = self._waiting.current(), set[str](), -1, False
         while seen.text is not None:
             state = parsed(seen.text)
             if not state.has(Status.FINAL, expected_version):
@@ -220,8 +220,8 @@ class Steps:
                 if seen.reading != reading:
                     listed, reading = self._keep_alives(expected_version), seen.reading
                 alive = listed - seen.gone
-                if not asked and delays.is_lost(state, alive):
-                    asked = True
+                if not probed and delays.is_lost(state, alive):
+                    probed = True
                     self._recall_outage()
                     continue
             waited = time.monotonic() - since

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 2.0
 LAST_REDIAL_SECONDS = 2.0
-ASK_AGAIN_TIMES = 4
-ASK_AGAIN_SECONDS = 0.1
+RETRY_TIMES = 4
+RETRY_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
@@ -160,10 +160,10 @@ async def _listen(
         patience = times.silence_seconds if quiet else times.quiet_seconds
         wait = min(next_beat, beat_at + patience) - now + 0.01
         try:
-            line = await wire.read_line(reader, max(wait, wire.LAST_LOOK_SECONDS))
+            line = await wire.read_line(reader, max(wait, wire.LAST_READ_SECONDS))
         except TimeoutError:
             silence = loop.time() - beat_at
-            if silence > times.silence_seconds + wire.LAST_LOOK_SECONDS and quiet:
+            if silence > times.silence_seconds + wire.LAST_READ_SECONDS and quiet:
                 raise
             if silence > times.quiet_seconds and not quiet:
                 quiet = True
@@ -172,30 +172,30 @@ async def _listen(
         beat = wire.coordinator_heartbeat(channel.open(line))
         beat_at = loop.time()
         quiet = False
-        proven = count.proven(beat.heard, beat_at)
+        proven = count.proven(beat.acknowledged, beat_at)
         post(LinkHeartbeat(link.member, link.session, beat.round, proven, beat.vouched_seconds))
         if beat.leaving != received:
             received = beat.leaving
             post(LeaveNoticesReceived(received))
 
 
-async def ask(
+async def run_probe(
     probe: Probe, asker: Peer, job_key: bytes, times: wire.LinkTimes = wire.LINK_TIMES
 ) -> Probed:
     """Probe a member's launcher, or its agent if the workers are the agent's children.
 
     A dying process may still accept a connection and then drop it; the probe is then repeated.
     """
-    for _ in range(ASK_AGAIN_TIMES):
+    for _ in range(RETRY_TIMES):
         try:
-            verdict, live_seconds = await _ask_once(probe, asker, job_key, times)
+            verdict, live_seconds = await _probe_once(probe, asker, job_key, times)
             return Probed(probe.member, probe.session, verdict, live_seconds)
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
     return Probed(probe.member, probe.session, Verdict.UNKNOWN)
 
 
-async def _ask_once(
+async def _probe_once(
     probe: Probe, asker: Peer, job_key: bytes, times: wire.LinkTimes
 ) -> tuple[Verdict, float | None]:
     """Probe once; return the verdict and the remaining seconds of the workers' deadline."""

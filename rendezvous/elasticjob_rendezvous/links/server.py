@@ -58,7 +58,7 @@ class PeerServer:
     `post` receives `PeerUp`, `PeerHeartbeat`, `PeerQuiet`, `PeerDown` and `LeaveNoticesReceived`.
     `serve` sets the round number sent on every link, `announce` the leave notices. `workers`
     returns the number of local workers, or 1 if they are not counted: members without a launcher
-    are probed here. `live_until` returns the workers' self-fencing deadline, `vouched_until` the
+    are probed here. `live_until` returns the workers' self-fencing deadline, `evidence_until` the
     time up to which members may rely on the round number, both on the loop's clock. `session`
     returns the name of the agent's present session.
     """
@@ -71,7 +71,7 @@ class PeerServer:
         bind_address: str,
         workers: Callable[[], int],
         live_until: Callable[[], float | None] = lambda: None,
-        vouched_until: Callable[[], float | None] = lambda: None,
+        evidence_until: Callable[[], float | None] = lambda: None,
         session: Callable[[], str] = lambda: "",
         times: wire.LinkTimes = wire.LINK_TIMES,
     ) -> None:
@@ -81,14 +81,14 @@ class PeerServer:
         self._bind_address = bind_address
         self._workers = workers
         self._live_until = live_until
-        self._vouched_until = vouched_until
+        self._evidence_until = evidence_until
         self._session = session
         self._times = times
         self._listener: Listener | None = None
         self._links: dict[Peer, _Link] = {}
         self._round = 0
         self._leaving: Message = {}
-        self._heart: asyncio.TimerHandle | None = None
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
 
     def use_key(self, job_key: bytes) -> None:
         """Use this key for the peers that connect from now on."""
@@ -105,8 +105,8 @@ class PeerServer:
         return port
 
     async def stop(self) -> None:
-        if self._heart is not None:
-            self._heart.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
         if self._listener is not None:
             listener, self._listener = self._listener, None
             await listener.close()
@@ -123,30 +123,30 @@ class PeerServer:
     def _beat(self) -> None:
         self._send_lines()
         loop = asyncio.get_running_loop()
-        self._heart = loop.call_later(self._times.heartbeat_seconds, self._beat)
+        self._heartbeat_timer = loop.call_later(self._times.heartbeat_seconds, self._beat)
 
     def _send_lines(self) -> None:
-        now, vouched_until = asyncio.get_running_loop().time(), self._vouched_until()
+        now, evidence_until = asyncio.get_running_loop().time(), self._evidence_until()
         for link in self._links.values():
-            self._say(link, now, vouched_until)
+            self._send_line(link, now, evidence_until)
 
-    def _say(self, link: _Link, now: float, vouched_until: float | None) -> None:
+    def _send_line(self, link: _Link, now: float, evidence_until: float | None) -> None:
         line = {**link.count.line(now), "round": self._round, **self._leaving}
-        if vouched_until is not None:
-            line["vouched_seconds"] = wire.seconds(vouched_until - link.count.received_at)
+        if evidence_until is not None:
+            line["vouched_seconds"] = wire.seconds(evidence_until - link.count.received_at)
         link.writer.write(link.channel.seal(line))
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
     ) -> None:
         try:
-            await self._talk(reader, writer, keep)
+            await self._handle_peer(reader, writer, keep)
         except (OSError, EOFError, TimeoutError):
             pass
         except BadPeer as error:
             refusals.refused(log, writer.get_extra_info("peername"), error)
 
-    async def _talk(
+    async def _handle_peer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keep: Keep
     ) -> None:
         """Let the peer prove itself, then answer its probe or keep its link."""
@@ -188,7 +188,7 @@ class PeerServer:
         received: wire.Leaving = ()
         count = link.count
         self._links[question.asker] = link
-        self._say(link, asyncio.get_running_loop().time(), self._vouched_until())
+        self._send_line(link, asyncio.get_running_loop().time(), self._evidence_until())
         self._post(PeerUp(member, session, count.linked_at))
         try:
             while True:
@@ -196,10 +196,10 @@ class PeerServer:
                     line = await wire.read_line(reader, self._times.quiet_seconds)
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
-                    line = await self._last_word(reader)
+                    line = await self._read_late_line(reader)
                 beat = wire.member_heartbeat(link.channel.open(line))
                 now = asyncio.get_running_loop().time()
-                self._post(PeerHeartbeat(member, session, count.proven(beat.heard, now)))
+                self._post(PeerHeartbeat(member, session, count.proven(beat.acknowledged, now)))
                 if beat.leaving != received:
                     received = beat.leaving
                     self._post(LeaveNoticesReceived(received))
@@ -210,11 +210,11 @@ class PeerServer:
                 del self._links[question.asker]
                 self._post(PeerDown(member, session))
 
-    async def _last_word(self, reader: asyncio.StreamReader) -> bytes:
+    async def _read_late_line(self, reader: asyncio.StreamReader) -> bytes:
         """Wait for a member that missed heartbeats, up to the maximum silence of a link."""
         try:
             return await wire.read_line(
                 reader, self._times.silence_seconds - self._times.quiet_seconds
             )
         except TimeoutError:
-            return await wire.read_line(reader, wire.LAST_LOOK_SECONDS)
+            return await wire.read_line(reader, wire.LAST_READ_SECONDS)

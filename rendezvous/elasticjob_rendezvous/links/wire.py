@@ -40,12 +40,12 @@ from elasticjob_rendezvous.listener import ACCEPT_AGAIN_SECONDS
 from elasticjob_rendezvous.protocol.records.members import LeaveNotice
 from elasticjob_rendezvous.protocol.text import one_line
 
-LAST_LOOK_SECONDS = 0.05
+LAST_READ_SECONDS = 0.05
 """Last read before a timeout: a process that was suspended first reads the pending lines."""
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
 MAX_REASON_CHARACTERS = 100
-REMEMBERED_LINES = 64
+KEPT_LINES = 64
 """Maximum number of unacknowledged lines kept; a link is dropped after a silence of six lines."""
 
 Leaving = tuple[LeaveNotice, ...]
@@ -124,7 +124,7 @@ def read_leaving(message: Message) -> Leaving:
 class Heartbeat:
     """Line of an established link. A member sends neither `round` nor `vouched_seconds`."""
 
-    heard: int
+    acknowledged: int
     round: int = 0
     vouched_seconds: float | None = None
     leaving: Leaving = ()
@@ -139,9 +139,11 @@ def member_heartbeat(message: Message) -> Heartbeat:
 def coordinator_heartbeat(message: Message) -> Heartbeat:
     """Read a coordinator's line. Raises `BadPeer`."""
     check_fields(message, ("heard", "round"), ("vouched_seconds", "leaving"))
-    vouched = read_seconds(message, "vouched_seconds") if "vouched_seconds" in message else None
-    heard, number = read_whole(message, "heard"), read_whole(message, "round")
-    return Heartbeat(heard, number, vouched, read_leaving(message))
+    evidence_seconds = (
+        read_seconds(message, "vouched_seconds") if "vouched_seconds" in message else None
+    )
+    acknowledged, number = read_whole(message, "heard"), read_whole(message, "round")
+    return Heartbeat(acknowledged, number, evidence_seconds, read_leaving(message))
 
 
 class Count:
@@ -152,7 +154,7 @@ class Count:
         self.received_at = linked_at
         """Receipt time of the peer's newest line."""
         self._proven = linked_at
-        self._unconfirmed: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
+        self._unconfirmed: deque[tuple[int, float]] = deque(maxlen=KEPT_LINES)
         self._number = 0
         self._received = 0
 
@@ -162,16 +164,16 @@ class Count:
         self._unconfirmed.append((self._number, now))
         return {"heard": self._received}
 
-    def proven(self, heard: int, now: float) -> float:
+    def proven(self, acknowledged: int, now: float) -> float:
         """Return the send time of our newest line that the peer's next line acknowledges.
 
         `now` is the receipt time of that line. Raises `BadPeer` for a line that was never sent.
         """
-        if heard > self._number:
+        if acknowledged > self._number:
             raise BadPeer(Refusal.MALFORMED, "it acknowledges a line that was never sent")
         self._received += 1
         self.received_at = now
-        while self._unconfirmed and self._unconfirmed[0][0] <= heard:
+        while self._unconfirmed and self._unconfirmed[0][0] <= acknowledged:
             self._proven = self._unconfirmed.popleft()[1]
         return self._proven
 

@@ -39,19 +39,19 @@ class Timers:
         self.now = now
         self.wake = None
 
-    def since(self, what: object) -> float:
-        """Return the time at which `what` was first seen: now, if it is new."""
-        return self._started.setdefault(what, self.now)
+    def since(self, key: object) -> float:
+        """Return the time at which `key` was first seen: now, if it is new."""
+        return self._started.setdefault(key, self.now)
 
-    def known(self, what: object) -> float | None:
-        return self._started.get(what)
+    def known(self, key: object) -> float | None:
+        return self._started.get(key)
 
-    def start(self, what: object, at: float) -> None:
-        self._started[what] = at
+    def start(self, key: object, at: float) -> None:
+        self._started[key] = at
 
-    def over(self, what: object, seconds: float) -> bool:
-        """Return True `seconds` after `what` was first seen; else request a wake-up then."""
-        return self.passed(self.since(what) + seconds)
+    def over(self, key: object, seconds: float) -> bool:
+        """Return True `seconds` after `key` was first seen; else request a wake-up then."""
+        return self.passed(self.since(key) + seconds)
 
     def passed(self, at: float) -> bool:
         """Return True if the time `at` has come; else request a wake-up then."""
@@ -60,17 +60,17 @@ class Timers:
         self.wake = at if self.wake is None else min(self.wake, at)
         return False
 
-    def calm(self, what: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
+    def calm(self, key: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
         """Return True if `count` has held for the quiet time, or any count for the maximum time.
 
         Else request a wake-up then. Each count has its own stopwatch: a new one restarts the quiet
         time.
         """
-        quiet_at = self.since((what, count)) + quiet_seconds
-        return self.passed(min(quiet_at, self.since(what) + most_seconds))
+        quiet_at = self.since((key, count)) + quiet_seconds
+        return self.passed(min(quiet_at, self.since(key) + most_seconds))
 
-    def forget(self, what: object) -> None:
-        self._started.pop(what, None)
+    def forget(self, key: object) -> None:
+        self._started.pop(key, None)
 
     def clear(self) -> None:
         self._started.clear()

@@ -32,7 +32,7 @@ class Run:
     member: str
     max_restarts: int = 3
     save: Save | None = None
-    asks: bool = False
+    precedes_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)

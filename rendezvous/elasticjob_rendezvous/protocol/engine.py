@@ -27,9 +27,9 @@ from elasticjob_rendezvous.protocol.handle_event import take
 from elasticjob_rendezvous.protocol.leaving import is_saving
 from elasticjob_rendezvous.protocol.liveness import leave_notices
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
+    evidence_until,
     live_until,
     may_go_on,
-    vouched_until,
 )
 from elasticjob_rendezvous.protocol.next_directive import Facts, direct
 from elasticjob_rendezvous.protocol.next_request import next_request
@@ -83,9 +83,9 @@ class Engine:
         return live_until(self._our)
 
     @property
-    def vouched_until(self) -> float:
+    def evidence_until(self) -> float:
         """Time until which linked members may rely on their round number, on that clock."""
-        return vouched_until(self._our)
+        return evidence_until(self._our)
 
     def step(self, event: Event, clock: Clock) -> list[Effect]:
         """Take in one event; return the effects to perform, in order."""
@@ -100,7 +100,7 @@ class Engine:
         state.effects = []
         take(state, event)
         self._name_malformed()
-        if state.rounds.remember(state.view):
+        if state.rounds.update(state.view):
             state.link_delay.sealed_at = clock.now
             leave_notices.forget(state)
         state.coordinator.last = state.rounds.last

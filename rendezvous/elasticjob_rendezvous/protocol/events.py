@@ -190,8 +190,8 @@ class PeerHeartbeat:
     """Heartbeat of a linked member.
 
     `sent`, on this process's clock: when this side sent the newest of its messages that the member
-    had received by then. Only up to that time does the heartbeat prove that each side hears the
-    other. None: an agent too old to report it.
+    had received by then. Only up to that time does the heartbeat prove that the link works in
+    both directions. None: an agent too old to report it.
     """
 
     member: str

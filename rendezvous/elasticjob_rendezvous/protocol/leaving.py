@@ -26,7 +26,7 @@ def next_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) ->
     others = len(state.view.members()) > 1
     if state.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
         return election.resign(state, stored)
-    return own_key.say_leaving(own, stored)
+    return own_key.write_leaving(own, stored)
 
 
 def _was_seen(state: EngineState) -> bool:

@@ -163,7 +163,7 @@ def move(own: MemberKey, stored: Versioned[Member]) -> Txn:
     return Txn((unchanged,), (Delete(stored.key), put, *own.required_ranges), (own.folder,))
 
 
-def say_leaving(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
+def write_leaving(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
     record = own.record()
     if stored.record.state is MemberState.LEAVING and _repeats_leave(stored.record, record):
         return None
@@ -222,7 +222,7 @@ def _is_news(view: View, failure: Failure) -> bool:
     number = view.round.record.number if view.round else failure.round
     if number == failure.round:
         return True
-    return number == failure.round + 1 and failure_policy.speaks_for_itself((failure,))
+    return number == failure.round + 1 and failure_policy.includes_cause((failure,))
 
 
 def _confirmation(own: MemberKey, stored: Member) -> int:
@@ -230,8 +230,8 @@ def _confirmation(own: MemberKey, stored: Member) -> int:
     at = own.view.round
     if at is None or own.state() is not MemberState.WAITING:
         return 0
-    asked = at.record.state is RoundState.FROZEN and own.config.identity.id in at.record.ids
-    if asked and own.local.ready and own.lease_holds:
+    must_confirm = at.record.state is RoundState.FROZEN and own.config.identity.id in at.record.ids
+    if must_confirm and own.local.ready and own.lease_holds:
         return at.modified
     return stored.confirmed
 

@@ -29,7 +29,7 @@ class Facts:
     """Inputs of the directive besides the facts about this member's own key.
 
     `safe`: the workers may continue (see `self_fencing`).
-    `remembered`: last roster that this member ran in.
+    `last_roster`: last roster that this member ran in.
     `late`: the workers were ordered to stop long ago and get no more grace.
     `saving`: the member leaves, but its workers run on to save together with the gang.
     `store`: trouble that makes etcd unusable, or None; members without workers wait for its end.
@@ -38,7 +38,7 @@ class Facts:
     own: MemberKey
     bounds: RendezvousParams | None
     safe: bool
-    remembered: Roster | None
+    last_roster: Roster | None
     late: bool = False
     saving: bool = False
     store: StoreTrouble | None = None
@@ -66,12 +66,12 @@ def direct(facts: Facts) -> Directive:
         return Idle("registering" if facts.store is None else facts.store.waiting)
     if _may_start(own, current):
         roster = own.view.rosters[current.number]
-        return Run(roster, own.config.identity.id, facts.max_restarts, asks=True)
+        return Run(roster, own.config.identity.id, facts.max_restarts, precedes_stop=True)
     return Idle(_why_idle(facts, current))
 
 
 def _why_idle(facts: Facts, current: Round) -> str:
-    """Return the reason why a member without workers waits, for people."""
+    """Return the reason for the wait of a member without workers, for people."""
     if facts.store is not None:
         return facts.store.waiting
     text = f"round {current.number} is {current.state}"
@@ -86,8 +86,8 @@ def _why_idle(facts: Facts, current: Round) -> str:
         return text
     assert facts.bounds is not None
     # A member that does not coordinate knows only of itself.
-    why = waiting_reason(facts.bounds, current.nodes, 1)
-    return f"{text}: {why}" if why else text
+    reason = waiting_reason(facts.bounds, current.nodes, 1)
+    return f"{text}: {reason}" if reason else text
 
 
 def _with_workers(facts: Facts, current: Round | None) -> Directive:
@@ -106,13 +106,13 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
         cause = Cause(CauseKind.FAILURE, (local.failure.name,), local.failure.message)
         return Stop(local.round, True, cause, 0.0)
     roster = own.view.rosters.get(local.round)
-    if roster is None and facts.remembered and facts.remembered.number == local.round:
-        roster = facts.remembered
+    if roster is None and facts.last_roster and facts.last_roster.number == local.round:
+        roster = facts.last_roster
     if roster is None:
         return Idle("workers are running; reading their roster")
     at = current is not None and current.number == local.round and current.state is RoundState.FINAL
     save = current.save if at and current is not None else None
-    return Run(roster, own.config.identity.id, facts.max_restarts, save, asks=True)
+    return Run(roster, own.config.identity.id, facts.max_restarts, save, precedes_stop=True)
 
 
 def _may_start(own: MemberKey, current: Round) -> bool:

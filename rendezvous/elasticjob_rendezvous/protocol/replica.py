@@ -1,6 +1,6 @@
 """Replica of a job's keys in one agent, built from reads, watches and its own writes.
 
-Every source may lag behind another, so each key remembers the newest revision applied to it,
+Every source may lag behind another, so each key has the newest revision applied to it,
 deletions included, and older news is dropped.
 """
 

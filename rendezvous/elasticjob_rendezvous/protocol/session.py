@@ -16,11 +16,11 @@ def begin(state: EngineState) -> None:
     state.session = f"{state.config.session_nonce}-{state.sessions}"
 
 
-def lose(state: EngineState, why: str) -> None:
+def lose(state: EngineState, reason: str) -> None:
     """End the session, of which etcd has no key any more."""
     if not (state.leaving or state.refused or state.round_is(RoundState.CLOSED)):
-        state.note(f"the session of {state.config.identity.name} ended: {why}", warning=True)
-    _forget(state)
+        state.note(f"the session of {state.config.identity.name} ended: {reason}", warning=True)
+    _reset(state)
 
 
 def begin_anew(state: EngineState) -> None:
@@ -30,10 +30,10 @@ def begin_anew(state: EngineState) -> None:
     state.answered.clear()
     state.lease.forget()
     state.effects += state.watches.drop()
-    _forget(state)
+    _reset(state)
 
 
-def _forget(state: EngineState) -> None:
+def _reset(state: EngineState) -> None:
     """Drop the session and the role; links stay, as the evidence that lets workers go on."""
     state.self_fencing.lost_its_lease(state.now)
     state.session = ""

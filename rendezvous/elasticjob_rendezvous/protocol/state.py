@@ -51,7 +51,7 @@ class RoundMemory:
         """Roster of the newest round that was seen final."""
         return self.last[1] if self.last else None
 
-    def remember(self, view: View) -> bool:
+    def update(self, view: View) -> bool:
         """Keep what is known now; return True if another round is final than before."""
         if view.round is None:
             return False

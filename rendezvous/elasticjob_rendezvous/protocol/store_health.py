@@ -83,9 +83,9 @@ class StoreHealth:
         self._reported.clear()
         if trouble is None or first is None:
             return []
-        what = "accepts writes again" if refused else "answers again"
+        change = "accepts writes again" if refused else "answers again"
         seconds = now.now - first.now
-        return [Note(f"{self.store} at {self.endpoint} {what} after {seconds:.1f} s")]
+        return [Note(f"{self.store} at {self.endpoint} {change} after {seconds:.1f} s")]
 
     def failed(self, failure: Failed, sent: Clock, now: Clock) -> list[Note]:
         """Take in a failed probe that was sent at `sent`; return the log line for a new reason."""

@@ -66,7 +66,7 @@ def failure_in(text: str) -> StoreFailure:
 
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
-    """Reason why a store cannot be used.
+    """Reason for which a store cannot be used.
 
     Args:
         store: display name: `ETCD` or `C10D_STORE`.
@@ -91,12 +91,12 @@ class StoreTrouble:
     @property
     def sentence(self) -> str:
         """Store, endpoint and cause, without a full stop."""
-        what = "refuses writes" if self.refuses else "cannot be reached"
-        return f"{self.store} at {self.endpoint} {what}: {self.text}"
+        state = "refuses writes" if self.refuses else "cannot be reached"
+        return f"{self.store} at {self.endpoint} {state}: {self.text}"
 
     @property
     def waiting(self) -> str:
-        """Reason why a member without workers waits."""
+        """Reason for the wait of a member without workers."""
         if self.refuses:
             return f"{self.store} refuses writes: no round can form until it accepts them"
         return f"{self.store} cannot be reached: no round can form until it answers"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 LONGEST_ECHO = 200
 """Maximum length of a repeated value, which is to be recognized, not read."""
 LONGEST_LINE = 1000
-"""Maximum length of a line of an error, whatever it was put together from."""
+"""Maximum length of a line of an error, of any origin."""
 
 
 _UNSAFE = re.compile(

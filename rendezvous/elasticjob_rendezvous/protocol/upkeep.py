@@ -1,11 +1,11 @@
-"""Upkeep of a member without requests: renew, watch, link, probe, vouch, announce. No I/O."""
+"""Upkeep of a member without requests: renew, watch, link, probe, serve, announce. No I/O."""
 
 from __future__ import annotations
 
 from elasticjob_rendezvous.protocol.coordinator import election
 from elasticjob_rendezvous.protocol.effects import KeepAlive
 from elasticjob_rendezvous.protocol.liveness import detector_upkeep, leave_notices
-from elasticjob_rendezvous.protocol.liveness.worker_deadlines import vouch
+from elasticjob_rendezvous.protocol.liveness.worker_deadlines import serve_round
 from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.state import EngineState
 
@@ -15,7 +15,7 @@ def keep_up(state: EngineState) -> None:
     state.leave_state.update(bool(state.leaving), state.worker_group.idle, state.now)
     _renew(state)
     _maintain_roles(state)
-    vouch(state)
+    serve_round(state)
     leave_notices.send(state)
 
 
@@ -42,7 +42,7 @@ def _maintain_roles(state: EngineState) -> None:
     state.coordinator.peers.inquiry_seconds = 2 * state.keep_alive_seconds
     if stored is None:
         if state.worker_group.idle:
-            state.effects += state.leader_link.unlink(state.now)  # nothing is left to vouch for
+            state.effects += state.leader_link.unlink(state.now)  # no worker needs evidence
     elif state.coordinator.active:
         _maintain_peers(state)
     else:

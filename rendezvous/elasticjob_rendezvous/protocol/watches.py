@@ -64,7 +64,7 @@ class Watches:
         )
 
     def broke(self, generation: int, retry_at: float) -> bool:
-        """Forget a broken watch; return True if it was one of ours."""
+        """Drop a broken watch; return True if it belonged to this member."""
         if not self.holds(generation):
             return False
         if self.main is not None and self.main.generation == generation:

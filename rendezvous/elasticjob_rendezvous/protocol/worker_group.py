@@ -22,12 +22,12 @@ class Local:
     """State of this node as the agent sees it now.
 
     Args:
-        ready: workers could be started (the launcher said hello).
+        ready: workers could be started (the launcher has connected).
         workers: state of the workers; `round` is their round, and with `NONE` the highest round of
             which a worker ever ran here.
         failure: the first failure of `round`, if it failed.
         done: every worker of `round` ended with success.
-        leaving: reason why this node is about to leave; empty when it stays.
+        leaving: reason for the announced leave of this node; empty when it stays.
         master_port: a port held for the next round, fresh after each round.
         master_served: a store for the workers listens there already.
         start_ms: duration of the start of the workers of `round`.
@@ -94,7 +94,7 @@ class WorkerGroup:
         self.local = self._with_promise(local)
 
     def count_as_starting(self, number: int) -> None:
-        """Count workers of round `number` as starting from now on, whatever the last report was."""
+        """Count workers of round `number` as starting from now on, in spite of the last report."""
         self._promised = max(self._promised, number)
         self.local = self._with_promise(self.local)
 

@@ -121,21 +121,21 @@ class TCPStore:
     def get(self, key: str) -> bytes:
         """Wait for the key and return its value. Raises StoreTimeout."""
 
-        def ask(wire: _Wire) -> bytes:
+        def exchange(wire: _Wire) -> bytes:
             self._await(wire, [key], self._timeout)
             wire.send(query(Query.GET, block(stored(key))))
             return wire.block()
 
-        return self._call(ask)
+        return self._call(exchange)
 
     def add(self, key: str, amount: int) -> int:
         parts = block(stored(key)), I64.pack(amount)
-        return self._asked(query(Query.ADD, *parts), lambda wire: wire.number(I64))
+        return self._request(query(Query.ADD, *parts), lambda wire: wire.number(I64))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Return the resulting value; for a missing key, a non-empty `expected`."""
         parts = block(stored(key)), block(value_of(expected)), block(value_of(desired))
-        return self._asked(query(Query.COMPARE_SET, *parts), _Wire.block)
+        return self._request(query(Query.COMPARE_SET, *parts), _Wire.block)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return True if all keys exist."""
@@ -143,7 +143,7 @@ class TCPStore:
         def answer(wire: _Wire) -> bool:
             return wire.one_of(READY, NOT_READY) == READY
 
-        return self._asked(query(Query.CHECK, keys_of([stored(key) for key in keys])), answer)
+        return self._request(query(Query.CHECK, keys_of([stored(key) for key in keys])), answer)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys exist. Raises StoreTimeout."""
@@ -152,13 +152,13 @@ class TCPStore:
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; return True if it existed."""
-        deleted = self._asked(
+        deleted = self._request(
             query(Query.DELETE_KEY, block(stored(key))), lambda wire: wire.number(I64)
         )
         return deleted == 1
 
     def num_keys(self) -> int:
-        return self._asked(query(Query.NUM_KEYS), lambda wire: wire.number(I64))
+        return self._request(query(Query.NUM_KEYS), lambda wire: wire.number(I64))
 
     def list_keys(self) -> list[str]:
         """Return all keys of the store; torch's servers support this since about 2.10."""
@@ -167,17 +167,17 @@ class TCPStore:
             found = [wire.block() for _ in range(wire.number(U64))]
             return [key.removeprefix(KEY_PREFIX).decode(errors="replace") for key in found]
 
-        return self._asked(query(Query.LIST_KEYS), answer)
+        return self._request(query(Query.LIST_KEYS), answer)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Wait for all keys and return their values. Raises StoreTimeout."""
 
-        def ask(wire: _Wire) -> list[bytes]:
+        def exchange(wire: _Wire) -> list[bytes]:
             self._await(wire, keys, self._timeout)
             wire.send(query(Query.MULTI_GET, keys_of([stored(key) for key in keys])))
             return [wire.block() for _ in keys]
 
-        return self._call(ask) if keys else []
+        return self._call(exchange) if keys else []
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         pairs = zip(keys, values, strict=True)
@@ -186,12 +186,12 @@ class TCPStore:
 
     # -- calls --------------------------------------------------------------------------
 
-    def _asked(self, request: bytes, answer: Callable[[_Wire], T]) -> T:
-        def ask(wire: _Wire) -> T:
+    def _request(self, request: bytes, answer: Callable[[_Wire], T]) -> T:
+        def exchange(wire: _Wire) -> T:
             wire.send(request)
             return answer(wire)
 
-        return self._call(ask)
+        return self._call(exchange)
 
     def _send(self, request: bytes) -> None:
         """Send a request that has no answer, and confirm its arrival with a ping.
@@ -200,12 +200,12 @@ class TCPStore:
         """
         nonce = secrets.randbits(32)
 
-        def ask(wire: _Wire) -> None:
+        def exchange(wire: _Wire) -> None:
             wire.send(request + query(Query.PING, U32.pack(nonce)))
             if wire.number(U32) != nonce:
                 raise Malformed("the store answered another request")
 
-        self._call(ask)
+        self._call(exchange)
 
     def _await(self, wire: _Wire, keys: Sequence[str], limit: timedelta) -> None:
         """Wait for keys on the server; cancel the wait after `limit`."""
@@ -220,7 +220,7 @@ class TCPStore:
         seconds = limit.total_seconds()
         raise StoreTimeout(f"{', '.join(keys)} not set within {seconds:g} s")
 
-    def _call(self, ask: Callable[[_Wire], T]) -> T:
+    def _call(self, exchange: Callable[[_Wire], T]) -> T:
         """Perform one exchange. A failed one is not repeated: the server may have executed it."""
         self._disown()
         with self._lock:
@@ -228,7 +228,7 @@ class TCPStore:
                 wire = _Wire(self._held() or self._connected())
             with self._explained("failed to answer"):
                 try:
-                    return ask(wire)
+                    return exchange(wire)
                 except StoreTimeout:
                     raise
                 except BaseException:  # a late answer would be read as that of the next request
@@ -236,13 +236,13 @@ class TCPStore:
                     raise
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explained(self, fault: str) -> Iterator[None]:
         try:
             yield
         except StoreTimeout:
             raise
         except (OSError, Malformed) as error:
-            raise StoreGone(f"the store at {self.host}:{self.port} {what}: {error}") from error
+            raise StoreGone(f"the store at {self.host}:{self.port} {fault}: {error}") from error
 
     def _held(self) -> socket.socket | None:
         """Return the connection; None if the server has closed it since the last call."""

@@ -131,7 +131,7 @@ class Memory:
                 del self._waiters_of[key]
 
     def _came(self, key: bytes) -> list[Hashable]:
-        """Return the waiters that wait for no further key, and forget them."""
+        """Return the waiters that wait for no further key, and drop them."""
         done = []
         for client in self._waiters_of.pop(key, {}):
             waiter = self._waiting[client]

@@ -1,6 +1,6 @@
 """Termination of workers that torch's agent would stop too slowly.
 
-torch's agent sends its workers SIGTERM and waits 30 s, whatever the reason. The rendezvous grants a
+torch's agent sends its workers SIGTERM and waits 30 s, for every reason. The rendezvous grants a
 shorter grace period, and none after a loss; then it forms the next round without this node.
 Workers that survived would run alongside that round, so the remaining ones are killed at the end
 of the grace period.

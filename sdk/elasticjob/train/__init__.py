@@ -120,24 +120,24 @@ class Link:
         self._values = [0.0] * layout.MAX_METRICS
         self._names = layout.pack_names(())
         self._callbacks: list[Callable[[], object]] = []
-        self._asks = False
+        self._script_polls = False
         self._seconds = 0.0
         self._deadline: float | None = None
         blank = bytes(layout.REPORT_BYTES)
-        self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
-        self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
+        self._progress = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
+        self._checkpoint_request = _read(environ.get(layout.REQUEST_FILE, ""))
 
     @property
     def has_agent(self) -> bool:
         """True if an agent reads the reports of this process."""
-        return self._told is not None
+        return self._progress is not None
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
         # Validate without an agent too: an invalid script should fail before it runs in a pod.
         step = whole_step(step)
         if metrics:
             self._measure(metrics)
-        if self._told is None:
+        if self._progress is None:
             return
         self._step = step
         self._at_ms = int(time.time() * 1000)
@@ -146,8 +146,8 @@ class Link:
             with self._reporting:
                 self._write_snapshots()
         # If a script uses both ways to save, `should_checkpoint` takes precedence.
-        if not self._callbacks or self._asks:
-            self._say()
+        if not self._callbacks or self._script_polls:
+            self._write_progress()
         elif self._point():
             for callback in self._callbacks:
                 callback()
@@ -156,7 +156,7 @@ class Link:
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step = whole_step(step)
         self._checkpoints += 1
-        self._say()
+        self._write_progress()
         request = self._request()
         if request is not None and 0 < request.point <= self._points:
             self._wait_for_the_stop()
@@ -164,23 +164,23 @@ class Link:
     def stored(self, step: int) -> bool:
         """Report a checkpoint that was not requested; return True unless there is a request.
 
-        It must not be taken for the answer.
+        It must not count as the answer.
         """
-        if self._told is None:
+        if self._progress is None:
             return True
         if self._request() is not None:
             return False
         self._checkpoint_step = max(self._checkpoint_step, step)
-        self._say()
+        self._write_progress()
         return True
 
     def should_checkpoint(self) -> bool:
-        self._asks = True
-        return self._told is not None and self._point()
+        self._script_polls = True
+        return self._progress is not None and self._point()
 
     def stops_unasked(self) -> bool:
         """Return True before a planned stop if the script itself does not ask for it."""
-        if self._told is None or self._asks or self._callbacks:
+        if self._progress is None or self._script_polls or self._callbacks:
             return False
         return self._point()
 
@@ -198,7 +198,7 @@ class Link:
             )
         self._callbacks.append(callback)
         self._flags = layout.SAVES
-        self._say()
+        self._write_progress()
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
         try:
@@ -212,13 +212,13 @@ class Link:
         self._values = (values + [0.0] * layout.MAX_METRICS)[: layout.MAX_METRICS]
 
     def _write_snapshots(self) -> None:
-        if self._told is not None and self._snapshots is not None:
+        if self._progress is not None and self._snapshots is not None:
             report = _without_skipped(self._snapshots, self._first_step)
-            self._told[layout.RECORD_BYTES :] = layout.pack_report(report)
+            self._progress[layout.RECORD_BYTES :] = layout.pack_report(report)
 
-    def _say(self) -> None:
-        if self._told is not None:
-            self._told[: layout.RECORD_BYTES] = self._content()
+    def _write_progress(self) -> None:
+        if self._progress is not None:
+            self._progress[: layout.RECORD_BYTES] = self._content()
 
     def _content(self) -> bytes:
         return layout.pack(
@@ -243,8 +243,8 @@ class Link:
         """
         self._points += 1
         self._flags = layout.SAVES
-        self._say()
-        if self._asked is None or self._asked[0] == layout.BLANK:
+        self._write_progress()
+        if self._checkpoint_request is None or self._checkpoint_request[0] == layout.BLANK:
             return False
         return self._held(self._points)
 
@@ -271,13 +271,13 @@ class Link:
     def _wait_for_the_stop(self) -> None:
         """Pass a point and wait for the stop: steps after the checkpoint would be lost."""
         self._points += 1
-        self._say()
+        self._write_progress()
         self._held(self._points)
 
     def _request(self) -> layout.Request | None:
-        if self._asked is None or self._asked[0] == layout.BLANK:
+        if self._checkpoint_request is None or self._checkpoint_request[0] == layout.BLANK:
             return None
-        return layout.unpack_request(self._asked[: layout.REQUEST_BYTES])
+        return layout.unpack_request(self._checkpoint_request[: layout.REQUEST_BYTES])
 
 
 def _ends_at_sigterm() -> bool:

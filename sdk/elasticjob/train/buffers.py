@@ -307,7 +307,7 @@ class MemoryBuffers:
         return True
 
     def keep(self, version: Version) -> None:
-        """Keep the parts of a version until the next ones are committed, of whatever ranks."""
+        """Keep the parts of a version of all ranks until the next ones are committed."""
         for name in ("shared", f"rank-{self._local_rank}"):
             for part in self._buffers(name):
                 if part is not None and part.version == version:

@@ -54,13 +54,13 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
     if not text:
         return JobSettings()
     try:
-        said = json.loads(text)
-        storage = said.get("storage") or {}
+        found = json.loads(text)
+        storage = found.get("storage") or {}
         return JobSettings(
-            said.get("everySteps"),
-            said.get("intervalSeconds"),
-            said.get("replicas"),
-            int(said.get("memoryBytes", 0)),
+            found.get("everySteps"),
+            found.get("intervalSeconds"),
+            found.get("replicas"),
+            int(found.get("memoryBytes", 0)),
             storage.get("folder"),
             storage.get("everySeconds"),
             storage.get("keep"),

@@ -86,11 +86,13 @@ class Replication:
         self._is_logged = self._has_dropped = False
         self.generations = Generations()
         self._listener = _listener()
-        told = _exchanged(gang, folder, self._listener)
-        self._key = bytes.fromhex(told[0]["key"])
-        self._addresses = [(each["address"], each["port"]) for each in told]
-        places = domains([(each["domain"], each["topology"]) for each in told])
-        self.members = [Member(rank, each["node"], places[rank]) for rank, each in enumerate(told)]
+        answers = _exchanged(gang, folder, self._listener)
+        self._key = bytes.fromhex(answers[0]["key"])
+        self._addresses = [(each["address"], each["port"]) for each in answers]
+        places = domains([(each["domain"], each["topology"]) for each in answers])
+        self.members = [
+            Member(rank, each["node"], places[rank]) for rank, each in enumerate(answers)
+        ]
         to = receivers(self.members, replicas)
         self._receivers = to[gang.rank]
         self._here = copies_at(self.members, replicas, str(folder), is_sharded)
@@ -224,11 +226,11 @@ def _exchanged(gang: Gang, folder: Path, listener: socket.socket | None) -> list
         machine = _BOOT_ID.read_text().strip()
     except OSError:
         machine = str(folder)
-    said = {"node": str(folder), "domain": machine, "address": address, "port": port}
-    said["topology"] = os.environ.get(TOPOLOGY, "")
+    own = {"node": str(folder), "domain": machine, "address": address, "port": port}
+    own["topology"] = os.environ.get(TOPOLOGY, "")
     if gang.rank == 0:
-        said["key"] = secrets.token_hex(32)
-    return [json.loads(bytes(content)) for content in gang.gather(json.dumps(said).encode())]
+        own["key"] = secrets.token_hex(32)
+    return [json.loads(bytes(content)) for content in gang.gather(json.dumps(own).encode())]
 
 
 def _listener() -> socket.socket | None:

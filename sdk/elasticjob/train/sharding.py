@@ -1,8 +1,8 @@
 """Shards of distributed tensors in a snapshot, restored by any number of ranks.
 
 The shared part of a snapshot describes each distributed tensor, the own part of each rank has its
-shards. The planners of torch.distributed.checkpoint say which slice of the tensor a shard is, and
-which slices of stored shards a rank needs.
+shards. The planners of torch.distributed.checkpoint give the slice of each shard, and the slices of
+stored shards that a rank needs.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class StorageWrite(StorageCall[None]):
                 for newest in [each for each in complete if each <= version][-1:]:
                     self._on_end(newest.step)
                 self._storage.remove_expired(self._keep, version, moved)
-        except Exception as error:  # whatever it is, the parts are not in storage
+        except Exception as error:  # after any error the parts are not in storage
             self.trouble = f"{self._storage.folder}: {reason_of(error)}"
             self._on_result(getattr(error, "errno", None) or errno.EIO)
             log.warning("cannot write a snapshot to storage: %s", self.trouble)

@@ -1,6 +1,6 @@
 """Rendezvous handlers for agents, by backend name, and the v3 rendezvous as a handler.
 
-With a v3 handler an agent runs the member itself and follows its directives: it learns of a
+With a v3 handler an agent runs the member itself and follows its directives: it gets a
 node's loss or failure at once, and the restart budget is job-wide. The blocking methods of
 torch's API delegate to an `EtcdV3RendezvousHandler`, created on the first call. The other
 backends are imported lazily.

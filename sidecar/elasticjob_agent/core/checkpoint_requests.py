@@ -19,25 +19,25 @@ def request_checkpoint(state: State) -> tuple[State, tuple[RequestCheckpoint, ..
     group, save = state.group, _request(state)
     if group is None or group.empty or group.order is not None or save is None:
         return state, ()
-    if group.asked is not None and group.asked.point == save.point:
+    if group.request is not None and group.request.point == save.point:
         return state, ()
     first = CheckpointRequest(save.point, group.progress)
-    asked = first if group.asked is None else replace(group.asked, point=save.point)
-    state = replace(state, group=replace(group, asked=asked))
+    request = first if group.request is None else replace(group.request, point=save.point)
+    state = replace(state, group=replace(group, request=request))
     return state, (RequestCheckpoint(group.round, Request(save.point, save.seconds)),)
 
 
 def record_answer(
-    asked: CheckpointRequest | None, progress: Mapping[int, WorkerProgress]
+    request: CheckpointRequest | None, progress: Mapping[int, WorkerProgress]
 ) -> CheckpointRequest | None:
     """Record the last save point passed: no worker passes another while a request is in place.
 
     Checkpoints up to here are no answer. The progress at the request may be older than they are.
     """
-    if asked is None or asked.passed >= 0:
-        return asked
+    if request is None or request.passed >= 0:
+        return request
     passed = max((worker.points for worker in progress.values()), default=0)
-    return replace(asked, passed=passed, before={**asked.before, **progress})
+    return replace(request, passed=passed, before={**request.before, **progress})
 
 
 def end_obedient_workers(state: State, now: float) -> State:
@@ -48,7 +48,7 @@ def end_obedient_workers(state: State, now: float) -> State:
     until, group = state.obeyed_until, state.group
     if until is None or group is None or now < until:
         return state
-    return replace(state, group=replace(group, asked=None))
+    return replace(state, group=replace(group, request=None))
 
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
@@ -59,9 +59,9 @@ def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
 
 
 def is_unasked(state: State, number: int) -> bool:
-    """Return True if that round's workers want to save before a planned stop but were not asked."""
+    """Return True if that round's workers want to save before a planned stop, without a request."""
     group = state.group
-    if group is None or group.round != number or group.empty or group.asked is not None:
+    if group is None or group.round != number or group.empty or group.request is not None:
         return False
     return _supports_saving(state, group) and _request(state) is None
 
@@ -83,14 +83,14 @@ def wants_to_save(group: WorkerGroup) -> bool:
 
 def completed(group: WorkerGroup) -> bool:
     """Return True if a worker here has reported a checkpoint since the request."""
-    asked = group.asked
-    if asked is None or asked.point == 0:
+    request = group.request
+    if request is None or request.point == 0:
         return False
-    workers = ((asked.before.get(rank), worker) for rank, worker in group.progress.items())
+    workers = ((request.before.get(rank), worker) for rank, worker in group.progress.items())
     return any(
-        (_has_saved(before or WorkerProgress(), worker) or _had_saved(before, asked.point))
+        (_has_saved(before or WorkerProgress(), worker) or _had_saved(before, request.point))
         # Progress in text form has no save points.
-        and (worker.points == 0 or worker.points >= asked.point)
+        and (worker.points == 0 or worker.points >= request.point)
         for before, worker in workers
     )
 
@@ -100,13 +100,13 @@ def saved(group: WorkerGroup) -> bool:
 
     A worker that reports its checkpoints does not count: it may still be writing this one.
     """
-    asked = group.asked
-    if asked is None or asked.point == 0:
+    request = group.request
+    if request is None or request.point == 0:
         return False
     ended = {found.exit.local_rank for found in group.exits}
     workers = [(rank, worker) for rank, worker in group.progress.items() if worker.saves]
     return all(
-        worker.points > asked.point and not asked.before.get(rank, worker).checkpoints
+        worker.points > request.point and not request.before.get(rank, worker).checkpoints
         for rank, worker in workers
         if rank not in ended
     )
@@ -132,7 +132,7 @@ def _supports_saving(state: State, group: WorkerGroup) -> bool:
     directive = state.directive
     if not isinstance(directive, Run) or group.round != directive.roster.number:
         return False
-    return directive.asks and wants_to_save(group)
+    return directive.precedes_stop and wants_to_save(group)
 
 
 def _request(state: State) -> Save | None:

@@ -38,7 +38,10 @@ class StopGroup:
 
 @dataclass(frozen=True, slots=True)
 class RequestCheckpoint:
-    """Command: ask a round's workers to save. The answer is `WorkersProgressed(asked=True)`."""
+    """Command: ask a round's workers to save.
+
+    The answer is `WorkersProgressed(answers_request=True)`.
+    """
 
     round: int
     request: Request

@@ -56,13 +56,14 @@ class Timer:
 class WorkersProgressed:
     """New progress of a round's workers; `progress` holds all workers, by local rank.
 
-    `utc_ms` is the time of the read. `asked` is set if a save request was in place before it.
+    `utc_ms` is the time of the read. `answers_request` is set if a save request was in place
+    before it.
     """
 
     round: int
     progress: Mapping[int, WorkerProgress]
     utc_ms: int
-    asked: bool = False
+    answers_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)

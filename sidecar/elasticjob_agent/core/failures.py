@@ -255,7 +255,7 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     step = last_step(group) if progress is None else progress.step
     fact = f"no progress for {facts.hang_seconds:g} s" + (f" after step {step}" * (step >= 0))
     if at is None:
-        where = "it did not say where it stood"
+        where = "it did not report its place"
     elif at.after_program:
         where = "its program had ended"
     elif at.waits:

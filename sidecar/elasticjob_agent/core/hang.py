@@ -54,7 +54,7 @@ def _still_since(state: State) -> float | None:
         return None
     if group.succeeded:
         return None  # the rest of a node's command reports nothing
-    if group.asked is not None:
+    if group.request is not None:
         return None  # the group awaits its stop, which has a deadline
     if group.advanced_at is None and state.reported_progress is None:
         return None  # the script may never report progress

@@ -106,7 +106,7 @@ class WorkerGroup:
         advanced_at: time of the last report with new progress, monotonic seconds.
         busy_seconds: smoothed time per step excluding waits for peers, by local rank, for
             workers that report it.
-        asked: the checkpoint request, if any.
+        request: the checkpoint request, if any.
     """
 
     round: int
@@ -127,7 +127,7 @@ class WorkerGroup:
     first_step_ms: int = 0
     advanced_at: float | None = None
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
-    asked: CheckpointRequest | None = None
+    request: CheckpointRequest | None = None
 
     @property
     def leftovers_at(self) -> float | None:
@@ -166,11 +166,12 @@ class WorkerGroup:
     def _reached_save_point(self) -> bool:
         """True if a worker reached the agreed save point.
 
-        A worker whose progress has no save points (text form, checkpoint file) counts once asked.
+        A worker whose progress has no save points (text form, checkpoint file) counts from the
+        request on.
         """
-        asked = self.asked
-        return asked is not None and any(
-            progress.saves and (progress.points >= asked.point > 0 or progress.points == 0)
+        request = self.request
+        return request is not None and any(
+            progress.saves and (progress.points >= request.point > 0 or progress.points == 0)
             for progress in self.progress.values()
         )
 

@@ -72,8 +72,8 @@ def record_progress(state: State, event: WorkersProgressed, now: float) -> State
     group = replace(
         group, progress=event.progress, advanced_at=now if advanced else group.advanced_at
     )
-    if event.asked:
-        group = replace(group, asked=record_answer(group.asked, event.progress))
+    if event.answers_request:
+        group = replace(group, request=record_answer(group.request, event.progress))
     return replace(state, group=replace(group, first_step_ms=_first_step_ms(group, event, now)))
 
 
@@ -131,7 +131,7 @@ def report_due_at(state: State) -> float | None:
         return None
     if reported_progress is None or reported_progress.round != latest.round:
         return 0.0
-    if state.group is not None and state.group.asked is not None:
+    if state.group is not None and state.group.request is not None:
         return reported_progress.at  # workers that were asked to save make few further steps
     saved = latest.checkpoint_step != reported_progress.checkpoint_step
     return reported_progress.at + max(
@@ -159,24 +159,26 @@ _TROUBLES = {
 
 def _snapshots(group: WorkerGroup) -> Snapshots | None:
     """Return the snapshots of a node: a version counts if every worker that reports has it."""
-    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
-    if not told:
+    snapshots = [
+        found.snapshots for found in group.progress.values() if found.snapshots is not None
+    ]
+    if not snapshots:
         return None
-    writes = [found for found in told if found.stored >= 0]
+    writes = [found for found in snapshots if found.stored >= 0]
     # A worker without room under the limit reports the needs of its node.
-    full = [found.size for found in told if found.trouble == layout.NO_ROOM and found.limit]
-    trouble, error = max(layout.trouble_of(found.trouble) for found in told)
+    full = [found.size for found in snapshots if found.trouble == layout.NO_ROOM and found.limit]
+    trouble, error = max(layout.trouble_of(found.trouble) for found in snapshots)
     return Snapshots(
-        step=min(found.step for found in told),
+        step=min(found.step for found in snapshots),
         stored=min((found.stored for found in writes), default=-1),
-        replicated=min(found.replicated for found in told),
-        replicas=max(found.replicas for found in told),
-        restored=max(found.restored for found in told),
-        bytes=min(max(full) if full else sum(found.size for found in told), layout.MAX_STEP),
-        limit=max(found.limit for found in told),
+        replicated=min(found.replicated for found in snapshots),
+        replicas=max(found.replicas for found in snapshots),
+        restored=max(found.restored for found in snapshots),
+        bytes=min(max(full) if full else sum(found.size for found in snapshots), layout.MAX_STEP),
+        limit=max(found.limit for found in snapshots),
         trouble=_TROUBLES.get(trouble, SnapshotTrouble.UNUSABLE),
         error=error,
-        storage_error=max(layout.storage_trouble_of(found.trouble) for found in told),
+        storage_error=max(layout.storage_trouble_of(found.trouble) for found in snapshots),
     )
 
 
@@ -184,8 +186,10 @@ def _lost(group: WorkerGroup | None) -> tuple[int, int]:
     """Return the repeated steps and their milliseconds, once all workers reached a step."""
     if group is None or not group.first_step_ms:
         return -1, 0
-    told = [found.snapshots for found in group.progress.values() if found.snapshots is not None]
-    return max(((found.lost, found.lost_ms) for found in told), default=(-1, 0))
+    snapshots = [
+        found.snapshots for found in group.progress.values() if found.snapshots is not None
+    ]
+    return max(((found.lost, found.lost_ms) for found in snapshots), default=(-1, 0))
 
 
 def _node_count(state: State) -> int:
@@ -221,7 +225,7 @@ def local_state(state: State) -> Local:
         checkpoint_step=-1 if reported_progress is None else reported_progress.checkpoint_step,
         busy_ms=0 if reported_progress is None else reported_progress.busy_ms,
         saves=training is not None and wants_to_save(training),
-        passed=-1 if training is None or training.asked is None else training.asked.passed,
+        passed=-1 if training is None or training.request is None else training.request.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),
         cold=_cold(state),

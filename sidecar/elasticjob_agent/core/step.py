@@ -87,7 +87,7 @@ def _stop_reasons(state: State, group: WorkerGroup, now: float) -> Iterator[Stop
     hangs = hangs_at(state)
     if hangs is not None and now >= hangs:
         yield StopOrder(StopCause.HANG, DUMP_SECONDS)
-    # Hanging workers get the time to dump their stacks, whatever else happens in the meantime.
+    # Hanging workers get the time to dump their stacks, in spite of other events in the meantime.
     if group.failure is not None and not dumps:
         yield StopOrder(StopCause.FAILURE, 0.0)
     if state.leaving and not waits_to_save(state, group, now):
@@ -179,10 +179,10 @@ def _decide_end(state: State, now: float) -> Ending | None:
     return None
 
 
-def _end_after_leave(state: State, run: str, how: str) -> Ending:
-    why = state.leaving or "released by the rendezvous"
+def _end_after_leave(state: State, run: str, detail: str) -> Ending:
+    reason = state.leaving or "released by the rendezvous"
     code = ExitCode.FAILED if state.gone else ExitCode.OK
-    return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({why}){how}")
+    return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
 
 
 def _end_after_finish(run: str, finish: Finish) -> Ending:
@@ -211,12 +211,12 @@ def failure_text(failure: Failure) -> str:
     """Return a readable description of the first failure: rank, exit and error message."""
     worker = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
     if failure.signal is not None:
-        how = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
+        detail = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"
     elif failure.exit_code is not None:
-        how = f"exit code {failure.exit_code}"
+        detail = f"exit code {failure.exit_code}"
     else:
-        how = "ended by the agent after its error"
-    lines = [f"first failure: {worker} in round {failure.round}: {how}, {failure.kind}"]
+        detail = "ended by the agent after its error"
+    lines = [f"first failure: {worker} in round {failure.round}: {detail}, {failure.kind}"]
     if failure.message:
         lines.append(failure.message)
     if failure.traceback and failure.traceback.strip() != failure.message.strip():
@@ -267,7 +267,7 @@ def absorb(state: State, event: Event, now: float) -> State:
 def _voided(state: State) -> State:
     """Mark a round that is stopped before its start here as a round that ran here.
 
-    This tells the rendezvous that no worker of that round will start any more.
+    The rendezvous then knows that no worker of that round will start any more.
     """
     directive, group = state.directive, state.group
     if not isinstance(directive, Stop) or directive.round <= state.round:

@@ -17,7 +17,7 @@ from elasticjob_agent.core.model import (
 from elasticjob_agent.worker_runtime import Hello, Started, StartRefused, Stopped, WorkerExited
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure, FailureClass
 
-NO_REASON = "nobody says why"
+NO_REASON = "no reason was given"
 
 
 def after_event(

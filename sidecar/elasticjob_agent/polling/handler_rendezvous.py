@@ -51,13 +51,13 @@ LAST_JOIN_SECONDS = 1.0
 
 
 async def call_best_effort(
-    what: str, call: Callable[[], object], seconds: float = CALL_SECONDS
+    message: str, call: Callable[[], object], seconds: float = CALL_SECONDS
 ) -> None:
     """Make a blocking call; log its error instead of raising it."""
     try:
         await in_thread(call, seconds)
     except Exception as error:
-        log.warning("cannot send %s to the rendezvous: %r", what, error)
+        log.warning("cannot send %s to the rendezvous: %r", message, error)
 
 
 async def write_note(
@@ -184,7 +184,7 @@ class HandlerRendezvous:
 
     @property
     def live_until(self) -> float | None:
-        """None, no deadline: no lease tells the others when they may start a new round."""
+        """None, no deadline: no lease limits the others' wait before a new round."""
         return None
 
     def on_evidence(self, renewed: Callable[[], None]) -> None:

@@ -49,7 +49,7 @@ def poll_round(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Polled:
         failed=failed,
         ended=read_note(store, ENDED_NOTE) if closed else "",
         met=bool(met_at) and _all_done(handler, store, met_at, nodes),
-        lost=waiting > 0 and ask_handler(handler, "lost"),
+        lost=waiting > 0 and query_handler(handler, "lost"),
         left=left if waiting > 0 else "",
         moved_on=bool(met_at) and moved_on,
     )
@@ -62,7 +62,7 @@ def _keeps_who_left(handler: Any) -> bool:
 
 def _moved_on(handler: Any, store: Any) -> bool:
     """Return True if others moved to a newer round, or a node is gone that was not done."""
-    return ask_handler(handler, "moved_on") or any(
+    return query_handler(handler, "moved_on") or any(
         not store.check([done_note(rank)]) for rank in _missing_ranks(handler)
     )
 
@@ -95,7 +95,7 @@ def _missing_ranks(handler: Any) -> list[int]:
     return sorted(getattr(handler, "gone", frozenset)())
 
 
-def ask_handler(handler: Any, fact: str) -> bool:
+def query_handler(handler: Any, fact: str) -> bool:
     """Call an optional method of ElasticJob's handlers; return False for torch's."""
     ask = getattr(handler, fact, None)
     return ask is not None and bool(ask())

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from elasticjob_agent.polling.poll import ask_handler
+from elasticjob_agent.polling.poll import query_handler
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -121,20 +121,20 @@ class ReconnectingHandler(RendezvousHandler):
         return 0 if self._handler is None else self._handler.num_nodes_waiting()
 
     def lost(self) -> bool:
-        """Return True if a node of the round is gone, if the handler can tell."""
-        return ask_handler(self._handler, "lost")
+        """Return True if a node of the round is gone, if the handler can find out."""
+        return query_handler(self._handler, "lost")
 
     def moved_on(self) -> bool:
-        """Return True if other nodes of the round want a newer one, if the handler can tell."""
-        return ask_handler(self._handler, "moved_on")
+        """Return True if other nodes of the round want a newer one, if the handler can find out."""
+        return query_handler(self._handler, "moved_on")
 
     def gone(self) -> frozenset[int]:
-        """Return the group ranks missing in the round, if the handler can tell."""
+        """Return the group ranks missing in the round, if the handler can find out."""
         gone = getattr(self._handler, "gone", frozenset)
         return frozenset(gone())
 
     def last_stores(self) -> list[Any]:
-        """Return the stores of the last rounds, newest first, if the handler can tell."""
+        """Return the stores of the last rounds, newest first, if the handler can find out."""
         stores: list[Any] = getattr(self._handler, "last_stores", list)()
         return stores
 
@@ -148,7 +148,7 @@ class ReconnectingHandler(RendezvousHandler):
         """Return True before a rendezvous exists: not reached yet, or still being set up."""
         if self._handler is None:
             return True
-        return ask_handler(self._handler, "setting_up")
+        return query_handler(self._handler, "setting_up")
 
     def leave(self) -> None:
         """Leave the rendezvous, which stays open, and end a running `next_rendezvous`."""

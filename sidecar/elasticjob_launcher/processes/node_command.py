@@ -114,7 +114,7 @@ class NodeCommand:
         self._token = secrets.token_hex(16)
         self._env = {**base_env, **command.env, ADDRESS: f"{self._token}@{socket_path}"}
         self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
-        self._server = AgentServer(loop, socket_path, self._connected, output.say)
+        self._server = AgentServer(loop, socket_path, self._connected, output.write_line)
         self._memory = MemoryCgroup()
         self._process: Spawned | None = None
         self._streams: list[WorkerStream] = []
@@ -245,7 +245,7 @@ class NodeCommand:
             self._process = self._spawn(self._argv, self._env, *pipes.write_fds)
         except LaunchError as error:
             pipes.close_read()
-            self._output.say(error.message)
+            self._output.write_line(error.message)
             return Ended(0, error.exit_code, None, error.message)
         finally:
             pipes.close_write()
@@ -285,7 +285,7 @@ class NodeCommand:
                 current.exited(local_rank, *ended)
         else:
             message = LEFT_RUNNING if joined else NEVER_JOINED
-            self._output.say(message)
+            self._output.write_line(message)
             current.exited(0, ended.pid, 1, None, message)
         self._kill_everything()
 
@@ -434,7 +434,7 @@ class NodeCommand:
         if not left and current.phase is Phase.ENDED:
             current.over()
         elif time.monotonic() > current.return_by:
-            self._output.say(
+            self._output.write_line(
                 f"killing the command: torchrun has not ended round {current.number} "
                 f"within {RETURN_SECONDS:g} s"
             )

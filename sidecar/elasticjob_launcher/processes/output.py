@@ -2,7 +2,7 @@
 
 A worker must never wait for a slow reader or a slow or full disk. A separate thread for each
 stream, and one for all log files, writes from a bounded queue; output that does not fit is
-dropped and a note says so.
+dropped, and a note replaces it.
 
 A log keeps its beginning and its end. `<name>` is the current file. At a third of the limit it
 is renamed, at the end of a line: the first time to `<name>.head`, which stays, later to
@@ -233,7 +233,7 @@ class Output:
 
     def __init__(self, on_trouble: Callable[[str], None]) -> None:
         self._on_trouble = on_trouble
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._streams = (StreamTarget(1), StreamTarget(2))
         self._stream_writers = (
             Writer("stdout", lambda error: self._stream_trouble("standard output", error)),
@@ -245,7 +245,7 @@ class Output:
         """Write to the launcher's standard output (1) or error (2)."""
         self._stream_writers[stream - 1].put(self._streams[stream - 1], data)
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line of the launcher's own to standard error."""
         self.forward(2, f"[elasticjob] {text}\n".encode(errors="replace"))
 
@@ -274,7 +274,7 @@ class Output:
         )
 
     def _once(self, kind: str, message: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             with contextlib.suppress(RuntimeError):
                 self._on_trouble(message)

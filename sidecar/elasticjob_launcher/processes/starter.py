@@ -34,7 +34,7 @@ class StoreProcesses:
         self._loop = loop
         self._zygote = zygote
         self._on_spare = on_spare
-        self._told: int | None = None  # descriptor for the answer of a store being started
+        self._answer_fd: int | None = None  # descriptor for the answer of a store being started
         self._timer: Timer | None = None
         self._spare_pid = 0
         self.spare_port = 0
@@ -43,14 +43,14 @@ class StoreProcesses:
 
     def refill(self, then: Callable[[], None] = lambda: None) -> None:
         """Start a spare store if possible; call back once it is ready or will not come."""
-        possible = not (self._spare_pid or self._told is not None or self._zygote.reason)
-        told = self._zygote.serve() if possible else None
-        if told is None:
+        possible = not (self._spare_pid or self._answer_fd is not None or self._zygote.reason)
+        answer_fd = self._zygote.serve() if possible else None
+        if answer_fd is None:
             then()
             return
-        self._told, self._then = told, then
-        self._loop.watch(told, self._heard)
-        self._timer = self._loop.call_later(SERVE_SECONDS, self._heard)
+        self._answer_fd, self._then = answer_fd, then
+        self._loop.watch(answer_fd, self._store_answered)
+        self._timer = self._loop.call_later(SERVE_SECONDS, self._store_answered)
 
     def starting(self, envs: Sequence[Mapping[str, str]]) -> None:
         """Prepare the start of workers: end the last round's store and assign or end the spare."""
@@ -74,18 +74,18 @@ class StoreProcesses:
             self._spare_pid = self.spare_port = 0
             self._on_spare(0)
 
-    def _heard(self) -> None:
+    def _store_answered(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        told, self._told = self._told, None
-        if told is None:
+        answer_fd, self._answer_fd = self._answer_fd, None
+        if answer_fd is None:
             return
-        self._loop.unwatch(told)
-        os.set_blocking(told, False)
+        self._loop.unwatch(answer_fd)
+        os.set_blocking(answer_fd, False)
         text = ""
         with contextlib.suppress(BlockingIOError):
-            text = os.read(told, 4096).decode("utf-8", "replace")
-        os.close(told)
+            text = os.read(answer_fd, 4096).decode("utf-8", "replace")
+        os.close(answer_fd)
         pid, _, port = text.partition(" ")
         if port.isdigit():
             self._spare_pid, self.spare_port = int(pid), int(port)
@@ -165,17 +165,17 @@ class Starter:
         if self._stores is None:
             return self._started(plans)
         self._stores.starting([plan.env for plan in plans])
-        how = self._started(plans)
+        result = self._started(plans)
         self._stores.refill()
-        return how
+        return result
 
     def _started(self, plans: Sequence[ProcessPlan]) -> StartResult:
         reason = self._unsuited(plans)
         if self._zygote is None or reason:
-            how = StartResult([self._cold(plan) for plan in plans], reason)
+            result = StartResult([self._cold(plan) for plan in plans], reason)
             if self._zygote is not None and len({plan.argv for plan in plans}) == 1:
                 self._zygote.suit(plans[0].argv, plans[0].env)
-            return how
+            return result
         if self._zygote.reason:
             return StartResult([self._cold(plan) for plan in plans], self._zygote.reason)
         requests = [ForkRequest(plan.env, plan.stdout_fd, plan.stderr_fd) for plan in plans]
@@ -209,8 +209,8 @@ class Starter:
             return error
 
     def _unsuited(self, plans: Sequence[ProcessPlan]) -> str:
-        """Return the reason why the zygote does not suit these workers; empty if it does."""
-        if self._zygote is None or not self._zygote.asked_for:
+        """Return the reason against a fork of these workers; empty if there is none."""
+        if self._zygote is None or not self._zygote.is_requested:
             return "warm start is off"
         for plan in plans:
             unlike = self._zygote.unlike(plan.argv, plan.env)

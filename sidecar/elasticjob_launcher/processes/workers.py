@@ -131,8 +131,8 @@ class Workers:
             except LaunchError as error:
                 pipes.append(error)
         ready = [(plan, each) for plan, each in zip(plans, pipes) if isinstance(each, Pipes)]
-        how = self._starter.start([plan.to(each.write_fds) for plan, each in ready])
-        started = iter(how.processes)
+        group = self._starter.start([plan.to(each.write_fds) for plan, each in ready])
+        started = iter(group.processes)
         failed = []
         for spec, each in zip(specs, pipes):
             result = next(started) if isinstance(each, Pipes) else each
@@ -152,13 +152,13 @@ class Workers:
                 "type": "started",
                 "round": current.number,
                 "pids": pids,
-                "warm": not how.cold_reason,
-                "cold_reason": how.cold_reason,
+                "warm": not group.cold_reason,
+                "cold_reason": group.cold_reason,
             }
         )
-        for local_rank, why in failed:
-            self._output.say(f"worker {local_rank}: {why.message}")
-            self._record_exit(current, local_rank, 0, why.exit_code, None, why.message, "")
+        for local_rank, failure in failed:
+            self._output.write_line(f"worker {local_rank}: {failure.message}")
+            self._record_exit(current, local_rank, 0, failure.exit_code, None, failure.message, "")
         self._check_groups()
 
     def stop(self, number: int, grace_seconds: float, dump: bool = False) -> None:

@@ -99,13 +99,13 @@ _CLAIM_BYTES = 128
 
 
 class ForkStreams:
-    """Descriptors from the request; the worker reports its pid to the launcher on `tell`."""
+    """Descriptors from the request; the worker reports its pid to the launcher on `report`."""
 
     def __init__(self, fds: Sequence[int]) -> None:
-        self.out, self.err, self.tell = fds
+        self.out, self.err, self.report = fds
 
     def close(self) -> None:
-        for fd in (self.out, self.err, self.tell):
+        for fd in (self.out, self.err, self.report):
             os.close(fd)
 
 
@@ -129,7 +129,7 @@ def become_worker(
     os.dup2(streams.out, 1)
     os.dup2(streams.err, 2)
     try:
-        os.write(streams.tell, f"{os.getpid()} {trouble}".encode()[:_CLAIM_BYTES])
+        os.write(streams.report, f"{os.getpid()} {trouble}".encode()[:_CLAIM_BYTES])
     except OSError:
         os._exit(1)  # the launcher no longer waits for this worker
     streams.close()

@@ -43,7 +43,7 @@ class Program(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key of learned modules; programs with the same key share them."""
+        """Key of recorded modules; programs with the same key share them."""
         return "\0".join((self.interpreter, str(self.module), self.target))
 
 

@@ -62,11 +62,11 @@ def hidden_module(names: Iterable[str], folder: str) -> str:
 
 
 def bad_fork() -> str:
-    """Return, in a fork, torch's reason why its accelerator cannot be used; empty if it can."""
+    """Return, in a fork, torch's reason against the use of its accelerator; empty without one."""
     for name in _BAD_FORK:
         asked = _of_torch(name)
         if asked is not None and asked():
-            return f"torch says that its accelerator cannot be used in a fork of it ({name})"
+            return f"torch reports that its accelerator cannot be used in a fork of it ({name})"
     return ""
 
 

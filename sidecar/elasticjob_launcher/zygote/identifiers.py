@@ -48,12 +48,12 @@ _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 class _ReportingFunction:
     """Wrapper around a built-in function that reports each call."""
 
-    def __init__(self, function: Any, tell: Callable[[], None]) -> None:
+    def __init__(self, function: Any, report: Callable[[], None]) -> None:
         self.function = function
-        self._tell = tell
+        self._report = report
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        self._tell()
+        self._report()
         return self.function(*args, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ class Identifiers:
     """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`."""
 
     def __init__(self) -> None:
-        self._told: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._states: dict[str, Any] = {}
         self._modules: set[str] = set()
         self._noted: dict[str, str] = {}
@@ -86,26 +86,26 @@ class Identifiers:
         self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
         seed, fresh = random.Random.seed, self._fresh
 
-        def told(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
+        def seed_and_record(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
             seed(self, a, *args, **options)
             if a is None:
                 fresh.append((self, self.getstate(), calling_module("tempfile")))
 
-        self._put(random.Random, "seed", told)
+        self._put(random.Random, "seed", seed_and_record)
 
     def stop(self) -> None:
-        for holder, name, before, _ in self._told:
+        for holder, name, before, _ in self._replaced:
             setattr(holder, name, before)
-        functions = {id(put): before for _, _, before, put in self._told}
+        functions = {id(put): before for _, _, before, put in self._replaced}
         for module in list(sys.modules.values()):
             names = getattr(module, "__dict__", None)
             if isinstance(names, dict):
                 for name in [n for n, value in list(names.items()) if id(value) in functions]:
                     names[name] = functions[id(names[name])]
-        self._told = []
+        self._replaced = []
 
     def _put(self, holder: Any, name: str, function: Any) -> None:
-        self._told.append((holder, name, getattr(holder, name), function))
+        self._replaced.append((holder, name, getattr(holder, name), function))
         setattr(holder, name, function)
 
     def loaded(self, name: str) -> None:

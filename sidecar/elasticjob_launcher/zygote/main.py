@@ -47,14 +47,14 @@ from elasticjob_launcher.zygote.worker_environment import (
 )
 
 
-def serve_store(tell: int, launcher: int) -> NoReturn:
-    """Write the pid and port to `tell`, then serve; write nothing if the store cannot start."""
+def serve_store(report: int, launcher: int) -> NoReturn:
+    """Write the pid and port to `report`, then serve; write nothing if the store cannot start."""
     try:
         os.setsid()
         child_init.await_adoption(launcher)
         store = _start_store()
-        os.write(tell, f"{os.getpid()} {store.port}".encode())
-        os.close(tell)
+        os.write(report, f"{os.getpid()} {store.port}".encode())
+        os.close(report)
         while True:
             signal.pause()
     finally:
@@ -87,7 +87,7 @@ class Zygote:
         self._own = own
         self._launcher = os.getppid()
         self._pages: list[ImportPage] = []
-        self._heard: dict[str, None] = {}
+        self._recorded_names: dict[str, None] = {}
         self._tried: set[str] = set()
         self._guard: ImportGuard | None = None
         self._excluded: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ class Zygote:
             if kind == "preload":
                 self._preload(message)
             elif kind == "learn":
-                self._learn(message, fds)
+                self._extend(message, fds)
             elif kind == "serve":
                 self._serve(fds)
             elif kind == "fork":
@@ -117,15 +117,15 @@ class Zygote:
 
     # --- preloading
 
-    def _preload(self, asked: dict[str, Any]) -> None:
+    def _preload(self, request: dict[str, Any]) -> None:
         began = time.monotonic()
         self._target = Target(
-            asked["module"], asked["target"], asked["arguments"], asked["command"]
+            request["module"], request["target"], request["arguments"], request["command"]
         )
         run_module.set_argv_and_path(self._target)
         self._end_if_unfit(hidden_module(self._own, sys.path[0]))
-        self._excluded = frozenset(asked["excluded"])
-        guard = ImportGuard((), asked["modules"])
+        self._excluded = frozenset(request["excluded"])
+        guard = ImportGuard((), request["modules"])
         reading = self._reading = self._read(guard)
         self._dates = _file_stamps(reading.files)
         self._end_if_unfit(reading.unread)
@@ -133,7 +133,7 @@ class Zygote:
             self._end_if_unfit(hidden_module(self._own, folder))
         self._first, self._last = reading.first, reading.last
         self._end_if_unknown(reading.steps)
-        chosen = self._chosen(reading, asked["modules"])
+        chosen = self._chosen(reading, request["modules"])
         self._configured = frozenset(map(WantedImport, chosen)).difference(reading.steps)
         steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
@@ -141,11 +141,11 @@ class Zygote:
             for each in steps
             if isinstance(each, EnvironmentChange) or not is_excluded(each.module, self._excluded)
         ]
-        wanted += self._known(asked["learned"], guard)
+        wanted += self._known(request["learned"], guard)
         # `_change` leaves the values of the others to the workers.
         applied = [name for name in reading.known if not _left_to_workers(name)]
         self._guard = ImportGuard(
-            reading.sets, asked["modules"], self._excluded, self._temporary, applied
+            reading.sets, request["modules"], self._excluded, self._temporary, applied
         )
         gc.disable()  # imports allocate much and free little: collections would gain nothing
         self._import(wanted)
@@ -203,18 +203,18 @@ class Zygote:
             return [Source(os.path.join(target.name, "__main__.py"))]  # noqa: PTH118
         return [Source(target.name)]
 
-    def _learn(self, asked: dict[str, Any], fds: list[int]) -> None:
+    def _extend(self, request: dict[str, Any], fds: list[int]) -> None:
         """Fork a successor that imports the modules that workers have imported since.
 
         It answers on the descriptor, which is closed if there is nothing to import. This process
-        serves on meanwhile. Only the last `asked["workers"]` workers can still write.
+        serves on meanwhile. Only the last `request["workers"]` workers can still write.
         """
         assert self._guard is not None
         for page in self._pages:
-            self._heard.update(dict.fromkeys(page.names()))
-        self._pages = self._pages[-asked["workers"] :]
-        self._excluded = frozenset(asked["excluded"])
-        fresh = [name for name in self._heard if name not in self._tried][:MOST_NAMES]
+            self._recorded_names.update(dict.fromkeys(page.names()))
+        self._pages = self._pages[-request["workers"] :]
+        self._excluded = frozenset(request["excluded"])
+        fresh = [name for name in self._recorded_names if name not in self._tried][:MOST_NAMES]
         # Sent before the import: if one of them is refused, the next zygote preloads the others.
         self._send({"is": "recorded", "names": fresh})
         wanted = self._known(fresh, self._guard)
@@ -325,7 +325,7 @@ class Zygote:
 
     # --- forking
 
-    def _forked(self, asked: dict[str, Any], streams: ForkStreams) -> bool:
+    def _forked(self, request: dict[str, Any], streams: ForkStreams) -> bool:
         """Fork a worker; return True in the worker.
 
         The intermediate process ends at once, so that the launcher adopts the worker.
@@ -334,7 +334,7 @@ class Zygote:
         self._pages.append(page)
         trouble = unfit_for_fork() or self._outdated()
         if trouble:
-            os.write(streams.tell, f"0 {trouble}".encode())
+            os.write(streams.report, f"0 {trouble}".encode())
             return False
         between = os.fork()
         if between:
@@ -349,10 +349,10 @@ class Zygote:
         here = self._environment()
         for name in self._direct:
             os.unsetenv(name)
-        become_worker(streams, asked["env"], self._launcher, here, self._applied, self._counted)
+        become_worker(streams, request["env"], self._launcher, here, self._applied, self._counted)
         self._guard.effects.identifiers.set_anew()
         listener.expect(self._applied)
-        show_process_as(asked["command"], asked["env"])
+        show_process_as(request["command"], request["env"])
         return True
 
     def _serve(self, fds: list[int]) -> None:

@@ -23,7 +23,7 @@ from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
-from elasticjob_launcher.zygote.preload_cache import LearnSchedule, PreloadCache
+from elasticjob_launcher.zygote.preload_cache import ExtensionSchedule, PreloadCache
 from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess, activity
 from elasticjob_launcher.zygote.worker_environment import shared_variables
 
@@ -92,12 +92,12 @@ def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> sock
 def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each reason and package; it counts the package's further modules."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, why in refused.items():
-        groups.setdefault((name.partition(".")[0], why), []).append(name)
-    for (package, why), names in groups.items():
+    for name, reason in refused.items():
+        groups.setdefault((name.partition(".")[0], reason), []).append(name)
+    for (package, reason), names in groups.items():
         others = len(names) - 1
         more = f" and {others} module{'s' * (others > 1)} of {package}" if others else ""
-        yield f"{names[0]}{more}: {why}"
+        yield f"{names[0]}{more}: {reason}"
 
 
 def receive_worker(reader: socket.socket, deadline: float) -> ForkedWorker | str:
@@ -136,7 +136,7 @@ MOST_STARTS = 4
 MOST_REFUSALS = 20
 REST_SECONDS = 600.0
 SETTLED_SECONDS = 60.0
-MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the learned modules
+MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the recorded modules
 
 
 def wait_seconds(load_seconds: float, elapsed_seconds: float) -> float:
@@ -184,7 +184,7 @@ class ZygoteManager:
         self._base_env = base_env
         self._keep_fds = keep_fds
         self._on_settled = on_settled
-        self._asked: Prepare | None = None
+        self._request: Prepare | None = None
         self._program: Program | None = None
         self._preload_cache = PreloadCache(None)
         self._process: ZygoteProcess | None = None
@@ -194,21 +194,21 @@ class ZygoteManager:
         self._second_try: Timer | None = None
         self._was_slow = False
         self._rest_seconds = REST_SECONDS
-        self._learn_schedule = LearnSchedule(loop, self._learn)
-        self._learn_attempts_left = MOST_REFUSALS
+        self._extension_schedule = ExtensionSchedule(loop, self._extend)
+        self._extensions_left = MOST_REFUSALS
         self._starts = 0
         self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
         self._began = 0.0
         self._load_seconds = 0.0
         self._workers = 1
         self._state = ZygoteState.OFF
-        self._reason = "warm start was not asked for"
+        self._reason = "warm start was not requested"
         self._waiting: Callable[[], None] | None = None
         self._watching: Timer | None = None
 
     @property
-    def asked_for(self) -> bool:
-        return self._asked is not None
+    def is_requested(self) -> bool:
+        return self._request is not None
 
     @property
     def settled(self) -> bool:
@@ -220,23 +220,23 @@ class ZygoteManager:
         """Reason that prevents a fork now; empty if there is none."""
         return "" if self._state == ZygoteState.READY else self._reason
 
-    def prepare(self, asked: Prepare) -> None:
+    def prepare(self, request: Prepare) -> None:
         """Prepare a zygote for these workers; an identical request keeps the existing one."""
-        if asked == self._asked and self._state != ZygoteState.OFF:
+        if request == self._request and self._state != ZygoteState.OFF:
             if self._state != ZygoteState.LOADING:
                 over = self._state == ZygoteState.OVER
                 self._on_settled(not over, self._reason if over else "")
             return
         self._end()
-        self._asked, self._was_slow, self._rest_seconds = asked, False, REST_SECONDS
+        self._request, self._was_slow, self._rest_seconds = request, False, REST_SECONDS
         self._starts, self._most_starts = 0, MOST_STARTS
-        self._learn_attempts_left = MOST_REFUSALS
-        self._preload_cache = PreloadCache(Path(asked.memory) if asked.memory else None)
-        env = {**self._base_env, **asked.env}
+        self._extensions_left = MOST_REFUSALS
+        self._preload_cache = PreloadCache(Path(request.memory) if request.memory else None)
+        env = {**self._base_env, **request.env}
         try:
-            if sum(map(len, asked.argv)) > MOST_ARGV_LETTERS:
+            if sum(map(len, request.argv)) > MOST_ARGV_LETTERS:
                 raise ColdStart(f"the command line is longer than {MOST_ARGV_LETTERS} letters")
-            self._program = parse_command(asked.argv, env.get("PATH", os.defpath))
+            self._program = parse_command(request.argv, env.get("PATH", os.defpath))
         except ColdStart as reason:
             self._give_up(str(reason))
             return
@@ -272,13 +272,13 @@ class ZygoteManager:
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Prepare a zygote for workers like this one from now on."""
-        if self._asked is not None:
-            self.prepare(self._asked._replace(argv=tuple(argv), env=shared_variables(env)))
+        if self._request is not None:
+            self.prepare(self._request._replace(argv=tuple(argv), env=shared_variables(env)))
 
     def unlike(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
         """Return the difference between a worker and the preloaded ones, or an empty string."""
-        assert self._asked is not None
-        return self._asked.unlike(self._base_env, argv, env)
+        assert self._request is not None
+        return self._request.unlike(self._base_env, argv, env)
 
     def fork(self, requests: Sequence[ForkRequest]) -> list[ForkedWorker | str]:
         """Return a forked worker, or the reason for its absence, for each request."""
@@ -290,7 +290,7 @@ class ZygoteManager:
             self._lost(lost[0])
         else:
             self._workers = len(requests)
-            self._learn_schedule.begin()
+            self._extension_schedule.begin()
         return results
 
     def serve(self) -> int | None:
@@ -325,13 +325,13 @@ class ZygoteManager:
     # --- life cycle
 
     def _start(self) -> None:
-        asked, wanted = self._asked, self._program
-        assert asked is not None
+        request, wanted = self._request, self._program
+        assert request is not None
         assert wanted is not None
         self._end()
         self._starts += 1
         self._began = time.monotonic()
-        env = shared_variables({**self._base_env, **asked.env, **wanted.env})
+        env = shared_variables({**self._base_env, **request.env, **wanted.env})
         try:
             process = self._process = ZygoteProcess.start(
                 self._loop, self._output, wanted, env, self._keep_fds, self._events()
@@ -349,8 +349,8 @@ class ZygoteManager:
                 "target": wanted.target,
                 "arguments": wanted.arguments,
                 "command": wanted.command,
-                "modules": list(asked.modules),
-                "learned": self._preload_cache.learned,
+                "modules": list(request.modules),
+                "learned": self._preload_cache.modules,
                 "excluded": sorted(self._preload_cache.excluded),
             }
         )
@@ -367,7 +367,7 @@ class ZygoteManager:
             self._import_limits.imports(message["module"])
             return
         if kind == "recorded":
-            self._preload_cache.learn(message["names"])
+            self._preload_cache.extend(message["names"])
             return
         self._load_seconds = time.monotonic() - self._began
         self._import_limits.end()
@@ -392,15 +392,15 @@ class ZygoteManager:
     def _exclude(self, refused: Mapping[str, str]) -> bool:
         """Log and record the refused modules; return True if one of them is new."""
         for line in refusal_lines(refused):
-            self._output.say(f"not preloaded: {line}")
+            self._output.write_line(f"not preloaded: {line}")
         new = not self._preload_cache.excluded.issuperset(refused)
         self._preload_cache.exclude(refused)
         return new
 
     def _exclude_importing(self, reason: str) -> bool:
-        """Exclude the module being imported if it is a learned one; return True if it is new."""
+        """Exclude the module being imported if it is a recorded one; return True if it is new."""
         module = self._import_limits.module
-        return module in self._preload_cache.learned and self._exclude({module: reason})
+        return module in self._preload_cache.modules and self._exclude({module: reason})
 
     def _lost(self, reason: str) -> None:
         if not self.settled:
@@ -408,9 +408,9 @@ class ZygoteManager:
         self._end()
         self._again(reason)
 
-    # --- learning
+    # --- successor
 
-    def _learn(self) -> None:
+    def _extend(self) -> None:
         """Request a successor that imports what the workers have imported since."""
         if self._state != ZygoteState.READY or self._successor is not None:
             return
@@ -421,7 +421,7 @@ class ZygoteManager:
         try:
             self._successor = self._process.request_successor(message, events)
         except OSError as error:
-            self._output.say(f"the standby cannot load more: {error}")
+            self._output.write_line(f"the standby cannot load more: {error}")
 
     def _handle_successor_message(self, message: dict[str, Any]) -> None:
         kind, successor = message["is"], self._successor
@@ -432,8 +432,8 @@ class ZygoteManager:
             self._import_limits.imports(message["module"])
         elif kind == "unfit":
             if not message["refused"]:
-                self._output.say(f"the standby cannot load more: {message['reason']}")
-            self._learn_without(message["refused"])
+                self._output.write_line(f"the standby cannot load more: {message['reason']}")
+            self._retry_without(message["refused"])
         elif excess := self._import_limits.too_large():
             self._successor_exceeded(excess, False)
         else:
@@ -444,18 +444,18 @@ class ZygoteManager:
 
     def _successor_lost(self, reason: str) -> None:
         module = self._import_limits.module
-        self._learn_without({module: reason} if reason and module else {})
+        self._retry_without({module: reason} if reason and module else {})
 
     def _successor_exceeded(self, reason: str, slow: bool) -> None:
         self._exclude_importing(reason)
         self._drop_successor()
 
-    def _learn_without(self, refused: Mapping[str, str]) -> None:
+    def _retry_without(self, refused: Mapping[str, str]) -> None:
         """End the successor; request another one if modules must not be preloaded."""
         self._drop_successor()
-        if refused and self._exclude(refused) and self._learn_attempts_left:
-            self._learn_attempts_left -= 1
-            self._learn()
+        if refused and self._exclude(refused) and self._extensions_left:
+            self._extensions_left -= 1
+            self._extend()
 
     def _drop_successor(self) -> None:
         if self._successor is not None:
@@ -503,7 +503,7 @@ class ZygoteManager:
         if self._second_try is not None:
             self._second_try.cancel()
             self._second_try = None
-        self._learn_schedule.end()
+        self._extension_schedule.end()
         self._drop_successor()
         if self._process is not None:
             process, self._process = self._process, None

@@ -50,7 +50,7 @@ class PreloadCache:
         self._path = path
         self._disk = BoundedDisk()
         self._key = ""
-        self.learned: list[str] = []
+        self.modules: list[str] = []
         self.excluded: set[str] = set()
 
     def read(self, key: str) -> None:
@@ -63,14 +63,14 @@ class PreloadCache:
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             kept = json.loads(content or "")
             if kept["program"] == key:
-                self.learned = [str(name) for name in kept["learned"]][:MOST_NAMES]
+                self.modules = [str(name) for name in kept["learned"]][:MOST_NAMES]
                 self.excluded = {str(name) for name in kept["excluded"]}
 
-    def learn(self, names: Iterable[str]) -> None:
-        known = set(self.learned)
+    def extend(self, names: Iterable[str]) -> None:
+        known = set(self.modules)
         fresh = [name for name in names if name not in known]
         if fresh:
-            self.learned = [*self.learned, *fresh][:MOST_NAMES]
+            self.modules = [*self.modules, *fresh][:MOST_NAMES]
             self._write()
 
     def exclude(self, names: Iterable[str]) -> None:
@@ -83,7 +83,7 @@ class PreloadCache:
             return
         kept = {
             "program": self._key,
-            "learned": self.learned,
+            "learned": self.modules,
             "excluded": sorted(self.excluded),
         }
         # A full, read-only or hanging disk only costs the next launcher some time.
@@ -113,12 +113,12 @@ def _replace(path: Path, text: str) -> None:
 AFTER_SECONDS = (3.0, 10.0, 60.0)
 
 
-class LearnSchedule:
-    """Timer that calls `learn` a few times after each `begin`, until `end`."""
+class ExtensionSchedule:
+    """Timer that calls `extend` a few times after each `begin`, until `end`."""
 
-    def __init__(self, loop: Loop, learn: Callable[[], object]) -> None:
+    def __init__(self, loop: Loop, extend: Callable[[], object]) -> None:
         self._loop = loop
-        self._learn = learn
+        self._extend = extend
         self._timer: Timer | None = None
 
     def begin(self) -> None:
@@ -134,5 +134,5 @@ class LearnSchedule:
             self._timer = self._loop.call_later(AFTER_SECONDS[turn], lambda: self._now(turn))
 
     def _now(self, turn: int) -> None:
-        self._learn()
+        self._extend()
         self._later(turn + 1)

@@ -192,7 +192,7 @@ class ZygoteProcess:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
         self._sock: socket.socket | None = sock
-        loop.watch(sock.fileno(), self._hear)
+        loop.watch(sock.fileno(), self._receive)
 
     @classmethod
     def start(
@@ -254,7 +254,7 @@ class ZygoteProcess:
             try:
                 self._sock.send(json.dumps(message).encode())
             except OSError as error:
-                self._output.say(f"cannot send {message['do']!r} to the standby: {error}")
+                self._output.write_line(f"cannot send {message['do']!r} to the standby: {error}")
 
     def pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
         """Send a message with descriptors; raise OSError on failure."""
@@ -270,12 +270,12 @@ class ZygoteProcess:
         if self._over:
             return
         if not self.pid:
-            self._hear()  # the message with the pid may be pending
+            self._receive()  # the message with the pid may be pending
         if pid != self.pid:
             return
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self._ended = True
-        self._hear()  # a last message may be pending
+        self._receive()  # a last message may be pending
         if not self._over:
             how = f"signal {signum}" if signum else f"exit code {os.WEXITSTATUS(status)}"
             text = self._stream.tail if self._stream is not None else ""
@@ -284,7 +284,7 @@ class ZygoteProcess:
 
     def end(self) -> None:
         """Kill the process, its helpers and temporary files; the launcher reaps the process."""
-        self._hear()  # reads the paths of its temporary files
+        self._receive()  # reads the paths of its temporary files
         self._over = True
         helpers = descendants(self.pid) if self.pid else {}
         self._hang_up()
@@ -306,7 +306,7 @@ class ZygoteProcess:
         for path in self._temporary:
             remove_path(path)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._sock is not None:
             try:
                 data = self._sock.recv(PACKET_BYTES)

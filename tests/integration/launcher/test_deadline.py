@@ -22,7 +22,7 @@ from elasticjob_launcher.proof import (
     read_probe_answer,
 )
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.dial import ask
+from elasticjob_rendezvous.links.dial import run_probe
 from elasticjob_rendezvous.protocol.effects import Probe
 from elasticjob_rendezvous.protocol.events import Probed, Verdict
 from tests.integration.launcher_rig import (
@@ -85,7 +85,7 @@ def test_workers_of_hung_bare_agent_end_at_deadline(process_tag: str) -> None:
 async def permitted(port: int, seconds: float, number: int = 1, key: bytes = JOB_KEY) -> Probed:
     """Return the launcher's answer to a coordinator that extends the deadline by these seconds."""
     until = time.monotonic() + seconds
-    return await ask(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), PROBER, key)
+    return await run_probe(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), PROBER, key)
 
 
 async def port_of(launcher: LauncherProcess) -> int:

@@ -149,7 +149,7 @@ def test_burst_of_probes_from_many_addresses_is_answered_whole(
 ) -> None:
     """All members of a large job probe their lost coordinator at once."""
 
-    async def ask(port: int, number: int) -> str:
+    async def run_probe(port: int, number: int) -> str:
         source = f"127.1.{number // 250}.{number % 250 + 1}"
         return (await probe(port, source=source)).answerer.member
 
@@ -157,7 +157,7 @@ def test_burst_of_probes_from_many_addresses_is_answered_whole(
         launcher = start_launcher()
         runtime, _events, hello = await attached(launcher)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            asked = (ask(hello.probe_port, number) for number in range(3 * MAX_PROBERS))
+            asked = (run_probe(hello.probe_port, number) for number in range(3 * MAX_PROBERS))
             assert set(await asyncio.gather(*asked)) == {"pod-0"}
         await runtime.aclose()
 
@@ -448,15 +448,17 @@ def test_probe_relayed_to_another_member_proves_nothing(start_launcher: StartLau
     async def scenario() -> None:
         runtime, _, hello = await attached(start_launcher())
         async with relay(hello.probe_port) as port:
-            through = await dial.ask(Probe("pod-9", "s1", "127.0.0.1", 0, port), PROBER, JOB_KEY)
-            same = await dial.ask(Probe("pod-0", "s1", "127.0.0.1", 0, port), PROBER, JOB_KEY)
+            through = await dial.run_probe(
+                Probe("pod-9", "s1", "127.0.0.1", 0, port), PROBER, JOB_KEY
+            )
+            same = await dial.run_probe(Probe("pod-0", "s1", "127.0.0.1", 0, port), PROBER, JOB_KEY)
         there = Probe("pod-9", "s1", "127.0.0.1", 0, hello.probe_port)
-        direct = await dial.ask(there, PROBER, JOB_KEY)
+        direct = await dial.run_probe(there, PROBER, JOB_KEY)
         async with agent_server() as (port, events), relay(port) as relayed:
             agent = Probe("pod-9", "s1", "127.0.0.1", relayed, 0)
-            another = await dial.ask(agent, PROBER, JOB_KEY)
+            another = await dial.run_probe(agent, PROBER, JOB_KEY)
             launcher = Probe("pod-2", "s1", "127.0.0.1", 0, port)
-            agent_for_launcher = await dial.ask(launcher, PROBER, JOB_KEY)
+            agent_for_launcher = await dial.run_probe(launcher, PROBER, JOB_KEY)
             assert events == []
         assert agent_for_launcher.verdict is Verdict.UNKNOWN
         assert through.verdict is Verdict.UNKNOWN

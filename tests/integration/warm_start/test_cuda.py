@@ -95,7 +95,7 @@ def test_module_that_counts_devices_is_left_to_workers(
     (installed / "torch.py").write_text(TORCH)
     (installed / "gpu_pkg.py").write_text("import torch\nDEVICE = torch.cuda.is_available()\n")
     assert outcome(tmp_path, "torch, gpu_pkg, plain_pkg") == "plain_pkg torch"
-    assert "not preloaded: gpu_pkg: torch says that its accelerator" in capfd.readouterr().err
+    assert "not preloaded: gpu_pkg: torch reports that its accelerator" in capfd.readouterr().err
 
 
 def test_device_count_missed_during_preload_causes_cold_start(
@@ -115,7 +115,7 @@ def test_device_count_missed_during_preload_causes_cold_start(
         assert runtime.prepared.ready, runtime.prepared.reason
         started, exited = await runtime.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
         assert not started.warm
-        assert started.cold_reason.startswith("torch says that its accelerator cannot be used")
+        assert started.cold_reason.startswith("torch reports that its accelerator cannot be used")
         assert exited.exit_code == 0, exited.stderr_tail
 
     warm(tmp_path / "logs", scenario)

@@ -275,7 +275,7 @@ class Switchboard:
         target = connection.target
         if here is connection.server:
             heard_at = here.got_at + here.agent.pod.clock_offset
-            vouched = max(0.0, here.agent.engine.vouched_until - heard_at)
+            vouched = max(0.0, here.agent.engine.evidence_until - heard_at)
             return LinkHeartbeat(
                 target.member, target.session, here.agent.serves, here.got, vouched
             )

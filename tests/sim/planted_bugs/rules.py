@@ -99,7 +99,7 @@ def final_beside_old_workers() -> Iterator[EngineFactory]:
 @bug("churn", seed=0)
 def aborts_charged_at_once() -> Iterator[EngineFactory]:
     """Charge an aborted collective without waiting for a loss that explains it."""
-    with patch.object(failure_policy, "speaks_for_itself", lambda failures: bool(list(failures))):
+    with patch.object(failure_policy, "includes_cause", lambda failures: bool(list(failures))):
         yield Engine
 
 

@@ -221,7 +221,7 @@ def charged_and_still_pending(_: Any) -> Any:
     return lambda pending, number: pending
 
 
-@swap("endpoints", failure_policy, "speaks_for_itself", seed=163)
+@swap("endpoints", failure_policy, "includes_cause", seed=163)
 def taken_ports_are_charged(speaks: Any) -> Any:
     """Charge a restart at once for a port that was taken."""
 

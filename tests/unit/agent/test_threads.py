@@ -64,12 +64,12 @@ def test_progress_is_posted_again_after_a_lack_of_threads(tmp_path: Path, no_thr
 def test_launcher_goes_on_without_its_record_if_there_are_no_threads(tmp_path: Path) -> None:
     memory = PreloadCache(tmp_path / "preload.json")
     memory.read("train.py")
-    memory.learn(["torch"])
+    memory.extend(["torch"])
     threading.stack_size(0)
-    memory.learn(["numpy"])
+    memory.extend(["numpy"])
     again = PreloadCache(tmp_path / "preload.json")
     again.read("train.py")
-    assert again.learned == ["torch", "numpy"]
+    assert again.modules == ["torch", "numpy"]
 
 
 class HangingFolder(PosixPath):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.forked import CaseFailed, Say, forked
+from bench.forked import CaseFailed, Send, forked
 from bench.processes import alive
 
 PATIENCE_SECONDS = 20.0
@@ -20,10 +20,10 @@ def deadline() -> float:
 
 
 def test_processes_wait_for_the_start_signal(tmp_path: Path) -> None:
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
-        say({"ready": index})
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> None:
+        send({"ready": index})
         wait_for_start()
-        say({"index": index, "at": time.monotonic(), "pid": os.getpid()})
+        send({"index": index, "at": time.monotonic(), "pid": os.getpid()})
 
     with forked(3, live, tmp_path / "log") as processes:
         ready = processes.take(3, deadline())
@@ -36,7 +36,7 @@ def test_processes_wait_for_the_start_signal(tmp_path: Path) -> None:
 
 
 def test_error_ends_wait_for_other_processes(tmp_path: Path) -> None:
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> None:
         if index == 1:
             raise ValueError("no luck")
         wait_for_start()
@@ -49,7 +49,7 @@ def test_error_ends_wait_for_other_processes(tmp_path: Path) -> None:
 
 
 def test_wait_for_silent_process_is_bounded(tmp_path: Path) -> None:
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> None:
         wait_for_start()
 
     with (
@@ -61,15 +61,15 @@ def test_wait_for_silent_process_is_bounded(tmp_path: Path) -> None:
 
 def test_return_value_of_process_is_kept_until_the_end(tmp_path: Path) -> None:
     class Kept:
-        def __init__(self, say: Say) -> None:
-            self.say = say
+        def __init__(self, send: Send) -> None:
+            self.send = send
 
         def __del__(self) -> None:
-            self.say({"gone": True})
+            self.send({"gone": True})
 
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> object:
-        say({"done": True})
-        return Kept(say)
+    def live(index: int, wait_for_start: Callable[[], None], send: Send) -> object:
+        send({"done": True})
+        return Kept(send)
 
     with forked(1, live, tmp_path / "log") as processes:
         assert processes.take(1, deadline()) == [{"done": True}]

@@ -11,7 +11,7 @@ import pytest
 from bench.interop import parsed_mix
 from bench.mixed.backends import BACKENDS
 from bench.mixed.plan import LOSSES, Change, Kind, Mix, Side, changes
-from bench.mixed.worlds import Disagreement, Told, training, worlds
+from bench.mixed.worlds import Disagreement, WorkerReport, training, worlds
 
 MIXES = [Mix(2, 2), Mix(1, 3), Mix(3, 1), Mix(1, 1)]
 
@@ -50,21 +50,21 @@ def test_torch_side_is_always_plain_torchrun() -> None:
         assert "torch.distributed.run" not in ours
 
 
-def told(folder: Path, token: str, member: str, rank: int, steps: int, **other: object) -> None:
+def report(folder: Path, token: str, member: str, rank: int, steps: int, **other: object) -> None:
     """Write a worker's record."""
     pid = 100 + rank
     values = {"world": 2, "master": "host:1", "loaded": 4, "at": 10.0 + rank, **other}
-    event = Told(token=token, pid=pid, member=member, rank=rank, **values)  # type: ignore[arg-type]
+    event = WorkerReport(token=token, pid=pid, member=member, rank=rank, **values)  # type: ignore[arg-type]
     (folder / f"world-{token}-{member}.json").write_text(json.dumps(asdict(event)))
     (folder / f"step-{pid}").write_text(str(steps))
 
 
 def test_world_counts_when_it_equals_the_members_and_trains(tmp_path: Path) -> None:
-    told(tmp_path, "w", "ours-0", 0, steps=7)
+    report(tmp_path, "w", "ours-0", 0, steps=7)
     assert training(tmp_path, ["ours-0", "theirs-1"], 0.0) is None, "one is not there yet"
-    told(tmp_path, "w", "theirs-1", 1, steps=6)
+    report(tmp_path, "w", "theirs-1", 1, steps=6)
     assert training(tmp_path, ["ours-0", "theirs-1"], 0.0) is None, "it takes no steps yet"
-    told(tmp_path, "w", "theirs-1", 1, steps=7)
+    report(tmp_path, "w", "theirs-1", 1, steps=7)
     world = training(tmp_path, ["ours-0", "theirs-1"], 0.0)
     assert world is not None
     assert world.at == 11.0
@@ -76,14 +76,14 @@ def test_world_counts_when_it_equals_the_members_and_trains(tmp_path: Path) -> N
 def test_members_of_one_world_with_different_values_are_refused(
     tmp_path: Path, different: dict[str, object]
 ) -> None:
-    told(tmp_path, "w", "ours-0", 0, steps=7)
-    told(tmp_path, "w", "theirs-1", 1, steps=7, **different)
+    report(tmp_path, "w", "ours-0", 0, steps=7)
+    report(tmp_path, "w", "theirs-1", 1, steps=7, **different)
     with pytest.raises(Disagreement, match=next(iter(different))):
         worlds(tmp_path)
 
 
 def test_duplicate_rank_is_refused(tmp_path: Path) -> None:
-    told(tmp_path, "w", "ours-0", 0, steps=7)
-    told(tmp_path, "w", "theirs-1", 0, steps=7)
+    report(tmp_path, "w", "ours-0", 0, steps=7)
+    report(tmp_path, "w", "theirs-1", 0, steps=7)
     with pytest.raises(Disagreement, match="ranks"):
         worlds(tmp_path)

@@ -14,16 +14,18 @@ from bench.soak.disturbances import (
     UNSEEN,
     Disturbance,
     Failure,
+    JobState,
     Kind,
     Round,
-    Told,
     disturbance,
+    job_state,
     judged,
-    told,
 )
 
 OLD = Failure(2, "job-0", "UserError")
-BEFORE = Told(4, 1, ("job-0", "job-1"), (Round(4, "start", ()),), OLD, {"losses": 3, "joins": 2})
+BEFORE = JobState(
+    4, 1, ("job-0", "job-1"), (Round(4, "start", ()),), OLD, {"losses": 3, "joins": 2}
+)
 KILLED, LOST = Failure(4, "job-1", "Signal"), Failure(4, "job-1", "NodeLost")
 COUNTS = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "join": "joins"}
 SAID = {
@@ -40,14 +42,14 @@ def after(
     failure: Failure | None = OLD,
     counts: Mapping[str, int] | None = None,
     said: str | None = None,
-) -> Told:
+) -> JobState:
     """Return the status after these rounds: correct except for the test's changes."""
     new = [Round(5 + n, kind, (name,) if name else ()) for n, (kind, name) in enumerate(rounds)]
     counted = Counter(BEFORE.counts)
     counted.update(COUNTS[each.kind] for each in new if each.kind in COUNTS)
     first = new[0].kind if new else ""
     explained = f"Last interruption: {said or SAID.get(first, '')}, recovered in 0.1 s."
-    return Told(
+    return JobState(
         4 + len(new),
         restarts,
         BEFORE.running,
@@ -91,8 +93,10 @@ def after(
         (Kind.KILL_OPERATOR, after(), ""),
     ],
 )
-def test_job_status_is_checked_against_disturbance(kind: Kind, told: Told, wrong: str) -> None:
-    assert judged(Disturbance(kind, "job-1"), BEFORE, told) == wrong
+def test_job_status_is_checked_against_disturbance(
+    kind: Kind, job_state: JobState, wrong: str
+) -> None:
+    assert judged(Disturbance(kind, "job-1"), BEFORE, job_state) == wrong
 
 
 def test_eviction_is_a_preemption() -> None:
@@ -123,10 +127,10 @@ def test_job_status_is_read() -> None:
         "explanation": ["Training."],
     }
     rounds = (Round(5, "loss", ("job-1",)),)
-    assert told(status, [{"round": 5, "cause": "loss", "members": ["job-1"]}]) == Told(
+    assert job_state(status, [{"round": 5, "cause": "loss", "members": ["job-1"]}]) == JobState(
         5, 2, ("job-0",), rounds, LOST, {"losses": 1}, ("Training.",)
     )
-    assert told({}, []) == Told(0, 0, (), ())
+    assert job_state({}, []) == JobState(0, 0, (), ())
 
 
 @pytest.mark.parametrize("weights", [ON_THIS_MACHINE, ON_A_CLUSTER])

@@ -137,7 +137,7 @@ def _wait(names: list[str]) -> str:
 
 
 _ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD, Obstacle.RECORDS)
-"""Obstacles whose own sentence explains why the rendezvous is unknown."""
+"""Obstacles whose own sentence explains the unknown rendezvous."""
 
 
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
@@ -274,9 +274,9 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         whole = "its only node" if nodes == 1 else f"all {nodes} nodes"
         yield f"Training on {whole if nodes == wanted else counted(nodes, 'node')} ({where}){extra}"
     else:
-        why = listed([reason.clause for reason in reasons])
+        clauses = listed([reason.clause for reason in reasons])
         text = f"Training on {nodes} of {counted(wanted, 'node')} ({where})"
-        yield text + (f" because {why}" if why else "")
+        yield text + (f" because {clauses}" if clauses else "")
     yield from _remedies(reasons)
     if waiting:
         yield _standby(job, waiting)
@@ -301,7 +301,7 @@ def _slow_and_avoided(status: Status) -> Iterator[str]:
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:
-    """Return the reason why waiting nodes are not in the round."""
+    """Return the reason that keeps waiting nodes out of the round."""
     names, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
@@ -329,7 +329,7 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
     size = wanted_size(job)
     if size.clamp is not None:
         yield (
-            f"spec.nodes asks for {size.asked}, which is {_CLAMPED[size.clamp]}: "
+            f"spec.nodes asks for {size.requested}, which is {_CLAMPED[size.clamp]}: "
             f"{size.nodes} {'are' if size.nodes > 1 else 'is'} wanted instead"
         )
 

@@ -131,7 +131,7 @@ class LaunchSpec:
     Args:
         setup: command to run once for each pod.
         max_nodes: maximum number of nodes.
-        single: True if a node has one worker unless spec.nprocPerNode says otherwise.
+        single: True if a node has one worker, without spec.nprocPerNode.
         values: variables of the container whose values are known.
         nested: place in the program's files that starts a launcher, where they could be read.
     """

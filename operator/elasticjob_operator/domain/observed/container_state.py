@@ -125,27 +125,27 @@ def ending(terminated: Raw, memory_limit: str | None = None) -> str:
     if never_ran(terminated):
         return _not_started(message or reason)
     code = terminated["exitCode"]
-    how = f"exit code {code}"
+    text = f"exit code {code}"
     if code > 128:
-        how += f" (signal {code - 128})"
+        text += f" (signal {code - 128})"
     if reason == "OOMKilled":
         limit = f"its memory limit is {memory_limit}" if memory_limit else "it has no memory limit"
-        how = f"out of memory, {limit}: {how}"
+        text = f"out of memory, {limit}: {text}"
     elif reason not in ("", "Error", "Completed"):
-        how += f", {reason}"
-    return f"{how}: {message}" if message else how
+        text += f", {reason}"
+    return f"{text}: {message}" if message else text
 
 
 def _not_started(message: str) -> str:
-    """Return the reason why a container's command did not start, from the runtime's message."""
+    """Return the reason for a failed start of a container's command, from the runtime's message."""
     found = _EXECUTABLE.search(message)
     if found is None:
         return f"could not be started: {message}"
-    file, why = found["file"], found["why"]
-    if "permission denied" in why:
+    file, cause = found["file"], found["why"]
+    if "permission denied" in cause:
         fix = "it must be executable for the container's user"
     elif "python" in file:
         fix = f"the image must have {file}, or command must begin with the Python that it has"
     else:
         fix = f"the image must have {file}"
-    return f"could not be started: {file}: {why}; {fix}"
+    return f"could not be started: {file}: {cause}; {fix}"

@@ -134,7 +134,7 @@ def decode_records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
 def bounded_members(found: Records, pods: Set[str], most: int) -> tuple[Records, int]:
     """Return the records with the members that the job can have, and the number of the others.
 
-    Kept are the members with a pod of the job, whatever their number, and of the others, whose pods
+    Kept are all members with a pod of the job and, of the others, whose pods
     are gone or never were, the oldest `most`.
     """
     without = [member.id for member in found.members if member.id not in pods]
@@ -252,7 +252,7 @@ def _state(found: Records, current: Round) -> RendezvousState:
 
 
 def _waiting_reason(found: Records, waiting: int) -> str:
-    """Return the reason why waiting members are not in the final round; empty otherwise."""
+    """Return the reason that keeps waiting members out of the final round, or an empty text."""
     current, bounds = found.round, found.bounds
     if current is None or bounds is None or current.state is not RoundState.FINAL:
         return ""
@@ -343,6 +343,6 @@ def _first_failure(found: Records, current: Round) -> Failure | None:
     blamed = current.outcome.culprit if current.outcome is not None else ""
     counted = set(current.charged)
     if not blamed:
-        counted |= {n for n in by_round if failure_policy.speaks_for_itself(by_round[n])}
+        counted |= {n for n in by_round if failure_policy.includes_cause(by_round[n])}
     latest = max(counted & by_round.keys(), default=None)
     return None if latest is None else failure_policy.blamed(by_round[latest], blamed)

@@ -206,7 +206,7 @@ def _ended_at(pod: Pod) -> datetime:
 
 
 _DEPARTURES = (CauseKind.LEAVE, CauseKind.LOSS)
-REMEMBERED_ROUNDS = 10
+KEPT_ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Attendance:
 
     def seen(self, pods: Iterable[Pod], view: RendezvousView) -> Attendance:
         """Return the attendance updated by an observation of the job."""
-        oldest = view.round - REMEMBERED_ROUNDS
+        oldest = view.round - KEPT_ROUNDS
         kept = {uid: one for uid, one in self.departures.items() if one.round >= oldest}
         present = {pod.uid: pod for pod in pods}
         rounds = {member.id: member.round for member in view.members}

@@ -107,10 +107,10 @@ def lost_label_sentences(pods: Iterable[Pod]) -> Iterator[str]:
     if not lost:
         return
     keys = sorted({label.partition("=")[0] for pod in lost for label in pod.lost_labels})
-    what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
+    text = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
     many = len(lost) > 1
     yield (
-        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: the job goes "
+        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {text}: the job goes "
         "on, but the operator sees its state late, and the job's Service and PodDisruptionBudget "
         f"may not select {'these pods' if many else 'this pod'}"
     )
@@ -326,7 +326,7 @@ def _is_preparing(raw: Raw, trainer: Raw | None) -> bool:
     containers.
 
     A pod whose volumes cannot be mounted also waits with reason ContainerCreating: the condition
-    tells it apart. The kubelet sets it from Kubernetes 1.29.
+    distinguishes it. The kubelet sets it from Kubernetes 1.29.
     """
     if trainer is None or _condition(raw["status"], _SANDBOX).get("status") == "False":
         return False
@@ -337,7 +337,7 @@ def _is_preparing(raw: Raw, trainer: Raw | None) -> bool:
 def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
     """Return True if the trainer never ran, or the pod was never Ready while it did.
 
-    Ready means that the launcher and its member existed; records of the member say so too, see
+    Ready means that the launcher and its member existed; records of the member prove it too, see
     `without_members`. lastTransitionTime moves only when the
     status changes; for a pod that was never Ready it precedes the trainer's start.
     """
@@ -371,13 +371,13 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
         return _joined(status["reason"], status.get("message"))
     if trainer is not None and (end := ended(trainer)):
         name = trainer["name"]
-        how = f"container {name}: {ending(end, _memory_limit(raw, name))}"
+        text = f"container {name}: {ending(end, _memory_limit(raw, name))}"
         agent = ended(statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER)) or {}
         silent = end["exitCode"] != 0 and not end.get("message")
         return (
-            f"{how}; {AGENT_CONTAINER}: {message}"
+            f"{text}; {AGENT_CONTAINER}: {message}"
             if silent and (message := message_of(agent))
-            else how
+            else text
         )
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):

@@ -110,7 +110,7 @@ def agent_params(job: ElasticJob) -> RendezvousParams:
     """Return the bounds that agents of torch backends get in their environment.
 
     They must be the same in every pod of the job, or its members would disagree. The number of
-    pods enforces the wanted size; the current one only tells the first round how many nodes to
+    pods enforces the wanted size; the current one only gives the first round the number of nodes to
     wait for.
     """
     return rendezvous_params(job, job.spec.max_nodes, wanted_size(job).nodes)
@@ -143,7 +143,7 @@ def stale_store_host(job: ElasticJob, counted_pods: CountedPods) -> list[DeleteP
 
 
 def missing_store_host(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...]) -> str:
-    """Return the reason why no store exists at present; empty if there is no obstacle."""
+    """Return the reason for a missing store; empty if there is no obstacle."""
     if not keeps_store(job, STORE_INDEX) or any(pod.index == STORE_INDEX for pod in counted):
         return ""
     name = pod_name(job.metadata.name, STORE_INDEX)

@@ -111,8 +111,8 @@ def plan_end(
     if entered and view.outcome is None:
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
-            asked = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
-            return Plan((asked,), phase, wanted_size(job), None, step.wake_at)
+            requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
+            return Plan((requested,), phase, wanted_size(job), None, step.wake_at)
         if step.wake_at is not None:
             return Plan((), phase, wanted_size(job), None, step.wake_at)
         if view.readable:
@@ -180,10 +180,10 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """Return the plan of the job for its observed state at `now` (UTC)."""
     found = _limited(_plan(job, observed, now), now)
     size, over = found.size, found.phase in FINISHED
-    if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.asked:
+    if over or job.metadata.deletion_timestamp is not None or job.spec.nodes == size.requested:
         return found
     # The scale subresource needs a value, also while the job is suspended.
-    write = WriteNodes(size.asked)
+    write = WriteNodes(size.requested)
     if job.spec.run_policy.suspend:
         return replace(found, actions=(*found.actions, write))  # which must not delay the end
     return replace(found, actions=(write, *found.actions))

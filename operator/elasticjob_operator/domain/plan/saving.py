@@ -43,13 +43,13 @@ def closes_at(bounds: RendezvousParams | None) -> datetime | None:
     """Return the UTC time from which the operator closes the job itself; None unless it asked."""
     if bounds is None or bounds.closing is None:
         return None
-    asked = utc_time(bounds.closing.since_ms)
-    if asked is None or asked.year == MAXYEAR:
-        return _NEVER_ASKED
-    return asked + _wait(bounds)
+    requested = utc_time(bounds.closing.since_ms)
+    if requested is None or requested.year == MAXYEAR:
+        return _NEVER_REQUESTED
+    return requested + _wait(bounds)
 
 
-_NEVER_ASKED = datetime(1970, 1, 1, tzinfo=UTC)
+_NEVER_REQUESTED = datetime(1970, 1, 1, tzinfo=UTC)
 """Time for a request without a valid time: the job is closed at once."""
 
 
@@ -92,8 +92,8 @@ def closing_step(
     if closing is not None and closing.outcome == outcome:
         return ClosingStep(wake_at=closes_at(bounds))
     since_ms = int(now.timestamp() * 1000) if closing is None else closing.since_ms
-    asked = replace(bounds, closing=ClosingRequest(outcome, since_ms))
-    return ClosingStep(asked, wake_at=closes_at(asked))
+    requested = replace(bounds, closing=ClosingRequest(outcome, since_ms))
+    return ClosingStep(requested, wake_at=closes_at(requested))
 
 
 def _trained(view: RendezvousView) -> list[Member]:
@@ -113,13 +113,13 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
     trained = _trained(view)
     if not trained:
         return SaveReport(SaveResult.NOT_TRAINING)
-    asked = bounds is not None and bounds.closing is not None
+    requested = bounds is not None and bounds.closing is not None
     supported = all(member.saves for member in trained)
     result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
-    unsaved = [one.name for one in trained if not (one.saved if asked else one.saves)]
+    unsaved = [one.name for one in trained if not (one.saved if requested else one.saves)]
     unsaved.sort(key=natural_order)
     return SaveReport(
-        SaveResult.TIMED_OUT if asked else result,
+        SaveResult.TIMED_OUT if requested else result,
         max(member.step for member in trained),
         max(member.checkpoint_step for member in trained),
         tuple(unsaved[:NAMED_MEMBERS]),

@@ -34,11 +34,11 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """Wanted size: `asked` is spec.nodes (maxNodes if nobody has set it), `nodes` the legal
+    """Wanted size: `requested` is spec.nodes (maxNodes if nobody has set it), `nodes` the legal
     size."""
 
     nodes: int
-    asked: int
+    requested: int
     clamp: Clamp | None = None
 
 
@@ -54,14 +54,14 @@ def wanted_size(job: ElasticJob) -> WantedSize:
     """
     spec, follows = job.spec, job.follows_max_nodes
     sizes = legal_sizes(spec)
-    asked = spec.max_nodes if follows or spec.nodes is None else spec.nodes
-    if asked < spec.min_nodes:
-        return WantedSize(spec.min_nodes, asked, Clamp.BELOW_MIN_NODES)
-    largest = sizes[(min(asked, spec.max_nodes) - spec.min_nodes) // spec.node_increment]
-    if largest == asked or follows:
-        return WantedSize(largest, asked)
-    clamp = Clamp.ABOVE_MAX_NODES if asked > spec.max_nodes else Clamp.BETWEEN_INCREMENTS
-    return WantedSize(largest, asked, clamp)
+    requested = spec.max_nodes if follows or spec.nodes is None else spec.nodes
+    if requested < spec.min_nodes:
+        return WantedSize(spec.min_nodes, requested, Clamp.BELOW_MIN_NODES)
+    largest = sizes[(min(requested, spec.max_nodes) - spec.min_nodes) // spec.node_increment]
+    if largest == requested or follows:
+        return WantedSize(largest, requested)
+    clamp = Clamp.ABOVE_MAX_NODES if requested > spec.max_nodes else Clamp.BETWEEN_INCREMENTS
+    return WantedSize(largest, requested, clamp)
 
 
 @dataclass(frozen=True, slots=True)

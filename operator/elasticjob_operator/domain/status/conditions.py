@@ -275,12 +275,14 @@ _CLAMPED = {
 
 
 def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
-    """Return Resizing: true if the round's size differs from the wanted one; the message says if
-    spec.nodes was clamped."""
+    """Return Resizing: true if the round's size differs from the wanted one.
+
+    The message names a clamped spec.nodes.
+    """
     kind = ConditionType.RESIZING
     clamped = ""
     if size.clamp is not None:
-        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted: {size.nodes}"
+        clamped = f"spec.nodes is {size.requested}, {_CLAMPED[size.clamp]}; wanted: {size.nodes}"
     if phase in (Phase.RUNNING, Phase.RESTARTING):
         if not view.readable:
             return Finding(kind, ConditionStatus.UNKNOWN, "RendezvousUnknown", clamped)

@@ -284,13 +284,13 @@ def failure_text(failure: FailureStatus) -> str:
     """Return the culprit in one sentence, followed by the end of its traceback."""
     rank = "" if failure.rank is None else f"rank {failure.rank} "
     if failure.signal is not None:
-        how = f" by signal {failure.signal}"
+        ending = f" by signal {failure.signal}"
     else:
-        how = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
+        ending = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
     where = f" on {failure.node}" if failure.node else ""
     kind = f"{failure.class_}: " if failure.class_ else ""
     message = failure.message or "no message"
-    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{how}: {kind}{message}"
+    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{ending}: {kind}{message}"
     lines = failure.traceback.strip().splitlines()[-TRACEBACK_LINES:]
     return "\n".join([text, *lines])
 
@@ -330,10 +330,10 @@ def _store(was: Condition | None, now: Condition) -> Iterator[Event]:
 
 def _blocked(condition: Condition) -> bool:
     """Return True if pods are not ready for a reason that a user can act on."""
-    said_elsewhere = {kind.value for kind in _WARNINGS}
+    own_events = {kind.value for kind in _WARNINGS}
     plain = condition.reason == _STARTING or condition.reason.startswith("Job")
     unready = condition.status is ConditionStatus.FALSE
-    return unready and not plain and condition.reason not in said_elsewhere
+    return unready and not plain and condition.reason not in own_events
 
 
 def _same(was: Condition | None, now: Condition) -> bool:

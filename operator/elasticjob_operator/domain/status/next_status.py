@@ -73,7 +73,7 @@ def next_status(
     phase = next_phase(job, view, now, observed.pods, observed.bounds)
     counted_pods, size = count_pods(job, observed, now), wanted_size(job)
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
-    # The status of an earlier incarnation says nothing about the rounds of this one.
+    # The status of an earlier incarnation does not describe the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
     run = Status() if is_new_run(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
@@ -174,8 +174,8 @@ def _is_data_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> 
     if before.phase in FINISHED:
         return view.outcome is None
     ran = before.phase in (Phase.RUNNING, Phase.RESTARTING) and before.rendezvous is not None
-    told_soon = any(pod.ready and pod.active for pod in observed.pods)
-    return is_steered(job) and ran and view.readable and view.round == 0 and told_soon
+    reports_soon = any(pod.ready and pod.active for pod in observed.pods)
+    return is_steered(job) and ran and view.readable and view.round == 0 and reports_soon
 
 
 def _rendezvous(view: RendezvousView, reason: str, before: Status) -> RendezvousStatus:

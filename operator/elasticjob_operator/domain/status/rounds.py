@@ -137,8 +137,8 @@ def cold_text(found: RoundStatus) -> str:
         return ""
     which = f"all {nodes}" if cold >= nodes else f"{cold} of {nodes}"
     where = "" if nodes == 1 else f" on {which} nodes"
-    why = f": {found.cold_reason}" if found.cold_reason else ""
-    return f"workers started cold{where}{why}"
+    reason = f": {found.cold_reason}" if found.cold_reason else ""
+    return f"workers started cold{where}{reason}"
 
 
 def seconds_text(ms: int) -> str:

@@ -68,10 +68,14 @@ def _unavailable(
     observed: Observed, seen: SeenTrouble, backend: Backend, before: Status
 ) -> tuple[ConditionStatus, str, str]:
     was, reason = find_store_condition(before), _condition_reason(seen.trouble, backend)
-    if was is not None and was.status is ConditionStatus.TRUE and was.reason == reason:
+    if (
+        was is not None
+        and was.status is ConditionStatus.TRUE
+        and was.reason == reason
         # A broken connection has many texts; the texts of a refusal are few.
-        if not seen.trouble.refuses or _is_reported(seen.trouble, was, before):
-            return was.status, was.reason, was.message
+        and (not seen.trouble.refuses or _is_reported(seen.trouble, was, before))
+    ):
+        return was.status, was.reason, was.message
     return ConditionStatus.TRUE, reason, seen.trouble.sentence + _reporters(observed, seen)
 
 

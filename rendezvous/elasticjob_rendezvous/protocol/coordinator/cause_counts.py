@@ -59,7 +59,7 @@ def leave_cause(
         if drain_request is not None and drain_request.preempted
     }
     given = preempted or {
-        _why(assignment, reasons.get(assignment.id, ""), bounds) for assignment in seats
+        _reason(assignment, reasons.get(assignment.id, ""), bounds) for assignment in seats
     }
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(assignment.name for assignment in seats)
@@ -69,13 +69,13 @@ def leave_cause(
 def with_later_leaves(
     cause: Cause,
     ended: Iterable[RankAssignment],
-    why: Callable[[str], str | None],
+    reason_of: Callable[[str], str | None],
     bounds: RendezvousParams,
 ) -> Cause:
     """Return the cause of a round that a leave opened, extended by the leaves until it froze.
 
     `ended` are the rank assignments of the round that the leave ended, without finished members;
-    `why` returns a member's reason for leaving, or None. `with_late_preemption` handles later
+    `reason_of` returns a member's reason for leaving, or None. `with_late_preemption` handles later
     leaves that were preemptions.
     """
     if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
@@ -83,9 +83,9 @@ def with_later_leaves(
     seats = tuple(ended)
     later = {}
     for assignment in seats:
-        reason = why(assignment.id)
+        reason = reason_of(assignment.id)
         if assignment.name not in cause.members and reason is not None:
-            later[assignment.name] = _why(assignment, reason, bounds)
+            later[assignment.name] = _reason(assignment, reason, bounds)
     if not later:
         return cause
     names = tuple(
@@ -118,7 +118,7 @@ def with_late_preemption(
     return replace(known, members=cause.members), moved
 
 
-def _why(assignment: RankAssignment, own_reason: str, bounds: RendezvousParams) -> str:
+def _reason(assignment: RankAssignment, own_reason: str, bounds: RendezvousParams) -> str:
     """Return the reason of the member's drain request if there is one, else its own."""
     drain_request = bounds.marked(assignment.id)
     return own_reason if drain_request is None else drain_request.reason

@@ -1,4 +1,4 @@
-"""Judgement of ended rounds: failures charged or excused, and leaves by preemption. No I/O."""
+"""Judgement of ended rounds: failures charged or not, and leaves by preemption. No I/O."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.replica import View
 
 
-def excuse(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause | None:
+def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause | None:
     """Return the real cause of the round's end: members lost, or else leaving; None without any.
 
     A member that came back under a new session was lost in between, but where others leave, the
@@ -70,34 +70,36 @@ def excuse(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause
 
 
 def pass_verdicts(snapshot: Snapshot, peers: FailureDetector, timers: Timers) -> RoundUpdate | None:
-    """Charge or excuse a round whose failure awaits its verdict."""
+    """Decide if the failure of an ended round is charged, once its verdict is due."""
     current = snapshot.current
     if current.state is RoundState.CLOSED:
         return None
     for number in current.pending:
-        if not failure_policy.speaks_for_itself(snapshot.view.failures_of(number).values()):
-            reason = excuse(snapshot.view, snapshot.view.rosters.get(number), snapshot.bounds)
+        if not failure_policy.includes_cause(snapshot.view.failures_of(number).values()):
+            reason = cause_of_absence(
+                snapshot.view, snapshot.view.rosters.get(number), snapshot.bounds
+            )
             if reason is not None:
-                return _excuse(snapshot, number, reason)
+                return _leave_uncharged(snapshot, number, reason)
             if not _verdict_is_due(snapshot, number, peers, timers):
                 continue
         return _charge(snapshot, number, timers)
     return None
 
 
-def _excuse(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
-    """Excuse a round's failure; a next round that began for the failure gets the real cause."""
+def _leave_uncharged(snapshot: Snapshot, number: int, reason: Cause) -> RoundUpdate:
+    """Leave a failure uncharged; a next round that began for the failure gets the real cause."""
     current = snapshot.current
     cause = current.cause
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
         cause = reason
     counts = counted(current.counts, reason.kind)
     pending = _without(current.pending, number)
-    excused = replace(current, pending=pending, cause=cause, counts=counts)
+    uncharged = replace(current, pending=pending, cause=cause, counts=counts)
     gone = ", ".join(reason.members[:3])
     note = f"round {number}: failure not charged: {gone} was lost or left"
     ops = corrected_cause(snapshot.view.histories.get(current.number), cause)
-    return write_round(snapshot, excused, note, ops)
+    return write_round(snapshot, uncharged, note, ops)
 
 
 def _charge(snapshot: Snapshot, number: int, timers: Timers) -> RoundUpdate:
@@ -151,7 +153,7 @@ def _awaits_reports(view: View, number: int) -> bool:
     )
 
 
-def learn_of_preemption(snapshot: Snapshot) -> RoundUpdate | None:
+def apply_late_preemption(snapshot: Snapshot) -> RoundUpdate | None:
     """Turn a leave into a preemption if the operator's report comes after the member's own."""
     current = snapshot.current
     ended = snapshot.view.rosters.get(current.number - 1)

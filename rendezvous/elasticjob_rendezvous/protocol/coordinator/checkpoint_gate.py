@@ -57,7 +57,7 @@ def before_end(
         if judgement.cause is None:
             return None
         timers.since(("save", roster.number))
-        return _asked(gang, whole, judgement, judgement.cause, bounds)
+        return _request_checkpoint(gang, whole, judgement, judgement.cause, bounds)
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
         return replace(save, point=_point(gang)) if _all_answered(gang) else None
@@ -96,13 +96,13 @@ def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> Sa
     done, number = view.dones_of(roster.number), roster.number
     found = {assignment.name: view.member(assignment.id) for assignment in roster.seats}
     there = [one.record for one in found.values() if one is not None and one.record.round == number]
-    asked = current.save is not None
-    ready = {member.id for member in gang if (member.saved if asked else member.saves)}
-    if asked and (any(member.completed for member in gang) or (whole and _have_saved(gang))):
+    requested = current.save is not None
+    ready = {member.id for member in gang if (member.saved if requested else member.saves)}
+    if requested and (any(member.completed for member in gang) or (whole and _have_saved(gang))):
         result, ready = SaveResult.SAVED, {assignment.id for assignment in roster.seats}
-    elif end.cause.kills or (asked and not whole):
+    elif end.cause.kills or (requested and not whole):
         result = SaveResult.INTERRUPTED
-    elif asked:
+    elif requested:
         result = SaveResult.TIMED_OUT
     elif not gang or not whole:
         result, ready = SaveResult.NOT_TRAINING, {assignment.id for assignment in roster.seats}
@@ -125,10 +125,10 @@ def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
     return UNHURRIED_SECONDS
 
 
-def _asked(
+def _request_checkpoint(
     gang: list[Member], whole: bool, judgement: RoundEnd, cause: Cause, bounds: RendezvousParams
 ) -> Save | RoundEnd:
-    """Ask the gang for a checkpoint if every member can and wants to; else return `judgement`."""
+    """Request a checkpoint if every member can and wants to save; else return `judgement`."""
     seconds = save_seconds(cause, bounds)
     if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
         return judgement

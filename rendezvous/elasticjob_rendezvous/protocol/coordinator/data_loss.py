@@ -75,10 +75,10 @@ def overtake(snapshot: Snapshot, timers: Timers) -> RoundUpdate | None:
 
 
 def may_register(snapshot: Snapshot, timers: Timers, opened: float) -> bool:
-    """Return True if members of a round that etcd forgot may still register, or stop their workers.
+    """Return True if members of a round that etcd lost may still register, or stop their workers.
 
-    Nobody can be probed, because the roster is unknown. But a member that outlived etcd learns,
-    once etcd is reachable, that its lease is gone, and then has little time to register.
+    Nobody can be probed, because the roster is unknown. But a member that outlived etcd finds
+    its lease gone, once etcd is reachable, and then has little time to register.
     """
     current = snapshot.current
     lost = current.cause.kind is CauseKind.DATA_LOST

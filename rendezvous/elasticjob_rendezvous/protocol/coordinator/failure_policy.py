@@ -34,7 +34,7 @@ def window_seconds(bounds: RendezvousParams) -> float:
     return bounds.keep_alive_seconds + 1.0
 
 
-def speaks_for_itself(failures: Iterable[Failure]) -> bool:
+def includes_cause(failures: Iterable[Failure]) -> bool:
     """Return True if any of these failures is a cause and not a consequence."""
     return any(failure.kind not in _CONSEQUENCES for failure in failures)
 
@@ -79,7 +79,7 @@ def failures_text(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str
     if first is None:
         return "a worker failed"
     ended = sorted((each.name for each in done), key=natural_order)
-    if not ended or speaks_for_itself(known):
+    if not ended or includes_cause(known):
         return describe(first)
     worker = ended[0] if len(ended) == 1 else f"{ended[0]} and {len(ended) - 1} more"
     return f"{describe(first)}; by then {worker} had ended with success"

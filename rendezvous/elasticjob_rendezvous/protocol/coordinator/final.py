@@ -45,7 +45,7 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     match checkpoint_gate.before_end(view, roster, current, bounds, judgement, timers):
         case Save() as save:
             _note_detection(snapshot, memory, judgement)
-            return _ask_to_save(snapshot, save)
+            return _request_save(snapshot, save)
         case RoundEnd() as end:
             return _reopen(snapshot, memory, end)
     return record_start(snapshot, roster) or clear_surplus(snapshot)
@@ -69,7 +69,7 @@ def _save_and_close(
         return clear_surplus(snapshot)
     match checkpoint_gate.before_end(view, roster, current, snapshot.bounds, end, memory.timers):
         case Save() as save:
-            return _ask_to_save(snapshot, save)
+            return _request_save(snapshot, save)
         case RoundEnd() as over:
             report = checkpoint_gate.save_report(view, roster, current, over)
             return close(snapshot, replace(closing.outcome, save=report))
@@ -83,9 +83,9 @@ def _note_detection(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd
         memory.detected_ms.setdefault(snapshot.current.number + 1, spent_ms)
 
 
-def _ask_to_save(snapshot: Snapshot, save: Save) -> RoundUpdate:
-    what = f"at save point {save.point}" if save.point else f"first, within {save.seconds:g} s"
-    note = f"round {snapshot.current.number} will end ({save.cause.kind}): all workers save {what}"
+def _request_save(snapshot: Snapshot, save: Save) -> RoundUpdate:
+    when = f"at save point {save.point}" if save.point else f"first, within {save.seconds:g} s"
+    note = f"round {snapshot.current.number} will end ({save.cause.kind}): all workers save {when}"
     return write_round(snapshot, replace(snapshot.current, save=save), note)
 
 
@@ -104,7 +104,7 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
     streak = crash_loop.after_round(current.streak, life)
     if cause.kind is CauseKind.MASTER_PORT:
         retries = current.port_retries + 1
-    if failure_policy.speaks_for_itself(failures) or retries > failure_policy.MASTER_PORT_RETRIES:
+    if failure_policy.includes_cause(failures) or retries > failure_policy.MASTER_PORT_RETRIES:
         charged, counts = (*charged, number), current.counts
         streak = crash_loop.after_failure(current.streak, failures, life)
         if outcome := outcome_of_charge(snapshot, charged, streak, number):
@@ -125,5 +125,5 @@ def _reopen(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> Rou
         counts=counts,
         streak=streak,
     )
-    who = ", ".join(cause.members[:3])
-    return write_round(snapshot, again, f"round {number + 1} opens: {cause.kind} {who}".rstrip())
+    names = ", ".join(cause.members[:3])
+    return write_round(snapshot, again, f"round {number + 1} opens: {cause.kind} {names}".rstrip())

@@ -29,8 +29,8 @@ def next_act(snapshot: Snapshot, memory: Coordinator) -> RoundUpdate | None:
     current, bounds, timers = snapshot.current, snapshot.bounds, memory.timers
     timers.forget("join")
     confirmed, silent = _answers(snapshot)
-    asked = ("state", current.number, current.state)
-    if silent and not timers.over(asked, bounds.confirm_seconds):
+    timer = ("state", current.number, current.state)
+    if silent and not timers.over(timer, bounds.confirm_seconds):
         memory.awaited = len(silent)
         return None
     for late in silent:

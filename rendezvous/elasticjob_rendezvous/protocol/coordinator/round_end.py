@@ -46,7 +46,7 @@ def round_end(
 ) -> RoundEnd:
     """Judge a final round.
 
-    `leavers` remembers the leaving members and their reasons across calls; `silent` members failed
+    `leavers` keeps the leaving members and their reasons across calls; `silent` members failed
     to confirm recently and do not count as newcomers.
     """
     number = roster.number
@@ -65,7 +65,7 @@ def round_end(
             assignment for assignment in pending if _stopped_by_itself(assignment, view, number)
         ]
     failures = list(view.failures_of(number).values())
-    if failures and (failure_policy.speaks_for_itself(failures) or not (lost or leaving)):
+    if failures and (failure_policy.includes_cause(failures) or not (lost or leaving)):
         cause = failure_policy.cause_of(failures, done.values())
         return RoundEnd(cause=cause, symptom=timers.since(("failure", number)))
     if lost:

@@ -123,11 +123,11 @@ def record_start(snapshot: Snapshot, roster: Roster) -> RoundUpdate | None:
     known = timings.after_start(history.record, (m.record if m else None for m in found))
     if known == history.record:
         return None
-    what = "all workers started" if known.first_step_ms is None else "all workers stepped"
+    progress = "all workers started" if known.first_step_ms is None else "all workers stepped"
     compares = (Compare(history.key, Target.MOD, history.modified), held(snapshot.own))
     return RoundUpdate(
         Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
-        f"round {roster.number} runs: {what}",
+        f"round {roster.number} runs: {progress}",
     )
 
 

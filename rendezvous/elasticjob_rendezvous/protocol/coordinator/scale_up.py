@@ -51,7 +51,7 @@ def _checkpoint(view: View, roster: Roster) -> int:
 
 
 def waiting_reason(bounds: RendezvousParams, seats: int, waiting: int) -> str:
-    """Return the reason why `waiting` newcomers of a final round are kept waiting, for people."""
+    """Return the reason for the wait of `waiting` newcomers of a final round, for people."""
     if waiting == 0:
         return ""
     if legal_size(bounds, seats + waiting) <= seats:

@@ -60,16 +60,16 @@ def extend_orphans(
 
 def _permission(peers: FailureDetector, orphan: Orphan, view: View, now: float) -> Probe:
     """Return the probe of a launcher whose workers may live as long as their member's lease."""
-    asked = probe(orphan.record, newest_number(view))
+    request = probe(orphan.record, newest_number(view))
     member = view.member(orphan.record.id)
     if member is None or member.record.lease != orphan.record.lease:
-        return asked
+        return request
     until = min(orphan.kept_until, orphan.until)
     if until <= now:
-        return asked
+        return request
     peer = peers.stored(orphan.record.id)
     peer.granted = until if peer.granted is None else max(until, peer.granted)
-    return replace(asked, live_until=until)
+    return replace(request, live_until=until)
 
 
 def _probe_unlinked(

@@ -207,7 +207,7 @@ class FailureDetector:
         return self.state(member).led
 
     def last_heartbeat_at(self, member: str) -> float | None:
-        """Return the time of a member's last heartbeat on any link, whichever side held it."""
+        """Return the time of a member's last heartbeat on any link, of either side."""
         peer = self.state(member)
         return max((at for at in (peer.last_beat_at, peer.led) if at is not None), default=None)
 

@@ -224,9 +224,9 @@ class LeaderLink:
 
     # -- evidence from the link -----------------------------------------------------
 
-    def vouched_until(self, round: int) -> float:
+    def evidence_until(self, round: int) -> float:
         """Return the time until which the coordinator's messages rule out a newer round."""
-        if self.knows_newer(round):
+        if self.has_newer_round(round):
             return -math.inf
         at, number, until = self.former_evidence
         found = [(min(at + TRUST_SECONDS, until), number)]
@@ -235,7 +235,7 @@ class LeaderLink:
         ends = (end for end, number in found if 0 < number <= round)
         return max(ends, default=-math.inf)
 
-    def knows_newer(self, round: int) -> bool:
+    def has_newer_round(self, round: int) -> bool:
         return self.evidence is not None and self.evidence[1] > round
 
     def _named(self, view: View) -> bool:

@@ -1,6 +1,6 @@
 """Leave notices on links, a substitute for a key while etcd is unreachable. No I/O.
 
-The view keeps the notices; one counts only while the leaver has no key, which says more.
+The view keeps the notices; one counts only while the leaver has no key, which would be newer.
 """
 
 from __future__ import annotations

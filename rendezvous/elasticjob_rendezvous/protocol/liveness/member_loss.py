@@ -28,7 +28,7 @@ from elasticjob_rendezvous.protocol.replica import View
 
 TOOK_OVER = "took over"
 RETURNED = "returned"
-ASK_SOON_SECONDS = 0.001
+PROBE_SOON_SECONDS = 0.001
 KILL_SECONDS = 0.5
 """Fixed allowance for killing workers: from their deadline, which their launcher knows beforehand,
 to their end."""
@@ -75,7 +75,7 @@ def _is_silent(
     After an etcd outage, the reason for the time to register again, both would answer.
     """
     verdict = peers.inquire_during_round(assignment, timers.now, seconds)
-    _wake_to_ask(assignment, peers, timers)
+    _wake_to_probe(assignment, peers, timers)
     if verdict is not Verdict.UNKNOWN:
         return False
     beat_at = peers.last_heartbeat_at(assignment.id)
@@ -151,7 +151,7 @@ def has_stopped(
     rule = STOP_RULES[verdict, peers.live_until(assignment.id) is not None]
     deadline = _deadline(rule, assignment, view, bounds, peers, timers, opened)
     if deadline is None:
-        _wake_to_ask(assignment, peers, timers)
+        _wake_to_probe(assignment, peers, timers)
         return False
     return timers.passed(deadline)
 
@@ -217,11 +217,11 @@ def _latest_deadline(
     return max(latest)
 
 
-def _wake_to_ask(assignment: RankAssignment, peers: FailureDetector, timers: Timers) -> None:
+def _wake_to_probe(assignment: RankAssignment, peers: FailureDetector, timers: Timers) -> None:
     """Request a wake-up for the first probe of a new inquiry, which the next step sends."""
     at = peers.first_probe_at(assignment.id)
     if at is not None:
-        timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
+        timers.passed(max(at, timers.now + PROBE_SOON_SECONDS))
 
 
 def _reported_stopped(last: Member, view: View) -> bool:

@@ -20,7 +20,7 @@ from elasticjob_rendezvous.protocol.replica import View
 PROBE_INTERVAL_SECONDS = 0.5
 """Interval of the probes, and delay of the first one: a judged silence is no older."""
 LONGEST_PROBE_SECONDS = 4.5
-"""Maximum probe duration. A timeout says nothing about what happened after the probe was sent."""
+"""Maximum probe duration. A timeout proves nothing about the time after the probe was sent."""
 _UNANSWERED = (None, Verdict.UNKNOWN)
 
 
@@ -40,7 +40,7 @@ class RepeatedProbe:
     target: Member | RankAssignment
     next_probe: float
     until: float
-    asked: bool = False
+    sent: bool = False
     sent_round: int = 0
     verdict: Verdict | None = None
     answered: float | None = None
@@ -49,11 +49,11 @@ class RepeatedProbe:
     @property
     def first_at(self) -> float | None:
         """Time of the first probe, if that is still to come."""
-        return None if self.asked else self.next_probe
+        return None if self.sent else self.next_probe
 
     def hurry(self, at: float) -> None:
         """Send the first probe no later than `at`."""
-        if not self.asked:
+        if not self.sent:
             self.next_probe = min(self.next_probe, at)
 
     def answer(self, event: Probed, now: float) -> None:
@@ -69,12 +69,12 @@ class RepeatedProbe:
     def due(self, view: View, now: float, alarm: Alarm) -> Probe | None:
         """Return the probe that is due; else request a wake-up for the next one."""
         number = newest_number(view)
-        moved_on = self.asked and number > self.sent_round
+        moved_on = self.sent and number > self.sent_round
         if moved_on and self.verdict not in _UNANSWERED:
             self.verdict = None  # its launcher did not know of this round when it answered
         if not self._waits(view) or not (moved_on or alarm.passed(self.next_probe, now)):
             return None
-        self.asked = True
+        self.sent = True
         self.sent_round = number
         self.next_probe = now + PROBE_INTERVAL_SECONDS
         alarm.set(self.next_probe)

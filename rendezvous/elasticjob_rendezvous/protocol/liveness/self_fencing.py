@@ -21,7 +21,7 @@ from elasticjob_rendezvous.protocol.liveness.leader_link import LeaderLink
 from elasticjob_rendezvous.protocol.records.roster import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
-"""Time to register again for a member that etcd has just forgotten: less than a coordinator allows
+"""Time to register again for a member whose key etcd has just lost: less than a coordinator allows
 before it counts the member as lost."""
 
 
@@ -29,29 +29,29 @@ before it counts the member as lost."""
 class SelfFencing:
     """Evidence, with its times on this process's clock.
 
-    `forgotten_at`: when a reachable etcd reported that the lease is gone, or answered again while
+    `key_lost_at`: when a reachable etcd reported that the lease is gone, or answered again while
     the lease was not renewed yet.
     `backed_until`: end of a lease on which a key of this member is known to hang.
     """
 
     store_refused_at: float | None = None
-    forgotten_at: float | None = None
+    key_lost_at: float | None = None
     backed_until: float = 0.0
 
     def backed(self, now: float) -> bool:
-        """Return True if a lease vouches for this member."""
+        """Return True if a lease holds the key of this member."""
         return now < self.backed_until
 
     def lost_its_lease(self, now: float) -> None:
         """Note that etcd has no key of this member any more."""
         if self.backed(now):
-            self.forgotten_at = now
+            self.key_lost_at = now
         self.backed_until = 0.0
 
     def store_answers(self, now: float) -> None:
         """Note that etcd is up again: a member that ran on past its lease renews it now."""
         if self._etcd_is_down(now):
-            self.forgotten_at = now
+            self.key_lost_at = now
         self.store_refused_at = None
 
     def live_until(
@@ -64,13 +64,13 @@ class SelfFencing:
     ) -> float:
         """Return the deadline of workers of `round`, seated by `roster` if that is known.
 
-        A lease that vouches for this member is not considered here.
+        The lease of this member is not considered here.
         """
         gang = self.whole_until(roster, done, leader_link.me, peers)
-        deadline = max(leader_link.vouched_until(round), gang)
-        if leader_link.knows_newer(round) or self.forgotten_at is None:
+        deadline = max(leader_link.evidence_until(round), gang)
+        if leader_link.has_newer_round(round) or self.key_lost_at is None:
             return deadline
-        return max(deadline, self.forgotten_at + REGISTER_AGAIN_SECONDS)
+        return max(deadline, self.key_lost_at + REGISTER_AGAIN_SECONDS)
 
     def whole_until(
         self, roster: Roster | None, done: Collection[str], me: str, peers: FailureDetector

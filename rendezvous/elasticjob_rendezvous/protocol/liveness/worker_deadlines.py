@@ -32,7 +32,7 @@ def _holds_another(state: EngineState) -> bool:
     return not state.sessions and state.local.live_until is not None
 
 
-def vouched_until(state: EngineState) -> float:
+def evidence_until(state: EngineState) -> float:
     """Return the time until which linked members may rely on the round number that we send.
 
     The evidence that a coordinator has from its gang passes through one more link: that takes two
@@ -56,7 +56,7 @@ def may_go_on(state: EngineState) -> bool:
     return not state.alarm.passed(deadline, state.now)
 
 
-def vouch(state: EngineState) -> None:
+def serve_round(state: EngineState) -> None:
     """Send the known round to the members linked to us, as long as there is evidence for it.
 
     Past our lease, without the whole gang, we must assume that there is a newer one.

@@ -247,7 +247,9 @@ def _merged(key: str, one: bytes, other: bytes) -> bytes:
             case ["roster", _]:
                 return encode(_seated(decode(Roster, key, one), decode(Roster, key, other)))
             case ["history", _]:
-                return encode(_told(decode(History, key, one), decode(History, key, other)))
+                return encode(
+                    _merged_history(decode(History, key, one), decode(History, key, other))
+                )
     except MalformedRecord:
         return one
     return one
@@ -273,7 +275,7 @@ newcomer every round is a start."""
 
 def _newer(one: Round, other: Round) -> Round:
     ended = one.state is RoundState.CLOSED and other.state is RoundState.CLOSED
-    older, newer = sorted((one, other), key=_how if ended else _age)
+    older, newer = sorted((one, other), key=_outcome_order if ended else _round_order)
     if older.number != newer.number:
         return newer
     cause = max(older.cause, newer.cause, key=_weight)
@@ -282,11 +284,11 @@ def _newer(one: Round, other: Round) -> Round:
     return replace(newer, cause=cause, charged=charged, master_name=name)
 
 
-def _age(found: Round) -> tuple[int, int]:
+def _round_order(found: Round) -> tuple[int, int]:
     return found.number, _STATES.index(found.state)
 
 
-def _how(found: Round) -> tuple[int, int]:
+def _outcome_order(found: Round) -> tuple[int, int]:
     """Return the sort key of an outcome: a failure known to one agent is that of the whole job."""
     return -1 if found.outcome is None else _ENDS.index(found.outcome.kind), found.number
 
@@ -306,7 +308,7 @@ def _seated(one: Roster, other: Roster) -> Roster:
     return replace(one, seats=tuple(seats), restarts=max(one.restarts, other.restarts))
 
 
-def _told(one: History, other: History) -> History:
+def _merged_history(one: History, other: History) -> History:
     cold = [found.cold_nodes for found in (one, other) if found.cold_nodes is not None]
     return replace(
         slowest(one, other),

@@ -5,7 +5,7 @@ ignored, so that an older and a newer release can share a job. A named tuple is 
 of its fields in order: shorter, and much faster to read in large numbers. Owns the format, not the
 records.
 
-Whoever has the job's etcd user, or answers as its agent, writes any value. Texts are made printable
+Values are untrusted: any process with the job's etcd user can write them. Texts are made printable
 and clipped when read (`longest`), and a number that Kubernetes cannot store is malformed
 (`largest`): no record controls a terminal or a log, or makes a status too large.
 """

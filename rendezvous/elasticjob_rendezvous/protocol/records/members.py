@@ -82,7 +82,7 @@ class Cause:
         members: names of the members behind it.
         detail: text for people. `cause_with_reasons` repeats the reasons in it, for the previous
             release.
-        urgent: collectives broke already, so workers are killed at once whatever the kind.
+        urgent: collectives broke already, so workers are killed at once for any kind.
         reasons: reasons of the members as they or their drain requests gave them, such as
             `SIGTERM`; empty if the detail is a text. Read with `reasons_of`.
     """
@@ -229,7 +229,7 @@ class Member:
         passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
         saved: its workers passed the save point that `Round.save` names.
         completed: one of them has reported a checkpoint since then: that of the whole gang.
-        cold: for `running`: reason why they were not forked from a zygote; empty if they
+        cold: for `running`: reason for which they were not forked from a zygote; empty if they
             were, None where that was not wanted or is unknown.
         lost_steps, lost_ms: for `running`: completed steps of earlier rounds that its workers
             repeat, and their duration, from their first step on; -1 and 0 while unknown.

@@ -63,7 +63,7 @@ class RendezvousParams:
     cannot run); None means unknown, which counts as `max_nodes`.
     `scale_up_wait_seconds` is the maximum time that newcomers wait for a checkpoint before they
     interrupt a round; 0 lets them interrupt it at once.
-    `ceiling_nodes` is the maximum size that the job may ever have, whatever it wants at present; 0
+    `ceiling_nodes` is the maximum size that the job may ever have, independent of the wanted one; 0
     means `max_nodes`.
     `leave_seconds` is the time that a node has from the request to leave until it is gone.
     `closing` asks the coordinator to end the job after a checkpoint.

@@ -46,17 +46,22 @@ from tests.unit.agent.builders import (
 CAUSE = Cause(CauseKind.LEAVE, ("node-0",))
 
 
-def directed(point: int | None = None, asks: bool = True) -> DirectiveChanged:
+def directed(point: int | None = None, precedes_stop: bool = True) -> DirectiveChanged:
     save = None if point is None else Save(CAUSE, 25.0, point)
-    return DirectiveChanged(Run(roster(1), ME, 3, save, asks))
+    return DirectiveChanged(Run(roster(1), ME, 3, save, precedes_stop))
 
 
-def progressed(*points: int, asked: bool = False, **fields: Any) -> WorkersProgressed:
+def progressed(*points: int, answers_request: bool = False, **fields: Any) -> WorkersProgressed:
     workers = {
         rank: WorkerProgress(step=1, points=places, saves=True, **fields)
         for rank, places in enumerate(points)
     }
-    return WorkersProgressed(1, workers, 0, asked)
+    return WorkersProgressed(1, workers, 0, answers_request)
+
+
+def answered(*points: int, **fields: Any) -> WorkersProgressed:
+    """Return progress that was read while a save request was in place."""
+    return progressed(*points, answers_request=True, **fields)
 
 
 def training(saves: bool = True) -> Driven:
@@ -93,15 +98,20 @@ def test_answer_is_first_progress_read_after_the_request_was_written() -> None:
     driven.feed(directed(0))
     driven.feed(progressed(4, 5))
     assert told(driven).passed == -1, "this may have been read before"
-    driven.feed(progressed(5, 6, asked=True))
+    driven.feed(answered(5, 6))
     assert told(driven).passed == 6
-    driven.feed(progressed(6, 6, asked=True))
+    driven.feed(answered(6, 6))
     assert told(driven).passed == 6
 
 
 def test_group_has_saved_when_all_passed_the_step_or_one_reports_a_checkpoint() -> None:
     driven = training()
-    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 6)):
+    for event in (
+        directed(0),
+        answered(4, 5),
+        directed(6),
+        progressed(7, 6),
+    ):
         driven.feed(event)
     assert (told(driven).saved, told(driven).completed) == (False, False)
     driven.feed(progressed(7, 7))
@@ -112,7 +122,7 @@ def test_group_has_saved_when_all_passed_the_step_or_one_reports_a_checkpoint() 
 
 def test_checkpoint_before_requested_step_does_not_complete_the_save() -> None:
     driven = training()
-    for event in (directed(0), progressed(4, 5, asked=True), directed(9)):
+    for event in (directed(0), answered(4, 5), directed(9)):
         driven.feed(event)
     driven.feed(progressed(6, 6, checkpoint_step=6, checkpoints=1))
     assert not told(driven).completed
@@ -123,7 +133,7 @@ def test_checkpoint_up_to_the_answer_does_not_complete_the_save() -> None:
     driven = training()
     driven.feed(progressed(4, 4, checkpoint_step=2))
     driven.feed(directed(0))
-    driven.feed(progressed(5, 5, asked=True, checkpoint_step=5))
+    driven.feed(answered(5, 5, checkpoint_step=5))
     driven.feed(directed(6))
     driven.feed(progressed(6, 6, checkpoint_step=5))
     assert not told(driven).completed
@@ -135,7 +145,10 @@ def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -
     driven = running()
     driven.feed(directed())
     driven.feed(progressed(3, 3, checkpoint_step=2, checkpoints=1))
-    for event in (directed(0), progressed(4, 4, asked=True, checkpoint_step=2, checkpoints=1)):
+    for event in (
+        directed(0),
+        answered(4, 4, checkpoint_step=2, checkpoints=1),
+    ):
         driven.feed(event)
     driven.feed(directed(5))
     driven.feed(progressed(6, 6, checkpoint_step=2, checkpoints=1))
@@ -144,7 +157,12 @@ def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -
 
 def test_ended_worker_is_not_waited_for() -> None:
     driven = training()
-    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 5)):
+    for event in (
+        directed(0),
+        answered(4, 5),
+        directed(6),
+        progressed(7, 5),
+    ):
         driven.feed(event)
     driven.feed(ended(1, code=0))
     assert told(driven).saved
@@ -153,7 +171,7 @@ def test_ended_worker_is_not_waited_for() -> None:
 def asked_to_end(*points: int) -> Driven:
     """End the workers with 0 after these places, of which the fifth is the common save point."""
     driven = training()
-    for event in (directed(0), progressed(4, 4, asked=True), directed(5)):
+    for event in (directed(0), answered(4, 4), directed(5)):
         driven.feed(event)
     last = progressed(*points).progress
     for end in (replace(ended(0), progress=last), ended(1), stopped()):
@@ -198,7 +216,7 @@ def test_leaving_agent_with_ended_workers_waits_for_peers_unless_hurried(hurry: 
 def test_program_without_steps_that_ends_after_request_is_not_done() -> None:
     driven = training()
     driven.feed(progressed(0, 0, saved_ns=5))
-    for event in (directed(0), progressed(0, 0, asked=True, saved_ns=5), directed(1)):
+    for event in (directed(0), answered(0, 0, saved_ns=5), directed(1)):
         driven.feed(event)
     for end in (ended(0), ended(1), stopped()):
         driven.feed(end)
@@ -209,7 +227,7 @@ def test_rewritten_file_counts_as_checkpoint() -> None:
     driven = training()
     driven.feed(progressed(0, 0, saved_ns=5))
     driven.feed(directed())
-    driven.feed(progressed(0, 0, asked=True, saved_ns=5))
+    driven.feed(answered(0, 0, saved_ns=5))
     driven.feed(directed(1))
     driven.feed(progressed(0, 0, saved_ns=5))
     assert (told(driven).saved, told(driven).completed) == (False, False)
@@ -222,7 +240,11 @@ def test_reported_checkpoint_counts_by_its_step() -> None:
     driven.feed(directed())
     text = WorkerProgress(step=9, checkpoint_step=5, saves=True)
     driven.feed(WorkersProgressed(1, {0: text}, 0))
-    for event in (directed(0), WorkersProgressed(1, {0: text}, 0, asked=True), directed(1)):
+    for event in (
+        directed(0),
+        WorkersProgressed(1, {0: text}, 0, answers_request=True),
+        directed(1),
+    ):
         driven.feed(event)
     assert not told(driven).completed
     driven.feed(WorkersProgressed(1, {0: replace(text, checkpoint_step=9)}, 0))
@@ -255,7 +277,7 @@ def test_leaving_agent_waits_at_most_ask_seconds_for_save_request() -> None:
 def test_leaving_agent_stops_at_once_without_save_request(why: str) -> None:
     driven = training(saves=why != "does not save")
     if why == "nobody asks":
-        driven.feed(directed(asks=False))
+        driven.feed(directed(precedes_stop=False))
     stops = driven.only(StopGroup, driven.feed(LeaveRequested("SIGINT", hurry=why == "hurried")))
     assert len(stops) == 1
 
@@ -283,7 +305,7 @@ def test_returning_agent_repeats_save_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saves", "asks", "asked", "kind", "said"),
+    ("saves", "precedes_stop", "requested", "kind", "said"),
     [
         (True, True, False, CauseKind.JOIN, True),
         (True, True, False, CauseKind.LOSS, False),
@@ -291,13 +313,13 @@ def test_returning_agent_repeats_save_request() -> None:
         (True, False, False, CauseKind.JOIN, False),
         (False, True, False, CauseKind.JOIN, False),
     ],
-    ids=["unasked", "lost", "asked", "never-asked", "wants-none"],
+    ids=["not-requested", "lost", "requested", "never-requested", "wants-none"],
 )
 def test_stop_without_possible_checkpoint_is_logged(
-    saves: bool, asks: bool, asked: bool, kind: CauseKind, said: bool
+    saves: bool, precedes_stop: bool, requested: bool, kind: CauseKind, said: bool
 ) -> None:
     driven = running()
-    driven.feed(directed(9 if asked else None, asks))
+    driven.feed(directed(9 if requested else None, precedes_stop))
     driven.feed(progressed(3, 4) if saves else WorkersProgressed(1, {0: WorkerProgress(1)}, 0))
     notes = driven.only(LogLine, driven.feed(stop(kind=kind)))
     assert any("without the checkpoint" in note.text for note in notes) is said

@@ -184,7 +184,7 @@ def test_hang_in_the_code_of_a_command_line_is_a_hang() -> None:
 def test_hang_without_stack_dump_is_still_a_hang() -> None:
     found = failure("", "")
     assert found.kind is FailureClass.HANG
-    assert found.message.endswith("it did not say where it stood")
+    assert found.message.endswith("it did not report its place")
 
 
 def test_stack_is_read_from_interrupted_thread_or_else_last_thread() -> None:

@@ -100,7 +100,7 @@ class Process:
 class Output:
     said: list[str] = []  # noqa: RUF012
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         Output.said.append(text)
 
 

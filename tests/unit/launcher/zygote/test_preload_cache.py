@@ -43,24 +43,24 @@ def test_preload_cache_is_kept_for_the_same_program_only(tmp_path: Path) -> None
     path = tmp_path / "preload.json"
     first = PreloadCache(path)
     first.read("train.py")
-    first.learn(["torch", "numpy"])
-    first.learn(["numpy", "yaml"])
+    first.extend(["torch", "numpy"])
+    first.extend(["numpy", "yaml"])
     first.exclude(["yaml"])
     again = PreloadCache(path)
     again.read("train.py")
-    assert (again.learned, again.excluded) == (["torch", "numpy", "yaml"], {"yaml"})
+    assert (again.modules, again.excluded) == (["torch", "numpy", "yaml"], {"yaml"})
     other = PreloadCache(path)
     other.read("other.py")
-    assert (other.learned, other.excluded) == ([], set())
+    assert (other.modules, other.excluded) == ([], set())
 
 
 def test_full_disk_keeps_old_preload_cache(tmp_path: Path) -> None:
     path = tmp_path / "preload.json"
     memory = PreloadCache(path)
-    memory.learn(["torch"])
+    memory.extend(["torch"])
     before = path.read_bytes()
     with room(len(before)):
-        memory.learn(["numpy"])
+        memory.extend(["numpy"])
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (before, [path])
 
 
@@ -70,10 +70,10 @@ def test_unreadable_or_unwritable_preload_cache_is_ignored(tmp_path: Path) -> No
         path.write_bytes(content)
         memory = PreloadCache(path)
         memory.read("p")
-        assert memory.learned == []
+        assert memory.modules == []
     memory = PreloadCache(tmp_path / "absent" / "preload.json")
-    memory.learn(["torch"])
-    assert memory.learned == ["torch"]
+    memory.extend(["torch"])
+    assert memory.modules == ["torch"]
     assert not (tmp_path / "absent").exists()
 
 
@@ -87,14 +87,14 @@ def test_hanging_disk_delays_the_launcher_once_and_briefly(tmp_path: Path) -> No
     first = time.monotonic() - began
     assert first >= DISK_SECONDS
     for name in ("torch", "numpy", "yaml"):  # left out: the first access has not ended
-        memory.learn([name])
+        memory.extend([name])
         memory.exclude([name])
     assert time.monotonic() - began - first < DISK_SECONDS
-    assert memory.learned == ["torch", "numpy", "yaml"]
+    assert memory.modules == ["torch", "numpy", "yaml"]
     os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # ends the read
     while not path.is_file():  # later writes are not left out
         memory.exclude(["scipy"])
         time.sleep(0.01)
     again = PreloadCache(path)
     again.read("train.py")
-    assert again.learned == ["torch", "numpy", "yaml"]
+    assert again.modules == ["torch", "numpy", "yaml"]

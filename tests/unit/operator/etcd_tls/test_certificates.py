@@ -123,7 +123,7 @@ def test_due_certificate_changes(before: CertificateState, expected: list[Work])
 
 def test_authority_not_yet_trusted_by_etcd_members_does_not_sign() -> None:
     before = announced(TRUST_TIME * 3)
-    assert due_changes(before, replace(WANTED, learnt=False), NOW) == ()
+    assert due_changes(before, replace(WANTED, trusted=False), NOW) == ()
 
 
 def renewed(data: Data, now: datetime, wanted: Wanted = WANTED) -> tuple[Data, list[Work]]:

@@ -36,7 +36,7 @@ def test_records_within_the_quota_are_kept() -> None:
     store, most = RecordStore(), quota_of(UNKNOWN_NODES).keys
     assert all(fill(store, BAD, most))
     assert kept(store) == [most, 0, 0]
-    assert store.knows(BAD)
+    assert store.has(BAD)
     assert store.exceeded(FOLDER) is None
 
 
@@ -48,8 +48,8 @@ def test_one_key_too_many_drops_all_incarnations_of_the_job_and_no_other_job() -
     assert kept(store) == [0, 0, 7]
     assert store.exceeded(FOLDER) == quota_of(UNKNOWN_NODES)
     assert store.newest("ns", "bad") is None
-    assert not store.knows(BAD)
-    assert store.knows(GOOD)
+    assert not store.has(BAD)
+    assert store.has(GOOD)
 
 
 def test_too_many_bytes_drop_the_job() -> None:
@@ -75,19 +75,19 @@ def test_larger_job_is_read_again_under_its_larger_quota() -> None:
     fill(store, BAD, count)
     assert store.allow(FOLDER, nodes)
     assert store.exceeded(FOLDER) is None
-    assert not store.knows(BAD), "until it is read again"
+    assert not store.has(BAD), "until it is read again"
     again = store.emptied()
     assert all(fill(again, BAD, count))
-    assert again.knows(BAD)
+    assert again.has(BAD)
     assert not again.allow(FOLDER, 1), "a job that shrinks keeps its records for a while"
-    assert again.knows(BAD)
+    assert again.has(BAD)
 
 
 def test_forgotten_job_counts_from_zero() -> None:
     store = RecordStore()
     fill(store, BAD, quota_of(UNKNOWN_NODES).keys + 1)
     store.forget(FOLDER)
-    assert store.knows(BAD)
+    assert store.has(BAD)
     assert all(fill(store, BAD, 10))
 
 
@@ -105,7 +105,7 @@ def test_job_that_overwrites_its_records_too_fast_is_dropped_alone() -> None:
     fill(store, BAD, 3)
     fill(store, GOOD, 3)
     assert write(store, BAD, 0.0) == QUOTA.burst >> 20
-    assert not store.knows(BAD)
+    assert not store.has(BAD)
     assert kept(store) == [0, 0, 3]
     assert store.exceeded(FOLDER) == QUOTA
     assert store.wrote(GOOD, EACH, 0.0)
@@ -135,7 +135,7 @@ def test_larger_job_may_write_more_and_a_forgotten_one_begins_anew() -> None:
     store.allow(FOLDER, nodes)
     assert write(store, BAD, 0.0) == quota_of(nodes).burst >> 20
     store.forget(FOLDER)
-    assert store.knows(BAD)
+    assert store.has(BAD)
     assert write(store, BAD, 0.0) == QUOTA.burst >> 20
 
 

@@ -169,7 +169,7 @@ def test_link_reports_the_duration_of_the_coordinator_evidence() -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + 20.0
         server = PeerServer(
-            "id-a", KEY, here.post, HOST, lambda: 1, vouched_until=lambda: until, times=QUICK
+            "id-a", KEY, here.post, HOST, lambda: 1, evidence_until=lambda: until, times=QUICK
         )
         port = await server.start()
         async with link_to(port, there):
@@ -191,7 +191,7 @@ def test_probed_agent_reports_the_deadline_of_its_workers(workers: int, told: bo
             "id-a", KEY, Heard().post, HOST, lambda: workers, live_until=lambda: until
         )
         port = await server.start()
-        answer = await dial.ask(Probe("id-a", "s1", HOST, port, 0), B, KEY)
+        answer = await dial.run_probe(Probe("id-a", "s1", HOST, port, 0), B, KEY)
         await server.stop()
         assert (answer.live_seconds is not None) is told
         assert answer.live_seconds is None or 10.0 < answer.live_seconds <= 20.0
@@ -562,7 +562,7 @@ def test_link_to_unreachable_address_is_down_and_dialled_again(address: str, por
 @pytest.mark.parametrize(("address", "port"), NOWHERE)
 def test_probe_of_unreachable_address_proves_nothing(address: str, port: int) -> None:
     async def scenario() -> None:
-        probed = await dial.ask(Probe("id-a", "s1", address, port, port), B, KEY)
+        probed = await dial.run_probe(Probe("id-a", "s1", address, port, port), B, KEY)
         assert probed.verdict is Verdict.UNKNOWN
 
     run(scenario())
@@ -574,7 +574,9 @@ async def verdict(
     member: str = "id-a",
     times: wire.LinkTimes = QUICK,
 ) -> Verdict:
-    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), B, KEY, times)
+    probed = await dial.run_probe(
+        Probe(member, "s1", HOST, agent_port, launcher_port), B, KEY, times
+    )
     assert (probed.member, probed.session) == (member, "s1")
     return probed.verdict
 

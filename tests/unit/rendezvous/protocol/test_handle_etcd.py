@@ -200,7 +200,7 @@ def test_lease_answer_shows_that_etcd_is_available_again(gone: bool) -> None:
     node.later(1).hear(StoreRefused()).later(1)
     node.hear(LeaseGone(lease) if gone else KeptAlive(lease, node.now + 5.0))
     self_fencing = node.engine.self_fencing
-    assert (self_fencing.store_refused_at, self_fencing.forgotten_at) == (None, node.now)
+    assert (self_fencing.store_refused_at, self_fencing.key_lost_at) == (None, node.now)
 
 
 def test_session_that_ended_with_its_lease_is_logged() -> None:

@@ -112,7 +112,7 @@ def test_record_has_slots_role_and_machine() -> None:
 
 def leave(own: MemberKey) -> Txn | None:
     assert own.stored is not None
-    return own_key.say_leaving(own, own.stored)
+    return own_key.write_leaving(own, own.stored)
 
 
 def close(own: MemberKey) -> Txn | None:
@@ -484,22 +484,22 @@ def test_success_is_written_again_by_a_session_that_began_with_it() -> None:
 def test_leave_is_written_once_with_its_reason() -> None:
     job = Job("a").sealed("a", number=1)
     own = job.own("a", local=busy(), leaving="drained")
-    txn = own_key.say_leaving(own, job.stored("a"))
+    txn = own_key.write_leaving(own, job.stored("a"))
     assert txn is not None
     job.commit(txn)
     assert (record(job).state, record(job).reason) == (LEAVING, "drained")
     assert not record(job).stopped
     again = job.own("a", local=busy(workers=Workers.STOPPING), leaving="drained")
-    assert own_key.say_leaving(again, job.stored("a")) is None
+    assert own_key.write_leaving(again, job.stored("a")) is None
 
 
 def test_leaving_member_writes_again_when_its_workers_ended() -> None:
     job = Job("a").sealed("a", number=1).change("a", state=LEAVING, reason="drained")
-    txn = own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a"))
+    txn = own_key.write_leaving(job.own("a", leaving="drained"), job.stored("a"))
     assert txn is not None
     job.commit(txn)
     assert (record(job).state, record(job).stopped) == (LEAVING, True)
-    assert own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a")) is None
+    assert own_key.write_leaving(job.own("a", leaving="drained"), job.stored("a")) is None
 
 
 @pytest.mark.parametrize("workers", list(Workers))

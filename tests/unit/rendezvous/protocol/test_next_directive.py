@@ -35,10 +35,10 @@ def directed(
     *,
     safe: bool = True,
     late: bool = False,
-    remembered: Roster | None = None,
+    last_roster: Roster | None = None,
     **own: Any,
 ) -> Directive:
-    return direct(Facts(job.own("a", local=local, **own), BOUNDS, safe, remembered, late))
+    return direct(Facts(job.own("a", local=local, **own), BOUNDS, safe, last_roster, late))
 
 
 def final(*names: str, number: int = 2) -> Job:
@@ -56,7 +56,7 @@ def running(number: int = 2, **local: Any) -> Local:
 
 def test_workers_start_on_a_final_round_with_own_rank_assignment() -> None:
     job = final("a", "b")
-    assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5, asks=True)
+    assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5, precedes_stop=True)
 
 
 @pytest.mark.parametrize("state", [RoundState.JOINABLE, RoundState.FROZEN])
@@ -209,7 +209,7 @@ def test_leaving_member_stops_its_workers_with_grace() -> None:
 def test_workers_of_leaving_member_have_the_grace_of_the_job() -> None:
     own = final("a", "b").own("a", local=running(), leaving="drained")
     order = direct(
-        Facts(own, RendezvousParams(1, 4, stop_grace_seconds=7), safe=True, remembered=None)
+        Facts(own, RendezvousParams(1, 4, stop_grace_seconds=7), safe=True, last_roster=None)
     )
     assert isinstance(order, Stop)
     assert (order.kill, order.grace_seconds) == (False, 7.0)
@@ -229,10 +229,12 @@ def test_leaving_member_without_evidence_kills_its_workers() -> None:
     assert order.kill
 
 
-def test_remembered_roster_is_used_without_etcd() -> None:
+def test_last_roster_is_used_without_etcd() -> None:
     roster = final("a", "b").roster(2)
-    assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5, asks=True)
-    unknown = directed(Job(), running(3), remembered=roster)
+    assert directed(Job(), running(), last_roster=roster) == Run(
+        roster, identity("a"), 5, precedes_stop=True
+    )
+    unknown = directed(Job(), running(3), last_roster=roster)
     assert isinstance(unknown, Idle)
     assert unknown.reason.startswith("workers are running")
 
@@ -246,7 +248,7 @@ SAVE = Save(Cause(CauseKind.JOIN, ("c",)), 60.0)
 def test_workers_of_the_final_round_get_the_save_request() -> None:
     job = final("a", "b")
     asked = job.round(2, RoundState.FINAL, save=SAVE)
-    order = Run(job.roster(2), identity("a"), max_restarts=5, save=SAVE, asks=True)
+    order = Run(job.roster(2), identity("a"), max_restarts=5, save=SAVE, precedes_stop=True)
     assert directed(asked, running()) == order
     assert directed(asked.round(2, RoundState.FINAL), running()) == replace(order, save=None)
 
@@ -260,8 +262,8 @@ def test_save_request_counts_only_in_its_final_round(number: int, state: RoundSt
     """A member that outlived a loss of etcd's data may run a later round than the one it reads."""
     job = final("a", "b")
     roster = job.roster(2)
-    order = directed(job.round(number, state, save=SAVE), running(), remembered=roster)
-    assert order == Run(roster, identity("a"), max_restarts=5, save=None, asks=True)
+    order = directed(job.round(number, state, save=SAVE), running(), last_roster=roster)
+    assert order == Run(roster, identity("a"), max_restarts=5, save=None, precedes_stop=True)
 
 
 # -- finishing ------------------------------------------------------------------------

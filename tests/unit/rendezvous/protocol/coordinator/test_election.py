@@ -162,4 +162,4 @@ def test_evidence_of_the_link_to_the_predecessor_lasts_for_its_successor() -> No
     engine_state.clock = Clock(11.0, 0)
     election.take_over(engine_state)
     assert Unlink() in engine_state.effects
-    assert engine_state.leader_link.vouched_until(3) == pytest.approx(11.0 + HANDOVER_SECONDS)
+    assert engine_state.leader_link.evidence_until(3) == pytest.approx(11.0 + HANDOVER_SECONDS)

@@ -11,8 +11,8 @@ from elasticjob_rendezvous.protocol.coordinator.failure_policy import (
     culprit,
     describe,
     failures_text,
+    includes_cause,
     port_taken,
-    speaks_for_itself,
     spent,
     surplus,
     window_seconds,
@@ -60,7 +60,7 @@ def failures(*kinds: FailureClass) -> list[Failure]:
 def test_causes_and_consequences(
     kinds: tuple[FailureClass, ...], speaks: bool, taken: bool
 ) -> None:
-    assert speaks_for_itself(failures(*kinds)) is speaks
+    assert includes_cause(failures(*kinds)) is speaks
     assert port_taken(failures(*kinds)) is taken
 
 

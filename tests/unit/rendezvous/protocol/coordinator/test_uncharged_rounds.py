@@ -1,4 +1,4 @@
-"""Causes that excuse a round of aborted collectives."""
+"""Rounds of aborted collectives that are not charged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.protocol.coordinator.charging import excuse
+from elasticjob_rendezvous.protocol.coordinator.charging import cause_of_absence
 from elasticjob_rendezvous.protocol.records.members import (
     ABORTED,
     Cause,
@@ -25,7 +25,7 @@ def gang() -> Job:
 
 def found(job: Job, **bounds: Any) -> Cause | None:
     view = job.view()
-    return excuse(view, view.rosters.get(1), RendezvousParams(1, 3, **bounds))
+    return cause_of_absence(view, view.rosters.get(1), RendezvousParams(1, 3, **bounds))
 
 
 def test_complete_gang_has_no_uncharged_cause() -> None:
@@ -33,7 +33,7 @@ def test_complete_gang_has_no_uncharged_cause() -> None:
 
 
 def test_unknown_roster_has_no_uncharged_cause() -> None:
-    assert excuse(gang().view(), None, RendezvousParams(1, 3)) is None
+    assert cause_of_absence(gang().view(), None, RendezvousParams(1, 3)) is None
 
 
 def test_lost_member_after_a_done_one_prevents_the_charge() -> None:

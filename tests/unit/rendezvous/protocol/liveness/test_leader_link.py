@@ -267,26 +267,26 @@ def test_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
 
 def test_link_is_evidence_for_the_reported_round_and_newer() -> None:
     leader_link = follower(Job("a", "b"))
-    assert leader_link.vouched_until(3) <= 50.0
+    assert leader_link.evidence_until(3) <= 50.0
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3), 50.0)
-    assert leader_link.vouched_until(3) > 50.0
-    assert leader_link.vouched_until(2) <= 50.0
-    assert leader_link.knows_newer(2)
-    assert not leader_link.knows_newer(3)
+    assert leader_link.evidence_until(3) > 50.0
+    assert leader_link.evidence_until(2) <= 50.0
+    assert leader_link.has_newer_round(2)
+    assert not leader_link.has_newer_round(3)
 
 
 def test_link_is_evidence_for_the_first_round() -> None:
     leader_link = follower(Job("a", "b"))
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 1, sent=50.0), 50.0)
-    assert leader_link.vouched_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
+    assert leader_link.evidence_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
 def test_link_evidence_lasts_from_last_exchange_in_both_directions() -> None:
     """A side that receives nothing counts the link as silent, and continues without the other."""
     leader_link = follower(Job("a", "b"))
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=48.0), 50.0)
-    assert leader_link.vouched_until(3) > 48.0 + TRUST_SECONDS - 0.1
-    assert leader_link.vouched_until(3) <= 48.0 + TRUST_SECONDS
+    assert leader_link.evidence_until(3) > 48.0 + TRUST_SECONDS - 0.1
+    assert leader_link.evidence_until(3) <= 48.0 + TRUST_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_link_evidence_ends_with_the_evidence_of_the_coordinator(
     """The coordinator may hang before that and then stays silent. Older ones do not report it."""
     leader_link = follower(Job("a", "b"))
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, 49.0, vouched), 50.0)
-    assert leader_link.vouched_until(3) == pytest.approx(49.0 + seconds)
+    assert leader_link.evidence_until(3) == pytest.approx(49.0 + seconds)
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, 49.5, 0.1), 50.5)
-    assert leader_link.vouched_until(3) == pytest.approx(max(49.0 + seconds, 49.6))
+    assert leader_link.evidence_until(3) == pytest.approx(max(49.0 + seconds, 49.6))
 
 
 def test_link_evidence_outlasts_replacement_of_the_link() -> None:
@@ -309,9 +309,9 @@ def test_link_evidence_outlasts_replacement_of_the_link() -> None:
     leader_link = follower(job)
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=49.0), 50.0)
     assert leader_link.unlink(51.0) == [Unlink()]
-    assert leader_link.vouched_until(3) > 51.0 + HANDOVER_SECONDS - 0.1
-    assert leader_link.vouched_until(3) <= 51.0 + HANDOVER_SECONDS
-    assert leader_link.vouched_until(2) <= 51.1
+    assert leader_link.evidence_until(3) > 51.0 + HANDOVER_SECONDS - 0.1
+    assert leader_link.evidence_until(3) <= 51.0 + HANDOVER_SECONDS
+    assert leader_link.evidence_until(2) <= 51.1
 
 
 @pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
@@ -325,22 +325,22 @@ def test_link_evidence_outlasts_the_session_of_the_coordinator(session: str | No
         leader_link.key = job.stored("a").key
     assert leader_link.maintain(job.view(), 51.0, in_doubt=False) != []
     assert leader_link.link == (None if session is None else (A, "s2"))
-    assert leader_link.vouched_until(3) == pytest.approx(51.0 + HANDOVER_SECONDS)
+    assert leader_link.evidence_until(3) == pytest.approx(51.0 + HANDOVER_SECONDS)
 
 
 def test_kept_link_evidence_does_not_exceed_its_original_end() -> None:
     leader_link = follower(Job("a", "b", "c"))
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=50.0), 50.0)
     leader_link.unlink(49.9 + TRUST_SECONDS)
-    assert leader_link.vouched_until(3) <= 50.0 + TRUST_SECONDS
+    assert leader_link.evidence_until(3) <= 50.0 + TRUST_SECONDS
 
 
 def test_link_without_a_round_number_is_no_evidence() -> None:
     leader_link = follower(Job("a", "b"))
     leader_link.link_up(LinkUp(A, "s1"), 50.0)
-    assert leader_link.vouched_until(3) <= 50.0
+    assert leader_link.evidence_until(3) <= 50.0
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 0), 50.0)
-    assert leader_link.vouched_until(3) <= 50.0
+    assert leader_link.evidence_until(3) <= 50.0
 
 
 def test_opened_link_is_as_good_as_a_heartbeat() -> None:
@@ -348,23 +348,23 @@ def test_opened_link_is_as_good_as_a_heartbeat() -> None:
     leader_link = follower(Job("a", "b"))
     leader_link.link_up(LinkUp(A, "s1"), 50.0)
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=48.0), 50.0)
-    assert leader_link.vouched_until(3) == pytest.approx(50.0 + LINK_SILENCE_SECONDS)
+    assert leader_link.evidence_until(3) == pytest.approx(50.0 + LINK_SILENCE_SECONDS)
 
 
 def test_other_opened_link_does_not_change_the_evidence() -> None:
     leader_link = follower(Job("a", "b"))
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3, sent=50.0), 50.0)
     leader_link.link_up(LinkUp(A, "s0"), 50.5)
-    assert leader_link.vouched_until(3) == pytest.approx(50.0 + TRUST_SECONDS)
+    assert leader_link.evidence_until(3) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
 def test_silent_broken_or_foreign_link_is_no_evidence() -> None:
     job = Job("a", "b")
     leader_link = follower(job)
     leader_link.link_heartbeat(LinkHeartbeat(A, "s1", 3), 50.0)
-    assert leader_link.vouched_until(3) > 50.0 + LINK_SILENCE_SECONDS - 0.1
-    assert leader_link.vouched_until(3) <= 50.0 + LINK_SILENCE_SECONDS
+    assert leader_link.evidence_until(3) > 50.0 + LINK_SILENCE_SECONDS - 0.1
+    assert leader_link.evidence_until(3) <= 50.0 + LINK_SILENCE_SECONDS
     leader_link.link_down(down(), job.view())
-    assert leader_link.vouched_until(3) <= 50.1
+    assert leader_link.evidence_until(3) <= 50.1
     leader_link.link_heartbeat(LinkHeartbeat(A, "s0", 3), 50.0)
-    assert leader_link.vouched_until(3) <= 50.1
+    assert leader_link.evidence_until(3) <= 50.1

@@ -89,10 +89,10 @@ class Absent:
 
     def probe(self) -> Absent:
         """Send the inquiry."""
-        self.asks()
+        self.precedes_stop()
         return self
 
-    def asks(self) -> list[str]:
+    def precedes_stop(self) -> list[str]:
         """Return the members probed now."""
         effects, _ = detector_upkeep.maintain(
             self.peers, self.job.view(), identity("a"), self.job.now, 1.0
@@ -143,7 +143,7 @@ def test_member_absent_at_coordinator_change_is_probed_after_a_delay() -> None:
     assert not absent.lost()
     assert absent.wakes_in == pytest.approx(PROBE_INTERVAL_SECONDS)
     assert not absent.lost(PROBE_INTERVAL_SECONDS)
-    assert absent.asks() == [B]
+    assert absent.precedes_stop() == [B]
     assert not absent.answers(BOTH).lost()
 
 
@@ -283,7 +283,7 @@ def test_probe_wakes_once_and_then_waits_for_its_answer() -> None:
     """An answer is an event of its own; repeated checks would be expensive in a large job."""
     absent = Absent()
     assert not absent.stopped()
-    assert absent.wakes_in == pytest.approx(member_loss.ASK_SOON_SECONDS)
+    assert absent.wakes_in == pytest.approx(member_loss.PROBE_SOON_SECONDS)
     absent.probe()
     for _ in range(3):
         assert not absent.stopped(0.1)

@@ -127,7 +127,7 @@ def test_refusing_etcd_is_no_evidence_for_one_of_several_members() -> None:
 
 def test_member_forgotten_by_etcd_has_time_to_register_again() -> None:
     cut = Cut("a", "b")
-    cut.self_fencing.forgotten_at = NOW
+    cut.self_fencing.key_lost_at = NOW
     assert cut.runs(NOW + REGISTER_AGAIN_SECONDS - 0.1)
     assert not cut.runs(NOW + REGISTER_AGAIN_SECONDS)
 
@@ -140,7 +140,7 @@ def test_time_to_register_again_ends_before_silent_members_count_as_stopped() ->
 
 def test_newer_round_ends_the_evidence_at_once() -> None:
     cut = Cut("a", "b").told(ROUND)
-    cut.self_fencing.forgotten_at = NOW
+    cut.self_fencing.key_lost_at = NOW
     assert cut.runs()
     assert not cut.told(ROUND + 1).runs()
 
@@ -156,7 +156,7 @@ def test_lost_lease_is_no_evidence() -> None:
     self_fencing = SelfFencing(backed_until=0.9)
     self_fencing.lost_its_lease(0.5)
     assert not self_fencing.backed(0.5)
-    assert self_fencing.forgotten_at == 0.5
+    assert self_fencing.key_lost_at == 0.5
 
 
 @pytest.mark.parametrize(

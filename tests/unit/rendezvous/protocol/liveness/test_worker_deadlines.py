@@ -17,10 +17,10 @@ from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     TRUST_SECONDS,
 )
 from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
+    evidence_until,
     live_until,
     may_go_on,
-    vouch,
-    vouched_until,
+    serve_round,
 )
 from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -39,7 +39,7 @@ def member(round: int = ROUND, **local: Any) -> EngineState:
     engine_state = EngineState(Config(KEYS.prefix, Identity(A, "a", "host-a", 7000, 7001), "n-a"))
     engine_state.clock = Clock(NOW, 0)
     engine_state.view = Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).view()
-    engine_state.rounds.remember(engine_state.view)
+    engine_state.rounds.update(engine_state.view)
     engine_state.worker_group.report(
         Local(ready=True, workers=Workers.RUNNING, round=round, **local)
     )
@@ -204,7 +204,7 @@ def test_without_evidence_only_harmless_workers_continue(
 def test_relayed_evidence_is_the_longest_lasting_one(
     engine_state: EngineState, until: float
 ) -> None:
-    assert vouched_until(engine_state) == pytest.approx(until)
+    assert evidence_until(engine_state) == pytest.approx(until)
 
 
 def test_done_member_need_not_be_heard() -> None:
@@ -212,11 +212,11 @@ def test_done_member_need_not_be_heard() -> None:
     engine_state.view = (
         Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("c", round=ROUND).view()
     )
-    assert vouched_until(engine_state) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
+    assert evidence_until(engine_state) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
     engine_state.view = (
         Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("c", round=3).view()
     )
-    assert vouched_until(engine_state) == LEASE_ENDS, "it was done in an older round"
+    assert evidence_until(engine_state) == LEASE_ENDS, "it was done in an older round"
 
 
 def test_last_working_member_relays_evidence_of_a_refusing_etcd() -> None:
@@ -224,9 +224,9 @@ def test_last_working_member_relays_evidence_of_a_refusing_etcd() -> None:
     engine_state.view = (
         Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("b", "c", round=ROUND).view()
     )
-    assert vouched_until(engine_state) == LEASE_ENDS
+    assert evidence_until(engine_state) == LEASE_ENDS
     engine_state.self_fencing.store_refused_at = NOW
-    assert vouched_until(engine_state) == pytest.approx(NOW + LINK_SILENCE_SECONDS + RELAY_SECONDS)
+    assert evidence_until(engine_state) == pytest.approx(NOW + LINK_SILENCE_SECONDS + RELAY_SECONDS)
 
 
 @pytest.mark.parametrize("number", [None, ROUND + 1], ids=["no round", "a newer round"])
@@ -234,17 +234,17 @@ def test_gang_is_no_evidence_for_a_round_of_others(number: int | None) -> None:
     job = Job("a", "b", "c")
     engine_state = leads(member(), B, C)
     engine_state.view = (job if number is None else job.round(number)).view()
-    assert vouched_until(engine_state) == LEASE_ENDS
+    assert evidence_until(engine_state) == LEASE_ENDS
 
 
 def test_first_gang_is_no_evidence_while_its_round_is_unknown() -> None:
     """Etcd lost its data: what number comes next is yet to be read."""
     engine_state = leads(member(), B, C)
     engine_state.view = Job("a", "b", "c").sealed("a", "b", "c", number=1).view()
-    engine_state.rounds.remember(engine_state.view)
-    assert vouched_until(engine_state) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
+    engine_state.rounds.update(engine_state.view)
+    assert evidence_until(engine_state) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
     engine_state.view = Job("a", "b", "c").view()
-    assert vouched_until(engine_state) == LEASE_ENDS
+    assert evidence_until(engine_state) == LEASE_ENDS
 
 
 # -- the number that others are told --------------------------------------------------
@@ -253,7 +253,7 @@ def test_first_gang_is_no_evidence_while_its_round_is_unknown() -> None:
 def told(engine_state: EngineState, now: float = NOW) -> list[int]:
     """The numbers that those who link to it are told now."""
     engine_state.clock, engine_state.alarm, engine_state.effects = Clock(now, 0), Alarm(), []
-    vouch(engine_state)
+    serve_round(engine_state)
     assert all(isinstance(effect, Serve) for effect in engine_state.effects)
     return [effect.round for effect in engine_state.effects if isinstance(effect, Serve)]
 
