@@ -1,8 +1,8 @@
 """Check that no product module selects by the product's own English sentences.
 
 Literals of several words in comparisons, dict keys, match patterns and string searches must be
-texts of other programs; so must words in a table by which a loop selects. Regular expressions are
-left out, except those of words alone.
+texts of other programs; so must words in a table by which a loop selects, and regular expressions
+of words alone. Four words in other regular expressions must occur in no text of another module.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ PRODUCT = ("operator", "sdk", "rendezvous", "sidecar", "cli", "bench")
 WORDS = re.compile(r"[a-z]+ [a-z]+")
 PLAIN = re.compile(r"[\w ,:;]+")
 """Regular expression without operators."""
+RUN = re.compile(r"(?<!\\)\b[A-Za-z]+(?: [A-Za-z]+){3,}\b")
+"""Literal words in a regular expression; fewer, such as `out of memory`, stand in many texts."""
 SEARCHES = frozenset(
     [
         "startswith",
@@ -198,6 +200,57 @@ def test_product_reads_no_prose_of_its_own() -> None:
     found = list(prose(files))
     assert [place for place in found if place[1] not in ALL_FOREIGN] == []
     assert {text for _, text in found} >= ALL_FOREIGN, "remove the texts that nobody reads any more"
+
+
+def _pattern(node: ast.AST) -> str | None:
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="re")), args=[ast.Constant(value=str(pattern)), *_]
+        ):
+            return pattern
+    return None
+
+
+def matched_texts(files: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield module and words of each pattern that a text of another module has, and that module.
+
+    Docstrings are no texts.
+    """
+    texts: dict[str, list[str]] = {}
+    patterns: list[tuple[str, str]] = []
+    for path, content in files.items():
+        tree = ast.parse(content)
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts[path] = [
+            node.value
+            for node in found
+            if isinstance(node.value, str) and id(node) not in documents
+        ]
+        patterns += [(path, one) for node in ast.walk(tree) if (one := _pattern(node)) is not None]
+    for path, pattern in patterns:
+        for words in RUN.findall(pattern):
+            for other, own in texts.items():
+                if other != path and any(words in text for text in own):
+                    yield path, words, other
+
+
+def test_no_pattern_matches_a_text_of_another_module() -> None:
+    files = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for top in PRODUCT
+        for path in sorted((ROOT / top).rglob("*.py"))
+    }
+    assert list(matched_texts(files)) == []
+
+
+def test_planted_pattern_for_a_text_of_another_module_is_found() -> None:
+    files = {
+        "a.py": 'log.info(f"the job ended after {n} s")',
+        "b.py": '"""The job ended."""\nENDED = re.compile(r"^the job ended after (\\d+) s")',
+        "c.py": 'OTHER = re.compile(r"socket has failed to (listen|bind)")',
+    }
+    assert list(matched_texts(files)) == [("b.py", "the job ended after", "a.py")]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def after(
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "wrong"),
+    ("kind", "job_state", "wrong"),
     [
         (Kind.KILL_WORKER, after(("failure", "job-1"), restarts=2, failure=KILLED), ""),
         (Kind.KILL_WORKER, after(("failure", "job-0"), restarts=2), "job-0 was named"),
