@@ -13,11 +13,10 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from elasticjob_launcher.admission import Caps
 from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
-from elasticjob_rendezvous.tcpstore.budget import Budget, Hold
 from elasticjob_rendezvous.tcpstore.memory import ENTRY_BYTES, Memory
 from elasticjob_rendezvous.tcpstore.wire import (
     I64,
@@ -305,3 +304,59 @@ class _Parts:
             if size > BUFFER_BYTES:
                 await self._hold.grow(more)
         return found
+
+
+class Budget:
+    """Budget of `max_bytes` for the messages that all connections read or send.
+
+    A larger request waits until it is alone.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._freed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Hold]:
+        """Return the share of one request, which ends with the block."""
+        hold = Hold(self)
+        try:
+            yield hold
+        finally:
+            hold.release()
+
+    async def take(self, own: int, size: int) -> None:
+        """Wait for room for `size` bytes beside the `own` that the same request holds."""
+        while self._used > own and self._used + size > self._max_bytes:
+            self._freed.clear()
+            await self._freed.wait()
+        self._used += size
+
+    def give(self, size: int) -> None:
+        self._used -= size
+        self._freed.set()
+
+
+class Hold:
+    """Share of one request in a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._size = 0
+        self._needed = 0
+
+    async def grow(self, size: int, ahead: int = 0) -> None:
+        """Wait for room for `size` bytes more, and for `ahead` bytes that later calls then use."""
+        wanted = self._needed + size + ahead
+        if wanted > self._size:
+            await self._budget.take(self._size, wanted - self._size)
+            self._size = wanted
+        self._needed += size
+
+    def release(self) -> None:
+        """Give back the whole share."""
+        self._needed = 0
+        if self._size:
+            self._budget.give(self._size)
+            self._size = 0

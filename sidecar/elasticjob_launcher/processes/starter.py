@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.spawn import LaunchError
-from elasticjob_launcher.zygote.manager import ForkRequest, ZygoteManager
+from elasticjob_launcher.zygote.fork_requests import ForkRequest
+from elasticjob_launcher.zygote.manager import ZygoteManager
 
 SERVE_SECONDS = 5.0
 END_SECONDS = 2.0

@@ -11,113 +11,20 @@ requested separately and reports its own pid.
 from __future__ import annotations
 
 import os
-import select
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.spawn import LaunchError
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.zygote.command import ColdStart, Program, parse_command
+from elasticjob_launcher.zygote.fork_requests import ForkedWorker, ForkRequest, request_forks
 from elasticjob_launcher.zygote.preload_cache import ExtensionSchedule, PreloadCache
 from elasticjob_launcher.zygote.process import ImportLimits, ZygoteEvents, ZygoteProcess, activity
 from elasticjob_launcher.zygote.worker_environment import shared_variables
-
-if TYPE_CHECKING:
-    from elasticjob_launcher.zygote.command import Program
-
-    Pass = Callable[[dict[str, Any], Sequence[int]], None]
-
-FORK_SECONDS = 5.0
-
-
-class ForkedWorker:
-    """Worker forked by the zygote; this launcher is its parent."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-
-class ForkRequest(NamedTuple):
-    """Environment and streams for one worker; the caller keeps ownership of the descriptors."""
-
-    env: Mapping[str, str]
-    stdout_fd: int
-    stderr_fd: int
-
-
-def request_forks(
-    pass_on: Pass, program: Program, requests: Sequence[ForkRequest]
-) -> list[ForkedWorker | str]:
-    """Return a worker, or the reason for its absence, for each request.
-
-    `pass_on` sends the zygote a message with descriptors, and raises OSError on failure.
-    """
-    deadline = time.monotonic() + FORK_SECONDS
-    readers: list[socket.socket] = []
-    refusal = ""
-    try:
-        for request in requests:
-            readers.append(_request_fork(pass_on, program, request))
-    except OSError as error:
-        refusal = f"the standby took no request: {error}"
-    # Read even if the zygote is lost by now: workers that it forked before run as our children.
-    results: list[ForkedWorker | str] = [receive_worker(reader, deadline) for reader in readers]
-    results += [refusal] * (len(requests) - len(readers))
-    for reader in readers:
-        reader.close()
-    return results
-
-
-def _request_fork(pass_on: Pass, program: Program, request: ForkRequest) -> socket.socket:
-    """Request one worker; return the socket that delivers its pid."""
-    reader, writer = socket.socketpair()
-    env = {**request.env, **program.env}
-    message = {"do": "fork", "env": env, "command": program.command}
-    try:
-        pass_on(message, [request.stdout_fd, request.stderr_fd, writer.fileno()])
-    except OSError:
-        reader.close()
-        raise
-    finally:
-        writer.close()
-    return reader
-
-
-def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason and package; it counts the package's further modules."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name, reason in refused.items():
-        groups.setdefault((name.partition(".")[0], reason), []).append(name)
-    for (package, reason), names in groups.items():
-        others = len(names) - 1
-        more = f" and {others} module{'s' * (others > 1)} of {package}" if others else ""
-        yield f"{names[0]}{more}: {reason}"
-
-
-def receive_worker(reader: socket.socket, deadline: float) -> ForkedWorker | str:
-    """Return the worker at the other end of the socket, or the reason for its absence.
-
-    A late worker must not run beside its replacement: after the socket's shutdown it cannot report
-    its pid, and exits. A pid reported before the shutdown is still read.
-    """
-    left = max(0.0, deadline - time.monotonic())
-    late = not select.select([reader], [], [], left)[0]
-    if late:
-        reader.shutdown(socket.SHUT_RD)
-    pid, _, trouble = reader.recv(4096).decode("utf-8", "replace").partition(" ")
-    if trouble:
-        return trouble
-    if pid:
-        return ForkedWorker(int(pid))
-    late_text = f"the standby did not fork within {FORK_SECONDS:g} s"
-    return late_text if late else "the standby could not fork"
-
 
 if TYPE_CHECKING:
     from elasticjob_launcher.wire import Prepare
@@ -156,6 +63,17 @@ def wait_seconds(load_seconds: float, elapsed_seconds: float) -> float:
     if load_seconds > LEAST_WAIT_SECONDS and elapsed_seconds < LEAD * load_seconds:
         return 0.0
     return max(load_seconds, LEAST_WAIT_SECONDS)
+
+
+def refusal_lines(refused: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason and package; it counts the package's further modules."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, reason in refused.items():
+        groups.setdefault((name.partition(".")[0], reason), []).append(name)
+    for (package, reason), names in groups.items():
+        others = len(names) - 1
+        more = f" and {others} module{'s' * (others > 1)} of {package}" if others else ""
+        yield f"{names[0]}{more}: {reason}"
 
 
 class ZygoteState:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elasticjob_launcher.zygote.manager import FORK_SECONDS, ForkedWorker, receive_worker
+from elasticjob_launcher.zygote.fork_requests import FORK_SECONDS, ForkedWorker, receive_worker
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 from elasticjob_launcher.settings import Limits
 from elasticjob_launcher.wire import Prepare
 from elasticjob_launcher.zygote import manager as standbys
+from elasticjob_launcher.zygote.fork_requests import ForkRequest
 from elasticjob_launcher.zygote.manager import (
     LOOK_SECONDS,
     MOST_REFUSALS,
     MOST_STARTS,
     REST_SECONDS,
     STALLED_SECONDS,
-    ForkRequest,
     ZygoteManager,
     wait_seconds,
 )
