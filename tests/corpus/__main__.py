@@ -136,7 +136,7 @@ def main() -> int:
                     return not trouble
                 one = corpus.measure(package)
                 _keep(package, one)
-                _tell(package, one)
+                _print_result(package, one)
                 return not (one.differences or one.trouble)
 
             with ThreadPoolExecutor(asked.at_once) as pool:
@@ -153,7 +153,7 @@ def _keep(package: Subject, one: Result) -> None:
         PAGE.write_text(page(packages(), programs(), results))
 
 
-def _tell(package: Subject, one: Result) -> None:
+def _print_result(package: Subject, one: Result) -> None:
     verdict = one.trouble or f"{len(one.differences)} undocumented differences"
     print(f"{package.name} {one.version}: {verdict}", flush=True)
     for text in (*one.cold_reasons, *one.refused, *one.differences):

@@ -103,7 +103,7 @@ def _matches(selector: Json, labels: Json) -> bool:
     return True
 
 
-def _look(console: Console, namespace: str) -> str:
+def _read(console: Console, namespace: str) -> str:
     policies = console.items("-n", namespace, "networkpolicies")
     namespaces = {
         found["metadata"]["name"]: found["metadata"]["labels"] for found in console.items("ns")
@@ -124,11 +124,11 @@ def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[Non
         told = ""
         while not over.wait(POLL_SECONDS):
             try:
-                found = _look(console, namespace)
+                found = _read(console, namespace)
             except CommandFailed:
                 continue
             if found != told:
-                _tell(cluster, found)
+                _run_commands(cluster, found)
                 told = found
 
     keeper = threading.Thread(target=keep, daemon=True)
@@ -138,9 +138,9 @@ def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[Non
     finally:
         over.set()
         keeper.join(timeout=60)
-        _tell(cluster, _REMOVE)
+        _run_commands(cluster, _REMOVE)
 
 
-def _tell(cluster: Cluster, rules: str) -> None:
+def _run_commands(cluster: Cluster, rules: str) -> None:
     for node in cluster.nodes:
         cluster.exec_on_node(node, "sh", "-c", 'printf %s "$1" | nft -f -', "sh", rules)

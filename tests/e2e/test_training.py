@@ -19,9 +19,9 @@ from tests.e2e.report import Report
 
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
-NAME = "told"
-SCRIPT = Path(__file__).parent / "telling.py"
-FOLDER = "/telling"
+NAME = "training"
+SCRIPT = Path(__file__).parent / "training_script.py"
+FOLDER = "/script"
 HANG_SECONDS = 8
 GRACE_SECONDS = 20
 LEARNING_STEPS = 250
@@ -37,7 +37,7 @@ _BEGUN = re.compile(r"round (\d+) begins at (\d+) with (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TrainingJob:
     """Job of these tests, with its observations."""
 
     ns: JobNamespace
@@ -91,9 +91,9 @@ class Told:
 
     def saved(self, number: int) -> int:
         """Return the last step saved in a round, 0 without one."""
-        told = [_SAVED.findall(log) for log in self._logs()]
+        training = [_SAVED.findall(log) for log in self._logs()]
         return max(
-            (int(s) for each in told for s, found in each if int(found) == number), default=0
+            (int(s) for each in training for s, found in each if int(found) == number), default=0
         )
 
     def _logs(self) -> list[str]:
@@ -107,13 +107,13 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(ns: JobNamespace, report: Report) -> Told:
-    script = {"telling.py": SCRIPT.read_text()}
+def training(ns: JobNamespace, report: Report) -> TrainingJob:
+    script = {"training_script.py": SCRIPT.read_text()}
     ns.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": script},
         job(
             NAME,
-            {"command": ["python3", f"{FOLDER}/telling.py"]},
+            {"command": ["python3", f"{FOLDER}/training_script.py"]},
             nodes=2,
             most=3,
             trainer={"volumeMounts": [{"name": "script", "mountPath": FOLDER}]},
@@ -126,118 +126,125 @@ def told(ns: JobNamespace, report: Report) -> Told:
         ),
     )
     ns.running(NAME, 2)
-    return Told(ns, report)
+    return TrainingJob(ns, report)
 
 
-def test_library_is_available_in_pods(told: Told) -> None:
-    (pod, *_) = told.settled()
-    ((_, _, library), *_) = _BEGUN.findall(told.ns.log(pod))
+def test_library_is_available_in_pods(training: TrainingJob) -> None:
+    (pod, *_) = training.settled()
+    ((_, _, library), *_) = _BEGUN.findall(training.ns.log(pod))
     assert library.startswith("/elasticjob/")
     look = "from importlib.util import find_spec as find; print(find('torch'), find('elasticjob'))"
-    found = told.ns.exec(pod, "trainer", f'python3 -c "{look}"')
+    found = training.ns.exec(pod, "trainer", f'python3 -c "{look}"')
     assert found.startswith("ModuleSpec(name='torch'")
     assert found.endswith(" None\n"), "the image itself has none"
 
 
-def test_checkpoint_is_shown_in_status(told: Told) -> None:
-    (pod, *_) = told.settled()
-    told.ask(pod, "save")
-    saved: int = told.ns.until(lambda: told.saved(told.round), "a checkpoint")
-    told.ns.until(
-        lambda: saved in [m.get("checkpointStep") for m in told.status["members"]],
+def test_checkpoint_is_shown_in_status(training: TrainingJob) -> None:
+    (pod, *_) = training.settled()
+    training.ask(pod, "save")
+    saved: int = training.ns.until(lambda: training.saved(training.round), "a checkpoint")
+    training.ns.until(
+        lambda: saved in [m.get("checkpointStep") for m in training.status["members"]],
         f"step {saved} in the status",  # progress alone is written every 30 s
     )
 
 
-def test_replacement_workers_start_warm(told: Told) -> None:
-    pods = told.settled(LEARNING_STEPS)
-    victim, restarts = pods[1], told.status["restarts"]
-    cost = told.recovered("worker killed", lambda: told.ns.kill_worker(victim), nodes=len(pods))
+def test_replacement_workers_start_warm(training: TrainingJob) -> None:
+    pods = training.settled(LEARNING_STEPS)
+    victim, restarts = pods[1], training.status["restarts"]
+    cost = training.recovered(
+        "worker killed", lambda: training.ns.kill_worker(victim), nodes=len(pods)
+    )
     assert (cost["cause"], cost["members"]) == ("failure", [victim])
     assert cost["coldNodes"] == 0
     assert cost["recoveryMs"] < 1000 * RECOVERY_SECONDS
-    told.ns.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
-    explained = told.explained()
+    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge", 20)
+    explained = training.explained()
     assert f"Last interruption: a worker of {victim} failed" in explained
     assert ", recovered in " in explained
     assert f"on {victim} (" in explained
     assert "a signal ended it: " in explained
-    told.ns.until(lambda: "Recovered" in told.ns.reasons(NAME), "the event", 20)
+    training.ns.until(lambda: "Recovered" in training.ns.reasons(NAME), "the event", 20)
 
 
-def test_hung_rank_is_reported_with_its_stack(told: Told) -> None:
-    pods = told.settled()
-    number, restarts = told.round, told.status["restarts"]
-    (victim,) = [m["pod"] for m in told.status["members"] if m["rank"] == 1]
-    told.recovered("hang", lambda: told.ask(victim, "hang"), nodes=len(pods))
-    failure = told.ns.until(
-        lambda: f if (f := told.status["lastFailure"])["round"] == number else None, "the failure"
+def test_hung_rank_is_reported_with_its_stack(training: TrainingJob) -> None:
+    pods = training.settled()
+    number, restarts = training.round, training.status["restarts"]
+    (victim,) = [m["pod"] for m in training.status["members"] if m["rank"] == 1]
+    training.recovered("hang", lambda: training.ask(victim, "hang"), nodes=len(pods))
+    failure = training.ns.until(
+        lambda: f if (f := training.status["lastFailure"])["round"] == number else None,
+        "the failure",
     )
     assert (failure["class"], failure["rank"], failure["pod"]) == ("Hang", 1, victim)
     assert failure["message"].startswith(f"no progress for {HANG_SECONDS} s after step ")
-    assert ": it was in read_batch (telling.py, line " in failure["message"]
+    assert ": it was in read_batch (training_script.py, line " in failure["message"]
     assert failure["traceback"].startswith("Stack (most recent call last):")
     assert "in main\n" in failure["traceback"]
     assert "in read_batch" in failure["traceback"]
-    told.ns.until(
+    training.ns.until(
         lambda: any(
             reason == "WorkerFailed" and victim in text and "it was in read_batch" in text
-            for reason, text in told.ns.events(NAME)
+            for reason, text in training.ns.events(NAME)
         ),
         "the event",
         20,
     )
-    assert "it was in read_batch" in told.explained()
-    told.ns.until(lambda: told.status["restarts"] == restarts + 1, "the charge", 20)
+    assert "it was in read_batch" in training.explained()
+    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge", 20)
 
 
-def test_newcomer_joins_after_a_checkpoint(told: Told) -> None:
-    pods = told.settled()
-    number, nodes = told.round, len(pods) + 1
-    told.ns.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
-    told.ns.until(
+def test_newcomer_joins_after_a_checkpoint(training: TrainingJob) -> None:
+    pods = training.settled()
+    number, nodes = training.round, len(pods) + 1
+    training.ns.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
+    training.ns.until(
         lambda: (
-            "wait for the next checkpoint" in told.status["rendezvous"].get("waitingReason", "")
+            "wait for the next checkpoint" in training.status["rendezvous"].get("waitingReason", "")
         ),
         "a newcomer that waits",
         100,
     )
-    newcomer = max(told.ns.active(NAME))
-    assert f"{newcomer} waits for the next checkpoint, for at most 600 s" in told.explained()
-    told.ns.advances(NAME, told.ns.latest(NAME) + 10)
-    assert told.round == number
-    cost = told.recovered("join", lambda: told.ask(pods[0], "save"), nodes=nodes)
+    newcomer = max(training.ns.active(NAME))
+    assert f"{newcomer} waits for the next checkpoint, for at most 600 s" in training.explained()
+    training.ns.advances(NAME, training.ns.latest(NAME) + 10)
+    assert training.round == number
+    cost = training.recovered("join", lambda: training.ask(pods[0], "save"), nodes=nodes)
     assert (cost["cause"], cost["members"]) == ("join", [newcomer])
-    assert told.begun(number + 1) == told.saved(number)
-    assert told.status["rendezvous"].get("waitingReason") is None
+    assert training.begun(number + 1) == training.saved(number)
+    assert training.status["rendezvous"].get("waitingReason") is None
 
 
-def test_deleted_pod_checkpoints_first_and_loses_no_step(told: Told) -> None:
-    pods = told.settled()
-    number, victim = told.round, pods[-1]
-    before = told.saved(number)
+def test_deleted_pod_checkpoints_first_and_loses_no_step(training: TrainingJob) -> None:
+    pods = training.settled()
+    number, victim = training.round, pods[-1]
+    before = training.saved(number)
     began = time.monotonic()
     delete = ("delete", "pod", victim, "--wait=false")
-    cost = told.recovered("pod deleted", lambda: told.ns.kubectl(*delete), nodes=len(pods) - 1)
+    cost = training.recovered(
+        "pod deleted", lambda: training.ns.kubectl(*delete), nodes=len(pods) - 1
+    )
     assert time.monotonic() - began < GRACE_SECONDS
     assert (cost["cause"], cost["members"]) == ("leave", [victim])
-    saved = told.saved(number)
+    saved = training.saved(number)
     assert saved > before
-    assert told.begun(number + 1) == saved
-    (_, since) = told.ns.log(pods[0]).split(f"round {number} begins at ")
+    assert training.begun(number + 1) == saved
+    (_, since) = training.ns.log(pods[0]).split(f"round {number} begins at ")
     made = [int(step) for step in re.findall(r"^(?:\[\d+\] )?step (\d+) ", since, re.MULTILINE)]
     assert made == list(range(made[0], made[0] + len(made))), "none is lost, none made twice"
     assert made[-1] > saved
 
 
-def test_suspended_job_saves_its_last_step(told: Told) -> None:
+def test_suspended_job_saves_its_last_step(training: TrainingJob) -> None:
     """The last test of this module: the pods' checkpoints are gone with them."""
-    told.ns.advances(NAME, told.ns.latest(NAME) + 2)  # a replacement may wait for a checkpoint
-    told.ns.patch(NAME, {"runPolicy": {"suspend": True}})
-    told.ns.in_phase(NAME, "Suspended")
-    stop = told.status["lastStop"]
+    training.ns.advances(
+        NAME, training.ns.latest(NAME) + 2
+    )  # a replacement may wait for a checkpoint
+    training.ns.patch(NAME, {"runPolicy": {"suspend": True}})
+    training.ns.in_phase(NAME, "Suspended")
+    stop = training.status["lastStop"]
     assert (stop["reason"], stop["result"]) == ("Suspended", "Saved")
     assert stop["checkpointStep"] == stop["step"] > 0
-    assert f"saved at step {stop['step']}" in told.ns.condition(NAME, "Suspended")["message"]
-    told.ns.without_pods(NAME)
-    assert f"Saved at step {stop['step']}." in told.explained()
+    assert f"saved at step {stop['step']}" in training.ns.condition(NAME, "Suspended")["message"]
+    training.ns.without_pods(NAME)
+    assert f"Saved at step {stop['step']}." in training.explained()

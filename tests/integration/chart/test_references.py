@@ -117,32 +117,32 @@ def test_certificates_cover_dialled_names() -> None:
         re.sub(r"^.*//[^.]+", "*", e).rpartition(":")[0]
         for e in etcd_options(rendered)["initial-cluster"].split(",")
     }
-    assert dialled <= set(asked_for(rendered).names)
+    assert dialled <= set(certificate_request(rendered).names)
 
 
-def asked_for(rendered: Rendered) -> Request:
+def certificate_request(rendered: Rendered) -> Request:
     """Return the certificates that the hook and the CronJob request, as parsed by the command."""
     pods = dict(rendered.pods())
-    asked = []
+    requests = []
     for workload in ("Job/elasticjob-certificates-hook", "CronJob/elasticjob-certificates"):
         container = pods[workload]["spec"]["containers"][0]
         assert container["command"] == ["python", "-m", "elasticjob_operator", "certs"]
-        asked.append(parsed(container["args"]))
-    assert asked[0] == asked[1]
-    return asked[0]
+        requests.append(parsed(container["args"]))
+    assert requests[0] == requests[1]
+    return requests[0]
 
 
 def test_certificates_are_stored_in_mounted_secret() -> None:
     rendered = render()
-    asked = asked_for(rendered)
-    assert asked.namespace == NAMESPACE
+    request = certificate_request(rendered)
+    assert request.namespace == NAMESPACE
     mounted = {
         volume["secret"]["secretName"]
         for _, pod in rendered.pods()
         for volume in pod["spec"].get("volumes", ())
         if "secret" in volume
     }
-    assert mounted == {asked.secret}
+    assert mounted == {request.secret}
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_certificates_are_stored_in_mounted_secret() -> None:
     ids=["client certificates", "neither clients nor peers", "peers"],
 )
 def test_etcd_is_restarted_to_trust_new_authority(etcd: Json, restarted: bool) -> None:
-    asked = asked_for(render({"etcd": etcd}))
-    assert asked.members == ("elasticjob-etcd" if restarted else None)
+    request = certificate_request(render({"etcd": etcd}))
+    assert request.members == ("elasticjob-etcd" if restarted else None)
 
 
 def test_permanent_failure_is_not_retried() -> None:

@@ -206,8 +206,8 @@ def test_successor_posts_events_of_killed_operator_once(
     agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
     agents.close(2, Outcome(OutcomeKind.SUCCEEDED))
     ns.await_event("Succeeded", "all workers ended with success")
-    wait_until(lambda: _told(ns)["RoundFinal"] == 2, "both rounds", SECONDS)
-    before = _told(ns)
+    wait_until(lambda: _event_counts(ns)["RoundFinal"] == 2, "both rounds", SECONDS)
+    before = _event_counts(ns)
     operator.kill()
     lost = [raw for raw in ns.all("events") if "round 2 is final" in raw["note"]]
     lost += [raw for raw in ns.all("events") if raw["reason"] == "Succeeded"]
@@ -215,12 +215,12 @@ def test_successor_posts_events_of_killed_operator_once(
     for raw in lost:  # as if it had been killed between its status and these
         ns.server.request("DELETE", ns.path("events", raw["metadata"]["name"]))
     operator.start()
-    wait_until(lambda: _told(ns) == before, f"{before} again", _TAKEOVER_SECONDS)
+    wait_until(lambda: _event_counts(ns) == before, f"{before} again", _TAKEOVER_SECONDS)
     operator.stop()  # it first posts all pending events
-    assert _told(ns) == before
+    assert _event_counts(ns) == before
 
 
-def _told(ns: Namespace) -> Counter[str]:
+def _event_counts(ns: Namespace) -> Counter[str]:
     """Count the reasons of the events about the status."""
     said = ("RoundFinal", "Recovered", "Succeeded", "WorkerFailed", "Failed")
     return Counter(reason for reason, _ in ns.events() if reason in said)

@@ -30,7 +30,7 @@ def check(checker: Checker, before: Round | None, after: Round) -> None:
         return
     same = before.number == after.number and after.state is RoundState.FINAL
     if same and before.save != after.save:
-        _asked(checker, before, after)
+        _check_request(checker, before, after)
     elif before.state is RoundState.FINAL and after.state is RoundState.JOINABLE:
         _ended(checker, before, after)
     elif before.state is not RoundState.CLOSED and after.state is RoundState.CLOSED:
@@ -44,13 +44,13 @@ def _gang(checker: Checker, number: int) -> list[Pod]:
     return [p for p in pods if p.alive and p.round == number and p.phase is Workers.RUNNING]
 
 
-def _heard(pod: Pod) -> bool:
+def _can_report(pod: Pod) -> bool:
     """Return True if its agent could report its workers' wishes all the time."""
     agent = pod.agent
     return agent is not None and not (agent.paused or pod.frozen or pod.takes_over)
 
 
-def _asked(checker: Checker, before: Round, after: Round) -> None:
+def _check_request(checker: Checker, before: Round, after: Round) -> None:
     """Check a request: first a question; then, once, a place that no rank has passed."""
     gang, save = _gang(checker, after.number), after.save
     if save is None or before.save is None:
@@ -91,7 +91,9 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
         checker.need(waited, "saving", f"closed before the checkpoint: {report}")
     if report.result is SaveResult.NOT_SUPPORTED:
         now = world.now
-        wanted = all(pod.script.wanted_for(now) > SETTLED_SECONDS and _heard(pod) for pod in gang)
+        wanted = all(
+            pod.script.wanted_for(now) > SETTLED_SECONDS and _can_report(pod) for pod in gang
+        )
         checker.need(not wanted or bool(world.plan.rates), "saving", f"nobody was asked: {report}")
 
 
@@ -106,7 +108,9 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
     now = checker.world.now
     if before.save is None:
         seconds = min(save_seconds(after.cause, bounds) for bounds in checker.recent_bounds())
-        wanted = all(pod.script.wanted_for(now) > SETTLED_SECONDS and _heard(pod) for pod in gang)
+        wanted = all(
+            pod.script.wanted_for(now) > SETTLED_SECONDS and _can_report(pod) for pod in gang
+        )
         wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
         return

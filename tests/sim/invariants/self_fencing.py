@@ -44,7 +44,7 @@ class Isolation:
             if self._is_alone(pod):
                 if pod.id not in self.since:
                     self.since[pod.id] = self.world.now
-                    self.world.at(self.most_seconds, self._look, pod, self.world.now)
+                    self.world.at(self.most_seconds, self._check, pod, self.world.now)
             else:
                 self.since.pop(pod.id, None)
 
@@ -56,18 +56,18 @@ class Isolation:
         )
         return not heard and not network.hears_etcd(pod.id)
 
-    def _look(self, pod: Pod, since: float) -> None:
+    def _check(self, pod: Pod, since: float) -> None:
         """Check a pod after the maximum, counted from its agent's earliest chance to notice."""
         agent = pod.agent
         if self.since.get(pod.id) != since or not pod.alive or agent is None:
             return
         if agent.paused or pod.frozen:
-            self.world.at(1.0, self._look, pod, since)
+            self.world.at(1.0, self._check, pod, since)
             return
         began = max(since, pod.agent_since, agent.resumed_at)
         due = began + self.most_seconds
         if self.world.now < due - 1e-6:
-            self.world.at(due - self.world.now, self._look, pod, since)
+            self.world.at(due - self.world.now, self._check, pod, since)
             return
         seconds = self.world.now - since
         said = f"{pod.name} reached nobody for {seconds:.1f} s, and trains on in {pod.round}"

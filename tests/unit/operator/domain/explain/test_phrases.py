@@ -102,7 +102,7 @@ def test_workers_of_several_nodes() -> None:
     assert cause("failure", 2) == "workers of job-0 and job-1 failed"
 
 
-def _told(
+def _sentences(
     view: RendezvousView, pods: tuple[Pod, ...], a_job: ElasticJob, before: Status | None = None
 ) -> tuple[Status, tuple[Event, ...]]:
     a_job = a_job.model_copy(update={"status": before or Status()})
@@ -122,25 +122,25 @@ def _grown(number: int, *, joined: int, nodes: int = 16) -> RendezvousView:
 
 def test_all_sixteen_members_are_counted_beyond_the_ten_listed() -> None:
     a_job = job(maxNodes=16)
-    status, events = _told(_grown(2, joined=14), running(16), a_job)
+    status, events = _sentences(_grown(2, joined=14), running(16), a_job)
     assert "job-2, job-3, job-4, job-5, job-6 and 9 more joined" in status.explanation[1]
     told = [one.message for one in events if one.message.startswith("round 2 is final")]
     assert "job-2, job-3, job-4, job-5, job-6 and 9 more joined" in told[0]
-    later, _ = _told(_grown(3, joined=14), running(16), a_job, status)
+    later, _ = _sentences(_grown(3, joined=14), running(16), a_job, status)
     assert "job-6 and at least 5 more joined" in later.explanation[1]
-    few, _ = _told(_grown(3, joined=9), running(16), a_job, status)
+    few, _ = _sentences(_grown(3, joined=9), running(16), a_job, status)
     assert "job-11 and 4 more joined" in few.explanation[1]
 
 
 def test_single_node_is_singular() -> None:
-    status, _ = _told(final_round(1), running(2), job(maxNodes=1))
+    status, _ = _sentences(final_round(1), running(2), job(maxNodes=1))
     said = {found.type.value: found.message for found in status.conditions}
     assert said["Running"] == "round 1 with 1 node"
-    shrinking, _ = _told(final_round(2), running(2), job(maxNodes=1))
+    shrinking, _ = _sentences(final_round(2), running(2), job(maxNodes=1))
     said = {found.type.value: found.message for found in shrinking.conditions}
     assert said["Resizing"] == "from 2 to 1 node"
     frozen = RendezvousView(state=RendezvousState.FROZEN, round=1, nodes=1)
-    status, _ = _told(frozen, running(1), job(maxNodes=1))
+    status, _ = _sentences(frozen, running(1), job(maxNodes=1))
     assert status.explanation[0] == "Not training yet: 1 node is confirming the round."
 
 
@@ -155,7 +155,7 @@ def test_sixteen_pods_with_one_obstacle_share_a_message() -> None:
         )
         for index in range(16)
     )
-    status, events = _told(RendezvousView(), stuck, job(maxNodes=16))
+    status, events = _sentences(RendezvousView(), stuck, job(maxNodes=16))
     [said] = [one.message for one in events if one.reason == "Unschedulable"]
     assert said.count("Insufficient") == 1
     assert f"{LONG}-4 and 11 more: Unschedulable" in said
