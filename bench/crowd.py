@@ -177,8 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     keep(options.output / "crowd.json", content)
     print(f"written: {options.output / 'crowd.json'}")
-    dear = [cost for cost in costs if cost.requests_per_member > MOST_REQUESTS]
-    return int(bool(failures or dear))
+    expensive = [cost for cost in costs if cost.requests_per_member > MOST_REQUESTS]
+    return int(bool(failures or expensive))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def run_peer(
 def _outcome(current: Gang, fault: Fault, size: int, limit_seconds: float) -> Outcome:
     try:
         if fault is not Fault.START:
-            current.wait_until_calm(limit_seconds)
+            current.wait_until_stable(limit_seconds)
         before = current.workers()
         since = time.monotonic()
         _apply(current, fault, size)

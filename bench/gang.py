@@ -37,7 +37,7 @@ class Agents(Protocol):
 _MARK = "BENCH_GANG"
 POLL_SECONDS = 0.02
 # Required time without a change of world before the next fault.
-CALM_SECONDS = 3.0
+STABLE_SECONDS = 3.0
 END_SECONDS = 10.0
 
 
@@ -130,14 +130,14 @@ class Gang:
             time.sleep(POLL_SECONDS)
         return at
 
-    def wait_until_calm(self, limit_seconds: float) -> None:
-        """Wait until the newest world has all present members and is CALM_SECONDS old."""
+    def wait_until_stable(self, limit_seconds: float) -> None:
+        """Wait until the newest world has all present members and is STABLE_SECONDS old."""
         deadline = time.monotonic() + limit_seconds
         while True:
             events = self._events()
             newest = events[-1].at if events else 0.0
             together = recovered_at(events, 0.0, self.agents) is not None
-            if together and time.monotonic() - newest > CALM_SECONDS:
+            if together and time.monotonic() - newest > STABLE_SECONDS:
                 return
             if time.monotonic() > deadline:
                 raise NotRecovered("it formed a world but did not keep it")

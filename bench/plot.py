@@ -67,7 +67,7 @@ def plot_goodput(runs: Sequence[Row], path: Path) -> None:
     )
     for (model, interval), axes in zip(panels, all_axes[:, 0], strict=False):
         mine = [run for run in runs if run["model"] == model and run["curve"]]
-        calm = [run for run in mine if run["interval"] is None]
+        undisturbed = [run for run in mine if run["interval"] is None]
         disturbed = [run for run in mine if run["interval"] == interval]
         for run, colour in zip(disturbed, itertools.cycle((*_COLOURS, "#444444")), strict=False):
             for at, _ in run["faults"]:
@@ -75,7 +75,7 @@ def plot_goodput(runs: Sequence[Row], path: Path) -> None:
             ours = run["system"].startswith(_OURS)
             style = {"color": colour, "label": run["system"], "linewidth": 2.5 if ours else 1.5}
             axes.step(*zip(*run["curve"], strict=True), where="post", **style)
-        for run in calm:
+        for run in undisturbed:
             line = {"color": "black", "linestyle": ":", "label": run["system"]}
             axes.step(*zip(*run["curve"], strict=True), where="post", **line)
         title = f"{model} of state, a fault each {interval:g} s (grey)"

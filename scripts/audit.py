@@ -126,8 +126,8 @@ def audit(
     """Return the report about these packages. `find` returns findings or raises NoData."""
     lines, used, missing = [], set(), 0
     wanted = sorted(set(packages))
-    with concurrent.futures.ThreadPoolExecutor(8) as lanes:
-        answers = [(package, lanes.submit(find, package)) for package in wanted]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [(package, pool.submit(find, package)) for package in wanted]
     faulty = False
     for (name, version), answer in answers:
         try:

@@ -46,11 +46,11 @@ def unpack(into: Path) -> None:
             Path(scratch, "usr", "bin", binary).rename(into / binary)
 
 
-def provide(cache: Path, version: str, ingredients: str) -> None:
+def provide(cache: Path, version: str, inputs_hash: str) -> None:
     """Install this server unless it was already installed from the same inputs."""
     home = cache / f"etcd-{version}"
     stamp = home / ".complete"
-    made = stamp.exists() and stamp.read_text() == ingredients
+    made = stamp.exists() and stamp.read_text() == inputs_hash
     if made and reported_version(home / "etcd").startswith(version):
         return
     print(f"installing etcd {version} into {home}", flush=True)
@@ -65,11 +65,11 @@ def provide(cache: Path, version: str, ingredients: str) -> None:
         if not found.startswith(version):
             sys.exit(
                 f"the tests need etcd {version}, but this distribution's package is etcd {found}: "
-                f"put etcd and etcdctl {version} into {home} and {ingredients!r} into {stamp}"
+                f"put etcd and etcdctl {version} into {home} and {inputs_hash!r} into {stamp}"
             )
         for binary in list(fresh.iterdir()):  # rename, so that running servers keep their file
             binary.replace(home / binary.name)
-    stamp.write_text(ingredients)
+    stamp.write_text(inputs_hash)
 
 
 def main() -> None:

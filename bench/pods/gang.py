@@ -20,7 +20,7 @@ FOLDER = "/bench"
 JOB = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs/{NAME}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POLL_SECONDS = 0.2
-CALM_SECONDS = 6.0
+STABLE_SECONDS = 6.0
 """Training time before the next fault, in which standbys load recorded modules."""
 LIMIT_SECONDS = 120.0
 COST_SECONDS = 60.0
@@ -84,13 +84,13 @@ class Gang:
 
     # -- waiting
 
-    def calm(self, nodes: int) -> dict[str, First]:
-        """Wait until all nodes have trained for CALM_SECONDS in one round; return the workers."""
+    def undisturbed(self, nodes: int) -> dict[str, First]:
+        """Wait until all nodes have trained for STABLE_SECONDS in one round; return the workers."""
 
         def read() -> dict[str, First] | None:
             found = self._whole(nodes)
             newest = max((each.at for each in (found or {}).values()), default=0.0)
-            return found if found and time.time() > newest + CALM_SECONDS else None
+            return found if found and time.time() > newest + STABLE_SECONDS else None
 
         return self._until(read, f"{nodes} nodes that train")
 

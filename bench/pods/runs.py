@@ -109,7 +109,7 @@ def _parts(parts: Any) -> str:
 def _done(
     gang: Gang, hands: Hands, fault: Fault, size: int, turn: int
 ) -> Iterator[tuple[str, Outcome]]:
-    workers = gang.calm(size)
+    workers = gang.undisturbed(size)
     pods = sorted(workers, key=lambda pod: workers[pod].rank)
     victim, after = pods[turn % size], workers[pods[0]].round
     rest, known = [pod for pod in pods if pod != victim], gang.uids()
@@ -124,7 +124,7 @@ def _done(
             yield REPLACEMENT, gang.joined(None, after, rest, known)
         case Fault.SCALE_UP:
             hands.scale(size - 1)
-            fewer = gang.calm(size - 1)
+            fewer = gang.undisturbed(size - 1)
             after, known = next(iter(fewer.values())).round, gang.uids()
             yield fault, gang.joined(hands.scale(size), after, list(fewer), known)
         case _:

@@ -2,7 +2,7 @@
 
 RBAC has no label selector and cannot exclude a namespace. This command, under an identity of its
 own, keeps one RoleBinding of the operator's ClusterRole in each served namespace: all of them, or
-those with the selector's labels, always without the excepted ones. It may bind this one ClusterRole
+those with the selector's labels, always without the excluded ones. It may bind this one ClusterRole
 and nothing else, and runs no code of users.
 
 A binding belongs to the ClusterRole: garbage collection deletes it with the release.
@@ -55,13 +55,13 @@ class Request:
         role: ClusterRole to bind, and the name of each binding.
         account: namespace and name of the operator's service account.
         selector: label selector of the served namespaces; empty: all.
-        excepted: namespaces that never get a binding.
+        excluded: namespaces that never get a binding.
     """
 
     role: str
     account: tuple[str, str]
     selector: str = ""
-    excepted: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     health_port: int = 8081
     log_format: str = "text"
     log_level: str = "info"
@@ -101,7 +101,7 @@ def binding(request: Request, role_uid: str) -> Json:
 
 
 def due_changes(
-    wanted: Json, namespaces: Iterable[Json], bindings: Iterable[Json], excepted: frozenset[str]
+    wanted: Json, namespaces: Iterable[Json], bindings: Iterable[Json], excluded: frozenset[str]
 ) -> Changes:
     """Compare the existing bindings with the wanted one in each served namespace.
 
@@ -110,7 +110,7 @@ def due_changes(
     served = {
         one["metadata"]["name"]
         for one in namespaces
-        if one["metadata"]["name"] not in excepted and not one["metadata"].get("deletionTimestamp")
+        if one["metadata"]["name"] not in excluded and not one["metadata"].get("deletionTimestamp")
     }
     delete, present, foreign = [], set(), set()
     for found in bindings:
@@ -138,7 +138,7 @@ async def reconcile(kube: Kube, request: Request) -> Changes:
     namespaces = await kube.list(NAMESPACES, None, request.selector, metadata_only=True)
     bindings = await kube.list(ROLE_BINDINGS, None, field=f"metadata.name={request.role}")
     wanted = binding(request, role["metadata"]["uid"])
-    changes = due_changes(wanted, namespaces, bindings, request.excepted)
+    changes = due_changes(wanted, namespaces, bindings, request.excluded)
     for found in changes.delete:
         metadata = found["metadata"]
         await kube.delete(
@@ -243,7 +243,7 @@ def _parsed(arguments: Sequence[str] | None) -> Request:
     )
     parser.add_argument(
         "--except",
-        dest="excepted",
+        dest="excluded",
         action="append",
         default=[],
         metavar="NAMESPACE",
@@ -259,7 +259,7 @@ def _parsed(arguments: Sequence[str] | None) -> Request:
         role=given.cluster_role,
         account=given.service_account,
         selector=given.selector,
-        excepted=frozenset(given.excepted),
+        excluded=frozenset(given.excluded),
         health_port=given.health_port,
         log_format=given.log_format,
         log_level=given.log_level,

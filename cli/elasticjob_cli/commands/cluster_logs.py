@@ -62,8 +62,8 @@ def _rounds(job: ElasticJob) -> list[Round]:
 
 def _pods(there: Cluster, job: ElasticJob) -> dict[str, str]:
     """Return the phase of each pod of a job by name, in order."""
-    raws = there.items("pods", "--selector", uid_selector(job.metadata.uid))
-    found: dict[str, Any] = {raw["metadata"]["name"]: raw.get("status") or {} for raw in raws}
+    pods = there.items("pods", "--selector", uid_selector(job.metadata.uid))
+    found: dict[str, Any] = {raw["metadata"]["name"]: raw.get("status") or {} for raw in pods}
     return {name: found[name].get("phase", "") for name in sorted(found, key=natural_order)}
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import Attendance
+from elasticjob_operator.domain.observed.from_agents import PodHistory
 from elasticjob_operator.domain.observed.state import Pod, Refusal
 from elasticjob_operator.domain.status.set_aside import SetAside
 from elasticjob_operator.model import Phase, Status
@@ -60,7 +60,7 @@ class RendezvousMemory:
         incarnation: newest known incarnation from any source; None while unknown.
         goes_on: True if that incarnation existed, not suspended, when it was last read.
         bounds: bounds written last, which the informer cache may lack.
-        attendance: participants, if the rendezvous is read through its agents.
+        pod_history: participants, if the rendezvous is read through its agents.
         joined: uids of existing pods that are or have been members.
         crowded: True once records of members beyond maxNodes were ignored, which was logged.
     """
@@ -68,7 +68,7 @@ class RendezvousMemory:
     incarnation: int | None = None
     goes_on: bool = False
     bounds: RendezvousParams | None = None
-    attendance: Attendance = field(default_factory=Attendance)
+    pod_history: PodHistory = field(default_factory=PodHistory)
     joined: frozenset[str] = frozenset()
     crowded: bool = False
 

@@ -13,12 +13,12 @@ from elasticjob_operator.domain.manifests.names import pod_name, uid_selector
 from elasticjob_operator.domain.manifests.owned_objects import is_owned
 from elasticjob_operator.domain.observed.pod_state import (
     clamp_end,
-    essentials,
     first_seen_ends,
     has_agent,
     incarnation_of,
     index_of,
     pod_of,
+    used_fields,
 )
 from elasticjob_operator.domain.observed.state import Pod
 from elasticjob_operator.kubernetes.client import PODS, Json, Kind, NotFound
@@ -149,7 +149,7 @@ class LivePods:
         metadata = job.metadata
         # A pod may have as many bytes as its author likes, and a job many pods.
         listed = await self._kube.list(
-            PODS, metadata.namespace, uid_selector(metadata.uid), keep=essentials, most=MAX_PODS
+            PODS, metadata.namespace, uid_selector(metadata.uid), keep=used_fields, most=MAX_PODS
         )
         own = [raw for raw in listed if is_owned(job, raw)]
         more = await self._named(job, own, memory.pods.unlisted)
@@ -179,7 +179,7 @@ class LivePods:
         async def read(name: str) -> None:
             with suppress(NotFound):
                 raw = await self._kube.get(PODS, job.metadata.namespace, name)
-                found[name] = essentials(raw)
+                found[name] = used_fields(raw)
 
         for first in range(0, len(names), MAX_CONCURRENT_READS):
             some = names[first : first + MAX_CONCURRENT_READS]

@@ -178,7 +178,7 @@ class Resync:
         changed = self._staleness.compare(ELASTICJOBS, listed)
         changed_pods = self._staleness.compare(PODS, pods)
         self._wake(served, listed, pods, changed, changed_pods)
-        for node in await self._nodes.drop_ghosts(self._kube):
+        for node in await self._nodes.drop_missed_deletions(self._kube):
             for memory in self._jobs.on_node(node):
                 self._queue.wake(memory.key)
         here = {(namespace, uid) for namespace, uid in kept if _covers(served, namespace)}

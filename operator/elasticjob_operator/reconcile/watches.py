@@ -63,10 +63,10 @@ class StalenessCheck:
         else:
             self._dead.discard(kind.plural)
         self._missing[kind.plural] = missing
-        ghosts = seen.keys() - shown.keys()
-        for uid in ghosts:
+        gone = seen.keys() - shown.keys()
+        for uid in gone:
             del seen[uid]
-        return missing.keys() | ghosts
+        return missing.keys() | gone
 
 
 def _version(metadata: Json) -> int:
@@ -104,7 +104,7 @@ class NodeCache:
         before, self.known[name] = self.known.get(name), now
         return before != now
 
-    async def drop_ghosts(self, kube: Kube) -> list[str]:
+    async def drop_missed_deletions(self, kube: Kube) -> list[str]:
         """Drop Nodes whose deletion the watch missed; return their names."""
         if self.known is None:
             return []

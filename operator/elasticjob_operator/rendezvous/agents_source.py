@@ -57,7 +57,7 @@ class AgentsSource(Unsteered):
         own = await pods.read(job, memory)
         newest = max(own.newest or job.metadata.generation, 1)
         if memory.rendezvous.incarnation != newest:
-            # The old attendance is of another incarnation.
+            # The history of the pods is of another incarnation.
             memory.rendezvous = RendezvousMemory(newest)
         seen = await own.convert()
         if own.uids and (job_key := await self._job_key(job, memory)):
@@ -82,9 +82,11 @@ class AgentsSource(Unsteered):
         self, job: ElasticJob, memory: JobMemory, pods: tuple[Pod, ...], records: Records | None
     ) -> RendezvousView:
         view = agent_view(job, pods, records, self.kube.now())
-        attendance = memory.rendezvous.attendance.seen(pods, view)
-        memory.rendezvous = replace(memory.rendezvous, attendance=attendance)
-        return with_causes(view, rendezvous_from_status(job.status), attendance.departures.values())
+        pod_history = memory.rendezvous.pod_history.seen(pods, view)
+        memory.rendezvous = replace(memory.rendezvous, pod_history=pod_history)
+        return with_causes(
+            view, rendezvous_from_status(job.status), pod_history.departures.values()
+        )
 
     async def _job_key(self, job: ElasticJob, memory: JobMemory) -> bytes | None:
         """Return the key that signs requests to the job's agents; None before its Secret exists."""

@@ -101,9 +101,9 @@ async def claim_etcd(client: Client, identity: str) -> str:
     key = cluster_key()
     found = await client.range(Range(key))
     if not found.kvs:
-        nobodys = Compare(key, Target.MOD, 0)
+        is_absent = Compare(key, Target.MOD, 0)
         with suppress(Ambiguous):  # the read below decides
-            await client.txn(Txn((nobodys,), (Put(key, identity.encode()),)))
+            await client.txn(Txn((is_absent,), (Put(key, identity.encode()),)))
         found = await client.range(Range(key))
     return found.kvs[0].value.decode(errors="replace") if found.kvs else identity
 
@@ -178,7 +178,7 @@ class EtcdRegistry:
             held = await self._secret(namespace, secret) if secret else {}
             found = self._named.get(place)
             if found is None or found.held != held:
-                found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
+                found = self._restarted(place, self._foreign(list(wanted.endpoints), held))
                 await found.cache.reached(0, FIRST_READ_SECONDS)
         await _check_records(job, found, self._kube)
         return EtcdSource(found, self._kube, namespace, uid)
@@ -220,7 +220,7 @@ class EtcdRegistry:
     def _check_owner(self) -> None:
         if self.own.other_owner:
             raise EtcdRefused(
-                Obstacle.ANOTHERS_ETCD,
+                Obstacle.FOREIGN_ETCD,
                 f"the operator's etcd holds the jobs of another cluster ({self.own.other_owner}), "
                 "and each cluster needs its own; if that cluster is no more, delete etcd's key "
                 f"{cluster_key()}",
@@ -274,7 +274,7 @@ class EtcdRegistry:
         cache = InformerCache(client)
         return self._start(Etcd(client, cache, users, ca_file, settings.agents, certified))
 
-    def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
+    def _restarted(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
         """Replace the etcd followed for this place. The old client stays open until `aclose`: a
         reconcile may still use it."""
         before = self._named.get(place)

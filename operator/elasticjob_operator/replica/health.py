@@ -35,13 +35,13 @@ class Health:
     checks: list[Check] = field(default_factory=list)
     ready: bool = False
 
-    def ailments(self) -> list[str]:
-        return [ailment for check in self.checks if (ailment := check())]
+    def problems(self) -> list[str]:
+        return [problem for check in self.checks if (problem := check())]
 
     def answer_health(self) -> tuple[HTTPStatus, str]:
-        found = self.ailments()
+        found = self.problems()
         if found:
-            return HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{ailment}\n" for ailment in found)
+            return HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{problem}\n" for problem in found)
         return HTTPStatus.OK, "ok\n"
 
     def answer_ready(self) -> tuple[HTTPStatus, str]:

@@ -50,7 +50,7 @@ class Host:
         self._server.close()
 
 
-class MendingBackend(C10dRendezvousBackend):
+class RecoveringBackend(C10dRendezvousBackend):
     """Backend on a `tcpstore.TCPStore` that recovers from the loss of the store's host."""
 
     reconnects = True
@@ -62,12 +62,12 @@ class MendingBackend(C10dRendezvousBackend):
 
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:
-            self._begin_anew()
+            self._initialize()
             return super()._call(operation, *arguments)
         except StoreGone as error:
             raise RendezvousConnectionError(str(error)) from error
 
-    def _begin_anew(self) -> None:
+    def _initialize(self) -> None:
         """Initialize the state in a new store, since reading a missing key would block."""
         store: TCPStore = self._store
         if store.connected and store.connections == self._connection:
@@ -102,7 +102,7 @@ def connect(
     run_id: str,
     timeout_seconds: float,
     read_seconds: float = READ_SECONDS,
-) -> tuple[MendingBackend, TCPStore, TCPStore]:
+) -> tuple[RecoveringBackend, TCPStore, TCPStore]:
     """Return a backend, the store for its rounds, and the backend's own store.
 
     Each store has a separate connection, and waits up to `read_seconds` for a key.
@@ -115,7 +115,7 @@ def connect(
     try:
         for _ in range(2):
             made.append(TCPStore(host, port, timeout))
-        backend = MendingBackend(made[0], run_id)
+        backend = RecoveringBackend(made[0], run_id)
     except (StoreGone, RendezvousConnectionError) as error:
         for store in made:
             store.close()

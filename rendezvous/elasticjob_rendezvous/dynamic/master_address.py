@@ -15,7 +15,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torch_node
 from elasticjob_rendezvous.dynamic.core.state import RankAssignment
 from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
 
@@ -105,9 +105,9 @@ class Masters:
         """Publish the bootstrap address of this round, as rank 0."""
         store = self._store_of(held.round)
         self.shared = False
-        if held.torchs and (info := self._adopted(held) or self._lasting()) is not None:
+        if held.torch_nodes and (info := self._adopted(held) or self._lasting()) is not None:
             return publish(store, info.master_addr, info.master_port)
-        if self._port is None or not held.torchs:
+        if self._port is None or not held.torch_nodes:
             self.close()
             self._port = HeldPort()
         return publish(store, self._node.addr, self._port.number)
@@ -116,7 +116,7 @@ class Masters:
         """Return the bootstrap address of this round if known, as any other rank."""
         store = self._store_of(held.round)
         self.shared = False
-        info, silent = published(store), is_torchs(held.master)
+        info, silent = published(store), is_torch_node(held.master)
         if info is None and silent:
             if held.master != self._host and waited_seconds < SILENT_SECONDS:
                 return None

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied, join
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torch_node
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import State
 from elasticjob_rendezvous.dynamic.ports import Clock
@@ -192,7 +192,7 @@ class Operation:
         call = shared.memory.last_call
         if call is None:
             return None
-        return call.ends - AHEAD_SECONDS * any(map(is_torchs, shared.state.participants))
+        return call.ends - AHEAD_SECONDS * any(map(is_torch_node, shared.state.participants))
 
     def _pause(self, limits: tuple[float, float], tries: int) -> float:
         longest = min(limits[1], limits[0] * 2.0 ** min(tries, 10))

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.protocol.worker_group import Local
 
 log = logging.getLogger(__name__)
 
-CONNECT_PATIENCE_SECONDS = 2.0
+CONNECT_TIMEOUT_SECONDS = 2.0
 """Maximum wait for etcd in `start`; after it, `next_rendezvous` reports the problem."""
 CONNECT_SECONDS = 10.0
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, and wait up to CONNECT_PATIENCE_SECONDS for a connection.
+        """Start the thread, and wait up to CONNECT_TIMEOUT_SECONDS for a connection.
 
         Raises:
             RendezvousConnectionError: the member could not start.
@@ -139,4 +139,4 @@ class Background:
 
     async def _await_connected(self) -> None:
         assert self.member is not None
-        await self.member.wait_connected(CONNECT_PATIENCE_SECONDS)
+        await self.member.wait_connected(CONNECT_TIMEOUT_SECONDS)

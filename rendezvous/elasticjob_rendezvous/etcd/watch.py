@@ -194,7 +194,7 @@ class _Stream:
             detail = f"compacted at revision {reply.compact_revision}"
             raise Compacted(_OPERATION, self._url, detail, reply.compact_revision)
         # etcd 3.4 also reports "permission denied" for a stale token.
-        for phrase, kind in _CURABLE.items():
+        for phrase, kind in _RETRIED.items():
             if phrase in reason:
                 raise _Refused(kind, reason)
         raise Unavailable(_OPERATION, self._url, reason)
@@ -206,7 +206,7 @@ class _Stream:
             await asyncio.wait((self._attention,))
 
 
-_CURABLE: dict[str, type[EtcdError]] = {
+_RETRIED: dict[str, type[EtcdError]] = {
     "permission denied": PermissionDenied,
     "invalid auth token": Unauthenticated,
     "revision of auth store is old": Unavailable,

@@ -89,7 +89,7 @@ class Endings(Steps):
             and state.waiting
             and not place.stays
         ):
-            place.vacate()  # spares the others the wait for its expiry
+            place.delete_own()  # spares the others the wait for its expiry
         return True
 
     def _give_up_place(self) -> None:
@@ -108,7 +108,7 @@ class Endings(Steps):
             if step is None:
                 return
             if self._change(state, step):
-                place.vacate()
+                place.delete_own()
                 return
 
     def _change(self, state: State, step: transitions.Write | transitions.Destroy) -> bool:

@@ -165,13 +165,13 @@ class Place:
             key = self._client.read(self.key, quorum=True)
         except etcd.EtcdKeyNotFound:
             return Holder.NOBODY
-        return Holder.ANOTHER if self.is_anothers(key) else Holder.US
+        return Holder.ANOTHER if self.belongs_to_another(key) else Holder.US
 
-    def is_anothers(self, key: Any) -> bool:
+    def belongs_to_another(self, key: Any) -> bool:
         """Return True if this is the key of our rank but another member wrote it."""
         return bool(key.key == self.key and key.value != self._mark)
 
-    def vacate(self) -> None:
+    def delete_own(self) -> None:
         """Delete the key if it is ours: the rank's next owner may already have set its own."""
         with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
             self._client.delete(self.key, prevValue=self._mark)

@@ -369,7 +369,7 @@ class Steps:
             return set()
         place = self._place
         nodes = (node for node in folder.children if is_keep_alive(node.key))
-        return {node.key for node in nodes if place is None or not place.is_anothers(node)}
+        return {node.key for node in nodes if place is None or not place.belongs_to_another(node)}
 
     def _next_version(self) -> str:
         """Increment the version counter. Raises etcd.EtcdCompareFailed if another member did."""

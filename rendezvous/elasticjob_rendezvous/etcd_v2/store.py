@@ -50,7 +50,7 @@ class EtcdStore:
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
         path, encoded = self._path(key), _encoded(value)
-        self._insist(lambda: self.client.set(path, encoded))
+        self._retry(lambda: self.client.set(path, encoded))
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
         """Set several keys. Raises ValueError unless there is one value per key."""
@@ -72,8 +72,8 @@ class EtcdStore:
     def check(self, keys: Sequence[str | bytes]) -> bool:
         """Return True if all keys exist."""
         if len(keys) == 1:
-            return self._insist(lambda: self._node(keys[0])) is not None
-        found, _ = self._insist(self._everything)
+            return self._retry(lambda: self._node(keys[0])) is not None
+        found, _ = self._retry(self._everything)
         return all(self._path(key) in found for key in keys)
 
     def add(self, key: str | bytes, num: int) -> int:
@@ -95,7 +95,7 @@ class EtcdStore:
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
         while True:
-            node = self._insist(lambda: self._node(key))
+            node = self._retry(lambda: self._node(key))
             current = b"" if node is None else b64decode(node.value)
             if node is None and expected:
                 return expected
@@ -116,7 +116,7 @@ class EtcdStore:
         return True
 
     def num_keys(self) -> int:
-        found, _ = self._insist(self._everything)
+        found, _ = self._retry(self._everything)
         return len(found)
 
     # -- implementation -------------------------------------------------------------
@@ -146,7 +146,7 @@ class EtcdStore:
         """Compare and set until it succeeds; return the new value."""
         conflicts = 0
         while True:
-            node = self._insist(lambda: self._node(key))
+            node = self._retry(lambda: self._node(key))
             value = change(None if node is None else b64decode(node.value))
             try:
                 self._replace(key, node, value)
@@ -198,7 +198,7 @@ class EtcdStore:
             if event.value is not None:
                 found[path] = event.value
 
-    def _insist(self, operation: Callable[[], T]) -> T:
+    def _retry(self, operation: Callable[[], T]) -> T:
         """Repeat an idempotent operation until etcd answers or the timeout expires."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         failures = 0

@@ -117,7 +117,7 @@ async def _greet(
     times: wire.LinkTimes,
 ) -> Channel:
     """Prove possession of the job's key and verify that the coordinator holds it, too."""
-    exchange = await _challenged(me, Peer(link.member, link.session), reader, times)
+    exchange = await _exchange(me, Peer(link.member, link.session), reader, times)
     question = link_question(job_key, exchange)
     writer.write(wire.line(question))
     answer = await wire.read(reader, times.handshake_seconds)
@@ -128,7 +128,7 @@ async def _greet(
     return Channel(job_key, exchange, mac, coordinates=False)
 
 
-async def _challenged(
+async def _exchange(
     me: Peer, target: Peer, reader: asyncio.StreamReader, times: wire.LinkTimes
 ) -> Exchange:
     """Return an exchange with the challenge of the process at the other end."""
@@ -202,7 +202,7 @@ async def _probe_once(
     port = probe.launcher_port or probe.agent_port
     try:
         async with _connection(probe.address, port) as (reader, writer):
-            exchange = await _challenged(asker, Peer(probe.member, probe.session), reader, times)
+            exchange = await _exchange(asker, Peer(probe.member, probe.session), reader, times)
             extends = probe.live_until > 0
             kind = PROBE_LAUNCHER if probe.launcher_port else PROBE_AGENT
             question = probe_question(job_key, exchange, kind, probe.round, extends)

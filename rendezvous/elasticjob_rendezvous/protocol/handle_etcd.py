@@ -28,7 +28,7 @@ def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | Stor
     match event:
         case Granted(lease, deadline):
             state.inflight.taken()
-            _calm(state)
+            _record_answer(state)
             state.lease.grant(lease, deadline, state.now)
         case KeptAlive(lease, deadline):
             if lease == state.lease.id:
@@ -50,12 +50,12 @@ def take_lease(state: EngineState, event: Granted | KeptAlive | LeaseGone | Stor
 def take_read(state: EngineState, event: ReadDone) -> None:
     """Merge the result of a read into the view."""
     read, _ = state.inflight.taken()
-    _calm(state)
+    _record_answer(state)
     state.reached = True
     if state.inflight.shows_data_loss(
         state.view, state.watches, event.cluster_id, event.revision, event.ranges
     ):
-        session.begin_anew(state)
+        session.restart_session(state)
     state.view.cluster_id = event.cluster_id
     state.view.absorb(event.revision, event.ranges)
     state.checked_at = state.now
@@ -73,7 +73,7 @@ def take_read(state: EngineState, event: ReadDone) -> None:
 def take_txn(state: EngineState, event: TxnDone) -> None:
     """Merge the result of a write, and of the reads in it, into the view."""
     write, note = state.inflight.taken()
-    _calm(state)
+    _record_answer(state)
     state.reached = True
     assert isinstance(write, Write)
     result = event.result
@@ -81,7 +81,7 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
         state.view, state.watches, result.cluster_id, result.revision, result.ranges
     ):
         # The decision rested on lost data: start over from a read.
-        session.begin_anew(state)
+        session.restart_session(state)
         return
     state.view.cluster_id = result.cluster_id
     state.view.wrote(write.txn, result)
@@ -97,7 +97,7 @@ def take_txn(state: EngineState, event: TxnDone) -> None:
         session.lose(state, "its key is gone")
 
 
-def take_doubt(state: EngineState) -> None:
+def handle_ambiguous_write(state: EngineState) -> None:
     """Note that a write may or may not have been applied: read again before any decision."""
     state.inflight.taken()
     state.doubt = True
@@ -130,6 +130,6 @@ def _find_leader(state: EngineState, revision: int, ranges: Ranges) -> bool:
     return found
 
 
-def _calm(state: EngineState) -> None:
+def _record_answer(state: EngineState) -> None:
     state.backoff.answered()
     state.self_fencing.store_answers(state.now)

@@ -62,7 +62,7 @@ def take(state: EngineState, event: Event) -> None:
         case TxnDone():
             handle_etcd.take_txn(state, event)
         case TxnAmbiguous():
-            handle_etcd.take_doubt(state)
+            handle_etcd.handle_ambiguous_write(state)
         case RequestFailed():
             handle_etcd.take_failure(state, event)
         case WatchOpened() | Changed() | WatchBroken():

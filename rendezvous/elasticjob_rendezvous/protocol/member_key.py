@@ -87,8 +87,8 @@ class MemberKey:
             return self.local.round
         previous = at.record.previous
         roster = self.view.rosters.get(previous)
-        stranger = roster is not None and roster.assignment(self.config.identity.id) is None
-        return self.local.round if stranger else max(self.local.round, previous)
+        is_newcomer = roster is not None and roster.assignment(self.config.identity.id) is None
+        return self.local.round if is_newcomer else max(self.local.round, previous)
 
     def record(self, confirmed: int = 0, known: int | None = None) -> Member:
         """Return the due content of this member's key, with this confirmation and knowledge."""

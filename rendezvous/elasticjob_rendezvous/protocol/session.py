@@ -23,7 +23,7 @@ def lose(state: EngineState, reason: str) -> None:
     _reset(state)
 
 
-def begin_anew(state: EngineState) -> None:
+def restart_session(state: EngineState) -> None:
     """Discard the view after etcd lost its data; the memory of the rounds stays valid."""
     state.note("etcd lost its data: registering again", warning=True)
     state.view = View(state.keys)

@@ -95,8 +95,8 @@ class SleepDetector:
         """Check processes; return those beyond the timeout. `now` is in monotonic seconds."""
         if self.timeout_seconds <= 0:
             return []
-        asleep = {pid for pid in pids if _process_state(pid) == _UNINTERRUPTIBLE}
-        self._since = {pid: self._since.get(pid, now) for pid in asleep}
+        uninterruptible = {pid for pid in pids if _process_state(pid) == _UNINTERRUPTIBLE}
+        self._since = {pid: self._since.get(pid, now) for pid in uninterruptible}
         found = [pid for pid, at in self._since.items() if now - at >= self.timeout_seconds]
         for pid in found:
             log.error("worker %d is in uninterruptible sleep for %g s", pid, now - self._since[pid])
@@ -131,7 +131,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             node's have succeeded.
         log_line_prefix_template: prefix of every line on the console, in which `${role_name}`,
             `${local_rank}` and `${rank}` are replaced. The default is `[<role><local rank>]:` for
-            teed output, else nothing.
+            output that is copied to a file, else nothing.
         shutdown_timeout: seconds between SIGTERM and SIGKILL of a worker.
         health_check_server: must be None.
         uninterruptible_state_timeout: maximum seconds of a worker in uninterruptible sleep, after
@@ -278,10 +278,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             )
         return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": named[local_rank]}
 
-    def _prefix(self, worker: WorkerStart, teed: bool) -> str:
+    def _prefix(self, worker: WorkerStart, to_file: bool) -> str:
         template = self._log_line_prefix_template
         if template is None:
-            template = "[${role_name}${local_rank}]:" if teed else ""
+            template = "[${role_name}${local_rank}]:" if to_file else ""
         return Template(template).safe_substitute(
             role_name=self._worker_group.spec.role,
             local_rank=worker.local_rank,

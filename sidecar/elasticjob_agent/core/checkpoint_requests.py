@@ -40,12 +40,12 @@ def record_answer(
     return replace(request, passed=passed, before={**request.before, **progress})
 
 
-def end_obedient_workers(state: State, now: float) -> State:
+def end_waiting_workers(state: State, now: float) -> State:
     """Count workers that saved and exited as done if the end of their round does not follow.
 
     This happens when peers finished before the save point.
     """
-    until, group = state.obeyed_until, state.group
+    until, group = state.saved_workers_until, state.group
     if until is None or group is None or now < until:
         return state
     return replace(state, group=replace(group, request=None))
@@ -53,7 +53,7 @@ def end_obedient_workers(state: State, now: float) -> State:
 
 def waits_to_save(state: State, group: WorkerGroup, now: float) -> bool:
     """Return True if a leaving node's workers keep running because the job may save first."""
-    if state.hurried or state.leaving_at is None or not _supports_saving(state, group):
+    if state.is_urgent or state.leaving_at is None or not _supports_saving(state, group):
         return False
     return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
 

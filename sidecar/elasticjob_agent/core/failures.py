@@ -183,16 +183,16 @@ UNCAUGHT = 1
 the very end of the output was caught and logged."""
 ENDED_ON_TERM = 143  # a shell's exit code for SIGTERM
 
-_BLAMABLE = (None, StopCause.FAILURE, StopCause.PEER_FAILURE, StopCause.HANG)
+_CAUSES = (None, StopCause.FAILURE, StopCause.PEER_FAILURE, StopCause.HANG)
 """Stop causes (or none) during which a worker's exit may still reveal the first failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Suspect:
+class _Candidate:
     failure: Failure
     ended_at_ms: int
 
-    def blame(self) -> tuple[int, int, int, int]:
+    def order(self) -> tuple[int, int, int, int]:
         """Return a sort key; the lowest is the first failure.
 
         An aborted collective shows that a peer failed earlier. A collective that timed out ends
@@ -211,18 +211,18 @@ def first_failure_of(group: WorkerGroup, facts: Facts) -> Failure | None:
     Exits during any other stop are not failures. Failures are ordered by the time in the error
     file, or else by the exit time.
     """
-    suspects = [s for ended in group.exits if (s := _suspect(group, facts, ended)) is not None]
-    if not suspects:
+    candidates = [s for ended in group.exits if (s := _candidate(group, facts, ended)) is not None]
+    if not candidates:
         return None
-    suspects.extend(_still_ending(group, facts))
-    return min(suspects, key=_Suspect.blame).failure
+    candidates.extend(_still_ending(group, facts))
+    return min(candidates, key=_Candidate.order).failure
 
 
-def _suspect(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect | None:
+def _candidate(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Candidate | None:
     exit_ = ended.exit
     if ended.during is StopCause.HANG and exit_.signal is not None:
         return _hanging(group, facts, ended)
-    if exit_.exit_code == 0 or ended.during not in _BLAMABLE:
+    if exit_.exit_code == 0 or ended.during not in _CAUSES:
         return None
     report = from_error_file(group.reports.get(exit_.local_rank, b""))
     if ended.during is None:
@@ -239,7 +239,7 @@ def _suspect(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect |
     return None if suspect.failure.kind in ECHOES else suspect
 
 
-def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
+def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Candidate:
     """Return the failure of a worker that dumped its stack; its last progress gives the order.
 
     A worker whose collective aborted in the meantime, because its peer was stopped sooner, reports
@@ -273,7 +273,7 @@ def _hanging(group: WorkerGroup, facts: Facts, ended: WorkerEnded) -> _Suspect:
     return replace(found, failure=replace(found.failure, kind=kind))
 
 
-def _still_ending(group: WorkerGroup, facts: Facts) -> Iterator[_Suspect]:
+def _still_ending(group: WorkerGroup, facts: Facts) -> Iterator[_Candidate]:
     """Yield workers that wrote an error file and have not exited yet."""
     over = {ended.exit.local_rank for ended in group.exits}
     for local_rank, raw in group.reports.items():
@@ -288,7 +288,7 @@ def _record(
     ended: WorkerEnded | None,
     local_rank: int,
     error_report: ErrorReport | None,
-) -> _Suspect:
+) -> _Candidate:
     exit_ = None if ended is None else ended.exit
     rank = UNKNOWN_RANK if group.base_rank is None else group.base_rank + local_rank
     ended_at_ms = 0 if exit_ is None else exit_.at_unix_ms
@@ -310,7 +310,7 @@ def _record(
         step=_step(group, local_rank),
         describes_exit=error_report is None and exit_ is not None and not exit_.message,
     )
-    return _Suspect(fit_to_limit(failure), ended_at_ms)
+    return _Candidate(fit_to_limit(failure), ended_at_ms)
 
 
 def _step(group: WorkerGroup, local_rank: int) -> int | None:

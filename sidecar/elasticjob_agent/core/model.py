@@ -146,15 +146,15 @@ class WorkerGroup:
 
         An exit code of 0 after a stop or save request does not count as success.
         """
-        return self._well and not self._reached_save_point
+        return self._succeeded and not self._reached_save_point
 
     @property
-    def obeyed(self) -> bool:
+    def saved_and_exited(self) -> bool:
         """True if every worker exited with 0 after a save request."""
-        return self._well and self._reached_save_point
+        return self._succeeded and self._reached_save_point
 
     @property
-    def _well(self) -> bool:
+    def _succeeded(self) -> bool:
         return (
             self.empty
             and self.all_ended
@@ -238,7 +238,7 @@ class State:
             takes part; None if it does not wait.
         leaving: reason for which this node leaves; empty if it stays.
         leaving_at: start of the leave, monotonic seconds.
-        hurried: True after a second leave request: no more grace.
+        is_urgent: True after a second leave request: no more grace.
         leave_by, release_by: monotonic deadlines for leaving without confirmation and for the
             launcher's exit.
         ending: the final result once decided; the worker runtime has been released.
@@ -259,7 +259,7 @@ class State:
     prepare_by: float | None = None
     leaving: str = ""
     leaving_at: float | None = None
-    hurried: bool = False
+    is_urgent: bool = False
     leave_by: float | None = None
     release_by: float | None = None
     ending: Ending | None = None
@@ -282,14 +282,20 @@ class State:
         return (group.round, step) if step >= 0 else self.past
 
     @property
-    def obeyed_until(self) -> float | None:
+    def saved_workers_until(self) -> float | None:
         """Time until which workers that exited after the requested save count as running.
 
         Their peers may still be saving, and the end of the round follows. None if there are no
         such workers.
         """
         group, directive = self.group, self.directive
-        if group is None or not group.obeyed or group.ended_at is None or self.gone or self.hurried:
+        if (
+            group is None
+            or not group.saved_and_exited
+            or group.ended_at is None
+            or self.gone
+            or self.is_urgent
+        ):
             return None
         if not isinstance(directive, Run) or directive.save is None:
             return None
@@ -299,7 +305,9 @@ class State:
     @property
     def busy(self) -> bool:
         """True if processes of a round exist, may exist or count as existing."""
-        return self.group is not None and (not self.group.empty or self.obeyed_until is not None)
+        return self.group is not None and (
+            not self.group.empty or self.saved_workers_until is not None
+        )
 
     @property
     def may_leave(self) -> bool:

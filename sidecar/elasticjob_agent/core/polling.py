@@ -355,8 +355,8 @@ def _polled(state: PollingState, seen: Polled) -> tuple[PollingState, tuple[Orde
             return _succeeded(state), ()
         # Peers start a new round without this node, or wait for its removal: a failure among
         # them did not end the job. torch's agents leave no note of a failure.
-        anew = seen.moved_on or (seen.failed and seen.waiting)
-        return _rejoin(state) if anew else (state, ())
+        new_round = seen.moved_on or (seen.failed and seen.waiting)
+        return _rejoin(state) if new_round else (state, ())
     if seen.failed:
         return _stop(state, True, Cause(CauseKind.FAILURE, detail=seen.failed)), ()
     if seen.waiting > 0:

@@ -357,7 +357,7 @@ def _group_lines(before: WorkerGroup | None, after: WorkerGroup) -> Iterator[Log
         )
     if after.empty and not (known is not None and known.empty):
         end = "done" if after.done else "no worker is left"
-        if after.obeyed:
+        if after.saved_and_exited:
             end = "workers exited after the requested checkpoint, not counted as success"
         yield LogLine(f"round {after.round}: {end}")
 

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from elasticjob_agent.core import worker_group as groups
 from elasticjob_agent.core.checkpoint_requests import (
-    end_obedient_workers,
+    end_waiting_workers,
     request_checkpoint,
     request_timeout_at,
     waits_to_save,
@@ -91,7 +91,7 @@ def _stop_reasons(state: State, group: WorkerGroup, now: float) -> Iterator[Stop
     if group.failure is not None and not dumps:
         yield StopOrder(StopCause.FAILURE, 0.0)
     if state.leaving and not waits_to_save(state, group, now):
-        grace = 0.0 if state.hurried else state.facts.stop_grace_seconds
+        grace = 0.0 if state.is_urgent else state.facts.stop_grace_seconds
         yield StopOrder(StopCause.LEAVE, grace)
     if group.leftovers_at is not None and now >= group.leftovers_at:
         yield StopOrder(StopCause.LEFTOVERS, state.facts.stop_grace_seconds)
@@ -133,7 +133,7 @@ def wake_at(state: State) -> float | None:
         hangs,
         report_due_at(state),
         request_timeout_at(state),
-        state.obeyed_until,
+        state.saved_workers_until,
     )
     due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)
@@ -172,7 +172,7 @@ def _decide_end(state: State, now: float) -> Ending | None:
     late = state.leave_by is not None and now >= state.leave_by
     if state.leaving and state.hello is None:
         return _end_after_leave(state, run, "")  # this node never took part
-    if state.leaving and (late or state.hurried):
+    if state.leaving and (late or state.is_urgent):
         return _end_after_leave(
             state, run, "; no confirmation from the rendezvous: the lease will expire"
         )
@@ -246,11 +246,11 @@ def absorb(state: State, event: Event, now: float) -> State:
     """Record an event in the state."""
     match event:
         case DirectiveChanged(directive):
-            return _seated(_voided(replace(state, directive=directive)))
+            return _seated(_mark_as_run(replace(state, directive=directive)))
         case RuntimeEvent():
             return _take_runtime_event(state, event, now)
         case LeaveRequested(reason, hurry):
-            state = replace(state, hurried=state.hurried or hurry)
+            state = replace(state, is_urgent=state.is_urgent or hurry)
             return _leaving(state, reason)
         case PortReserved(port):
             return replace(state, port=port, served=False)
@@ -264,7 +264,7 @@ def absorb(state: State, event: Event, now: float) -> State:
             assert_never(event)
 
 
-def _voided(state: State) -> State:
+def _mark_as_run(state: State) -> State:
     """Mark a round that is stopped before its start here as a round that ran here.
 
     The rendezvous then knows that no worker of that round will start any more.
@@ -353,7 +353,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
         state = replace(state, prepare_by=None)
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
-    state = end_obedient_workers(state, now)
+    state = end_waiting_workers(state, now)
     state, orders = _stopping(state, now, again=isinstance(runtime_event, Hello))
     commands.extend(orders)
     state, orders = _starting(state, now)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("elasticjob.agent")
 
 CONNECT_SECONDS = 5.0
-HOST_PATIENCE_SECONDS = 10.0
+HOST_TIMEOUT_SECONDS = 10.0
 """Maximum time that the host of a c10d store keeps it up for other nodes to see the end."""
 BEATS = 3
 """Default number of missed heartbeats after which a node is lost."""
@@ -202,7 +202,7 @@ class _C10d:
                 log.info("another process seems to host the store: %s", error)
         return None
 
-    def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
+    def close(self, patience_seconds: float = HOST_TIMEOUT_SECONDS) -> None:
         for store in (self._probe, *self._stores):
             store.close()
         if self._hosted is not None:

@@ -240,11 +240,11 @@ class ExitBarrierClient:
             return arrive(store, len(self._ours), TERMINAL_STATE_SYNC_ID)
 
         if not hasattr(self._handler, "gone"):
-            await self._insisted(lambda: store.check([last]))
+            await self._retried(lambda: store.check([last]))
             return await in_thread(count, CALL_SECONDS)
         own = [done_note(rank) for rank, is_ours in enumerate(self._ours) if is_ours]
         own.append(FIRST_DONE)
-        await self._insisted(lambda: [store.set(note, b"1") for note in own])
+        await self._retried(lambda: [store.set(note, b"1") for note in own])
         try:
             return await in_thread(count, CALL_SECONDS)
         except Exception as error:
@@ -252,7 +252,7 @@ class ExitBarrierClient:
                 raise
             log.warning("done, but the exit barrier may not have counted this node: %r", error)
         await self._all_noted()
-        await self._insisted(lambda: store.set(last, b"1"))
+        await self._retried(lambda: store.set(last, b"1"))
         return last
 
     def unknown(self, error: Exception) -> str:
@@ -265,11 +265,11 @@ class ExitBarrierClient:
     async def _all_noted(self) -> None:
         notes = [done_note(rank) for rank in range(len(self._ours))]
         while True:
-            if await self._insisted(lambda: self._store.check(notes)):
+            if await self._retried(lambda: self._store.check(notes)):
                 return
             await asyncio.sleep(self._interval_seconds)
 
-    async def _insisted(self, call: Callable[[], T]) -> T:
+    async def _retried(self, call: Callable[[], T]) -> T:
         """Run an idempotent call, and retry it during an etcd outage up to the limit."""
         began, logged = time.monotonic(), False
         while True:

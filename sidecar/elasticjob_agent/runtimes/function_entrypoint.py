@@ -116,9 +116,9 @@ class CallFolder:
         main = _main_definition(preparation)
         if work is not None:
             preparation["dir"] = str(work)
-        carrier = _Carrier()
+        recorder = _DescriptorRecorder()
         former = multiprocessing.context.get_spawning_popen()
-        multiprocessing.context.set_spawning_popen(carrier)  # type: ignore[arg-type]
+        multiprocessing.context.set_spawning_popen(recorder)  # type: ignore[arg-type]
         try:
             with self.call.open("wb") as file:
                 reduction.dump(preparation, file)
@@ -130,7 +130,7 @@ class CallFolder:
         first, last = _search_path()
         program = PROGRAM.format(first=first, last=last, definitions="\n".join(definitions))
         self.program.write_text(program, "utf-8")
-        return tuple(carrier.descriptors)
+        return tuple(recorder.descriptors)
 
     def command(self) -> tuple[str, ...]:
         """Return the command that runs the call; the caller appends round and local rank."""
@@ -258,7 +258,7 @@ def _folders() -> list[str]:
     )
 
 
-class _Carrier:
+class _DescriptorRecorder:
     """Stand-in for multiprocessing's spawn process: records the descriptors to inherit."""
 
     def __init__(self) -> None:

@@ -111,12 +111,12 @@ class LauncherClient(ChannelRuntime):
         """Run the command; return its number of workers once torchrun in it asks for a round."""
         channel: Channel | None = await self._first_connection()
         while channel is not None:
-            reminding = asyncio.create_task(_remind())
+            reminder = asyncio.create_task(_remind())
             try:
                 await channel.run(command)
                 found = await channel.joined()
             finally:
-                reminding.cancel()
+                reminder.cancel()
                 channel.close()
             if found is not None:
                 return found or 1  # 0: the command ended without joining

@@ -148,7 +148,7 @@ class Identifiers:
         found += [(reason, module) for module, reason in self._noted.items()]
         return found + self._kept()
 
-    def set_anew(self) -> None:
+    def set_new_values(self) -> None:
         """Set anew, in a worker, what imports took from entropy or from the worker's rank."""
         for generator in self._unseeded:
             generator.seed()

@@ -350,7 +350,7 @@ class Zygote:
         for name in self._direct:
             os.unsetenv(name)
         become_worker(streams, request["env"], self._launcher, here, self._applied, self._counted)
-        self._guard.effects.identifiers.set_anew()
+        self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)
         show_process_as(request["command"], request["env"])
         return True

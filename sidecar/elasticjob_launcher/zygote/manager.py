@@ -392,10 +392,10 @@ class ZygoteManager:
             return
         self._give_up(f"given up after {self._starts} standbys: {reason}")
         # The cause, such as a memory shortage, may be gone by then.
-        self._second_try = self._loop.call_later(self._rest_seconds, self._anew)
+        self._second_try = self._loop.call_later(self._rest_seconds, self._retry_later)
         self._rest_seconds *= 2
 
-    def _anew(self) -> None:
+    def _retry_later(self) -> None:
         self._starts, self._most_starts = 0, MOST_STARTS
         self._start()
 

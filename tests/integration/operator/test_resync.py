@@ -380,7 +380,7 @@ def test_etcd_of_another_cluster_is_neither_used_nor_cleared(
         assert etcd.ctl("get", "--print-value-only", cluster_key()).strip() == "another"
         with pytest.raises(EtcdRefused, match="the jobs of another cluster") as caught:
             await rig.etcds.of(parsed)
-        assert caught.value.obstacle is Obstacle.ANOTHERS_ETCD
+        assert caught.value.obstacle is Obstacle.FOREIGN_ETCD
         etcd.ctl("del", cluster_key())
         await rig.resync.resync()
         assert await uses_own(rig, parsed), "what the message says helps"

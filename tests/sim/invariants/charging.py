@@ -85,7 +85,7 @@ def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:
             checker.need(not missing, "outcome", f"success, but {missing} did not end")
         case OutcomeKind.FAILED:
             allowed = min(b.max_restarts for b in checker.recent_bounds())
-            spent = len(after.charged) > allowed or checker.crashing.hopeless
+            spent = len(after.charged) > allowed or checker.crashing.no_progress_text
             checker.need(spent, "outcome", f"failed with charges {after.charged} of {allowed}")
         case OutcomeKind.TIMED_OUT:
             patience = min(b.join_timeout_seconds for b in checker.recent_bounds())

@@ -41,7 +41,7 @@ class Crashing:
             if number not in self._charged_at:
                 self._charged_at[number] = self.checker.world.now
                 self._charge(number)
-        if self._certain and self.hopeless:
+        if self._certain and self.no_progress_text:
             over = after.state is RoundState.CLOSED
             self.checker.need(over, "no progress", f"{self.at_step} and it goes on: {after}")
         freezes = before.state is RoundState.JOINABLE and after.state is RoundState.FROZEN
@@ -51,7 +51,7 @@ class Crashing:
             self.checker.need(waited >= self._pause() - 0.01, "back-off", said)
 
     @property
-    def hopeless(self) -> bool:
+    def no_progress_text(self) -> bool:
         return self.at_step[1] >= SAME_STEP
 
     def _pause(self) -> float:

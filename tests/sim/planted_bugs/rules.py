@@ -137,7 +137,7 @@ def no_back_off() -> Iterator[EngineFactory]:
 @bug("crashes", seed=50)
 def hope_without_end() -> Iterator[EngineFactory]:
     """Continue a job that fails repeatedly at one step until its budget is spent."""
-    with patch.object(crash_loop, "is_hopeless", lambda _: False):
+    with patch.object(crash_loop, "is_without_progress", lambda _: False):
         yield Engine
 
 

@@ -16,7 +16,7 @@ from elasticjob_operator.role_bindings import (
 )
 
 Json = dict[str, Any]
-REQUEST = Request("role", ("system", "operator"), excepted=frozenset({"system", "kube-system"}))
+REQUEST = Request("role", ("system", "operator"), excluded=frozenset({"system", "kube-system"}))
 WANTED = binding(REQUEST, "uid")
 
 
@@ -46,7 +46,7 @@ FOREIGN = [other("a", labels=None), other("a", labels={"app.kubernetes.io/manage
 
 
 def changes(namespaces: list[Json], bindings: list[Json]) -> Changes:
-    return due_changes(WANTED, namespaces, bindings, REQUEST.excepted)
+    return due_changes(WANTED, namespaces, bindings, REQUEST.excluded)
 
 
 def test_served_namespaces_get_a_binding_and_excepted_ones_none() -> None:
@@ -92,7 +92,7 @@ def test_arguments_become_a_request() -> None:
     more = ["--except=system", "--except=kube-system", "--selector=a=b,c=d"]
     found = _parsed([*words, *more])
     assert (found.role, found.account) == (REQUEST.role, REQUEST.account)
-    assert (found.excepted, found.selector) == (REQUEST.excepted, "a=b,c=d")
+    assert (found.excluded, found.selector) == (REQUEST.excluded, "a=b,c=d")
 
 
 @pytest.mark.parametrize("account", ["operator", "/operator", "system/", "a/b/c"])

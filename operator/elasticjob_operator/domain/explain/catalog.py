@@ -88,7 +88,7 @@ OBSTACLES: Mapping[Obstacle, Entry] = {
         "", "Allow the endpoint in the operator's chart, or leave rendezvous.endpoints empty"
     ),
     Obstacle.BACKEND: Entry("", "Use another rendezvous.backend"),
-    Obstacle.ANOTHERS_ETCD: Entry(
+    Obstacle.FOREIGN_ETCD: Entry(
         "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"
     ),
     Obstacle.RECORDS: Entry(

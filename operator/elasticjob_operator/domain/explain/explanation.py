@@ -136,7 +136,7 @@ def _wait(names: list[str]) -> str:
     return "wait" if len(names) > 1 else "waits"
 
 
-_ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD, Obstacle.RECORDS)
+_ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.FOREIGN_ETCD, Obstacle.RECORDS)
 """Obstacles whose own sentence explains the unknown rendezvous."""
 
 

@@ -101,7 +101,7 @@ outlives the trainer. Istio has two, for its sidecar and for its ambient mode.""
 _MESH_LABELS = ("sidecar.istio.io/inject", "istio.io/dataplane-mode", "kuma.io/sidecar-injection")
 """Keys of `_MESHES` that are labels; the others are annotations."""
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-_LOSABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+_EVICTABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Annotation that lets the autoscaler remove machines that hold emptyDir volumes of the pod."""
 _PREFERRED, _MOST_WEIGHT = "preferredDuringSchedulingIgnoredDuringExecution", 100
 _SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
@@ -205,8 +205,8 @@ def _labels_and_annotations(
             (labels if mesh in _MESH_LABELS else annotations)[mesh] = off
     annotations.setdefault(_DEFAULT_CONTAINER, job.trainer().name)
     scratch = [volume["name"] for volume, _ in snapshot_volumes(job) if "emptyDir" in volume]
-    losable = filter(None, (annotations.get(_LOSABLE_VOLUMES), *_SCRATCH, *scratch))
-    annotations[_LOSABLE_VOLUMES] = ",".join(losable)
+    evictable = filter(None, (annotations.get(_EVICTABLE_VOLUMES), *_SCRATCH, *scratch))
+    annotations[_EVICTABLE_VOLUMES] = ",".join(evictable)
     if note:
         annotations[names.COMMAND_ANNOTATION] = note
     return {
@@ -234,12 +234,12 @@ def _affinity(spec: Json, avoid: Sequence[str]) -> Json:
     affinity = mapping(spec, "affinity", ())
     nodes = mapping(affinity, "nodeAffinity", ("affinity",))
     where = ("affinity", "nodeAffinity")
-    wishes = mappings(nodes, _PREFERRED, where)
+    preferred = mappings(nodes, _PREFERRED, where)
     others = [
         {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in avoid
     ]
     wish = {"weight": _MOST_WEIGHT, "preference": {"matchFields": others}}
-    return {"affinity": {**affinity, "nodeAffinity": {**nodes, _PREFERRED: [*wishes, wish]}}}
+    return {"affinity": {**affinity, "nodeAffinity": {**nodes, _PREFERRED: [*preferred, wish]}}}
 
 
 def _pull_secrets(spec: Json, settings: PodSettings) -> Json:

@@ -227,14 +227,14 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Attendance:
+class PodHistory:
     """Pods that take part, and pods that no longer do, by uid."""
 
     participants: Mapping[str, Participant] = field(default_factory=dict)
     departures: Mapping[str, Departure] = field(default_factory=dict)
 
-    def seen(self, pods: Iterable[Pod], view: RendezvousView) -> Attendance:
-        """Return the attendance updated by an observation of the job."""
+    def seen(self, pods: Iterable[Pod], view: RendezvousView) -> PodHistory:
+        """Return the history updated by an observation of the job."""
         oldest = view.round - KEPT_ROUNDS
         kept = {uid: one for uid, one in self.departures.items() if one.round >= oldest}
         present = {pod.uid: pod for pod in pods}
@@ -250,7 +250,7 @@ class Attendance:
         for uid in self.participants.keys() - present.keys():
             gone = self.participants[uid]
             kept[uid] = Departure(gone.pod, gone.round, CauseKind.LOSS)
-        return Attendance(participants, kept)
+        return PodHistory(participants, kept)
 
 
 def with_causes(
@@ -278,7 +278,7 @@ def _departure_kind(pod: Pod) -> CauseKind | None:
 def _corrected_cause(
     view: RendezvousView, before: RendezvousView, gone: dict[int, list[Departure]]
 ) -> Cause | None:
-    if view.cause is None or not _is_doubtful(view.cause.kind):
+    if view.cause is None or not _is_uncertain(view.cause.kind):
         return view.cause
     if found := _explaining(gone.get(view.round, []), view.cause.kind, view.cause.members):
         return Cause(_kind(found), _names(found))
@@ -290,7 +290,7 @@ def _corrected_cause(
 def _corrected_round(
     found: History, known: dict[int, Cause], gone: dict[int, list[Departure]]
 ) -> History:
-    if not _is_doubtful(found.cause.kind):
+    if not _is_uncertain(found.cause.kind):
         return found
     if those := _explaining(gone.get(found.number, []), found.cause.kind, found.cause.members):
         return replace(found, cause=replace(found.cause, kind=_kind(those), members=_names(those)))
@@ -299,7 +299,7 @@ def _corrected_round(
     return found
 
 
-def _is_doubtful(cause: CauseKind) -> bool:
+def _is_uncertain(cause: CauseKind) -> bool:
     """Return True if a departure may have caused this: agents only see joins and failures."""
     return cause in (CauseKind.JOIN, CauseKind.FAILURE)
 

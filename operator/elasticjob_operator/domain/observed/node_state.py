@@ -9,7 +9,7 @@ from typing import Any
 from elasticjob_operator.domain.observed.state import NodeState
 
 _CORDON = "node.kubernetes.io/unschedulable"
-_REPELLING = ("NoSchedule", "NoExecute")
+_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         ready=ready == "True",
         cordoned=bool(spec.get("unschedulable")),
         taints=tuple(
-            taint for taint in taints if taint.effect in _REPELLING and taint.key != _CORDON
+            taint for taint in taints if taint.effect in _EFFECTS and taint.key != _CORDON
         ),
     )
 

@@ -155,7 +155,7 @@ _STATUS = (
 )
 
 
-def essentials(raw: Json) -> Json:
+def used_fields(raw: Json) -> Json:
     """Return the parts of a Pod object that the operator reads: the whole of many pods would need
     too much memory."""
     metadata, spec, status = raw["metadata"], raw["spec"], raw.get("status") or {}

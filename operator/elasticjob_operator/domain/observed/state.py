@@ -167,7 +167,7 @@ class Obstacle(StrEnum):
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
     BACKEND = "BackendUnavailable"
-    ANOTHERS_ETCD = "EtcdOfAnotherCluster"
+    FOREIGN_ETCD = "EtcdOfAnotherCluster"
     RECORDS = "TooManyRecords"
     NOT_SERVED = "NamespaceNotServed"
 

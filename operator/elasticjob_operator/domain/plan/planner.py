@@ -139,23 +139,23 @@ def plan_finished(job: ElasticJob, observed: Observed, phase: Phase, now: dateti
         if close.actions:
             return close
     policy = job.spec.run_policy.clean_pod_policy
-    doomed = [
+    unneeded = [
         pod
         for pod in by_index(observed)
-        if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
+        if (policy is CleanPodPolicy.RUNNING and (pod.active or _outlives_trainer(pod)))
         or (policy is CleanPodPolicy.ALL and not pod.terminating)
     ]
-    if not doomed:
+    if not unneeded:
         return Plan((), phase, size, None, expiry)
     if cleanup is None or cleanup > now:
         # Delete not even a pod that seems never to have run: its observed state may be older than
         # the job's end, and its logs would be lost.
         return Plan((), phase, size, None, earliest(expiry, cleanup))
-    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
+    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in unneeded)
     return Plan(actions, phase, size, None, expiry)
 
 
-def _lingers(pod: Pod) -> bool:
+def _outlives_trainer(pod: Pod) -> bool:
     """Return True if other containers outlive the trainer and the pod is not being deleted."""
     return pod.lingering and not pod.terminating
 
@@ -364,16 +364,16 @@ def _expected_members(
 def _refusal_gives_up_at(job: ElasticJob, observed: Observed) -> datetime | None:
     if observed.refusal is None:
         return None
-    patience = timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
-    return observed.refusal.since + patience
+    pending_timeout = timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
+    return observed.refusal.since + pending_timeout
 
 
 def _wake_at(
     job: ElasticJob, observed: Observed, counted_pods: CountedPods, now: datetime
 ) -> datetime | None:
-    patience = [gives_up_at(job, pod) for pod in counted_pods.counted]
-    dues = [deadline(job), _refusal_gives_up_at(job, observed), *patience]
-    return earliest(*(due for due in dues if due is not None and due > now))
+    pending_timeout = [gives_up_at(job, pod) for pod in counted_pods.counted]
+    deadlines = [deadline(job), _refusal_gives_up_at(job, observed), *pending_timeout]
+    return earliest(*(due for due in deadlines if due is not None and due > now))
 
 
 def _latest(*moments: datetime | None) -> datetime | None:

@@ -123,7 +123,7 @@ _OF_CREATION = (
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
     Obstacle.BACKEND,
-    Obstacle.ANOTHERS_ETCD,
+    Obstacle.FOREIGN_ETCD,
     Obstacle.NOT_SERVED,
 )
 """Obstacles to creating pods; the others are of pods that exist."""
@@ -165,8 +165,8 @@ def _refusal_findings(job: ElasticJob, observed: Observed) -> list[Finding]:
         if refusal is not None and refusal.obstacle is obstacle:
             message = refusal.message
         elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
-            strangers = [pod_name(job.metadata.name, index) for index in observed.foreign]
-            message = f"{_names_text(strangers)}: taken by a pod of another owner; skipped"
+            foreign_pods = [pod_name(job.metadata.name, index) for index in observed.foreign]
+            message = f"{_names_text(foreign_pods)}: taken by a pod of another owner; skipped"
         else:
             if kind in before:
                 found.append(Finding(kind, ConditionStatus.FALSE, "Resolved"))

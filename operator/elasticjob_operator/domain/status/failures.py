@@ -115,7 +115,7 @@ _CLASS_BY_END = {
     PodEnd.NODE_LOST: FailureClass.NODE_LOST,
     PodEnd.NODE_TAINTED: FailureClass.NODE_LOST,
 }
-_VAGUE = frozenset(
+_UNSPECIFIC = frozenset(
     {FailureClass.SIGNAL, FailureClass.PEER_ABORT, FailureClass.USER_ERROR, FailureClass.NODE_LOST}
 )
 """Classes an agent may assign if its launcher ended or a worker was signalled; the pod's end is
@@ -209,8 +209,8 @@ def _worker_failure(failure: Failure, pods: dict[str, Pod]) -> FailureStatus:
     precise."""
     pod = pods.get(failure.name)
     end = None if pod is None or not pod.ended else removal_cause(pod)
-    vague = failure.kind in _VAGUE and not failure.traceback
-    known = _CLASS_BY_END.get(end) if end is not None and vague else None
+    unspecific = failure.kind in _UNSPECIFIC and not failure.traceback
+    known = _CLASS_BY_END.get(end) if end is not None and unspecific else None
     return FailureStatus(
         round=failure.round,
         pod=failure.name,

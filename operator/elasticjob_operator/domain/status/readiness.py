@@ -53,7 +53,7 @@ _STALLING = (
     Obstacle.TEMPLATE_INVALID,
     Obstacle.ENDPOINT,
     Obstacle.BACKEND,
-    Obstacle.ANOTHERS_ETCD,
+    Obstacle.FOREIGN_ETCD,
     Obstacle.RECORDS,
 )
 """Obstacles that last until a user changes the job, or an administrator the operator. A quota, a

@@ -39,7 +39,7 @@ def rank_order(node: NodeDesc) -> tuple[object, ...]:
     return (natural, node.addr, node.pid, node.local_id)
 
 
-def is_torchs(node: NodeDesc) -> bool:
+def is_torch_node(node: NodeDesc) -> bool:
     """Return True if the node is one of torch's own."""
     return node.local_id < OUR_LOCAL_IDS
 
@@ -52,7 +52,7 @@ def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list
             no node.
     """
     ordered = sorted(participants, key=rank_order)
-    ours = [node for node in ordered if not is_torchs(node)]
+    ours = [node for node in ordered if not is_torch_node(node)]
     if len(ours) in (0, len(ordered)):
         return ordered
     master = next((node for node in ordered if name_of(node) == last_master), ours[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, in_rank_order, is_torchs, name_of
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, in_rank_order, is_torch_node, name_of
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 
 WORLD = "elasticjob_world"
@@ -75,9 +75,9 @@ class RankAssignment:
         return next(node for node, rank in self.roster.items() if rank == 0)
 
     @property
-    def torchs(self) -> list[NodeDesc]:
+    def torch_nodes(self) -> list[NodeDesc]:
         """Nodes of the round that are torch's own."""
-        return [node for node in self.roster if is_torchs(node)]
+        return [node for node in self.roster if is_torch_node(node)]
 
 
 def gang_time(state: State, utc: datetime) -> datetime:
@@ -131,7 +131,7 @@ def completed(state: State, lasting_store: bool = False) -> State:
     ordered = in_rank_order(state.participants, state.extra.get(MASTER))
     ranks = {node: rank for rank, node in enumerate(ordered)}
     known: dict[str, object] = {WORLD: (state.round, len(ranks))}
-    if not lasting_store and 0 < sum(map(is_torchs, ordered)) < len(ordered):
+    if not lasting_store and 0 < sum(map(is_torch_node, ordered)) < len(ordered):
         known[MASTER] = name_of(ordered[0])
     return replace(
         state,
@@ -251,7 +251,7 @@ def moved_on(state: State, held: RankAssignment, node: NodeDesc) -> bool:
     if state.round != held.round:
         here, newer = frozenset(), newer | here
     gone = held.roster.keys() - here - {node}
-    if state.round != held.round or any(map(is_torchs, state.participants)):
+    if state.round != held.round or any(map(is_torch_node, state.participants)):
         return bool(gone) and bool(newer)
     return bool(gone & newer)
 
@@ -262,7 +262,7 @@ def gone(state: State, held: RankAssignment, node: NodeDesc) -> frozenset[int]:
     Empty while a torch node takes part: a finished torch node keeps its rank, and holds up nodes
     that request another round, until its exit barrier times out.
     """
-    if state.closed or state.round != held.round or any(map(is_torchs, state.participants)):
+    if state.closed or state.round != held.round or any(map(is_torch_node, state.participants)):
         return frozenset()
     there = state.participants.keys() | state.wait_list | state.redundancy_list | {node}
     return frozenset(rank for each, rank in held.roster.items() if each not in there)

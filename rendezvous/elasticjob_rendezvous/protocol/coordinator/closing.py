@@ -38,8 +38,8 @@ def outcome_of_charge(
     text = failure_policy.failures_text(failures, snapshot.view.dones_of(number).values())
     if failure_policy.spent(charged, snapshot.bounds):
         return _failed(f"{text} ({_spent(snapshot.bounds)})", failures)
-    if crash_loop.is_hopeless(streak):
-        return _failed(f"{crash_loop.hopeless(streak)}: {text}", failures)
+    if crash_loop.is_without_progress(streak):
+        return _failed(f"{crash_loop.no_progress_text(streak)}: {text}", failures)
     return None
 
 

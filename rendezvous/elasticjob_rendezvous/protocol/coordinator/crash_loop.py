@@ -1,4 +1,4 @@
-"""Crash-loop back-off: pause before the next recovery, and early end of a hopeless job. Pure.
+"""Crash-loop back-off: pause before the next recovery; early end without progress. Pure.
 
 Only charged failures count. A job that fails again soon after its start, before its first step,
 waits longer each time; one that fails at the same step again and again ends early. The loss or
@@ -24,7 +24,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 SOON_SECONDS = 60.0
 """Maximum lifetime of workers whose failure counts as a failure at the start."""
 LONGEST_PAUSE_SECONDS = 60.0
-HOPELESS = 3
+MAX_FAILURES_AT_A_STEP = 3
 """Number of failures in a row at the same step that ends the job."""
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
@@ -78,12 +78,12 @@ def pause_seconds(streak: Streak) -> float:
     return min(2.0 ** min(streak.row - 2, 16), LONGEST_PAUSE_SECONDS)
 
 
-def is_hopeless(streak: Streak) -> bool:
+def is_without_progress(streak: Streak) -> bool:
     """Return True if the job fails at the same step again and again."""
-    return streak.times >= HOPELESS
+    return streak.times >= MAX_FAILURES_AT_A_STEP
 
 
-def hopeless(streak: Streak) -> str:
+def no_progress_text(streak: Streak) -> str:
     """Return the reason for the job's early end, for people."""
     return f"no progress: the {_ordinal(streak.times)} failure in a row at step {streak.step}"
 

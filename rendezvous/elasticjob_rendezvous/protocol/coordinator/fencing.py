@@ -43,11 +43,11 @@ def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
         for session in sessions.values():
             if session.key == own.key:
                 continue
-            rival = newest.get(session.record.name)
-            ours = rival is not None and rival.key == own.key and _same_agent(rival, session)
-            if rival is None or (rival.created < session.created and not ours):
+            newer = newest.get(session.record.name)
+            ours = newer is not None and newer.key == own.key and _same_agent(newer, session)
+            if newer is None or (newer.created < session.created and not ours):
                 newest[session.record.name] = session
-                old += [rival] if rival else []
+                old += [newer] if newer else []
             else:
                 old.append(session)
     return old

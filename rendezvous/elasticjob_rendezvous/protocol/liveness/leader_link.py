@@ -26,7 +26,7 @@ from elasticjob_rendezvous.protocol.liveness.probes import probe
 from elasticjob_rendezvous.protocol.records.members import Member
 from elasticjob_rendezvous.protocol.replica import Versioned, View
 
-ATTEND_SECONDS = 1.0
+LINK_DELAY_SECONDS = 1.0
 WATCH_LEADER_SECONDS = 0.2
 """Approximate delay of the watch on the coordinator's key, from the moment the round is final or
 the coordinator changes. Each member adds its own jitter: many watches at once would delay the
@@ -46,7 +46,7 @@ class LinkDelay:
 
     def may_link(self, final: bool, now: float, alarm: Alarm) -> bool:
         """Return True if this member may link to the coordinator: the round is `final`, or late."""
-        return final or alarm.passed(self.found_at + ATTEND_SECONDS, now)
+        return final or alarm.passed(self.found_at + LINK_DELAY_SECONDS, now)
 
     def may_watch(self, final: bool, now: float, alarm: Alarm) -> bool:
         """Return True if this member may watch the coordinator's key; the delay loses no change."""

@@ -32,7 +32,7 @@ PROBE_SOON_SECONDS = 0.001
 KILL_SECONDS = 0.5
 """Fixed allowance for killing workers: from their deadline, which their launcher knows beforehand,
 to their end."""
-OBEY_SECONDS = 1.0
+REACTION_SECONDS = 1.0
 """Maximum time for an agent to act on a newer round number."""
 
 
@@ -98,7 +98,7 @@ class StopRule(StrEnum):
     AFTER_AN_ANSWER = "not before an answer"
     REPORTED = "the deadline that its launcher reported, or that we permitted since"
     ORPHANED = "the maximum life of workers without their agent"
-    OBEYED = "the time of its agent to register again, or to act on the round"
+    REACTION = "the time of its agent to register again, or to act on the round"
     EVIDENCE = "the latest evidence that the member may have"
 
 
@@ -111,8 +111,8 @@ STOP_RULES: dict[tuple[Verdict | None, bool], StopRule] = {
     (Verdict.WORKERS_ALIVE, True): StopRule.REPORTED,
     (Verdict.BOTH_ALIVE, False): StopRule.ORPHANED,
     (Verdict.BOTH_ALIVE, True): StopRule.ORPHANED,
-    (Verdict.AGENT_ALIVE, False): StopRule.OBEYED,
-    (Verdict.AGENT_ALIVE, True): StopRule.OBEYED,
+    (Verdict.AGENT_ALIVE, False): StopRule.REACTION,
+    (Verdict.AGENT_ALIVE, True): StopRule.REACTION,
     (Verdict.UNKNOWN, False): StopRule.EVIDENCE,
     (Verdict.UNKNOWN, True): StopRule.EVIDENCE,
 }
@@ -177,8 +177,8 @@ def _deadline(
             return max(at for at in known if at is not None) + KILL_SECONDS
         case StopRule.ORPHANED:
             return max(since, opened) + peers.orphan_seconds
-        case StopRule.OBEYED:
-            return max(since + patience_seconds(bounds), opened + OBEY_SECONDS)
+        case StopRule.REACTION:
+            return max(since + patience_seconds(bounds), opened + REACTION_SECONDS)
         case StopRule.EVIDENCE:
             return _latest_deadline(assignment, since, view, bounds, peers, timers) + KILL_SECONDS
         case _:
@@ -209,8 +209,8 @@ def _latest_deadline(
     # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
-    relied_on_us = beat_at is not None and took_over is not None and beat_at >= took_over
-    if took_over is not None and not relied_on_us and peers.leader != assignment.id:
+    relied_on_link = beat_at is not None and took_over is not None and beat_at >= took_over
+    if took_over is not None and not relied_on_link and peers.leader != assignment.id:
         led = peers.led_at(peers.leader)
         led = took_over if led is None else led
         latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]

@@ -65,7 +65,7 @@ class LinkState(StrEnum):
 class WorkersState(StrEnum):
     """Workers of one session; `ORPHANED`: they run without their agent."""
 
-    ATTENDED = "attended"
+    WITH_AGENT = "attended"
     ORPHANED = "orphaned"
 
 
@@ -163,17 +163,17 @@ LINK: Table[LinkState, SessionEvent] = Table(
     ),
 )
 
-_ATTENDED, _ORPHANED = WorkersState
+_WITH_AGENT, _ORPHANED = WorkersState
 WORKERS: Table[WorkersState, SessionEvent] = Table(
     WorkersState,
     {
-        _SE.LINK_OPENED: (_ATTENDED, _ATTENDED),
-        _SE.OTHER_LINK_OPENED: (_ATTENDED, _ATTENDED),
-        _SE.GONE: (_ATTENDED, _ATTENDED),
+        _SE.LINK_OPENED: (_WITH_AGENT, _WITH_AGENT),
+        _SE.OTHER_LINK_OPENED: (_WITH_AGENT, _WITH_AGENT),
+        _SE.GONE: (_WITH_AGENT, _WITH_AGENT),
         _SE.WORKERS_ONLY: (_ORPHANED, _ORPHANED),
-        _SE.NO_ANSWER: (_ATTENDED, _ATTENDED),
-        _SE.REPLACED: (_ATTENDED, _ATTENDED),
-        _SE.ORPHAN_EXPIRED: (None, _ATTENDED),
+        _SE.NO_ANSWER: (_WITH_AGENT, _WITH_AGENT),
+        _SE.REPLACED: (_WITH_AGENT, _WITH_AGENT),
+        _SE.ORPHAN_EXPIRED: (None, _WITH_AGENT),
     },
     ignored=frozenset(
         {
@@ -278,7 +278,7 @@ class SessionState:
     """
 
     link: LinkState = LinkState.UNLINKED
-    workers: WorkersState = WorkersState.ATTENDED
+    workers: WorkersState = WorkersState.WITH_AGENT
     key: KeyState = KeyState.VALID
     beat_at: float = 0.0
     next_probe: float = 0.0
@@ -289,7 +289,7 @@ class SessionState:
         self.link = LINK.after(self.link, event)
         self.workers = WORKERS.after(self.workers, event)
         self.key = KEY.after(self.key, event)
-        if self.workers is WorkersState.ATTENDED:
+        if self.workers is WorkersState.WITH_AGENT:
             self.orphan = None
         if self.link is LinkState.LINKED or event is SessionEvent.TOOK_OVER:
             self.answers = 0

@@ -44,7 +44,7 @@ LEAST_CONFIRM_SECONDS = 1
 busy machine a confirmation takes a while."""
 LEAST_JOIN_SECONDS = 1
 
-_PATIENCE = (
+_TIMEOUTS = (
     "join_timeout_seconds",
     "last_call_seconds",
     "keep_alive_seconds",
@@ -92,7 +92,7 @@ class RendezvousParams:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        for name in _PATIENCE:
+        for name in _TIMEOUTS:
             seconds = getattr(self, name)
             if not 0.0 <= seconds <= LONGEST_SECONDS:  # nor NaN
                 raise ValueError(f"{name} must be from 0 to {LONGEST_SECONDS:g}, got {seconds}")

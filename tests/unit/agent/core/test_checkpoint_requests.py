@@ -273,12 +273,12 @@ def test_leaving_agent_waits_at_most_ask_seconds_for_save_request() -> None:
     assert stops == [StopGroup(1, 7.0)]
 
 
-@pytest.mark.parametrize("why", ["does not save", "nobody asks", "hurried"])
+@pytest.mark.parametrize("why", ["does not save", "nobody asks", "urgent"])
 def test_leaving_agent_stops_at_once_without_save_request(why: str) -> None:
     driven = training(saves=why != "does not save")
     if why == "nobody asks":
         driven.feed(directed(precedes_stop=False))
-    stops = driven.only(StopGroup, driven.feed(LeaveRequested("SIGINT", hurry=why == "hurried")))
+    stops = driven.only(StopGroup, driven.feed(LeaveRequested("SIGINT", hurry=why == "urgent")))
     assert len(stops) == 1
 
 

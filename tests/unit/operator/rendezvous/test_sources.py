@@ -14,7 +14,7 @@ import pytest
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER, INCARNATION_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import Attendance, Participant
+from elasticjob_operator.domain.observed.from_agents import Participant, PodHistory
 from elasticjob_operator.domain.observed.pod_state import PREFIX_VARIABLE
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
@@ -135,14 +135,14 @@ def test_incarnation_without_records_comes_from_pods_and_memory(
 
 def test_incarnation_of_agents_is_the_generation_until_there_are_pods() -> None:
     source, kept = agents(), memory()
-    there = Attendance({"u1": Participant("job-0", 1)})
+    there = PodHistory({"u1": Participant("job-0", 1)})
     c10d = job(rendezvous={"backend": "C10d"})
     observation = asyncio.run(source.observe(c10d, kept, Pods()))
     assert observation.observed.incarnation == max(c10d.metadata.generation, 1)
-    kept.rendezvous = RendezvousMemory(4, attendance=there)
+    kept.rendezvous = RendezvousMemory(4, pod_history=there)
     observation = asyncio.run(source.observe(c10d, kept, Pods((5, 4))))
     assert observation.observed.incarnation == 5
-    assert "u1" not in kept.rendezvous.attendance.departures, "it was of another incarnation"
+    assert "u1" not in kept.rendezvous.pod_history.departures, "it was of another incarnation"
 
 
 @dataclass

@@ -20,11 +20,11 @@ def ours(name: str) -> NodeDesc:
     return NodeDesc(name, 1, OUR_LOCAL_IDS + 5)
 
 
-def torchs(name: str) -> NodeDesc:
+def torch_nodes(name: str) -> NodeDesc:
     return NodeDesc(name, 1, 0)
 
 
-A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
+A, B, C, D = ours("a"), torch_nodes("b"), ours("c"), torch_nodes("d")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def assignment(number: int, node: NodeDesc, *roster: NodeDesc) -> RankAssignment
     return RankAssignment(number, ranks[node], ranks)
 
 
-HOST = torchs("127.0.0.1")
+HOST = torch_nodes("127.0.0.1")
 """Torch's node, with an address at which a test can listen."""
 
 

@@ -71,7 +71,7 @@ def test_expected_end_of_a_session_is_no_warning(over: dict[str, Any]) -> None:
 
 def test_log_warns_that_etcd_lost_its_data() -> None:
     engine_state = member()
-    session.begin_anew(engine_state)
+    session.restart_session(engine_state)
     [note] = notes(engine_state)
     assert note.warning
     assert note.text.startswith("etcd ")
@@ -84,7 +84,7 @@ def test_member_without_session_has_no_coordinator_role(how: str) -> None:
     if how == "lost":
         session.lose(engine_state, "its key is gone")
     else:
-        session.begin_anew(engine_state)
+        session.restart_session(engine_state)
     assert engine_state.leader_link.key == ""
     assert not engine_state.coordinator.active
     assert engine_state.doubt

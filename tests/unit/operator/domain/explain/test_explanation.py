@@ -218,7 +218,7 @@ PENDING = {
     ),
     "etcd of another": (
         replace(
-            refused(Obstacle.ANOTHERS_ETCD, "the operator's etcd holds the jobs of another"),
+            refused(Obstacle.FOREIGN_ETCD, "the operator's etcd holds the jobs of another"),
             rendezvous=UNREADABLE,
         ),
         "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_operator.domain.observed.from_agents import Attendance, Departure, with_causes
+from elasticjob_operator.domain.observed.from_agents import Departure, PodHistory, with_causes
 from elasticjob_operator.domain.observed.state import NodeState, Pod, RendezvousView
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind
@@ -50,7 +50,7 @@ def test_pod_that_stops_taking_part_has_a_cause_kind(
     after: Pod | None, kind: CauseKind | None
 ) -> None:
     stays = pod(0).get()
-    two = Attendance().seen(running(2), round_of(3, *running(2)))
+    two = PodHistory().seen(running(2), round_of(3, *running(2)))
     left = two.seen([stays, after] if after else [stays], round_of(3, stays))
     assert [one.kind for one in left.departures.values()] == ([kind] if kind else [])
     assert all((one.pod, one.round) == ("job-1", 3) for one in left.departures.values())
@@ -58,18 +58,18 @@ def test_pod_that_stops_taking_part_has_a_cause_kind(
 
 def test_pod_that_never_took_part_is_not_missed() -> None:
     waiting = pod(2).pending().get()
-    seen = Attendance().seen([*running(2), waiting], round_of(1, *running(2)))
+    seen = PodHistory().seen([*running(2), waiting], round_of(1, *running(2)))
     assert not seen.seen(running(2), round_of(1, *running(2))).departures
 
 
 def test_late_pod_end_is_assigned_to_its_round() -> None:
     """A node is known to be cut off long after the others have formed a round without it."""
     stays = pod(0).get()
-    attendance = Attendance().seen(running(2), round_of(3, *running(2)))
-    attendance = attendance.seen(running(2), round_of(4, stays))
+    pod_history = PodHistory().seen(running(2), round_of(3, *running(2)))
+    pod_history = pod_history.seen(running(2), round_of(4, stays))
     cut = [stays, pod(1).on(NodeState.NOT_READY).get()]
-    attendance = attendance.seen(cut, round_of(5, stays))
-    assert [one.round for one in attendance.departures.values()] == [3]
+    pod_history = pod_history.seen(cut, round_of(5, stays))
+    assert [one.round for one in pod_history.departures.values()] == [3]
 
 
 def test_cause_of_next_round_is_the_pod_that_left() -> None:
@@ -102,7 +102,7 @@ def test_shown_cause_survives_operator_restart() -> None:
 
 
 def test_only_recent_rounds_are_kept() -> None:
-    old = Attendance(departures={"a": Departure("job-1", 3, CauseKind.LEAVE)})
+    old = PodHistory(departures={"a": Departure("job-1", 3, CauseKind.LEAVE)})
     assert old.seen((), round_of(13)).departures
     assert not old.seen((), round_of(14)).departures
 

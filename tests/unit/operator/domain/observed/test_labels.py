@@ -18,10 +18,10 @@ from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.pod import pod as manifest_of
 from elasticjob_operator.domain.observed.pod_state import (
-    essentials,
     incarnation_of,
     index_of,
     lost_labels,
+    used_fields,
 )
 from elasticjob_operator.domain.status.events import labels_lost
 from elasticjob_operator.model import ElasticJob
@@ -51,7 +51,7 @@ def test_new_pod_has_all_labels() -> None:
 @pytest.mark.parametrize("now", [None, "another"])
 def test_each_own_label_is_required(key: str, value: str, now: str | None) -> None:
     raw = made(**{key: now})
-    for known in (raw, essentials(raw)):
+    for known in (raw, used_fields(raw)):
         assert lost_labels(job(), known) == (f"{key}={value}",)
         assert incarnation_of(known) == 3, "its agent's is what counts"
 

@@ -11,7 +11,7 @@ import pytest
 from elasticjob_operator.domain.manifests.names import INDEX_LABEL
 from elasticjob_operator.domain.observed.container_state import MAX_MESSAGE
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
-from elasticjob_operator.domain.observed.pod_state import essentials, observed_pod, without_members
+from elasticjob_operator.domain.observed.pod_state import observed_pod, used_fields, without_members
 from elasticjob_operator.domain.observed.state import NodeState, Obstacle, Pod, PodEnd, PodPhase
 from tests.unit.operator.builders import ago
 from tests.unit.operator.domain.observed.raw_pods import (
@@ -40,7 +40,7 @@ IN_USE = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 def read(pod: RawPod, nodes: dict[str, Node] | None = None) -> Pod:
     known = GOOD if nodes is None else nodes
     found = observed_pod(pod.raw, "trainer", known)
-    assert observed_pod(essentials(pod.raw), "trainer", known) == found
+    assert observed_pod(used_fields(pod.raw), "trainer", known) == found
     assert found is not None
     return found
 
@@ -630,7 +630,7 @@ def test_essentials_of_a_pod_do_not_grow_with_its_template() -> None:
     raw["spec"]["tolerations"] = [{"key": f"k-{number}"} for number in range(5000)]
     for container in raw["spec"].get("containers", ()):
         container["args"] = ["x" * 100_000]
-    kept = essentials(raw)
+    kept = used_fields(raw)
     assert len(json.dumps(kept)) < 16_000
     assert observed_pod(kept, "trainer", GOOD) == observed_pod(raw, "trainer", GOOD)
-    assert essentials(kept) == kept
+    assert used_fields(kept) == kept

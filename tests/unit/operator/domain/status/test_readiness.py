@@ -167,7 +167,7 @@ SCENARIOS: dict[str, tuple[Phase | None, Observed, dict[str, Any], str, str]] = 
             Obstacle.NAME_CONFLICT,
             Obstacle.ENDPOINT,
             Obstacle.BACKEND,
-            Obstacle.ANOTHERS_ETCD,
+            Obstacle.FOREIGN_ETCD,
         )
     },
 }

@@ -91,7 +91,7 @@ def test_training_round_with_another_end_ends_the_row(life: tuple[float, bool], 
 )
 def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -> None:
     streak = failed(*({"step": step, "ran_ms": LATE_MS} for step in steps))
-    assert (streak.times, crash_loop.is_hopeless(streak)) == (times, times >= 3)
+    assert (streak.times, crash_loop.is_without_progress(streak)) == (times, times >= 3)
 
 
 def test_step_of_the_first_failure_counts() -> None:

@@ -296,7 +296,7 @@ def test_probe_wakes_once_and_then_waits_for_its_answer() -> None:
     [
         (GONE, 0.0),
         (UNKNOWN, 0.0),
-        (AGENT, member_loss.OBEY_SECONDS),
+        (AGENT, member_loss.REACTION_SECONDS),
         (BOTH, ORPHAN_SECONDS),
         (WORKERS, ORPHAN_SECONDS),
     ],
@@ -635,7 +635,7 @@ def test_member_cut_off_from_etcd_only_gets_time_to_kill_after_the_round_opens()
     assert job.act().cause.kind is CauseKind.LOSS
     job.change("a", state=WAITING).idle()
     job.later(0.002).answers("b", AGENT).idle()
-    job.later(member_loss.OBEY_SECONDS - 0.01).idle()
+    job.later(member_loss.REACTION_SECONDS - 0.01).idle()
     assert job.later(0.01).act().ids == ids("a")
 
 
