@@ -219,7 +219,7 @@ class MemoryCgroup:
     def limit_text(self) -> str:
         """Return the memory limit, such as `512 MiB`; empty if there is none."""
         said = _read_file(self._files.limit).strip() if self._files else ""
-        if not said.isdigit() or int(said) >= UNLIMITED:
+        if not (said.isascii() and said.isdigit()) or int(said) >= UNLIMITED:
             return ""
         return f"{int(said) / (1 << 20):.0f} MiB"
 
