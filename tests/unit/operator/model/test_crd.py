@@ -149,6 +149,8 @@ def test_api_server_validates_every_rule_with_its_field() -> None:
         assert "\n" not in validation["message"]
         path = ".spec" + validation["fieldPath"]
         assert any(found == path for found, _ in nodes(schema())), path
+    for validation in at("")["x-kubernetes-validations"]:
+        assert any(found == validation["fieldPath"] for found, _ in nodes(schema()))
     for name in ("template", "nprocPerNode", "trainer", "rendezvous"):
         [rule] = [
             one["rule"]
