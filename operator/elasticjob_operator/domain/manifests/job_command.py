@@ -6,7 +6,6 @@ import json
 from hashlib import sha256
 
 from elasticjob_operator.domain.launch.misplaced import misplaced
-from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
@@ -16,7 +15,7 @@ from elasticjob_operator.domain.manifests.trainer_command import (
     expanded,
     trainer_command,
 )
-from elasticjob_operator.model.job import Container, ElasticJob
+from elasticjob_operator.model.job import NESTED_ANNOTATION, Container, ElasticJob
 from elasticjob_operator.model.problems import Problem
 from elasticjob_operator.model.status import LaunchStatus
 from elasticjob_operator.model.types import Launch, LaunchReason

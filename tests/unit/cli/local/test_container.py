@@ -310,3 +310,19 @@ def test_program_with_a_rendezvous_of_its_own_is_refused_for_several_nodes(
     (tmp_path / "train.py").write_text(imported + DEEPSPEED)
     with pytest.raises(BadInput, match="starts deepspeed, which does not join the job's"):
         with_nested_launch(job(command=["python3", "train.py"]), tmp_path, PATH)
+
+
+@pytest.mark.parametrize("annotations", [None, {"team": "a"}])
+def test_launch_found_in_a_program_is_read_from_no_manifest(
+    tmp_path: Path, annotations: dict[str, str] | None
+) -> None:
+    """Annotations of a running job may change on a cluster, and a program since its last run."""
+    (tmp_path / "train.py").write_text(STARTS)
+    found = with_nested_launch(job(command=["python3", "train.py"]), tmp_path, PATH)
+    document = found.manifest()
+    document["metadata"]["annotations"] |= annotations or {}
+    (tmp_path / "train.py").write_text("import torch\n")
+    again = parse_manifest(document)
+    assert again.metadata.annotations == annotations
+    decided = trainer(with_nested_launch(again, tmp_path, PATH), tmp_path, PATH, sys.executable)
+    assert decided.launch is Launch.PER_WORKER
