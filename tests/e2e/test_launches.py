@@ -23,7 +23,7 @@ FILES = {
         "import os, time, torch\n"
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "me = f\"rank {dist.get_rank()} of {dist.get_world_size()} pid {os.getpid()}\"\n"
+        'me = f"rank {dist.get_rank()} of {dist.get_world_size()} pid {os.getpid()}"\n'
         "for step in range(1, 100000):\n"
         "    total = torch.tensor([dist.get_rank()])\n"
         "    dist.all_reduce(total)\n"
