@@ -7,7 +7,6 @@ limited time, forwards SIGTERM to them, and kills them if no agent returns.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elasticjob_launcher.launchers import may_ask_for_no_workers
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
 from elasticjob_launcher.processes.node_command import (
@@ -56,6 +56,7 @@ from elasticjob_launcher.wire import (
 from elasticjob_launcher.worker_count import (
     ACCELERATORS,
     CountError,
+    device_files,
     expected_workers,
     torchrun_word,
 )
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
 EXIT_AGENT_LOST = 1
-_LLAMAFACTORY = re.compile(r"\b(llamafactory-cli|lmf|llamafactory\.cli)\b")
-"""Program that asks torchrun for 0 workers on a machine without accelerators."""
 
 
 class Launcher:
@@ -284,18 +283,22 @@ class Launcher:
     def _with_framework_workers(self, env: dict[str, str]) -> dict[str, str]:
         """Return the command's variables with the number of workers for frameworks that pass it to
         torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
-        word = self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
-        if not word and not _LLAMAFACTORY.search(" ".join(self._settings.argv)):
-            return env  # the framework counts
-        if word.isascii() and word.isdigit():
-            number = int(word)
-        else:
-            try:
-                number = expected_workers(word, self._env)
-            except (CountError, ValueError):  # torchrun itself reports it
-                number = 0
-            number = number if word or number == 1 else 0
+        try:
+            number = self._framework_workers(
+                self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
+            )
+        except CountError:  # torchrun itself reports it
+            number = 0
         return {FRAMEWORK_WORKERS: str(number), **env} if number else env
+
+    def _framework_workers(self, word: str) -> int:
+        """Return the number for a word of torchrun's option, empty if it is absent; 0 if the
+        framework or torchrun counts."""
+        if word:
+            is_number = word.isascii() and word.isdigit()
+            return int(word) if is_number else expected_workers(word, self._env)
+        wants = may_ask_for_no_workers(self._settings.argv)
+        return 1 if wants and not device_files(self._env) else 0
 
     def _send_joined(self, workers: int) -> None:
         self._send_event({"type": "joined", "workers": workers})

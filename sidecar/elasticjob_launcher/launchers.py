@@ -255,6 +255,24 @@ def launcher_of_script(path: str, arguments: Sequence[str]) -> Launcher | None:
     return None
 
 
+_ASKS_FOR_NO_WORKERS = (_LLAMAFACTORY,)
+"""Launchers that ask torchrun for 0 workers on a machine without accelerators."""
+_THEIR_NAMES = re.compile(
+    "|".join(
+        rf"\b{re.escape(name)}\b"
+        for table in (_PROGRAMS, _MODULES)
+        for name, command in table.items()
+        if command.launcher in _ASKS_FOR_NO_WORKERS
+    )
+)
+
+
+def may_ask_for_no_workers(command: Sequence[str]) -> bool:
+    """Return True if a command may start a launcher that asks torchrun for 0 workers on a machine
+    without accelerators."""
+    return _THEIR_NAMES.search(" ".join(command)) is not None
+
+
 def is_launcher_word(word: str) -> bool:
     """Return True if the word names a launcher that needs no subcommand."""
     command = _PROGRAMS.get(word.rpartition("/")[2])

@@ -32,6 +32,8 @@ KILLED_SECONDS = 2.0
 OUTPUT_CHARACTERS = 1500
 
 _NUMBER = "set nprocPerNode to a number"
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_POSITIVE = re.compile(r"0*[1-9][0-9]{0,17}")
 _SHARE = re.compile(r"([0-9]+)/([0-9]+)")
 _DEVICE_TYPE = re.compile(r"[a-z_][a-z0-9_]*")
 _RUN = (
@@ -172,7 +174,7 @@ def _quotas(mount: Path, own: Path) -> Iterator[float]:
                 period = _text(mount / "cpu" / place / "cpu.cfs_period_us")
             else:
                 continue
-            if quota.strip().isdigit() and period.strip().isdigit() and int(period):
+            if _WHOLE.fullmatch(quota.strip()) and _POSITIVE.fullmatch(period.strip()):
                 yield int(quota) / int(period)
 
 
@@ -393,11 +395,11 @@ def device_files(environ: Mapping[str, str]) -> int:
 
 def expected_workers(word: str, environ: Mapping[str, str]) -> int:
     """Return the number of workers that torchrun would start for a word of its option, by device
-    files alone; an empty word is an absent `nprocPerNode`, and 0 an unknown number."""
+    files alone; 0 is an unknown number."""
     devices = device_files(environ)
     if word == CPU or (word == AUTO and not devices):
         return usable_cpus()
-    return devices if word else max(1, devices)
+    return devices
 
 
 def nvidia_files() -> list[str]:
@@ -425,17 +427,23 @@ def neuron_cores(environ: Mapping[str, str]) -> int:
     if selected:
         return sum(_length(part) for part in selected.split(","))
     number = environ.get("NEURON_RT_NUM_CORES", "")
-    if number.isdigit() and int(number):
+    if _POSITIVE.fullmatch(number):
         return int(number)
     cores = [_text(NEURON / Path(device).name / "core_count").strip() for device in devices]
-    if not all(core.isdigit() for core in cores):
+    if not all(_WHOLE.fullmatch(core) for core in cores):
         raise CountError(f"the number of NeuronCores of {', '.join(devices)} is unknown")
     return sum(int(core) for core in cores)
 
 
 def _length(part: str) -> int:
     first, dash, last = part.strip().partition("-")
-    return int(last) - int(first) + 1 if dash else 1
+    last = last if dash else first
+    if not (_WHOLE.fullmatch(first) and _WHOLE.fullmatch(last)) or int(last) < int(first):
+        raise CountError(
+            f"NEURON_RT_VISIBLE_CORES must be cores and ranges of them, such as 0-3,8; {part!r} "
+            "is neither"
+        )
+    return int(last) - int(first) + 1
 
 
 def _named(folder: str, pattern: re.Pattern[str]) -> list[str]:

@@ -63,6 +63,7 @@ GROUPS = (
     _file("training", ON_CONTROL_PLANE),
     _file("agents", ON_CONTROL_PLANE),
     _file("frameworks", ON_CONTROL_PLANE),
+    _file("launches", ON_CONTROL_PLANE),
     _file("failing", ON_CONTROL_PLANE),
     _file("conflicts", ON_CONTROL_PLANE),
     _file("templates", ON_WORKERS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from elasticjob_cli.convert.source import Json, Part
@@ -14,6 +15,7 @@ _CONF_FIELDS = {
     "join_timeout": "joinTimeoutSeconds",
     "last_call_timeout": "lastCallSeconds",
 }
+_WHOLE = re.compile(r"[0-9]{1,9}")
 _OWN_ETCD = "rendezvous is kept in the operator's etcd"
 
 
@@ -68,7 +70,7 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
             )
         return 1
     value = template.workers or given or (str(old) if old is not None else "auto")
-    if value.isdigit() and int(value) >= 1:
+    if _WHOLE.fullmatch(value) and int(value) >= 1:
         return int(value)
     if value not in NPROC_WORDS:
         raise spec.refused(
@@ -81,7 +83,7 @@ def restarts(run_policy: Part, elastic: Part, template: Template, policies: set[
     """Return maxRestarts; None for its default."""
     limit = run_policy.count("backoffLimit")
     given = elastic.count("maxRestarts")
-    if template.restarts is not None and template.restarts.isdigit():
+    if template.restarts is not None and _WHOLE.fullmatch(template.restarts):
         given = int(template.restarts)
     if given is not None:
         if limit is not None:
@@ -119,7 +121,7 @@ def rendezvous(elastic: Part) -> Json:
             raise elastic.refused("rdzvConf", "must be a list of key and value")
         key, value = str(entry.get("key")), str(entry.get("value"))
         field = _CONF_FIELDS.get(key)
-        if field and value.isdigit():
+        if field and _WHOLE.fullmatch(value):
             found[field] = int(value)
         else:
             elastic.note("rdzvConf", f"{key}={value} (number {index + 1}) has no counterpart")

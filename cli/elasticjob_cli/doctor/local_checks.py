@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ DISK_FAIL, DISK_WARN = 100 << 20, 2 << 30
 OLDEST_CLOCK = 1_750_000_000.0
 """Unix time before this release: a clock with less was never set."""
 MANY = "unlimited"
+_WHOLE = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def python_finding(facts: LocalFacts) -> Finding:
 def _release(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, such as (2, 5) of `2.5.1+cu124`."""
     parts = version.split("+")[0].split(".")[:2]
-    return tuple(int(part) if part.isdigit() else 0 for part in parts)
+    return tuple(int(part) if _WHOLE.fullmatch(part) else 0 for part in parts)
 
 
 def torch_finding(facts: LocalFacts) -> Finding:

@@ -20,7 +20,6 @@ from elasticjob_launcher.nested_launches import NestedLaunch
 from elasticjob_launcher.program_check import find_in_command, trains_besides
 from elasticjob_launcher.program_files import AnalysisTooSlow
 from elasticjob_operator.domain.manifests.job_command import command_for
-from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.trainer_command import (
     ACCELERATORS,
@@ -29,6 +28,7 @@ from elasticjob_operator.domain.manifests.trainer_command import (
     node_workers,
 )
 from elasticjob_operator.model import ElasticJob, Launch
+from elasticjob_operator.model.job import NESTED_ANNOTATION
 from elasticjob_rendezvous.protocol.text import echoed
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")

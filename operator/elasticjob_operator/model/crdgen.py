@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from elasticjob_operator.model.immutable import IMMUTABLE, Immutable
+from elasticjob_operator.model.immutable import IMMUTABLE, IMMUTABLE_BY_STATUS, Immutable
 from elasticjob_operator.model.job import GROUP, KIND, PLURAL, VERSION, ElasticJob
 from elasticjob_operator.model.problems import Location
 from elasticjob_operator.model.rules import RULES, Rule
@@ -62,7 +62,8 @@ def structural_schema() -> Schema:
     }
     spec = fields["spec"]["properties"]
     spec["template"] = _restricted(template_schema(), spec["template"])
-    fields["spec"]["x-kubernetes-validations"] = _validations()
+    fields["spec"]["x-kubernetes-validations"] = _validations((*RULES, *IMMUTABLE))
+    schema["x-kubernetes-validations"] = _validations(IMMUTABLE_BY_STATUS)
     fields["status"] = _without_defaults(fields["status"])
     schema["required"] = ["spec"]
     schema.pop("default", None)
@@ -103,8 +104,7 @@ _SHAPE = (
 )
 
 
-def _validations() -> list[Schema]:
-    rules: tuple[Rule | Immutable, ...] = (*RULES, *IMMUTABLE)
+def _validations(rules: Sequence[Rule | Immutable]) -> list[Schema]:
     return [
         {"rule": rule.cel, "message": rule.message, "fieldPath": _cel_path(rule.field)}
         for rule in rules

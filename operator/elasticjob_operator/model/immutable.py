@@ -127,3 +127,20 @@ IMMUTABLE: tuple[Immutable, ...] = (
     _read_at_start(("elasticity", "scaleUpMaxWaitSeconds")),
     _read_at_start(("elasticity", "settleSeconds")),
 )
+
+_ONCE_FOR_EACH_NODE = (
+    "has(self.status) && has(self.status.launch) && self.status.launch.mode == 'PerNode'"
+)
+_IS_SUSPENDED = "self.spec.runPolicy.suspend || oldSelf.spec.runPolicy.suspend"
+
+IMMUTABLE_BY_STATUS: tuple[Immutable, ...] = (
+    Immutable(
+        ("spec", "maxNodes"),
+        "must change from 1 only while the job is suspended (runPolicy.suspend): its command runs "
+        "once for each node (status.launch.mode PerNode), and runs now as that of a single node",
+        f"oldSelf.spec.maxNodes > 1 || self.spec.maxNodes == 1 || !({_ONCE_FOR_EACH_NODE}) || "
+        f"{_IS_SUSPENDED}",
+    ),
+)
+"""Rules of the whole object. On one node frameworks may start no torchrun, and launchers with a
+rendezvous of their own run: the command would train alone beside the job's new nodes."""

@@ -356,6 +356,9 @@ class ElasticJobSpec(SpecModel):
 GROUP = "elasticjob.dev"
 VERSION = "v1alpha1"
 API_VERSION: Literal["elasticjob.dev/v1alpha1"] = "elasticjob.dev/v1alpha1"
+NESTED_ANNOTATION = f"{GROUP}/starts-launcher"
+"""Annotation of a job by `elasticjob run`, which can read the program's files: the place that
+starts a launcher. No manifest has it: annotations of a running job may change."""
 KIND: Literal["ElasticJob"] = "ElasticJob"
 PLURAL = "elasticjobs"
 MAX_NAME = 55

@@ -20,6 +20,7 @@ from elasticjob_operator.model.job import (
     JOB_NAME,
     MAX_NAME,
     MAX_NPROC,
+    NESTED_ANNOTATION,
     NPROC_MESSAGE,
     NPROC_WORDS,
     OWN_ERRORS,
@@ -256,7 +257,13 @@ def _sound_job(document: Mapping[str, Any], faults: list[Problem]) -> ElasticJob
 
 def _validate(document: Mapping[str, Any]) -> ElasticJob:
     # by_name=False: a manifest is camelCase only; min_nodes is a typo there.
-    return ElasticJob.model_validate(document, by_alias=True, by_name=False)
+    job = ElasticJob.model_validate(document, by_alias=True, by_name=False)
+    given = job.metadata.annotations or {}
+    if NESTED_ANNOTATION not in given:
+        return job
+    kept = {name: value for name, value in given.items() if name != NESTED_ANNOTATION}
+    metadata = job.metadata.model_copy(update={"annotations": kept or None})
+    return job.model_copy(update={"metadata": metadata})
 
 
 def _broken_rules(document: Mapping[str, Any] | None) -> list[Problem]:

@@ -4,6 +4,7 @@ unknown fields, with a hint at the right one."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ Location = tuple[str | int, ...]
 """Keys and indices from the document's root, e.g. ("spec", "containers", 0)."""
 _MOST_LISTED = 40
 """Maximum number of known fields in a message."""
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 def field_path(location: Location) -> str:
@@ -78,7 +80,7 @@ def not_a_string(value: Any) -> str:
 
 
 def not_an_integer(value: Any) -> str:
-    unquoted = isinstance(value, str) and value.strip().lstrip("-").isdigit()
+    unquoted = isinstance(value, str) and _INTEGER.fullmatch(value.strip()) is not None
     return f"must be an integer; {got(value)}" + (": leave out the quotes" if unquoted else "")
 
 

@@ -279,6 +279,9 @@ class LaunchStatus(StatusModel):
     """Reason in one word."""
     message: str = ""
     """Reason in a sentence."""
+    program: str | None = None
+    """Digest of the containers, volumes and launch fields of the job in whose files the pods found
+    the launcher; the finding is kept until they change."""
 
 
 class Interruptions(StatusModel):

@@ -72,7 +72,7 @@ def job_settings(environ: Mapping[str, str]) -> JobSettings:
 def refused_memory(environ: Mapping[str, str]) -> OSError | None:
     """Return the error of a launcher that cannot create its folder in memory; None without one."""
     number, _, parent = environ.get(layout.SNAPSHOT_TROUBLE, "").partition(" ")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdigit()):
         return None
     return OSError(int(number), os.strerror(int(number)), parent)
 

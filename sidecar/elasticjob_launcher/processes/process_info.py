@@ -219,7 +219,7 @@ class MemoryCgroup:
     def limit_text(self) -> str:
         """Return the memory limit, such as `512 MiB`; empty if there is none."""
         content = _read_file(self._files.limit).strip() if self._files else ""
-        if not content.isdigit() or int(content) >= UNLIMITED:
+        if not (content.isascii() and content.isdigit()) or int(content) >= UNLIMITED:
             return ""
         return f"{int(content) / (1 << 20):.0f} MiB"
 

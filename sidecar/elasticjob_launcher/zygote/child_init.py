@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ WHILE_PRELOADING = {
 }
 # In OpenBLAS' reading order.
 _COUNTS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_WHOLE = re.compile(r"[0-9]{1,9}")
 # Plain builds, builds with 64-bit integers, and those bundled with numpy and scipy.
 _NAMES = [
     f"{prefix}openblas_{{}}{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
@@ -76,7 +78,7 @@ def restore_thread_counts(
 def _requested_threads(env: Mapping[str, str]) -> int:
     for name in _COUNTS:
         text = env.get(name, "").partition(",")[0].strip()
-        if text.isdigit() and int(text) > 0:
+        if _WHOLE.fullmatch(text) and int(text) > 0:
             return int(text)
     return 0
 

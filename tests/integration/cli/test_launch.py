@@ -258,6 +258,41 @@ def test_script_that_spawns_workers_of_its_own_runs_on_one_node_only(rig: LocalR
     until(lambda: not rig.processes(), "every process to be gone")  # torchrun keeps its logs
 
 
+SPAWNS_IF_ASKED = (
+    "import os, torch.multiprocessing as mp\n"
+    "def work(local):\n"
+    "    with open('ran', 'a') as file:\n"
+    "        file.write(f\"{os.environ['RANK']} {local}\\n\")\n"
+    "if __name__ == '__main__':\n"
+    "    nprocs = int(os.environ.get('NPROCS', '1'))\n"
+    "    if nprocs > 1:\n"
+    "        mp.spawn(work, nprocs=nprocs)\n"
+    "    else:\n"
+    "        work(0)\n"
+)
+
+
+def test_processes_that_a_script_spawns_if_asked_are_those_of_each_worker(rig: LocalRig) -> None:
+    """A conditional launch is not reported: the script also runs well once for each worker. With
+    the condition true each worker has processes of its own, and `spec.launch` decides."""
+    (rig.job / "spawn.py").write_text(SPAWNS_IF_ASKED)
+    command = ["python3", "spawn.py"]
+    manifest = rig.manifest(command=command, nprocPerNode=2, nodes=1, maxNodes=1)
+    checked = rig.call("validate", "--strict", manifest)
+    assert "launch PerWorker" in checked.stdout
+    assert "ProgramStartsLauncher" not in checked.stdout + checked.stderr
+
+    def ran(manifest: Path, environment: dict[str, str]) -> list[str]:
+        (rig.job / "ran").unlink(missing_ok=True)
+        done = rig.call("run", manifest, "--plain", env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return sorted((rig.job / "ran").read_text().splitlines())
+
+    assert ran(manifest, {}) == ["0 0", "1 0"]
+    assert ran(manifest, {"NPROCS": "2"}) == ["0 0", "0 1", "1 0", "1 1"]
+    until(lambda: not rig.processes(), "every process to be gone")
+
+
 @pytest.mark.parametrize("in_process", [True, False])
 def test_torchrun_inside_of_a_worker_fails_the_worker(rig: LocalRig, in_process: bool) -> None:
     (rig.job / "gang.py").write_text(GANG)

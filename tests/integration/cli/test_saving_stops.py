@@ -171,6 +171,16 @@ def test_deleted_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None:
     rig.nothing_left()
 
 
+def test_suspended_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None:
+    runner = rig.start(manifest(), "--plain")
+    trained(rig, 40)
+    suspended = rig.call("suspend", "job")
+    assert (suspended.returncode, runner.wait(20)) == (0, 130)
+    assert [checkpoint(rig)] * 2 == steps(rig)
+    assert rig.status()["lastStop"]["result"] == "Saved"
+    rig.nothing_left()
+
+
 def test_deadline_is_exceeded_after_the_save(rig: LocalRig, manifest: Any) -> None:
     runner = rig.start(manifest(runPolicy={"activeDeadlineSeconds": 8}), "--plain")
     said, _ = runner.communicate(timeout=60)

@@ -113,6 +113,31 @@ def test_fields_that_shape_rounds_change_only_during_suspension(
         api_server.patch(f"{path}/job", {"spec": {"nprocPerNode": 2}})
 
 
+@pytest.mark.parametrize("launch", ["PerNode", "PerWorker", None])
+def test_command_for_one_node_gets_others_only_during_suspension(
+    api_server: ApiServer, path: str, launch: str | None
+) -> None:
+    """The command of the running pod was started as that of a single node: it may train alone."""
+    api_server.request("POST", path, elasticjob(minNodes=1, maxNodes=1, nodes=1))
+    status = {"phase": "Running"}
+    if launch:
+        shown = {"mode": launch, "reason": "LauncherFound", "message": "swift"}
+        status |= {"launch": shown}  # type: ignore[dict-item]
+    api_server.patch(f"{path}/job/status", {"status": status})
+    api_server.patch(f"{path}/job", {"spec": {"maxNodes": 1, "maxRestarts": 5}})
+    grown = {"spec": {"maxNodes": 2}}
+    if launch == "PerNode":
+        with pytest.raises(Refused, match="must change from 1 only while the job is") as refused:
+            api_server.patch(f"{path}/job", grown)
+        (cause,) = refused.value.body["details"]["causes"]
+        assert cause["field"] == "spec.maxNodes"
+        api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": True}}})
+        api_server.patch(f"{path}/job", grown)
+        api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": False}}})
+    for most in (2, 4, 1):  # a command started as one of several ignores their number
+        api_server.patch(f"{path}/job", {"spec": {"maxNodes": most}})
+
+
 def test_suspending_or_resuming_write_may_change_template(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     for tag, suspend in (("2", True), ("3", False)):

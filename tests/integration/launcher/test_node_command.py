@@ -250,7 +250,7 @@ def test_torchrun_that_does_not_return_is_killed_and_the_command_runs_again(
         (tmp_path / "hang").unlink()
         await runtime.start(round_order(2))
         await until(events, Started, round=2)
-        assert launcher.stdout.read_text().count("prepared") == 2
+        await soon(lambda: launcher.stdout.read_text().count("prepared") == 2)
         await runtime.aclose()
 
     asyncio.run(scenario())
@@ -272,7 +272,7 @@ def test_every_process_is_killed_when_no_agent_returns(
             await until(events, Stopped, round=1)
         await after.start(round_order(2))
         await until(events, Started, round=2)
-        assert launcher.stdout.read_text().count("prepared") == 2
+        await soon(lambda: launcher.stdout.read_text().count("prepared") == 2)
         await after.aclose()
 
     asyncio.run(scenario())
@@ -325,7 +325,7 @@ def test_failed_preparation_is_reported_in_the_round_and_repeated_in_the_next(
             assert exited.exit_code == 7
             assert exited.stderr_tail == "the reason\n"
             await until(events, Stopped, round=number)
-        assert launcher.stdout.read_text().count("prepared") == 2
+        await soon(lambda: launcher.stdout.read_text().count("prepared") == 2)
         await runtime.aclose()
 
     asyncio.run(scenario())

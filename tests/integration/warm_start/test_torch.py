@@ -38,6 +38,7 @@ print(len(os.listdir("/proc/self/task")))
         {"OMP_NUM_THREADS": "2"},
         {"OPENBLAS_NUM_THREADS": "3"},
         {"OPENBLAS_NUM_THREADS": "1000"},  # more than the number of processors
+        {"OPENBLAS_NUM_THREADS": "\u00b2"},  # a digit, but no number
     ],
 )
 def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(

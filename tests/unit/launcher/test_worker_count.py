@@ -45,6 +45,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
         ),
         ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "100000\n"}, CPUSET),
         ("nonsense", {"cpu.max": "words"}, CPUSET),
+        ("0::/\n", {"cpu.max": "\u00b2 100000\n"}, CPUSET),
+        ("0::/\n", {"cpu.max": "100000 \u00b2\n"}, CPUSET),
+        ("0::/\n", {"cpu.max": "100000 0\n"}, CPUSET),
     ],
 )
 def test_cpus_are_those_of_the_cpuset_within_the_quota(
@@ -76,7 +79,10 @@ NEURON = {"neuron0": "", "neuron1": ""}
         ({"accel0": "", "accel1": ""}, {}, 2),
         ({"vfio/vfio": "", "vfio/0": "", "vfio/1": ""}, {"TPU_WORKER_ID": "0"}, 2),
         (NEURON, {"NEURON_RT_VISIBLE_CORES": "0-3,8"}, 5),
+        (NEURON, {"NEURON_RT_VISIBLE_CORES": "2"}, 1),
         (NEURON, {"NEURON_RT_NUM_CORES": "4"}, 4),
+        (NEURON, {"NEURON_RT_NUM_CORES": "\u00b2"}, 16),
+        (NEURON, {"NEURON_RT_NUM_CORES": "0"}, 16),
         (NEURON, {}, 16),
     ],
 )
@@ -95,12 +101,24 @@ def test_device_files_are_counted_without_torch(
     assert device_files(environ) == devices
 
 
-def test_unknown_number_of_cores_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("selected", ["\u00b2", "0-\u00b2", "0-", "3-1", "all", "0,,1"])
+def test_selected_cores_that_are_no_numbers_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selected: str
 ) -> None:
     write(tmp_path, NEURON)
     monkeypatch.setattr(worker_count, "DEV", tmp_path)
-    monkeypatch.setattr(worker_count, "NEURON", tmp_path)
+    with pytest.raises(CountError, match="NEURON_RT_VISIBLE_CORES must be cores and ranges"):
+        device_files({"NEURON_RT_VISIBLE_CORES": selected})
+
+
+@pytest.mark.parametrize("count", ["", "\u00b2\n"])
+def test_unknown_number_of_cores_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str
+) -> None:
+    write(tmp_path / "dev", NEURON)
+    write(tmp_path / "sys", {f"{name}/core_count": count for name in NEURON} if count else {})
+    monkeypatch.setattr(worker_count, "DEV", tmp_path / "dev")
+    monkeypatch.setattr(worker_count, "NEURON", tmp_path / "sys")
     with pytest.raises(CountError, match=r"the number of NeuronCores of .*neuron0, .*is unknown"):
         device_files({})
 

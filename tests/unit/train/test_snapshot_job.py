@@ -401,7 +401,7 @@ def test_folder_that_the_launcher_cannot_create_is_reported_and_logged_once(
     ] * (local_rank == 0)
 
 
-@pytest.mark.parametrize("trouble", ["", "no number"])
+@pytest.mark.parametrize("trouble", ["", "no number", "\u00b2 /dev/shm"])
 def test_memory_that_is_turned_off_is_not_reported_as_trouble(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
 ) -> None:

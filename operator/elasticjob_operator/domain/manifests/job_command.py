@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+
 from elasticjob_operator.domain.launch.misplaced import misplaced
-from elasticjob_operator.domain.manifests.names import NESTED_ANNOTATION
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
@@ -13,9 +15,10 @@ from elasticjob_operator.domain.manifests.trainer_command import (
     expanded,
     trainer_command,
 )
-from elasticjob_operator.model.job import Container, ElasticJob
+from elasticjob_operator.model.job import NESTED_ANNOTATION, Container, ElasticJob
 from elasticjob_operator.model.problems import Problem
 from elasticjob_operator.model.status import LaunchStatus
+from elasticjob_operator.model.types import Launch, LaunchReason
 
 
 def command_for(job: ElasticJob) -> TrainerCommand:
@@ -48,13 +51,39 @@ def command_for(job: ElasticJob) -> TrainerCommand:
         raise TemplateRefused.at(("containers", at, field), str(error)) from error
 
 
-def launch_status(job: ElasticJob) -> LaunchStatus | None:
-    """Return the launch of the job's command; None if it cannot be launched."""
+def decided_launch(job: ElasticJob) -> LaunchStatus | None:
+    """Return the operator's launch of the job's command; None if it cannot be launched."""
     try:
         command = command_for(job)
     except TemplateRefused:
         return None
     return LaunchStatus(mode=command.mode, reason=command.reason, message=command.message)
+
+
+def found_launch(job: ElasticJob, message: str) -> LaunchStatus:
+    """Return the launch of a program in whose files the pods found a launcher, as `message` says.
+
+    It has the digest of the program, so that it is known no more after an edit.
+    """
+    return LaunchStatus(
+        mode=Launch.PER_NODE,
+        reason=LaunchReason.LAUNCHER_FOUND,
+        message=message,
+        program=_program_digest(job),
+    )
+
+
+def _program_digest(job: ElasticJob) -> str:
+    """Return a digest of the fields that select the program and its launch.
+
+    Kueue changes other fields of the template, such as the node selector, in each suspension.
+    """
+    pod = job.spec.template.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = {
+        "pod": {name: pod.get(name) for name in ("containers", "initContainers", "volumes")},
+        **{name: getattr(job.spec, name) for name in ("launch", "setup", "entrypoint", "trainer")},
+    }
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _known_values(container: Container) -> dict[str, str]:

@@ -259,7 +259,8 @@ def _check_agreement(launcher: Launcher, option: _Option, workers: int | str) ->
     A script written for two workers per node must not silently get one. A number in the field
     overrides a word or a reference of the option, which may mean the same number.
     """
-    open_ = "$(" in option.value or (isinstance(workers, int) and not option.value.isdigit())
+    is_number = _NUMBER.fullmatch(option.value) is not None
+    open_ = "$(" in option.value or (isinstance(workers, int) and not is_number)
     if option.value != str(workers) and not open_:
         raise CannotUnwrap(
             f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.phrases import counted, saving_text, stop_report
-from elasticjob_operator.domain.manifests.job_command import launch_status
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
@@ -24,7 +23,13 @@ from elasticjob_operator.domain.status.readiness import Finding, summary, with_t
 from elasticjob_operator.domain.status.snapshots import memory_finding, storage_finding
 from elasticjob_operator.domain.status.store_condition import STORE_CONDITION, store_condition
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition, CreationRefusal, Status, StopStatus
+from elasticjob_operator.model.status import (
+    Condition,
+    CreationRefusal,
+    LaunchStatus,
+    Status,
+    StopStatus,
+)
 from elasticjob_operator.model.types import (
     ConditionStatus,
     ConditionType,
@@ -51,12 +56,16 @@ def conditions(
     phase: Phase,
     now: datetime,
     stop: StopStatus | None = None,
+    launch: LaunchStatus | None = None,
 ) -> list[Condition]:
-    """Return all conditions, in the order of `ConditionType`. `stop` is the last planned stop."""
+    """Return all conditions, in the order of `ConditionType`.
+
+    `stop` is the last planned stop, and `launch` that of the next status.
+    """
     findings = [
         *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
-        pods_ready(job, observed, counted_pods, size, phase),
+        pods_ready(job, observed, counted_pods, size, phase, launch),
         *_phase_findings(observed, view, phase, stop),
         resizing(view, size, phase),
         *_end_findings(view, phase, stop),
@@ -83,7 +92,12 @@ _WITHOUT_PODS = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
 
 
 def pods_ready(
-    job: ElasticJob, observed: Observed, counted_pods: CountedPods, size: WantedSize, phase: Phase
+    job: ElasticJob,
+    observed: Observed,
+    counted_pods: CountedPods,
+    size: WantedSize,
+    phase: Phase,
+    launch: LaunchStatus | None,
 ) -> Finding:
     """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
     the other pods and their obstacles."""
@@ -107,8 +121,7 @@ def pods_ready(
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
     names = f"; waiting for {_names_text(waiting)}" if waiting else ""
     runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)
-    launch = launch_status(job) if runs else None
-    if launch is not None and launch.mode is Launch.PER_NODE:
+    if runs and launch is not None and launch.mode is Launch.PER_NODE:
         names += (
             "; a pod joins once torchrun in its command asks for a round: if the command starts "
             "none, set spec.launch to PerWorker"

@@ -199,9 +199,13 @@ def _is_settled(status: Status, found: RoundStatus) -> bool:
 
 def _launch(before: Status, after: Status) -> Iterator[Event]:
     """Yield the decision how the command is launched, when it was made or changed."""
-    now = after.launch
-    if now is not None and now != before.launch:
-        yield _normal("LaunchDecided", f"{now.mode}: {now.message}")
+    text = _launch_text(after)
+    if text and text != _launch_text(before):
+        yield _normal("LaunchDecided", text)
+
+
+def _launch_text(status: Status) -> str:
+    return "" if status.launch is None else f"{status.launch.mode}: {status.launch.message}"
 
 
 # -- actions

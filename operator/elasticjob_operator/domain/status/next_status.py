@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.explanation import explanation
-from elasticjob_operator.domain.manifests.job_command import launch_status
+from elasticjob_operator.domain.manifests.job_command import decided_launch, found_launch
 from elasticjob_operator.domain.manifests.names import selector
 from elasticjob_operator.domain.observed.state import (
     UNREADABLE,
@@ -83,10 +83,10 @@ def next_status(
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
-    known = Status() if phase is Phase.SUSPENDED else past  # an edit may have changed the program
+    launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
         phase=phase,
-        launch=before.launch if before.phase in FINISHED else _launch(job, view, known),
+        launch=launch,
         rendezvous=_rendezvous(view, reason, before),
         nodes=_training_nodes(view, phase, before),
         pods=_pod_counts(observed.pods, 0 if suspended or finished else size.nodes),
@@ -111,7 +111,7 @@ def next_status(
             # The conditions of a finished job are final: later changes of pods do not matter.
             final_conditions(job, now)
             if before.phase in FINISHED
-            else conditions(job, observed, view, counted_pods, size, phase, now, stop)
+            else conditions(job, observed, view, counted_pods, size, phase, now, stop, launch)
         ),
         observed_generation=job.metadata.generation,
         start_time=None if suspended else before.start_time or now,
@@ -219,21 +219,24 @@ def _cause(cause: Cause | None, reason: str) -> CauseStatus | None:
     )
 
 
-def _launch(job: ElasticJob, view: RendezvousView, past: Status) -> LaunchStatus | None:
+def _launch(job: ElasticJob, view: RendezvousView) -> LaunchStatus | None:
     """Return the launch of the command: the operator's decision, unless a launcher found in the
-    files of its pod that the program starts the workers itself. A finding stays without members."""
-    decided = launch_status(job)
+    files of its pod that the program starts the workers itself.
+
+    Without members, or while the members are those of pods before a suspension, the known finding
+    stays as long as it is about the same program.
+    """
+    decided = decided_launch(job)
     if decided is None or decided.mode is Launch.PER_NODE or job.spec.launch is not Launch.AUTO:
         return decided
-    if not view.members:
-        known = past.launch
-        is_found = known is not None and known.reason is LaunchReason.LAUNCHER_FOUND
-        return known if is_found else decided
+    if not view.members or job.spec.run_policy.suspend:  # the suspension may come with an edit
+        known = job.status.launch
+        if known is None or known.reason is not LaunchReason.LAUNCHER_FOUND:
+            return decided
+        return known if known == found_launch(job, known.message) else decided
     ordered = sorted(view.members, key=lambda member: natural_order(member.name))
     found = next((member.launch for member in ordered if member.launch), "")
-    if not found:
-        return decided
-    return LaunchStatus(mode=Launch.PER_NODE, reason=LaunchReason.LAUNCHER_FOUND, message=found)
+    return found_launch(job, found) if found else decided
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:

@@ -195,6 +195,7 @@ def test_restarts_follow_the_replica_policy(
         ("4", "2", None, 2),
         ("4", "2", "1", 1),
         (4, None, None, 4),
+        (None, "\u00b2", "3", 3),
     ],
 )
 def test_workers_per_node_match_torchrun(
@@ -207,6 +208,18 @@ def test_workers_per_node_match_torchrun(
     if option:
         container["command"] = ["torchrun", "--nproc-per-node", option, "train.py"]
     assert converted(document)[0]["spec"]["nprocPerNode"] == expected
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000], ids=["a superscript", "too long"])
+def test_text_that_is_no_number_is_none(number: str) -> None:
+    assert "must be auto, gpu, cpu or a number" in refusal(job(nprocPerNode=number))
+    conf = [{"key": "timeout", "value": number}]
+    found, remarks = converted(job(elasticPolicy={"maxReplicas": 2, "rdzvConf": conf}))
+    assert "joinTimeoutSeconds" not in str(found)
+    assert "has no counterpart" in remarks
+    document = job()
+    trainer(document)["env"] = [{"name": "PET_MAX_RESTARTS", "value": number}]
+    assert "maxRestarts" not in converted(document)[0]["spec"]
 
 
 def test_source_is_never_overwritten(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from elasticjob_cli.main import application
 
 TORCHRUN = "import subprocess\nsubprocess.run(['torchrun', 'train.py'])\n"
 DEEPSPEED = "import subprocess\nsubprocess.run(['deepspeed', 'train.py'])\n"
+NOTEBOOK = "from accelerate import notebook_launcher\nnotebook_launcher(main, (), 2)\n"
+TRAINS_FIRST = "import torch\nimport subprocess; subprocess.run(['torchrun', 'test.py'])\n"
 LINE = "  launch: PerNode                  # once for each pod: run_all.py, line 2 starts "
 
 
@@ -21,8 +23,15 @@ LINE = "  launch: PerNode                  # once for each pod: run_all.py, line
         (DEEPSPEED, "1", f"{LINE}deepspeed\n"),
         (DEEPSPEED, "2", ""),
         ("import torch\n", "1:4", ""),
+        (TRAINS_FIRST, "1:4", ""),
+        (TRAINS_FIRST, "1", ""),
+        (NOTEBOOK, "1", f"{LINE}notebook_launcher\n"),
+        (NOTEBOOK, "2", ""),
     ],
-    ids=["joins", "one node", "several nodes", "trains"],
+    ids=[
+        *("joins", "one node", "several nodes", "trains", "trains besides"),
+        *("trains besides on one node", "its function", "its function on several nodes"),
+    ],
 )
 def test_script_that_starts_a_launcher_itself_runs_once_for_each_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, nodes: str, line: str

@@ -143,3 +143,30 @@ def test_strict_validation_fails_for_a_launcher_that_reaches_no_other_node(
     assert ran.exit_code == code, ran.stderr
     told = "train.py, line 2 starts deepspeed, which does not join the job's rendezvous"
     assert (told in ran.stderr) == bool(code)
+
+
+STARTS = "import subprocess\nsubprocess.run(['torchrun', 'test.py'])\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "warned"),
+    [
+        (f"import torch\n{STARTS}", "  nprocPerNode: 2\n", True),
+        (f"import torch\n{STARTS}", "  nprocPerNode: 2\n  launch: PerNode\n", False),
+        (f"import torch\n{STARTS}", "  nprocPerNode: 2\n  launch: PerWorker\n", False),
+        (STARTS, "  nprocPerNode: 2\n", False),
+        ("import torch\n", "  nprocPerNode: 2\n", False),
+    ],
+    ids=["may train besides", "per node", "per worker", "only starts", "only trains"],
+)
+def test_strict_validation_fails_for_a_program_that_may_train_besides(
+    tmp_path: Path, source: str, changes: str, warned: bool
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.replace("spec:\n  max", f"spec:\n{changes}  max"))
+    result = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
+    said = "spec.launch: warning (ProgramStartsLauncher): train.py, line 3 starts torchrun, and"
+    assert (said in result.output) is warned, result.output
+    assert ("the program may train besides" in result.output) is warned
+    assert ("ProgramStartsLauncher" in result.output) is warned

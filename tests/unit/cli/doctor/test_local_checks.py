@@ -47,6 +47,7 @@ def test_good_machine_has_only_good_findings() -> None:
     [
         ({"python": (3, 10, 1)}, "python", Grade.FAIL, "3.10.1"),
         ({"torch": "2.4.0"}, "torch", Grade.FAIL, "2.4.0"),
+        ({"torch": "2.\u00b2.0"}, "torch", Grade.FAIL, "2.\u00b2.0"),
         ({"torch": Unread("No module named 'torch'")}, "torch", Grade.WARN, "No module"),
         ({"cuda": Unread("unknown without torch")}, "cuda", Grade.WARN, "unknown"),
         ({"etcd": Unread("no etcd server found")}, "etcd", Grade.FAIL, "no etcd server"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob_cli.errors import BadInput, CommandError
-from elasticjob_cli.local.container import interpreter, trainer
+from elasticjob_cli.local.container import interpreter, trainer, with_nested_launch
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_operator.domain.launch.preparation import REPORT
@@ -265,3 +265,64 @@ def test_program_that_is_no_interpreter_is_refused(
         assert said in str(refused.value)
     odd_python(tmp_path)
     assert interpreter("snake") == tmp_path / "snake"
+
+
+STARTS = "import subprocess\nsubprocess.run(['torchrun', 'test.py'])\n"
+DEEPSPEED = STARTS.replace("torchrun", "deepspeed")
+NOTEBOOK = "from accelerate import notebook_launcher\nnotebook_launcher(main, (), 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "nodes", "found"),
+    [
+        (STARTS, 2, "train.py, line 2 starts torchrun"),
+        (f"import torch\n{STARTS}", 2, ""),
+        (f"import torch\n{STARTS}", 1, ""),
+        (NOTEBOOK, 1, "train.py, line 2 starts notebook_launcher"),
+        (NOTEBOOK, 2, ""),
+        (DEEPSPEED, 1, "train.py, line 2 starts deepspeed"),
+        (f"import torch\n{DEEPSPEED}", 1, ""),
+    ],
+    ids=[
+        *("only starts", "may train besides", "may train besides on one node"),
+        *("its function on one node", "its function on several nodes"),
+        *("another launcher on one node", "another launcher, may train besides"),
+    ],
+)
+def test_program_that_may_train_besides_is_left_to_its_pods(
+    tmp_path: Path, source: str, nodes: int, found: str
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    container = {"name": "trainer", "command": ["python3", "train.py"]}
+    document = job(**container).manifest()
+    document["spec"] |= {"maxNodes": nodes, "nodes": nodes, "nprocPerNode": 2}
+    given = with_nested_launch(parse_manifest(document), tmp_path, PATH)
+    decided = trainer(given, tmp_path, PATH, sys.executable)
+    assert decided.launch is (Launch.PER_NODE if found else Launch.PER_WORKER)
+    assert found in decided.note
+    assert ("--check" in decided.options) is (not found)  # the pod decides
+
+
+@pytest.mark.parametrize("imported", ["", "import torch\n"], ids=["only starts", "may train"])
+def test_program_with_a_rendezvous_of_its_own_is_refused_for_several_nodes(
+    tmp_path: Path, imported: str
+) -> None:
+    (tmp_path / "train.py").write_text(imported + DEEPSPEED)
+    with pytest.raises(BadInput, match="starts deepspeed, which does not join the job's"):
+        with_nested_launch(job(command=["python3", "train.py"]), tmp_path, PATH)
+
+
+@pytest.mark.parametrize("annotations", [None, {"team": "a"}])
+def test_launch_found_in_a_program_is_read_from_no_manifest(
+    tmp_path: Path, annotations: dict[str, str] | None
+) -> None:
+    """Annotations of a running job may change on a cluster, and a program since its last run."""
+    (tmp_path / "train.py").write_text(STARTS)
+    found = with_nested_launch(job(command=["python3", "train.py"]), tmp_path, PATH)
+    document = found.manifest()
+    document["metadata"]["annotations"] |= annotations or {}
+    (tmp_path / "train.py").write_text("import torch\n")
+    again = parse_manifest(document)
+    assert again.metadata.annotations == annotations
+    decided = trainer(with_nested_launch(again, tmp_path, PATH), tmp_path, PATH, sys.executable)
+    assert decided.launch is Launch.PER_WORKER

@@ -149,6 +149,8 @@ def test_api_server_validates_every_rule_with_its_field() -> None:
         assert "\n" not in validation["message"]
         path = ".spec" + validation["fieldPath"]
         assert any(found == path for found, _ in nodes(schema())), path
+    for validation in at("")["x-kubernetes-validations"]:
+        assert any(found == validation["fieldPath"] for found, _ in nodes(schema()))
     for name in ("template", "nprocPerNode", "trainer", "rendezvous"):
         [rule] = [
             one["rule"]
@@ -156,6 +158,35 @@ def test_api_server_validates_every_rule_with_its_field() -> None:
             if "oldSelf" in one["rule"] and one["fieldPath"] == f".{name}"
         ]
         assert rule.endswith("|| self.runPolicy.suspend || oldSelf.runPolicy.suspend")
+
+
+READ_BY_YAML = yaml.SafeLoader.yaml_implicit_resolvers
+"""Patterns by which a YAML parser takes an unquoted word for something else than a text."""
+
+
+def test_values_of_the_spec_are_camel_case_and_plain_in_yaml() -> None:
+    values = {
+        value
+        for path, node in nodes(at(".spec"))
+        if not path.startswith(".template")
+        for value in node.get("enum", ())
+    }
+    assert values >= {"Auto", "Never", "Etcd", "EtcdV2", "C10d", "PerNode", "AfterCheckpoint"}
+    for value in values:
+        assert re.fullmatch(r"[A-Z][A-Za-z0-9]*", value), value
+        assert yaml.safe_load(value) == value
+        traps = READ_BY_YAML.get(value[0], [])
+        assert not any(pattern.fullmatch(value) for _, pattern in traps), value
+
+
+def test_machines_are_called_node_name_and_pods_nodes() -> None:
+    own = [
+        path.rpartition(".")[2]
+        for path, _ in nodes(schema())
+        if not path.startswith(".spec.template")
+    ]
+    assert {"nodeName", "nodes", "minNodes", "maxNodes", "wantedNodes"} <= set(own)
+    assert not {"node", "machine", "machineName", "host", "hostName"} & set(own)
 
 
 def test_rules_name_only_existing_fields() -> None:

@@ -52,6 +52,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec", [], "spec", "must be a mapping"),
     ("spec.minNodes", 0, "spec.minNodes", "must be at least 1"),
     ("spec.minNodes", "1", "spec.minNodes", "leave out the quotes"),
+    ("spec.minNodes", "\u00b2", "spec.minNodes", "must be an integer; got '\u00b2'"),
     ("spec.minNodes", 1.5, "spec.minNodes", "must be an integer"),
     ("spec.minNodes", True, "spec.minNodes", "must be an integer; got true"),
     ("spec.minNodes", 5, "spec.maxNodes", "must be at least minNodes"),

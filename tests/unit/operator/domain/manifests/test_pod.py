@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_operator.domain.manifests import pod as pods
-from elasticjob_operator.domain.manifests.job_command import launch_status
+from elasticjob_operator.domain.manifests.job_command import decided_launch
 from elasticjob_operator.domain.manifests.names import RESERVED_VOLUMES
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings, TemplateRefused
@@ -476,7 +476,7 @@ def test_agent_gets_the_launch_and_the_trainer_its_own_command(
     assert trainer["command"][1:] == ["/elasticjob/launcher.pyz", *options, "--", *command]
     several = [one["value"] for one in trainer["env"] if one["name"] == "ELASTICJOB_SEVERAL_NODES"]
     assert several == (["1"] if options else [])
-    status = launch_status(wanted)
+    status = decided_launch(wanted)
     assert status is not None
     assert status.mode == mode
 
@@ -498,7 +498,7 @@ def test_entry_point_of_the_image_stands_before_args() -> None:
 
 def test_launch_of_refused_command_is_not_in_the_status() -> None:
     container = {"name": "trainer", "image": "trainer:1", "command": ["mpirun", "python", "t.py"]}
-    assert launch_status(job(template={"spec": {"containers": [container]}})) is None
+    assert decided_launch(job(template={"spec": {"containers": [container]}})) is None
 
 
 def test_launcher_runs_command_of_trainer() -> None:

@@ -276,22 +276,87 @@ def test_member_shows_its_rank_steps_and_start(
     assert second == MemberStatus(pod="job-1", state="running", round=2)
 
 
-def test_launch_is_the_one_that_a_launcher_found_in_its_files() -> None:
-    text = "run_all.py, line 2 starts torchrun"
-    found = replace(final_round(1, 2), members=(replace(member(0), launch=text), member(1)))
-    status = status_of(job(), observed(view=found))
+FOUND = "run_all.py, line 2 starts torchrun"
+
+
+def found_view() -> RendezvousView:
+    return replace(final_round(1, 2), members=(replace(member(0), launch=FOUND), member(1)))
+
+
+def launch_of(status: Status) -> tuple[str, str]:
     assert status.launch is not None
-    assert (status.launch.mode, status.launch.message) == ("PerNode", text)
-    later = replace(final_round(1, 2), members=())
-    kept = status_of(job(status=status), observed(view=later))
-    assert kept.launch == status.launch
-    gone = status_of(job(status=status, runPolicy={"suspend": True}), observed(view=later))
-    assert gone.phase == "Suspended"
-    assert gone.launch is not None
-    assert gone.launch.mode == "PerWorker"
-    requested = status_of(job(launch="PerWorker"), observed(view=found))
-    assert requested.launch is not None
-    assert requested.launch.mode == "PerWorker"
+    return status.launch.mode, status.launch.message
+
+
+def test_launch_is_the_one_that_a_launcher_found_in_its_files() -> None:
+    status = status_of(job(), observed(view=found_view()))
+    assert launch_of(status) == ("PerNode", FOUND)
+    requested = status_of(job(launch="PerWorker"), observed(view=found_view()))
+    assert launch_of(requested)[0] == "PerWorker"
+    later = status_of(job(status=status), observed(view=final_round(1, 2, members=(member(0),))))
+    assert launch_of(later)[0] == "PerWorker"  # another program in the same image
+
+
+def test_found_launch_survives_suspension_and_resumption() -> None:
+    view, nobody = found_view(), replace(final_round(1, 2), members=())
+    status = status_of(job(), observed(*running(2), view=view))
+    for suspend, pods, shown, phase in (
+        (True, running(2), view, Phase.SUSPENDING),
+        (True, running(1), UNREADABLE, Phase.SUSPENDING),
+        (True, [], nobody, Phase.SUSPENDED),
+        (False, [], replace(nobody, round=0), None),
+        (False, running(2), UNREADABLE, None),
+        (False, running(2), view, Phase.RUNNING),
+    ):
+        before = status
+        now = job(status=status, runPolicy={"suspend": suspend})
+        status = next_status(now, observed(*pods, view=shown), shown, NOW)
+        assert phase in (None, status.phase)
+        assert launch_of(status) == ("PerNode", FOUND)
+        reasons = [event.reason for event in job_events(before, status, ())]
+        assert "LaunchDecided" not in reasons
+
+
+def trained(**fields: Any) -> dict[str, Any]:
+    """Return a template like that of `job`, with these fields of its pod and trainer."""
+    trainer = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    pod_fields = fields.pop("pod", {})
+    return {"spec": {"containers": [{**trainer, **fields}], **pod_fields}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "mode"),
+    [
+        ({"template": trained(image="trainer:2")}, "PerWorker"),
+        ({"template": trained(args=["--long"])}, "PerWorker"),
+        ({"template": trained(pod={"volumes": [{"name": "x", "emptyDir": {}}]})}, "PerWorker"),
+        ({"launch": "PerWorker"}, "PerWorker"),
+        ({"setup": ["./prepare.sh"]}, "PerWorker"),
+        ({"template": trained(pod={"nodeSelector": {"pool": "spot"}})}, "PerNode"),
+        ({"maxRestarts": 7}, "PerNode"),
+    ],
+    ids=["image", "arguments", "volumes", "launch", "setup", "as Kueue edits", "no program"],
+)
+@pytest.mark.parametrize("registered", [True, False])
+def test_found_launch_is_forgotten_with_another_program(
+    edit: dict[str, Any], mode: str, registered: bool
+) -> None:
+    status = status_of(job(), observed(*running(2), view=found_view()))
+    view = found_view() if registered else replace(final_round(1, 2), members=())
+    edited = job(status=status, runPolicy={"suspend": True}, **edit)
+    assert launch_of(status_of(edited, observed(*running(2), view=view)))[0] == mode
+
+
+def test_starting_pods_of_a_found_launch_wait_for_torchrun() -> None:
+    status = status_of(job(maxNodes=2), observed(*running(2), view=found_view()))
+    starting = [replace(pod(n).get(), ready=False) for n in range(2)]
+    view = replace(final_round(1, 2), members=())
+    told = status_of(job(status=status, maxNodes=2), observed(*starting, view=view))
+    found = condition(told, ConditionType.PODS_READY)
+    assert "a pod joins once torchrun in its command asks for a round" in found.message
+    assert "set spec.launch to PerWorker" in found.message
+    plain = status_of(job(maxNodes=2), observed(*starting, view=view))
+    assert "torchrun" not in condition(plain, ConditionType.PODS_READY).message
 
 
 def member(index: int, state: str = "running", round: int = 2) -> Member:
