@@ -161,10 +161,11 @@ class ReconcileLoop:
         found = self._rendezvous.records()
         if self.killed.is_set():
             observed = _killed(observed)
-        if found is not None and self._round_log.take(found, observed.rendezvous.rounds):
+        status = next_status(self._stored.planned, observed, observed.rendezvous, _now())
+        rounds = observed.rendezvous.rounds
+        if found is not None and self._round_log.take(found, rounds, status.rounds):
             self._failures.clear()
             self._stored.save_rounds(self._round_log.rounds())
-        status = next_status(self._stored.planned, observed, observed.rendezvous, _now())
         self._stored.set_status(status)
         self._show(observed)
         self._check_failures(status.phase)

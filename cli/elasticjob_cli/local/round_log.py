@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.status.rounds import SHARED, round_status, utc_time
+from elasticjob_operator.model.status import RoundStatus
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.records.timings import History
 
@@ -21,18 +22,28 @@ class RoundLog:
         self._began_ms = began_ms
         self._rounds: dict[int, dict[str, Any]] = {}
 
-    def take(self, found: Records, rounds: Iterable[History] = ()) -> bool:
+    def take(
+        self,
+        found: Records,
+        rounds: Iterable[History] = (),
+        shown: Iterable[RoundStatus] = (),
+    ) -> bool:
         """Add the rounds in the records; return True if anything is new.
 
-        `rounds` are those of the view, whose causes the ends of pods may have corrected.
+        `rounds` are those of the view, whose causes the ends of pods may have corrected, `shown`
+        those of the status, which may have lost steps that no record has.
         """
         changed, causes = False, {one.number: one.cause for one in rounds}
+        lost = {one.round: one.lost_steps for one in shown if one.lost_steps is not None}
         for number, history in found.histories.items():
             roster, cause = found.rosters.get(number), causes.get(number, history.cause)
             if roster is None:
                 continue
             if cause.kind is not history.cause.kind:
                 history = replace(history, cause=cause)
+            if history.lost_steps is None:
+                known = self._rounds.get(number, {}).get("lostSteps")
+                history = replace(history, lost_steps=lost.get(number, known))
             entry = self._entry(history, roster)
             changed = changed or self._rounds.get(number) != entry
             self._rounds[number] = entry

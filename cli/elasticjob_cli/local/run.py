@@ -99,7 +99,8 @@ class LocalRun:
     async def _run(self, user_umask: int) -> RunOutcome:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
-        lock = self._folder.acquire()
+        self._stored.continue_former()
+        lock = self._folder.acquire()  # removes the files of the former run
         try:
             scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)

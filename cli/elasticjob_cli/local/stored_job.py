@@ -11,12 +11,12 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from elasticjob_cli.errors import ExitCode
+from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.job_store import JobFolder, write_json
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.model import ElasticJob, Status
 from elasticjob_operator.model.parse import problems
-from elasticjob_operator.model.status import PodCounts
+from elasticjob_operator.model.status import PodCounts, SnapshotsStatus
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 
 
@@ -62,6 +62,22 @@ class StoredJob:
     @property
     def deleted(self) -> bool:
         return self.job.metadata.deletion_timestamp is not None
+
+    def continue_former(self) -> None:
+        """Take over the step that an unfinished former run of this job has reached.
+
+        Snapshots in storage continue under the name of the job, so the steps after the last one of
+        them are repeated.
+        """
+        try:
+            former = read_job(self._folder).status
+        except CommandError:
+            return
+        if former.snapshots is None or former.phase is Phase.SUCCEEDED:
+            return
+        kept = SnapshotsStatus(reached_step=former.snapshots.reached_step)
+        if kept.reached_step is not None:
+            self.set_status(self.job.status.model_copy(update={"snapshots": kept}))
 
     def change_spec(self, **fields: object) -> None:
         """Replace fields of the spec, as a user's edit would."""

@@ -177,9 +177,11 @@ class RoundStatus(StatusModel):
     """Reason for the cold start on the slowest node."""
     lost_steps: Step | None = None
     """Number of completed steps that this round repeats, known after the first step: exact if the
-    script takes snapshots, else a minimum; absent if it reports no steps."""
+    script takes snapshots, else a minimum, as after the loss of all nodes; absent if it reports no
+    steps."""
     lost_ms: Milliseconds | None = None
-    """Milliseconds that these steps had taken, if the script takes snapshots."""
+    """Milliseconds that these steps had taken, if the script takes snapshots; absent after the loss
+    of all nodes."""
 
 
 class FailureStatus(StatusModel):
@@ -311,12 +313,18 @@ class SnapshotsStatus(StatusModel):
     """Newest step with copies of each rank's own state on other nodes."""
     replicas: ReplicaState = ReplicaState.NOT_USED
     """NotUsed, Healthy, or Incomplete: the loss of a node would cost the state of its ranks."""
+    reached_step: Step | None = None
+    """Newest step of the last round with a first step, up to a minute old. It outlives the nodes, a
+    suspension and the operator, so that the steps which the next round repeats can be counted."""
+    began_step: Step | None = None
+    """Step with which that round began."""
     bytes_per_node: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
     """Size of one snapshot in the memory of a node; a node holds two."""
     lost_steps: Step = 0
     """Number of steps that were repeated since the start, or the last resumption."""
     lost_ms: Milliseconds = 0
-    """Milliseconds that these steps had taken."""
+    """Milliseconds that these steps had taken; after the loss of all nodes estimated with the mean
+    duration of the steps of the round before."""
     paused_ms: Milliseconds = 0
     """Milliseconds without training since the first step, in pauses that are over: recoveries and
     planned changes up to the next first step, rounds without one, waits for nodes."""

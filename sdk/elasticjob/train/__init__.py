@@ -142,7 +142,8 @@ class Link:
         self._step = step
         self._at_ms = int(time.time() * 1000)
         if not self._first_step_ms:
-            self._first_step, self._first_step_ms = step, self._at_ms
+            self.begins(step)
+            self._first_step_ms = self._at_ms
             with self._reporting:
                 self._write_snapshots()
         # If a script uses both ways to save, `should_checkpoint` takes precedence.
@@ -152,6 +153,11 @@ class Link:
             for callback in self._callbacks:
                 callback()
             self._wait_for_the_stop()
+
+    def begins(self, step: int) -> None:
+        """Record the first completed step: a script may report only each tenth one."""
+        if self._first_step < 0:
+            self._first_step = step
 
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step = whole_step(step)
@@ -299,8 +305,11 @@ def whole_step(step: int) -> int:
 def _without_skipped(report: layout.SnapshotReport, first_step: int) -> layout.SnapshotReport:
     """Return the report without lost steps that are not repeated.
 
-    A script may begin at a checkpoint of its own that is newer than the restored snapshot.
+    A script may begin at a checkpoint of its own that is newer than the restored snapshot. If the
+    lost steps are unknown, so is then the step with which the round began.
     """
+    if report.lost < 0 <= report.restored < first_step - 1:
+        return report._replace(restored=layout.NO_STEP)
     skipped = min(report.lost, first_step - 1 - report.restored)
     if report.restored < 0 or skipped <= 0:
         return report

@@ -345,6 +345,7 @@ class Snapshots:
         if store is not None and not self._has_storage:
             self._lacks_storage(gang, store)
         step = train.whole_step(step)
+        train.link().begins(step)
         if self._reached is not None:
             self._reached.write(step)
         self._tell_stored()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -181,6 +182,75 @@ def test_job_configures_snapshots_and_shows_losses_and_goodput(rig: LocalRig) ->
         lambda: re.search(r"restored (\d+) storage", rig.call("logs", "told").stdout), "storage"
     )
     assert int(resumed[1]) == stop["step"]
+
+
+def kill(rig: LocalRig, *parts: str) -> int:
+    """Kill the processes with one of these words in their command at once; without words all.
+
+    Returns their number.
+    """
+    found = rig.processes().items()
+    pids = [pid for pid, command in found if not parts or any(one in command for one in parts)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it ended with its parent
+            os.kill(pid, signal.SIGKILL)
+    return len(pids)
+
+
+@pytest.mark.timeout(500)
+def test_steps_lost_with_all_nodes_and_with_the_whole_run_are_counted(rig: LocalRig) -> None:
+    storage = {"claim": "checkpoints", "everySeconds": 3600, "keep": 1}
+    manifest = configured(rig, "gone", 1000, storage=storage)
+    runner = rig.start(manifest, "--plain", "--logs")
+    before = until(
+        lambda: (
+            (found := rig.status("gone").get("snapshots"))
+            and (found.get("reachedStep") or 0) >= 20
+            and found
+        ),
+        "steps in the status",
+        120,
+    )
+    # The first snapshot alone is in storage.
+    assert (before["beganStep"], before["lostSteps"]) == (0, 0)
+    kill(rig, "elasticjob_launcher", "elasticjob_agent", "work.py")
+    after = until(
+        lambda: (found := rig.status("gone"))["snapshots"]["countedRound"] >= 2 and found,
+        "the next round",
+        120,
+    )
+    told = re.search(r"restored (\d+) storage", rig.call("logs", "gone").stdout)
+    assert told is not None
+    restored = int(told[1])
+    lost = after["rounds"][-1]["lostSteps"]
+    assert lost >= before["reachedStep"] - restored > 0
+    assert after["rounds"][-1].get("lostMs") is None
+    assert (after["snapshots"]["lostSteps"], after["snapshots"]["beganStep"]) == (lost, restored)
+    assert after["snapshots"]["lostMs"] > 0
+    assert f"lost at least {lost} steps" in rig.call("explain", "gone").stdout
+    wide = rig.call("rounds", "gone", "-o", "wide").stdout.splitlines()
+    assert wide[-1].split()[-1] == str(lost)
+    assert rig.call("timeline", "gone", "-o", "svg").returncode == 0
+    assert f"{lost} steps lost" in (rig.job / "gone.svg").read_text()
+
+    # The end of the whole run is no different: the next one continues from storage.
+    reached = until(
+        lambda: (step := rig.status("gone")["snapshots"]["reachedStep"]) > restored + 9 and step,
+        "further steps",
+        120,
+    )
+    until(lambda: kill(rig) == 0, "the end of the run")
+    runner.communicate(timeout=30)
+    rig.start(manifest, "--plain", "--logs")
+    again = until(
+        lambda: (
+            (found := rig.status("gone").get("snapshots")) and found["countedRound"] == 1 and found
+        ),
+        "the first round of the next run",
+        120,
+    )
+    assert again["lostSteps"] >= reached - again["beganStep"] > 0
+    assert (again["beganStep"], again["lostMs"]) == (restored, 0)
 
 
 @pytest.mark.timeout(120)

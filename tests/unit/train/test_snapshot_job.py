@@ -230,18 +230,39 @@ def test_steps_skipped_by_a_newer_checkpoint_are_not_lost(
     assert job.report().restored == 4
 
 
+def test_begin_at_a_newer_checkpoint_is_unknown_with_the_lost_steps(job: Job) -> None:
+    job.settings(everySteps=1)
+    train.link().snapshots(layout.SnapshotReport(restored=4))
+    assert job.report().restored == 4
+    train.progress(5)
+    assert job.report().restored == 4
+    job.restart()
+    train.link().snapshots(layout.SnapshotReport(restored=4))
+    train.progress(6)
+    assert job.report().restored == layout.NO_STEP
+
+
+def test_begin_is_known_if_the_script_reports_few_of_its_steps(job: Job) -> None:
+    job.settings(everySteps=1)
+    snapshots = job.started()
+    for step in range(1, 11):
+        snapshots.save(step, {"x": step})
+    train.progress(10)
+    assert (job.report().step, job.report().restored) == (10, 0)
+
+
 def test_report_has_steps_size_and_restored_step(job: Job) -> None:
     job.settings(everySteps=1)
     snapshots = job.started()
     assert job.report()[:8] == (-1, -1, -1, 0, 0, layout.FITS, 0, -1)
-    snapshots.save(4, {"x": torch.zeros(1000)}, 4)
+    snapshots.save(1, {"x": torch.zeros(1000)}, 4)
     report = job.report()
-    assert (report.step, report.size > 4000, report.restored) == (4, True, 0)
-    train.progress(4)  # the record before the report is another one
+    assert (report.step, report.size > 4000, report.restored) == (1, True, 0)
+    train.progress(1)  # the record before the report is another one
     assert job.report() == report
     record = layout.unpack(job.progress.read_bytes())
     assert record is not None
-    assert record.step == 4
+    assert record.step == 1
 
 
 def test_steps_after_the_restored_snapshot_are_lost(job: Job) -> None:

@@ -2,7 +2,7 @@
 
 The time begins with the run's first step and ends with the run; a run begins with the job's start
 or resumption, so a suspension is no part of it. Repeated steps, recoveries, rounds without a first
-step and waits for nodes are lost time. See docs/decisions/0058.
+step and waits for nodes are lost time. See docs/decisions/0058 and 0072.
 """
 
 from __future__ import annotations
@@ -18,12 +18,67 @@ from elasticjob_operator.domain.status.rounds import (
 )
 from elasticjob_operator.model.status import RoundStatus, SnapshotsStatus
 from elasticjob_operator.model.types import RendezvousState
-from elasticjob_rendezvous.protocol.records.members import MemberState
+from elasticjob_rendezvous.protocol.records.members import Member, MemberState
 
 _MOST = 2**63 - 1
 """Maximum of a total: that of the schema."""
 _RESOLUTION = timedelta(seconds=1)
 """Resolution of times in the status."""
+
+
+def with_lost_steps(
+    rounds: Sequence[RoundStatus], view: RendezvousView, before: SnapshotsStatus | None
+) -> list[RoundStatus]:
+    """Return the rounds, the current one with the steps that it repeats if no record has them.
+
+    After the loss of all nodes, and after a resumption, only the status knows the step that was
+    reached. It is that of a report, so the number is a minimum. `before` is the status before this
+    round had a first step; afterwards nothing changes.
+    """
+    reached = None if before is None else before.reached_step
+    began = _began_step(view)
+    if before is None or reached is None or began is None or before.counted_round == view.round:
+        return list(rounds)
+    lost = {"lost_steps": max(0, reached - began)}
+    return [
+        found.model_copy(update=lost)
+        if found.round == view.round
+        and found.first_step_ms is not None
+        and found.lost_steps is None
+        else found
+        for found in rounds
+    ]
+
+
+def with_reached(
+    after: SnapshotsStatus, view: RendezvousView, before: SnapshotsStatus | None
+) -> SnapshotsStatus:
+    """Return the status with the newest step of the last counted round, and its first one.
+
+    Without a report of that round, as between rounds, both stay as they were. The step with which
+    the round began may be reported seconds before the first step.
+    """
+    if after.counted_round != view.round:
+        return after
+    is_known = before is not None and before.counted_round == view.round
+    began = _began_step(view)
+    known = (after.reached_step, began, *(one.step for one in _current(view) if one.step >= 0))
+    steps = [step for step in (known if is_known else known[1:]) if step is not None]
+    if not steps:
+        return after
+    began = after.began_step if began is None and is_known else began
+    return after.model_copy(update={"reached_step": max(steps), "began_step": began})
+
+
+def _began_step(view: RendezvousView) -> int | None:
+    """Return the step with which the current round began; None if unknown."""
+    told = [one.snapshots.restored for one in _current(view) if one.snapshots is not None]
+    return max((step for step in told if step >= 0), default=None)
+
+
+def _current(view: RendezvousView) -> list[Member]:
+    """Return the members whose workers are of the current round."""
+    return [member for member in view.members if member.round == view.round]
 
 
 def with_rounds(
@@ -52,7 +107,10 @@ def with_rounds(
         else:
             paused_ms += _pause_ms(_earlier(seen, began), stepped, found)
         lost_steps += max(0, found.lost_steps or 0)
-        lost_ms += max(0, found.lost_ms or 0)
+        if found.lost_ms is not None:
+            lost_ms += max(0, found.lost_ms)
+        elif before.since is not None and last == before.counted_round:
+            lost_ms += _estimated_ms(before, rounds, found, _earlier(seen, began))
         seen, began, last = None, None, found.round
     paused_since = _earlier(seen, began)
     if since is None or (_trains(view) and last == view.round):
@@ -71,6 +129,27 @@ def with_rounds(
         }
     )
     return after.model_copy(update={"goodput_percent": _percent(after, _end(view, now))})
+
+
+def _estimated_ms(
+    before: SnapshotsStatus,
+    rounds: Sequence[RoundStatus],
+    found: RoundStatus,
+    ended: datetime | None,
+) -> int:
+    """Return the time of the steps that a round repeats, by the mean of the counted round before.
+
+    That round had steps up to `ended`. 0 if its times are unknown.
+    """
+    counted = (one for one in rounds if one.round == before.counted_round)
+    stepped = next(map(_first_step_at, counted), None)
+    reached, began = before.reached_step, before.began_step
+    if stepped is None or ended is None or reached is None or began is None:
+        return 0
+    # Its first step is at the begin of the time.
+    steps = reached - began - 1
+    lost = max(0, found.lost_steps or 0)
+    return _milliseconds(stepped, ended) * lost // steps if steps > 0 else 0
 
 
 def _percent(found: SnapshotsStatus, end: datetime) -> int | None:

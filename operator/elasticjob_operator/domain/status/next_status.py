@@ -32,6 +32,7 @@ from elasticjob_operator.domain.status.failures import (
     round_reasons,
     stragglers,
 )
+from elasticjob_operator.domain.status.goodput import with_lost_steps
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.domain.status.snapshots import snapshots_status
@@ -50,6 +51,7 @@ from elasticjob_operator.model.status import (
     PodCounts,
     RendezvousStatus,
     RoundStatus,
+    SnapshotsStatus,
     Status,
     StopStatus,
 )
@@ -75,7 +77,7 @@ def next_status(
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation does not describe the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
-    run = Status() if is_new_run(view, before) else before
+    run = _new_run(before) if is_new_run(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
@@ -83,6 +85,7 @@ def next_status(
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
+        rounds = with_lost_steps(rounds, view, run.snapshots)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
         phase=phase,
@@ -119,6 +122,12 @@ def next_status(
     )
     sentences = explanation(job.model_copy(update={"status": status}), observed.pods)
     return status.model_copy(update={"explanation": list(sentences)[:MAX_SENTENCES]})
+
+
+def _new_run(before: Status) -> Status:
+    """Return the status with which a resumption begins: only the step that was reached stays."""
+    reached = None if before.snapshots is None else before.snapshots.reached_step
+    return Status() if reached is None else Status(snapshots=SnapshotsStatus(reached_step=reached))
 
 
 def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
@@ -263,5 +272,17 @@ def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> l
     records of torch backends disappear with their agents."""
     shown = {found.round: found for found in past.rounds if found.round <= view.round}
     for found in view.rounds:
-        shown[found.number] = round_status(found, reasons.get(found.number, ""))
+        shown[found.number] = _with_known(
+            round_status(found, reasons.get(found.number, "")), shown.get(found.number)
+        )
     return [shown[number] for number in sorted(shown)][-MAX_ROUNDS:]
+
+
+def _with_known(shown: RoundStatus, known: RoundStatus | None) -> RoundStatus:
+    """Return a round with the lost steps that only its entry in the status has."""
+    if shown.lost_steps is not None or known is None or known.lost_steps is None:
+        return shown
+    at, known_at = shown.final_time, known.final_time
+    if at is None or known_at is None or int(at.timestamp()) != int(known_at.timestamp()):
+        return shown
+    return shown.model_copy(update={"lost_steps": known.lost_steps})

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
-from elasticjob_operator.domain.status.goodput import with_rounds
+from elasticjob_operator.domain.status.goodput import with_reached, with_rounds
 from elasticjob_operator.domain.status.readiness import Finding
 from elasticjob_operator.domain.status.rounds import seconds_text
 from elasticjob_operator.model.job import ElasticJob
@@ -41,7 +41,7 @@ def snapshots_status(
         return before
     counted = before or SnapshotsStatus()
     if run.phase not in _ENDED or phase not in _ENDED:
-        counted = with_rounds(counted, rounds, view, now)
+        counted = with_reached(with_rounds(counted, rounds, view, now), view, before)
     if not reports or phase in FINISHED:
         return counted
     memory, stored = min(each.step for each in reports), max(each.stored for each in reports)

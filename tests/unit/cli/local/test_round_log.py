@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_operator.domain.observed.etcd_records import Records
+from elasticjob_operator.model.status import RoundStatus
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Member
 from elasticjob_rendezvous.protocol.records.roster import seal
 from elasticjob_rendezvous.protocol.records.timings import History
@@ -66,3 +67,15 @@ def test_cause_is_that_which_the_ends_of_pods_corrected() -> None:
     assert log.take(found, [LOST])
     assert not log.take(found, [LOST])
     assert (log.rounds()[0]["cause"], log.rounds()[0]["members"]) == ("loss", ["job-2"])
+
+
+def test_lost_steps_that_only_the_status_has_stay_after_it_has_dropped_the_round() -> None:
+    unknown = replace(LOST, lost_steps=None, lost_ms=None)
+    found = Records("/p/", rosters={2: seal(2, MEMBERS, 3)}, histories={2: unknown})
+    log = RoundLog(began_ms=8_000)
+    assert log.take(found)
+    assert log.rounds()[0]["lostSteps"] is None
+    shown = RoundStatus(round=2, cause="loss", nodes=2, lost_steps=40)
+    assert log.take(found, (), [shown])
+    assert not log.take(found, (), [])
+    assert (log.rounds()[0]["lostSteps"], log.rounds()[0]["lostMs"]) == (40, None)

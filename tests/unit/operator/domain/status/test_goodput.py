@@ -247,3 +247,109 @@ def test_explanation_has_the_goodput_with_its_losses() -> None:
     without = status.model_copy(update={"snapshots": None})
     assert not any("Goodput" in one for one in explanation(job(without), running(2)))
     assert ago(100) + timedelta(seconds=100) == NOW
+
+
+def at_step(
+    step: int, *rounds: History, restored: int = 0, told: Snapshots | None = None
+) -> RendezvousView:
+    """Return a final round whose members have reached a step, and began with `restored`."""
+    found = view(*rounds)
+    report = told or Snapshots(step, restored=restored)
+    return replace(
+        found, members=tuple(replace(one, step=step, snapshots=report) for one in found.members)
+    )
+
+
+ANEW = history(2, "loss", final_at=ago(41), join_ms=5, start_ms=600, first_step_ms=400)
+"""Round of new nodes only, whose record has no lost steps; its first step is 40 s ago."""
+
+
+def lost_steps(status: Status) -> list[int | None]:
+    return [one.lost_steps for one in status.rounds]
+
+
+def after_the_loss_of_all(step: int, restored: int) -> Status:
+    """Return the status after a loss 50 s ago, when 100 steps were reported in 50 s."""
+    trained = status_of(at_step(step, START), at=ago(51))
+    gone = replace(view(START), members=())
+    seen = restarted(status_of(gone, trained, ago(50)))
+    assert (counted(seen).reached_step, counted(seen).began_step) == (step, 0)
+    begun = replace(ANEW, first_step_ms=None)
+    formed = status_of(at_step(-1, START, begun, restored=restored), seen, ago(41))
+    assert lost_steps(formed) == [None, None], "unknown before the first step"
+    return status_of(at_step(restored + 1, START, ANEW, restored=restored), restarted(formed))
+
+
+def test_steps_lost_with_all_nodes_are_counted_and_their_time_is_estimated() -> None:
+    status = after_the_loss_of_all(101, restored=61)
+    found = counted(status)
+    assert lost_steps(status) == [None, 40]
+    assert (found.lost_steps, found.reached_step, found.began_step) == (40, 62, 61)
+    # 100 steps after the first in 50 s. In the record they are unknown, and so is their time.
+    assert (found.lost_ms, status.rounds[-1].lost_ms) == (20_000, None)
+    assert found.goodput_percent == 70  # a pause of 10 s and repeated steps of 20 s, of 100 s
+    assert any("lost at least 40 steps" in one for one in explanation(job(status), running(2)))
+    later_on = restarted(status_of(at_step(90, START, ANEW, restored=61), restarted(status)))
+    assert lost_steps(later_on) == [None, 40]
+    assert (counted(later_on).lost_steps, counted(later_on).reached_step) == (40, 90)
+
+
+def test_round_whose_step_is_not_reported_yet_has_reached_its_begin() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    status = status_of(at_step(-1, START, ANEW, restored=61), trained)
+    found = counted(status)
+    assert (lost_steps(status), found.reached_step, found.began_step) == ([None, 40], 61, 61)
+
+
+def test_nothing_is_lost_if_the_restored_step_is_newer_than_the_last_report() -> None:
+    status = after_the_loss_of_all(101, restored=103)
+    assert lost_steps(status) == [None, 0]
+    assert (counted(status).lost_steps, counted(status).lost_ms) == (0, 0)
+
+
+def test_second_loss_of_all_nodes_counts_the_steps_of_its_own_round() -> None:
+    first = after_the_loss_of_all(101, restored=61)
+    reached = status_of(at_step(70, START, ANEW, restored=61), first, later(1))
+    third = history(3, "loss", final_at=later(9), join_ms=5, start_ms=600, first_step_ms=400)
+    status = status_of(at_step(62, START, ANEW, third, restored=61), reached, later(11))
+    assert lost_steps(status) == [None, 40, 9]
+    assert counted(status).lost_steps == 49
+
+
+def test_round_without_a_first_step_leaves_its_losses_to_the_next() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    broken = replace(ANEW, first_step_ms=None)
+    failed = restarted(status_of(at_step(-1, START, broken, restored=61), trained, ago(30)))
+    third = history(3, "loss", final_at=ago(9), start_ms=600, first_step_ms=400)
+    status = status_of(at_step(62, START, broken, third, restored=61), failed)
+    assert lost_steps(status) == [None, None, 40]
+
+
+def test_lost_steps_in_the_record_take_precedence() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    status = status_of(at_step(101, START, LOSS, restored=99), trained)
+    assert lost_steps(status) == [None, 1]
+    assert (counted(status).lost_steps, counted(status).lost_ms) == (1, 200)
+
+
+def test_round_of_unknown_begin_has_unknown_losses() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    status = status_of(at_step(102, START, ANEW, restored=-1), trained)
+    assert lost_steps(status) == [None, None]
+    found = counted(status)
+    assert (found.lost_steps, found.reached_step, found.began_step) == (0, 102, None)
+
+
+def test_steps_lost_in_a_suspension_count_for_the_next_run_without_their_time() -> None:
+    trained = status_of(at_step(101, START), at=ago(1))
+    spec = {"runPolicy": {"suspend": True}}
+    closed = replace(suspended(NOW), rounds=(START,), round=1)
+    stopped = restarted(status_of(closed, trained, later(30), **spec))
+    opened = replace(view(START), state=RendezvousState.JOINABLE, round=0, rounds=(), members=())
+    waits = restarted(status_of(opened, stopped, later(100)))
+    assert counted(waits) == SnapshotsStatus(reached_step=101)
+    first = history(1, final_at=later(199), start_ms=600, first_step_ms=400)
+    resumed = status_of(at_step(82, first, restored=81), waits, later(200))
+    found = counted(resumed)
+    assert lost_steps(resumed) == [20]
+    assert (found.lost_steps, found.lost_ms, found.since) == (20, 0, later(200))
