@@ -11,18 +11,21 @@ and so do the victims; a killed or drained node is replaced after two seconds:
 
 The numbers and a plot of the steps over time go to build/bench/goodput.json and goodput.png. The
 packages of the compared systems are in an environment of their own. A full run takes five hours:
-`--length 90 --intervals 30 --models 8MB` takes a quarter of an hour.
+`--length 90 --intervals 30 --models 8MB` takes a quarter of an hour. With `--add` a call measures a
+part: its runs go to those in goodput.json, each with the undisturbed run of its own part.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,7 @@ class Run:
     Args:
         faults: time and kind of each fault.
         interval: seconds between two faults; None without faults.
+        part: time at which its model's runs began, the first of which was undisturbed.
     """
 
     system: str
@@ -69,6 +73,7 @@ class Run:
     work: Work | None = None
     curve: list[tuple[float, int]] = field(default_factory=list)
     error: str | None = None
+    part: str = ""
 
     @property
     def name(self) -> str:
@@ -166,12 +171,12 @@ def _sleep_until(moment: float) -> None:
 
 def results(runs: Sequence[Run]) -> dict[str, Any]:
     """Return goodput, lost steps and lost seconds by `<system>/<model>/<interval>`."""
-    undisturbed = {run.model: run.work for run in runs if run.system == BASELINE}
+    undisturbed = {(run.model, run.part): run.work for run in runs if run.system == BASELINE}
     goodput: dict[str, float | None] = {}
     steps_lost: dict[str, int | None] = {}
     seconds_lost: dict[str, float | None] = {}
     for run in runs:
-        base = undisturbed.get(run.model)
+        base = undisturbed.get((run.model, run.part))
         if run.interval is None:
             continue
         if run.work is None or base is None or not base.distinct:
@@ -190,6 +195,44 @@ def results(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+def added(known: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
+    """Return the runs of earlier parts and these, which replace those of the same name.
+
+    An undisturbed run stays as long as its part has another run.
+    """
+    names = {run.name for run in runs}
+    kept = [run for run in known if run.interval is None or run.name not in names]
+    used = {(run.model, run.part) for run in kept if run.interval is not None}
+    kept = [run for run in kept if (run.model, run.part) in used]
+    return [*kept, *runs]
+
+
+def read_parts(path: Path, settings: dict[str, Any]) -> list[Run]:
+    """Return the runs in a file of results; none if there is no file.
+
+    Exits if it cannot be read, or was measured with other settings.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        measured = {name: content.get(name) for name in settings}
+        runs = [_run(row) for row in content["runs"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        sys.exit(f"{path} cannot be read, so nothing can be added to it: {error!r}; remove it")
+    if measured != settings:
+        sys.exit(f"{path} was measured with {measured}, not {settings}: give another --output")
+    return runs
+
+
+def _run(row: dict[str, Any]) -> Run:
+    fields = {name: row[name] for name in Run.__dataclass_fields__}
+    fields["work"] = None if row["work"] is None else Work(**row["work"])
+    return Run(
+        **fields | {name: [(at, it) for at, it in row[name]] for name in ("faults", "curve")}
+    )
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.goodput",
@@ -205,11 +248,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=2, help="one worker each (2)")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="minimum (0.05)")
     parser.add_argument("--store-seconds", type=float, default=30.0, help="between checkpoints")
+    parser.add_argument("--add", action="store_true", help="keep the other runs of earlier calls")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     options = parser.parse_args(arguments)
     if max(options.intervals) > options.length:
         parser.error(f"--length must be at least the longest interval, {max(options.intervals):g}")
     return options
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that all parts of a result share."""
+    return {
+        "length_seconds": options.length,
+        "nodes": options.nodes,
+        "step_seconds": options.step_seconds,
+        "store_seconds": options.store_seconds,
+        "kinds": list(options.kinds),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,28 +273,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     known = {system.name: system for system in SYSTEMS}
-    runs = []
+    path, settings = options.output / "goodput.json", settings_of(options)
+    earlier = read_parts(path, settings) if options.add else []
+    runs: list[Run] = []
     for model in options.models:
+        part = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         cases: list[tuple[str, System, float | None]] = [(BASELINE, known[UNDISTURBED], None)]
         for interval in options.intervals:
             cases += [(name, known[name], interval) for name in options.systems]
         for name, system, interval in cases:
-            one = Run(name, model, interval, options.length)
+            one = Run(name, model, interval, options.length, part=part)
             run(system, one, options, logs)
             runs.append(one)
             print(f"{one.name}: {one.work} {one.error or ''}", flush=True)
-    content = {
-        "benchmark": "goodput",
-        "machine": machine_facts(),
-        "length_seconds": options.length,
-        "nodes": options.nodes,
-        **results(runs),
-    }
-    keep(options.output / "goodput.json", content)
+    found = results(added(earlier, runs))
+    content = {"benchmark": "goodput", "machine": machine_facts(), **settings, **found}
+    keep(path, content)
     plot_goodput(content["runs"], options.output / "goodput.png")
     for name, share in content["goodput"].items():
         print(f"{name}: goodput {share}")
-    print(f"written: {options.output / 'goodput.json'} and goodput.png")
+    print(f"written: {path} and goodput.png")
     return int(any(run.error for run in runs if run.system.startswith("elasticjob")))
 
 

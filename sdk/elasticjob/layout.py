@@ -39,6 +39,8 @@ MAX_METRICS = 8
 NAME_BYTES = 24
 SAVES = 1
 """Flag: the script asked to save before a planned stop."""
+REPORTS = 2
+"""Flag: it reports this checkpoint once it is complete, so without a report there is none."""
 
 _HEAD = struct.Struct("<4sI")
 _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
@@ -52,7 +54,7 @@ class Record(NamedTuple):
     """Progress report of a worker. Times are milliseconds since 1970, 0 for never.
 
     Args:
-        flags: `SAVES` or 0.
+        flags: `SAVES` and `REPORTS`, or 0.
         points: number of points passed at which all ranks could have saved together.
         step, at_ms: last reported step and its time; `NO_STEP` before the first.
         first_step_ms: time of the first report.

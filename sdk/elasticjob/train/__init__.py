@@ -188,7 +188,7 @@ class Link:
         """Return True before a planned stop if the script itself does not ask for it."""
         if self._progress is None or self._script_polls or self._callbacks:
             return False
-        return self._point()
+        return self._point(layout.SAVES | layout.REPORTS)
 
     def snapshots(self, report: layout.SnapshotReport) -> None:
         """Report on the snapshots of this worker."""
@@ -240,7 +240,7 @@ class Link:
             self._names,
         )
 
-    def _point(self) -> bool:
+    def _point(self, flags: int = layout.SAVES) -> bool:
         """Pass a point at which all ranks can save; return True if they save here.
 
         The order matters: write the number of the point, then read the request. The agent writes
@@ -248,7 +248,7 @@ class Link:
         the agent chooses a later point.
         """
         self._points += 1
-        self._flags = layout.SAVES
+        self._flags = flags
         self._write_progress()
         if self._checkpoint_request is None or self._checkpoint_request[0] == layout.BLANK:
             return False

@@ -403,22 +403,11 @@ class StorageFolder:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
-        for version, folder in self._versions():
-            try:
-                paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
-            except OSError as error:
-                _keep_unreadable(unreadable, version, error)
-                continue
-            for path in paths:
-                try:
-                    part = _committed(path)
-                except OSError as error:
-                    _keep_unreadable(unreadable, version, error)
-                    continue
-                finally:
-                    moved()
-                if part is not None and part.version == version:
-                    found[part] = path
+        for version in self._versions():
+            parts, error = self._parts_of(version, moved)
+            found.update(parts)
+            if error is not None:
+                unreadable[version] = error
         newest = complete_versions(found)[-1:]
         paths = [path for part, path in found.items() if part.version in newest]
         return Stored(found, unreadable, max(map(_changed_at, paths), default=0.0))
@@ -428,10 +417,35 @@ class StorageFolder:
         return self.scan().parts
 
     def is_complete(self, version: Version) -> bool:
-        """Return True if all parts of a version are committed."""
-        paths = sorted(self._folder(version).glob("[!.]*"))
-        parts = [part for path in paths if (part := held(path)) is not None]
-        return bool(complete_versions(part for part in parts if part.version == version))
+        """Return True if all parts of a version are committed and can be read."""
+        return bool(complete_versions(self._parts_of(version)[0]))
+
+    def _parts_of(
+        self, version: Version, moved: Callable[[], None] = _no_report
+    ) -> tuple[dict[Part, Path], OSError | None]:
+        """Return the committed parts of a version, and the first error of one.
+
+        A file that another node has removed is no error.
+        """
+        found: dict[Part, Path] = {}
+        errors: list[OSError] = []
+        paths: list[Path] = []
+        try:
+            folder = self._folder(version)
+            paths = sorted(path for path in folder.iterdir() if path.name[:1] != ".")
+        except OSError as error:
+            errors.append(error)
+        for path in paths:
+            try:
+                part = _committed(path)
+            except OSError as error:
+                errors.append(error)
+                continue
+            finally:
+                moved()
+            if part is not None and part.version == version:
+                found[part] = path
+        return found, next((error for error in errors if error.errno not in _ABSENT), None)
 
     def store(self, part: Part, body: Body, moved: Callable[[], None] = _no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
@@ -460,7 +474,7 @@ class StorageFolder:
         self, keep: int, writing: Version, moved: Callable[[], None] = _no_report
     ) -> None:
         """Remove the versions that `expired` names, and none that cannot be read."""
-        versions = [version for version, _ in self._versions()]
+        versions = list(self._versions())
         found = self.scan(moved)
         for version in expired(found.parts, keep, writing, versions):
             if version not in found.unreadable:
@@ -470,7 +484,7 @@ class StorageFolder:
     def _folder(self, version: Version) -> Path:
         return self.folder / f"step-{version.step:012d}-{version.gang:016x}"
 
-    def _versions(self) -> Iterator[tuple[Version, Path]]:
+    def _versions(self) -> Iterator[Version]:
         try:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
@@ -478,13 +492,7 @@ class StorageFolder:
         for path in paths:
             match = _VERSION.fullmatch(path.name)
             if match is not None:
-                yield Version(int(match[1]), int(match[2], 16)), path
-
-
-def _keep_unreadable(unreadable: dict[Version, OSError], version: Version, error: OSError) -> None:
-    """Keep the first error of a version, unless another node has removed the file."""
-    if error.errno not in _ABSENT:
-        unreadable.setdefault(version, error)
+                yield Version(int(match[1]), int(match[2], 16))
 
 
 def is_former(path: Path, local_ranks: int) -> bool:

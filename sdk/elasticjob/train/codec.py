@@ -54,8 +54,15 @@ def encode(state: object, stage: Callable[[torch.Tensor], torch.Tensor] | None =
     message has its path in the state.
     """
     encoder = _Encoder(stage or dense)
-    described = encoder.described(state, "state")
-    head = json.dumps(described, separators=(",", ":")).encode()
+    try:
+        described = encoder.described(state, "state")
+        head = json.dumps(described, separators=(",", ":")).encode()
+    except RecursionError:
+        raise TypeError(
+            "the state contains itself, or is nested too deeply for a snapshot"
+        ) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise TypeError(f"the state has a number that a snapshot cannot hold: {error}") from error
     head = head.ljust(_aligned(len(head)))
     return Body(len(head), [memoryview(head), *encoder.views])
 
@@ -150,15 +157,17 @@ class _Encoder:
     def _tensor(self, tensor: torch.Tensor, path: str) -> Any:
         import torch
 
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        is_dense = tensor.layout == torch.strided and not tensor.is_nested
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not is_dense:
             if hasattr(tensor, "full_tensor"):
                 raise TypeError(
                     f"{path} is a distributed tensor, which only a sharded snapshot can hold: "
                     "create Snapshots with sharded=True, and save it in the shared state"
                 )
             raise TypeError(
-                f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}, which a "
-                "snapshot cannot hold: convert it to a whole, dense tensor"
+                f"{path} is a {'nested ' * tensor.is_nested}{type(tensor).__qualname__} of layout "
+                f"{tensor.layout}, which a snapshot cannot hold: convert it to a whole, dense "
+                "tensor"
             )
         if tensor.is_quantized or tensor.is_meta:
             raise TypeError(f"{path} is a quantized or meta tensor, which a snapshot cannot hold")

@@ -86,6 +86,10 @@ _SILENT = 2
 _BEGIN = struct.Struct("<I??qQ")
 
 
+_writers: dict[str, weakref.ReferenceType[Snapshots]] = {}
+"""Last Snapshots of this process that began to save to a folder, by its path."""
+
+
 class SnapshotError(Exception):
     """Snapshot that could not be stored or restored; the message has the rank and the cause."""
 
@@ -213,6 +217,7 @@ class Snapshots:
             None, _finish, args=(weakref.ref(self),), exitpriority=_EXIT_PRIORITY
         )
         self._has_encoded = self._has_taken = self._has_removed = False
+        self._is_writer = self._is_replaced = False
         self._has_place = True
         """True if any rank has memory or storage."""
         self._has_storage = self._storage is not None
@@ -240,6 +245,7 @@ class Snapshots:
                 snapshots of sharded state are of another number of ranks; or a distributed tensor
                 has another shape.
         """
+        self._end_former()
         gang = self._gang = Gang()
         plan, bodies, offers = self._agreed(gang)
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
@@ -273,6 +279,14 @@ class Snapshots:
             return Restored(step, state, rank_state, place, *lost)
         rank_state = None if own is None else decode(own)
         return Restored(step, decode(shared), rank_state, place, *lost)
+
+    def _end_former(self) -> None:
+        """End the work that a former call of `restore` began."""
+        if self._overlap is not None:
+            self._overlap.wait()
+        if self._replication is not None:
+            self._replication.close()
+            self._replication = None
 
     def _assembled(
         self,
@@ -337,11 +351,13 @@ class Snapshots:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage.
-            RuntimeError: `restore` was not called.
+            RuntimeError: `restore` was not called, or another Snapshots in this process has saved
+                to the same folder since.
         """
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
+        self._use_places()
         if store is not None and not self._has_storage:
             self._lacks_storage(gang, store)
         step = train.whole_step(step)
@@ -418,6 +434,28 @@ class Snapshots:
             else:
                 train.checkpointed(step)
         return True
+
+    def _use_places(self) -> None:
+        """Become the writer of these folders in this process; raise if another one has become it.
+
+        Each would restore the state of the other one.
+        """
+        if self._is_replaced:
+            raise RuntimeError(
+                "another Snapshots in this process has saved to the same memory or storage since: "
+                "use one Snapshots, with one state for all models"
+            )
+        if self._is_writer:
+            return
+        self._is_writer = True
+        places = [] if self._memory is None else [self._memory.folder]
+        places += [] if self._storage is None else [self._storage.folder]
+        for place in map(os.path.abspath, places):
+            writer = _writers.get(place)
+            other = None if writer is None else writer()
+            if other is not None:
+                other._is_replaced = True
+            _writers[place] = weakref.ref(self)
 
     def _lacks_storage(self, gang: Gang, store: bool) -> None:
         """Raise SnapshotError for a snapshot in storage; warn once of a false value in a job."""

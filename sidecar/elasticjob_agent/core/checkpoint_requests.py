@@ -98,7 +98,8 @@ def completed(group: WorkerGroup) -> bool:
 def saved(group: WorkerGroup) -> bool:
     """Return True if all workers here have passed the agreed save point or exited.
 
-    A worker that reports its checkpoints does not count: it may still be writing this one.
+    A worker that reports its checkpoints does not count: it may still be writing this one, or have
+    failed to write it.
     """
     request = group.request
     if request is None or request.point == 0:
@@ -106,7 +107,8 @@ def saved(group: WorkerGroup) -> bool:
     ended = {found.exit.local_rank for found in group.exits}
     workers = [(rank, worker) for rank, worker in group.progress.items() if worker.saves]
     return all(
-        worker.points > request.point and not request.before.get(rank, worker).checkpoints
+        worker.points > request.point
+        and not (worker.reports or request.before.get(rank, worker).checkpoints)
         for rank, worker in workers
         if rank not in ended
     )

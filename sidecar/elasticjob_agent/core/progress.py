@@ -26,6 +26,7 @@ class WorkerProgress:
         first_step_ms: time of the first reported step; None before it or if unknown.
         points: number of save points passed, at which all ranks could have saved together.
         saves: True if the script wants to save before a planned stop.
+        reports: True if it then reports the checkpoint in any case.
         metrics: numbers for display.
         saved_ns: last write time of the checkpoint-only file; 0 for never.
         snapshots: report on the worker's snapshots; None before the first.
@@ -38,6 +39,7 @@ class WorkerProgress:
     first_step_ms: int | None = None
     points: int = 0
     saves: bool = False
+    reports: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_ns: int = 0
     snapshots: layout.SnapshotReport | None = None
@@ -61,6 +63,7 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
         first_step_ms=record.first_step_ms or None,
         points=record.points,
         saves=bool(record.flags & layout.SAVES),
+        reports=bool(record.flags & layout.REPORTS),
         # A single NaN object, so that unchanged metrics compare equal.
         metrics={
             name: math.nan if math.isnan(value) else value

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.goodput.__main__ import BASELINE, Kind, Run, parse, results
+from bench.goodput.__main__ import (
+    BASELINE,
+    Kind,
+    Run,
+    added,
+    parse,
+    read_parts,
+    results,
+    settings_of,
+)
 from bench.goodput.steps import Step, Work, curve, fault_times, read_steps, work
 from bench.goodput.systems import SYSTEMS
 from bench.peers.trainee import RECORD
@@ -68,6 +79,66 @@ def test_results_are_relative_to_the_undisturbed_run_of_the_model() -> None:
     assert found["goodput"] == {"ours/8MB/30s": 0.9, "other/8MB/30s": None}
     assert found["steps_lost"] == {"ours/8MB/30s": 50, "other/8MB/30s": None}
     assert found["seconds_lost_per_fault"]["ours/8MB/30s"] == pytest.approx(4.5)
+
+
+def part(name: str, steps: int, *runs: tuple[str, str, float, int]) -> list[Run]:
+    """Return the runs of a part: an undisturbed one of `steps`, and others with theirs."""
+    model = runs[0][1]
+    calm = Run(BASELINE, model, None, 90.0, work=Work(steps, steps, 1.0, 0.1), part=name)
+    return [
+        calm,
+        *(
+            Run(
+                system,
+                model,
+                interval,
+                90.0,
+                [(15.0, "drain")],
+                Work(done, done, 1.0, 0.1),
+                part=name,
+            )
+            for system, model, interval, done in runs
+        ),
+    ]
+
+
+def written(path: Path, runs: list[Run], settings: dict[str, Any]) -> list[Run]:
+    path.write_text(json.dumps({**settings, **results(runs)}))
+    return read_parts(path, settings)
+
+
+def test_parts_are_added_each_with_its_own_undisturbed_run(tmp_path: Path) -> None:
+    settings = settings_of(parse(["--length", "120"]))
+    path = tmp_path / "goodput.json"
+    assert read_parts(path, settings) == []
+    first = part("morning", 1000, ("ours", "8MB", 30.0, 900), ("other", "8MB", 30.0, 500))
+    known = written(path, first, settings)
+    assert known == first
+    # A slower machine in the evening: the same share of another undisturbed run.
+    second = part("evening", 500, ("ours", "8MB", 120.0, 450))
+    third = part("night", 200, ("other", "8MB", 30.0, 50))
+    known = written(path, added(known, second), settings)
+    found = results(added(known, third))
+    assert found["goodput"] == {"ours/8MB/30s": 0.9, "ours/8MB/120s": 0.9, "other/8MB/30s": 0.25}
+    calm = [row["part"] for row in found["runs"] if row["system"] == BASELINE]
+    assert calm == ["morning", "evening", "night"]
+    # A part all of whose runs were repeated is gone, with its undisturbed run.
+    again = part("next", 800, ("ours", "8MB", 120.0, 400))
+    found = results(added(added(known, third), again))
+    assert found["goodput"]["ours/8MB/120s"] == 0.5
+    calm = [row["part"] for row in found["runs"] if row["system"] == BASELINE]
+    assert calm == ["morning", "night", "next"]
+
+
+def test_part_with_other_settings_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "goodput.json"
+    settings = settings_of(parse(["--length", "120"]))
+    written(path, part("morning", 1000, ("ours", "8MB", 30.0, 900)), settings)
+    with pytest.raises(SystemExit, match=r"was measured with .*120.*give another --output"):
+        read_parts(path, settings | {"length_seconds": 600.0})
+    path.write_text("{")
+    with pytest.raises(SystemExit, match="cannot be read"):
+        read_parts(path, settings)
 
 
 def test_length_shorter_than_an_interval_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -347,7 +347,7 @@ def test_planned_stop_takes_a_last_snapshot_and_stores_it(job: Job) -> None:
     assert not snapshots.save(1, {"x": 1}, 1)
     record = layout.unpack(job.progress.read_bytes())
     assert record is not None
-    assert record.flags & layout.SAVES  # the agent may ask
+    assert record.flags == layout.SAVES | layout.REPORTS  # the agent may ask
     asked(job, point=3)
     assert not snapshots.save(2, {"x": 2}, 2)
     assert snapshots.save(3, {"x": 3}, 3)

@@ -105,6 +105,12 @@ class Pickled:
     pass
 
 
+def contains_itself() -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    state["state"] = state
+    return state
+
+
 @pytest.mark.parametrize(
     ("state", "named"),
     [
@@ -124,11 +130,19 @@ class Pickled:
         ({"f": print}, r"state\['f'\] is a builtins.builtin_function"),
         ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a Tensor of layout"),
         ({"m": torch.empty(2, device="meta")}, r"state\['m'\] is a quantized or meta tensor"),
+        (contains_itself(), "the state contains itself"),
+        ({"i": 10**5000}, "a number that a snapshot cannot hold: Exceeds the limit"),
     ],
 )
 def test_type_without_an_encoding_is_named_with_its_path(state: Any, named: str) -> None:
     with pytest.raises(TypeError, match=named):
         encode(state)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensor_is_named_with_its_path() -> None:
+    with pytest.raises(TypeError, match=r"state\['n'\] is a nested Tensor of layout"):
+        encode({"n": torch.nested.nested_tensor([torch.ones(1)])})
 
 
 @pytest.mark.parametrize(
@@ -419,6 +433,41 @@ def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
     with pytest.raises(ValueError, match="continue at the step that restore"):
         snapshots.save(1, {"x": 1})
     assert restored() == (5, "memory")
+
+
+def test_second_snapshots_of_the_same_folder_are_refused(memory: Path, tmp_path: Path) -> None:
+    """They would overwrite the state of the first ones with that of another model."""
+    first, second = Snapshots(every_steps=1), Snapshots(every_steps=1)
+    first.restore()
+    second.restore()
+    assert first.save(1, {"x": 1})
+    assert second.save(2, {"x": 2})
+    with pytest.raises(RuntimeError, match="use one Snapshots, with one state for all models"):
+        first.save(3, {"x": 1})
+    found = Snapshots(every_steps=1).restore()
+    assert found is not None
+    assert found.state == {"x": 2}
+
+
+def test_snapshots_of_two_folders_without_memory_are_independent(tmp_path: Path) -> None:
+    both = [Snapshots(tmp_path / name) for name in "ab"]
+    for each in both:
+        each.restore()
+    for number, each in enumerate(both):
+        assert each.save(1, {"x": number}, store=True)
+    restored = [Snapshots(tmp_path / name).restore() for name in "ab"]
+    assert [found and found.state["x"] for found in restored] == [0, 1]
+
+
+def test_second_restore_has_the_newest_snapshot(memory: Path) -> None:
+    snapshots = Snapshots(every_steps=1)
+    snapshots.restore()
+    for step in (1, 2):
+        snapshots.save(step, {"x": step})
+    found = snapshots.restore()
+    assert found is not None
+    assert (found.step, found.state) == (2, {"x": 2})
+    assert snapshots.save(3, {"x": 3})
 
 
 def test_save_before_restore_is_refused() -> None:

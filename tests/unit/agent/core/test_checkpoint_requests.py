@@ -155,6 +155,18 @@ def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -
     assert (told(driven).saved, told(driven).completed) == (False, False)
 
 
+def test_worker_that_reports_this_checkpoint_has_not_saved_without_a_report() -> None:
+    driven = running()
+    for event in (directed(), progressed(3, 3, reports=True), directed(0)):
+        driven.feed(event)
+    driven.feed(progressed(4, 4, asked=True, reports=True))
+    driven.feed(directed(5))
+    driven.feed(progressed(6, 6, reports=True))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(progressed(6, 6, checkpoint_step=6, checkpoints=1, reports=True))
+    assert told(driven).completed
+
+
 def test_ended_worker_is_not_waited_for() -> None:
     driven = training()
     for event in (
