@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_rendezvous.protocol.records.members import CauseKind
-from elasticjob_rendezvous.protocol.text import one_cell, shortened
+from elasticjob_rendezvous.protocol.text import counted, one_cell, shortened
 
 PHASES = {
     "detectMs": ("detect", "#d1495b"),
@@ -263,22 +263,17 @@ def _cost(one: Change) -> str:
     """Return the time, the lost steps and the cold starts of a round change."""
     parts = [
         "" if one.recovery_ms is None else seconds_text(one.recovery_ms),
-        counted(one.lost_steps, "step lost", "steps lost") if one.lost_steps else "",
+        f"{counted(one.lost_steps, 'step')} lost" if one.lost_steps else "",
         f"{one.cold} cold" if one.cold else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """Format a number with its noun in the singular or plural."""
-    return f"{number} {one if number == 1 else many}"
-
-
 def _sentence(one: Change) -> str:
     cost = "" if one.recovery_ms is None else f", recovered in {seconds_text(one.recovery_ms)}"
     if one.lost_steps is not None:
-        cost += f", {counted(one.lost_steps, 'step', 'steps')} lost"
-    nodes = counted(one.nodes, "node", "nodes")
+        cost += f", {counted(one.lost_steps, 'step')} lost"
+    nodes = counted(one.nodes, "node")
     when = datetime.fromtimestamp(one.at, UTC)
     return f"round {one.number} ({one.cause}), {nodes}, final at {when:%H:%M:%S}{cost}"
 

@@ -50,7 +50,7 @@ def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
     rig.finish()
     ran = rig.call("run", rig.manifest(command=["sleep", "3"]), "--nodes", "7", "--plain")
     assert ran.returncode == 0, ran.stderr
-    assert "7 is not a legal size of this job: 3 nodes are started\n" in ran.stderr
+    assert "7 is not a legal size of this job; starting 3 nodes\n" in ran.stderr
     assert "3 nodes, 3 workers" in ran.stdout
 
 

@@ -88,7 +88,7 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         (
             "The connection to the server localhost:8080 was refused - did you specify the "
             "right host or port?",
-            "no cluster is configured: give --kubeconfig or --context",
+            "no cluster is configured: give a context or a kubeconfig",
         ),
         (
             'Error from server (NotFound): elasticjobs.elasticjob.dev "x" not found',
