@@ -46,11 +46,12 @@ class ElasticJob:
 
     def __post_init__(self) -> None:
         """Raise `BadInput` for arguments of a user, such as a script."""
-        if isinstance(self.object, model.ElasticJob) and self.document:
+        given: object = self.object
+        if isinstance(given, model.ElasticJob) and self.document:
             return
         raise BadInput(
             "a job is made by ElasticJob.from_command(['python3', 'train.py']), from_function, "
-            f"from_manifest or from_object, not from {echoed(self.object)}"
+            f"from_manifest or from_object, not from {echoed(given)}"
         )
 
     @classmethod
