@@ -5,7 +5,7 @@ The picture needs no library. Its colours follow the viewer's light or dark sett
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -191,7 +191,7 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
             f'<rect class="node" x="{x(one.at):.1f}" y="{y:.1f}" width="{width:.1f}" '
             f'height="{bottom - y:.1f}"><title>{_text(_sentence(one))}</title></rect>'
         )
-    labelled = float("-inf")
+    labels: list[tuple[int, float]] = []
     for one in changes:
         if one.first or one.recovery_ms is None:
             continue
@@ -202,9 +202,11 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
             f'<rect class="loss" x="{left:.1f}" y="{top}" width="{width:.1f}" '
             f'height="{OVERVIEW_HEIGHT}"><title>{_text(_sentence(one))}</title></rect>'
         )
-        if left - labelled >= MIN_GAP:
-            labelled = left
-            found.append(_label(left, top - 5, seconds_text(one.recovery_ms), "", "middle"))
+        labels.append((one.recovery_ms, left))
+    found += [
+        _label(left, top - 5, seconds_text(ms), "", "middle")
+        for ms, left in _without_overlap(labels)
+    ]
     found.append(f'<path class="line" d="M{MARGIN} {bottom}H{WIDTH - MARGIN}"/>')
     for part in range(5):
         at = begin + span * part / 4
@@ -251,6 +253,15 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
     zoomed = "; x: magnified" if any("(x" in one for one in found) else ""
     text = f"{cut}bars: {seconds_text(longest)} at full width{zoomed}"
     found.append(_label(MARGIN, y, text, "soft"))
+    return found
+
+
+def _without_overlap(labels: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the labels (duration, position) that have room, longer durations first."""
+    found: list[tuple[int, float]] = []
+    for ms, at in sorted(labels, reverse=True):
+        if all(abs(at - other) >= MIN_GAP for _, other in found):
+            found.append((ms, at))
     return found
 
 

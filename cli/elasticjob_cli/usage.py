@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from elasticjob_cli.main import ONLY_LOCAL, PLACE_OPTIONS
-from elasticjob_rendezvous.protocol.text import bounded, one_line
+from elasticjob_rendezvous.protocol.text import bounded, echoed, one_line
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """Base class of the library's usage errors, which it does not export."""
@@ -47,8 +47,9 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = tuple(args)
+        takes_more, ctx.allow_extra_args = ctx.allow_extra_args, True
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = _message(error, given)
             raise
@@ -57,6 +58,9 @@ class Command(TyperCommand):
             if option is not None and (remedy := _remedy(ctx.info_name or "", option)):
                 error.message = f"{error.message}; {remedy}"  # type: ignore[attr-defined]
             raise
+        if rest and not takes_more:
+            ctx.fail(f"{ctx.info_name} takes {_arguments(self.params)}: remove {echoed(rest[0])}")
+        return rest
 
 
 class TargetCommand(Command):
@@ -74,6 +78,13 @@ class TargetCommand(Command):
         words, kind = arranged(args, {**takes_value, "-h": False, "--help": False})
         ctx.meta[TARGET] = kind
         return super().parse_args(ctx, words)
+
+
+def _arguments(parameters: Sequence[Any]) -> str:
+    """Return the arguments of a command in words."""
+    found = [one for one in parameters if one.param_type_name == "argument"]
+    names = ", ".join(one.metavar or one.name.upper() for one in found)
+    return f"one {names}" if len(found) == 1 else names or "no argument"
 
 
 def _missing(parameter: Any, given: Sequence[str]) -> str:

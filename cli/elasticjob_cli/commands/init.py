@@ -147,6 +147,8 @@ def init(
             "init takes a Python script or a folder with __main__.py, not "
             f"{echoed(words[0])}{_remedy(words)}"
         )
+    if not image.strip():
+        raise BadInput(f"--image must be the name of an image, such as {IMAGE}")
     command = command_of(Target.SCRIPT, words)
     document = job_document(name or job_name(Target.SCRIPT, words), command, nodes, None)
     container = document["spec"]["template"]["spec"]["containers"][0]

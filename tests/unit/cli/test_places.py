@@ -133,6 +133,7 @@ def test_wrong_verb_suggests_the_right_one(word: str, verb: str) -> None:
 
 
 def test_plugin_names_the_program_of_a_local_verb() -> None:
+    assert "`-h` shows the help" in unknown_command("help", CLUSTER_COMMANDS)
     assert "use `elasticjob run`" in unknown_command("run", CLUSTER_COMMANDS)
     assert "commands: " in unknown_command("\x1b[2J", CLUSTER_COMMANDS)
     assert "\x1b" not in unknown_command("\x1b[2J", CLUSTER_COMMANDS)
