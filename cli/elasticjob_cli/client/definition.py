@@ -253,7 +253,8 @@ def _check_call(
             f"function must not be async, as {echoed(function)} is: call asyncio.run in another one"
         )
     try:
-        signature = inspect.signature(function)
+        # A decorator such as hydra's gives arguments that the decorated function names.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return  # of an extension module
     try:

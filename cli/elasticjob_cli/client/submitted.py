@@ -283,5 +283,6 @@ def _check_numbers(**values: object) -> None:
 
 def _check_seconds(timeout: object) -> None:
     """Raise `BadInput` for a timeout that is neither None nor a number of seconds."""
-    if timeout is not None and (type(timeout) not in (int, float) or timeout != timeout):
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and (not is_number or timeout != timeout):
         raise BadInput(f"timeout must be a number of seconds or None, not {echoed(timeout)}")

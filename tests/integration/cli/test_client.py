@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -241,6 +242,17 @@ def test_invalid_definition_is_refused(here: LocalRig, make: object, said: str) 
     assert callable(make)
     with pytest.raises(BadInput, match=said):
         make()
+
+
+def test_arguments_that_a_decorator_gives_are_not_required() -> None:
+    def main(config: str) -> str:
+        return config
+
+    @functools.wraps(main)
+    def with_config() -> str:
+        return main("config")
+
+    assert ElasticJob.from_function(with_config).call is not None
 
 
 def submitted(**options: Any) -> SubmittedJob:
