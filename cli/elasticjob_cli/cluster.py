@@ -51,7 +51,7 @@ _TEXTS = (
     ),
     (
         re.compile(r".*\blocalhost:8080\b.*"),  # kubectl's default without a kubeconfig
-        "no cluster is configured: give --kubeconfig or --context",
+        "no cluster is configured: give a context or a kubeconfig",
     ),
 )
 """Own texts for kubectl's messages on its configuration, with the groups of their patterns."""
@@ -69,7 +69,10 @@ def selects_cluster(
         if is_plugin:
             raise BadInput("kubectl elasticjob acts on a cluster: use `elasticjob` for local jobs")
         if context is not None or kubeconfig is not None:
-            raise BadInput("--local must come without --context and --kubeconfig")
+            raise BadInput(
+                "a context and a kubeconfig belong to a cluster, and this machine was chosen: "
+                "leave out one of the two"
+            )
         return False
     named = context is not None or kubeconfig is not None
     return is_plugin or cluster is True or named or is_cluster_default()

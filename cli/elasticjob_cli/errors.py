@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # not for the commands that start no program
+    from subprocess import TimeoutExpired
 
 
 class ExitCode(IntEnum):
@@ -35,3 +39,10 @@ class BadInput(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.BAD_INPUT)
+
+
+def no_answer(error: OSError | TimeoutExpired) -> str:
+    """Return the reason for which a program that was called gave no answer."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return f"no answer within {error.timeout:g} s, which a busy machine can cause: try again"

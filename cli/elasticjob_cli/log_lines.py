@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_operator.enums import Launch
-from elasticjob_rendezvous.protocol.text import echoed, shortened
+from elasticjob_rendezvous.protocol.text import counted, echoed, shortened
 
 LONGEST_CAUSE = 300
 LONGEST_DURATION = timedelta(days=3650)
@@ -113,7 +113,7 @@ def _round_text(item: Mapping[str, Any]) -> str:
     cause = str(item.get("cause") or "unknown")
     cause += ": " + ", ".join(map(str, members)) if isinstance(members, list) and members else ""
     cause += f" ({shortened(str(detail), LONGEST_CAUSE)})" if detail else ""
-    size = f"{nodes} node{'' if nodes == 1 else 's'}" if isinstance(nodes, int) else "? nodes"
+    size = counted(nodes, "node") if isinstance(nodes, int) else "? nodes"
     return f"[elasticjob] round {item.get('round')} begins: {size}; cause {cause}"
 
 
@@ -162,7 +162,7 @@ def check_rank(launch: str | None, rank: int | None) -> None:
     if rank is not None and launch == Launch.PER_NODE:
         raise BadInput(
             "the output has no ranks: the command runs once for each pod (launch PerNode) and "
-            "starts the workers itself; select a pod with --pod instead of a rank"
+            "starts the workers itself; select a pod instead of a rank"
         )
 
 

@@ -122,6 +122,8 @@ SYNONYMS = {
 
 def unknown_command(word: str, commands: Mapping[str, str]) -> str:
     """Return the error for a word that is no command, with the nearest one."""
+    if word == "help":
+        return "no command 'help'; `-h` shows the help, also behind a command: `run -h`"
     if word in COMMANDS:
         return f"{word} acts on this machine: use `elasticjob {word}`"
     known = [*commands, *(name for name, verb in SYNONYMS.items() if verb in commands)]

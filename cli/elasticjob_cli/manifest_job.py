@@ -9,6 +9,7 @@ from elasticjob_operator.domain.manifests.template_warnings import warnings_of
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, read_file, shown
 from elasticjob_operator.model.problems import Problem
+from elasticjob_rendezvous.protocol.text import bounded
 
 
 def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
@@ -32,6 +33,14 @@ def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
     if jobs[0].spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
     return jobs[0], [str(warning) for warning in found.warnings]
+
+
+def script_hint(file: str) -> str:
+    """Return the remedy if a script was given in place of a manifest, else an empty text."""
+    if not file.endswith(".py"):
+        return ""
+    name = bounded(shown(file))
+    return f"{name} is a script: `elasticjob init {name}` writes its manifest"
 
 
 def warnings(job: ElasticJob) -> list[Problem]:

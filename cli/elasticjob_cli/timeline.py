@@ -5,7 +5,7 @@ The picture needs no library. Its colours follow the viewer's light or dark sett
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_rendezvous.protocol.records.members import CauseKind
-from elasticjob_rendezvous.protocol.text import one_cell, shortened
+from elasticjob_rendezvous.protocol.text import counted, one_cell, shortened
 
 PHASES = {
     "detectMs": ("detect", "#d1495b"),
@@ -191,7 +191,7 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
             f'<rect class="node" x="{x(one.at):.1f}" y="{y:.1f}" width="{width:.1f}" '
             f'height="{bottom - y:.1f}"><title>{_text(_sentence(one))}</title></rect>'
         )
-    labelled = float("-inf")
+    labels: list[tuple[int, float]] = []
     for one in changes:
         if one.first or one.recovery_ms is None:
             continue
@@ -202,9 +202,11 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
             f'<rect class="loss" x="{left:.1f}" y="{top}" width="{width:.1f}" '
             f'height="{OVERVIEW_HEIGHT}"><title>{_text(_sentence(one))}</title></rect>'
         )
-        if left - labelled >= MIN_GAP:
-            labelled = left
-            found.append(_label(left, top - 5, seconds_text(one.recovery_ms), "", "middle"))
+        labels.append((one.recovery_ms, left))
+    found += [
+        _label(left, top - 5, seconds_text(ms), "", "middle")
+        for ms, left in _without_overlap(labels)
+    ]
     found.append(f'<path class="line" d="M{MARGIN} {bottom}H{WIDTH - MARGIN}"/>')
     for part in range(5):
         at = begin + span * part / 4
@@ -254,6 +256,15 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
     return found
 
 
+def _without_overlap(labels: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the labels (duration, position) that have room, longer durations first."""
+    found: list[tuple[int, float]] = []
+    for ms, at in sorted(labels, reverse=True):
+        if all(abs(at - other) >= MIN_GAP for _, other in found):
+            found.append((ms, at))
+    return found
+
+
 def _zoom_factor(ms: int, longest: int) -> int:
     """Return the largest factor by which a round change still fits beside the longest one."""
     return max((factor for factor in ZOOMS if 0 < ms * factor <= longest), default=1)
@@ -263,22 +274,17 @@ def _cost(one: Change) -> str:
     """Return the time, the lost steps and the cold starts of a round change."""
     parts = [
         "" if one.recovery_ms is None else seconds_text(one.recovery_ms),
-        counted(one.lost_steps, "step lost", "steps lost") if one.lost_steps else "",
+        f"{counted(one.lost_steps, 'step')} lost" if one.lost_steps else "",
         f"{one.cold} cold" if one.cold else "",
     ]
     return ", ".join(part for part in parts if part)
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """Format a number with its noun in the singular or plural."""
-    return f"{number} {one if number == 1 else many}"
-
-
 def _sentence(one: Change) -> str:
     cost = "" if one.recovery_ms is None else f", recovered in {seconds_text(one.recovery_ms)}"
     if one.lost_steps is not None:
-        cost += f", {counted(one.lost_steps, 'step', 'steps')} lost"
-    nodes = counted(one.nodes, "node", "nodes")
+        cost += f", {counted(one.lost_steps, 'step')} lost"
+    nodes = counted(one.nodes, "node")
     when = datetime.fromtimestamp(one.at, UTC)
     return f"round {one.number} ({one.cause}), {nodes}, final at {when:%H:%M:%S}{cost}"
 

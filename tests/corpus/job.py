@@ -261,7 +261,7 @@ def _run(
     standby = [line.partition("[standby] ")[2] for line in lines if "[standby] " in line]
     refused = [line.partition("not preloaded: ")[2] for line in lines if "not preloaded: " in line]
     starts = [
-        found[1] for line in lines if (found := re.search(r"workers run after .*?, (.*)", line))
+        found[1] for line in lines if (found := re.search(r"workers? runs? after .*?, (.*)", line))
     ]
     if trouble:
         trouble = f"{trouble}\n" + "\n".join(lines)[-6000:]

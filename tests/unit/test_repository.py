@@ -151,6 +151,11 @@ def test_links_between_pages_lead_to_files(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_have_no_empty_code_span(page: Path) -> None:
+    assert re.findall(r"[ (]``[\s,.;:)].*", page.read_text()) == []
+
+
 def test_index_of_the_documentation_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]

@@ -30,7 +30,7 @@ class Client:
         kubeconfig: the kubeconfig file.
 
     Raises:
-        BadInput: the arguments contradict each other.
+        BadInput: an argument is not valid, or two contradict each other.
     """
 
     def __init__(
@@ -41,6 +41,13 @@ class Client:
         context: str | None = None,
         kubeconfig: str | Path | None = None,
     ) -> None:
+        if cluster not in (None, True, False):
+            raise BadInput(f"cluster must be True, False or None, not {echoed(cluster)}")
+        for name, given in (("namespace", namespace), ("context", context)):
+            if given is not None and not isinstance(given, str):
+                raise BadInput(f"{name} must be a text, not {echoed(given)}")
+        if kubeconfig is not None and not isinstance(kubeconfig, (str, Path)):
+            raise BadInput(f"kubeconfig must be the path of a file, not {echoed(kubeconfig)}")
         self._context = context
         self._kubeconfig = None if kubeconfig is None else Path(kubeconfig)
         self._on_cluster = selects_cluster(False, cluster, context, self._kubeconfig)
@@ -75,6 +82,8 @@ class Client:
                 f"submit takes an ElasticJob, not {echoed(job)}: make one with "
                 "ElasticJob.from_command, from_function, from_manifest or from_object"
             )
+        if python is not None and not isinstance(python, (str, Path)):
+            raise BadInput(f"python must be the path of an interpreter, not {echoed(python)}")
         place = self._place
         if job.namespace is not None:
             if self._namespace not in (None, job.namespace):
@@ -83,6 +92,7 @@ class Client:
                     "remove metadata.namespace from the job, or use another client"
                 )
             place = self._place_of(job.namespace)
+        python = None if python is None else str(python)
         place.submit(job, python)
         return SubmittedJob(place, job.name, job, python)
 

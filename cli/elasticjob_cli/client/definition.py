@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,19 +37,29 @@ class ElasticJob:
 
     object: model.ElasticJob
     """API object, with defaults and without a status."""
-    document: Mapping[str, Any]
+    document: Mapping[str, Any] = field(default_factory=dict)
     """Manifest, as it was given."""
-    folder: Path | None
+    folder: Path | None = None
     """Working folder on this machine; None for a function job's own."""
     call: FunctionCall | None = None
     """Call of a function job, which its command makes."""
+
+    def __post_init__(self) -> None:
+        """Raise `BadInput` for arguments of a user, such as a script."""
+        given: object = self.object
+        if isinstance(given, model.ElasticJob) and self.document:
+            return
+        raise BadInput(
+            "a job is made by ElasticJob.from_command(['python3', 'train.py']), from_function, "
+            f"from_manifest or from_object, not from {echoed(given)}"
+        )
 
     @classmethod
     def from_manifest(cls, file: str | Path) -> ElasticJob:
         """Return the only job of a manifest. Raises `BadInput` with all problems of the file."""
         if not isinstance(file, (str, Path)):
             raise BadInput(f"a manifest must be the path of a file, not {echoed(file)}")
-        found, remarks = manifest_job(str(file))
+        found, remarks = manifest_job(str(file), _of_script(str(file)))
         for remark in remarks:
             log.warning("%s", remark)
         document = next(one.value for one in documents(read_text(file)) if one.value is not None)
@@ -67,7 +78,7 @@ class ElasticJob:
                 "ElasticJob.from_manifest reads a file"
             )
         wanted = {name: value for name, value in document.items() if name != "status"}
-        return cls(validated(wanted), wanted, Path(folder).resolve())
+        return cls(validated(wanted), wanted, _folder(folder))
 
     @classmethod
     def from_command(
@@ -152,6 +163,7 @@ class ElasticJob:
             raise BadInput(f"args must be a list of arguments, such as [0.1], not {echoed(args)}")
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise BadInput(f"kwargs must be a mapping such as {{'lr': 0.1}}, not {echoed(kwargs)}")
+        _check_call(function, args, kwargs or {})
         named = getattr(function, "__name__", type(function).__name__)
         name = name or job_name(Target.COMMAND, [named])
         made = cls.from_command(
@@ -163,7 +175,7 @@ class ElasticJob:
             env=env,
         )
         call = FunctionCall(partial(function, *args, **(kwargs or {})), ())
-        return replace(made, call=call, folder=None if folder is None else Path(folder).resolve())
+        return replace(made, call=call, folder=None if folder is None else _folder(folder))
 
     def renamed(self, name: str) -> ElasticJob:
         """Return the same job under another name. Raises `BadInput`."""
@@ -197,6 +209,11 @@ _OF_AUTHOR = ("name", "namespace", "labels", "annotations")
 """Metadata that an author writes; the other fields are the API server's."""
 
 
+def _of_script(file: str) -> str:
+    """Return the remedy for a script in place of a manifest, on a line of its own; else empty."""
+    return "\na script's job is made by ElasticJob.from_command" if file.endswith(".py") else ""
+
+
 def _written(job: model.ElasticJob) -> dict[str, Any]:
     """Return an object's document without the fields that an API server sets.
 
@@ -220,13 +237,39 @@ def node_range(nodes: int | tuple[int, int]) -> Nodes:
     )
 
 
+def _folder(folder: object) -> Path:
+    """Return the absolute path of a working folder. Raises `BadInput`."""
+    if not isinstance(folder, (str, Path)):
+        raise BadInput(f"folder must be the path of a folder, not {echoed(folder)}")
+    return Path(folder).resolve()
+
+
+def _check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise `BadInput` for a call that no worker could make."""
+    if inspect.iscoroutinefunction(function):
+        raise BadInput(
+            f"function must not be async, as {echoed(function)} is: call asyncio.run in another one"
+        )
+    try:
+        # A decorator such as hydra's gives arguments that the decorated function names.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # of an extension module
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise BadInput(f"args and kwargs must be those of the function: {error}") from error
+
+
 def _words(command: object) -> list[str]:
     """Return the words of a command; raise `BadInput` unless they are texts or paths."""
     given: Sequence[object] = ()
     if isinstance(command, Sequence) and not isinstance(command, (str, bytes)):
         given = command
     words = [str(word) for word in given if isinstance(word, (str, Path))]
-    if not words or len(words) < len(given):
+    if not words or len(words) < len(given) or not words[0].strip():
         raise BadInput(
             "command must be a list of words, such as ['python3', 'train.py'], "
             f"not {echoed(command)}"

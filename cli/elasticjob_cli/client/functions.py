@@ -27,10 +27,8 @@ def with_call(job: ElasticJob, call: FunctionCall, folder: JobFolder) -> Elastic
     """Write the call of a new run to its folder; return the job whose workers make it.
 
     Raises:
-        BadInput: the job is running, or the function or an argument cannot be pickled.
+        BadInput: the function or an argument cannot be pickled.
     """
-    if folder.running():
-        raise folder.already_running()
     work = job.folder or folder.functions / "work"
     root = folder.functions
     for made in (state_root(), root.parent.parent, root.parent, root, root / "work"):

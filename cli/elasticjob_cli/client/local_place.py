@@ -48,6 +48,8 @@ class LocalPlace:
     def submit(self, job: ElasticJob, python: str | None) -> None:
         """Start a runner, and return once the job runs."""
         found = JobFolder(self._namespace, job.name)
+        if found.running():
+            raise found.already_running(in_python=True)
         if job.call is not None:
             job = with_call(job, job.call, found)
         command = [sys.executable, "-m", "elasticjob_cli", "run", "--plain"]

@@ -153,6 +153,7 @@ class SubmittedJob:
         Raises:
             TimeoutError: the job has not ended within `timeout` seconds; it continues.
         """
+        _check_seconds(timeout)
         due = None if timeout is None else time.monotonic() + timeout
         while not (seen := self._reading()).ended:
             left = self._place.poll_seconds if due is None else due - time.monotonic()
@@ -163,6 +164,7 @@ class SubmittedJob:
 
     async def wait_async(self, timeout: float | None = None) -> Status:
         """Wait as `wait` does, without blocking the event loop."""
+        _check_seconds(timeout)
         status = Status()
         try:
             async with asyncio.timeout(timeout):
@@ -275,5 +277,12 @@ def failure_text(job: model.ElasticJob) -> str:
 def _check_numbers(**values: object) -> None:
     """Raise `BadInput` for a value that is neither None nor a number from 0 on."""
     for name, value in values.items():
-        if value is not None and (not isinstance(value, int) or value < 0):
+        if value is not None and (type(value) is not int or value < 0):
             raise BadInput(f"{name} must be a number from 0 on, not {echoed(value)}")
+
+
+def _check_seconds(timeout: object) -> None:
+    """Raise `BadInput` for a timeout that is neither None nor a number of seconds."""
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and (not is_number or timeout != timeout):
+        raise BadInput(f"timeout must be a number of seconds or None, not {echoed(timeout)}")

@@ -29,7 +29,7 @@ from elasticjob_cli.output import show, show_text, terminal_width
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.model.manifest import shown
 from elasticjob_operator.model.types import MAX_NODES
-from elasticjob_rendezvous.protocol.text import one_line
+from elasticjob_rendezvous.protocol.text import counted, one_line
 
 
 @placed
@@ -73,7 +73,7 @@ def scale(
             folder = find_job(place.namespace, name)
             wanted = send_command(folder, "scale", nodes=nodes)["wanted"]
         note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
-        return f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}"
+        return f"elasticjob.elasticjob.dev/{name} scaled to {counted(wanted, 'node')}{note}"
 
     for_each(names, scaled)
 
@@ -128,7 +128,13 @@ def resume(
 def apply(
     place: Place,
     file: Annotated[
-        str, typer.Option("--filename", "-f", metavar="FILE", help="Manifest with ElasticJobs.")
+        str,
+        typer.Option(
+            "--filename",
+            "-f",
+            metavar="FILE",
+            help="Manifest with ElasticJobs; - is standard input.",
+        ),
     ],
 ) -> None:
     """Validate a manifest and apply it to a cluster. `elasticjob run` starts a local job.
@@ -232,7 +238,7 @@ def delete(
 
         for_each(chosen, deleted)
     if not chosen:
-        show("no job was deleted: none is finished" if finished else "no job was deleted: none")
+        show(f"no job was deleted: {'none is finished' if finished else 'there are none'}")
 
 
 def _is_finished(folder: JobFolder) -> bool:

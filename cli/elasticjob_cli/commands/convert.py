@@ -13,6 +13,7 @@ from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_cli.manifest_job import script_hint
 from elasticjob_cli.output import replace_file, show_text
 from elasticjob_operator.model.manifest import (
     STANDARD_INPUT,
@@ -81,6 +82,8 @@ def convert(
         raise BadInput(f"{shown(file)} contains no PyTorchJob of kubeflow.org/v1")
     for line in found.problems or found.remarks:
         show_text(str(line), err=True)
+    if found.problems and (hint := script_hint(file)):
+        show_text(hint, err=True)
     if found.problems:
         raise typer.Exit(ExitCode.BAD_INPUT)
     if autoscaler is not None and not found.autoscalers:

@@ -92,6 +92,14 @@ def _launch(job: ElasticJob) -> str:
     return PER_NODE.format(place=one_line(found.place), launcher=found.launcher.name)
 
 
+def _remedy(words: list[str]) -> str:
+    """Return the remedy for a first word that is no script; empty if there is none."""
+    if words[0].endswith((".yaml", ".yml")):
+        return ": `elasticjob run FILE` runs a manifest, `elasticjob validate FILE` checks it"
+    script = next((word for word in words if is_script(word)), None)
+    return "" if script is None else f"; did you mean `elasticjob init {one_line(script)}`?"
+
+
 def init(
     words: Annotated[
         list[str],
@@ -135,7 +143,12 @@ def init(
       elasticjob init train.py --nodes 2:8 --image registry.example.com/me/train:3 --epochs 10
     """
     if not is_script(words[0]):
-        raise BadInput(f"must be a Python script or a folder with __main__.py: {echoed(words[0])}")
+        raise BadInput(
+            "init takes a Python script or a folder with __main__.py, not "
+            f"{echoed(words[0])}{_remedy(words)}"
+        )
+    if not image.strip():
+        raise BadInput(f"--image must be the name of an image, such as {IMAGE}")
     command = command_of(Target.SCRIPT, words)
     document = job_document(name or job_name(Target.SCRIPT, words), command, nodes, None)
     container = document["spec"]["template"]["spec"]["containers"][0]

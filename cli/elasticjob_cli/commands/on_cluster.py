@@ -10,10 +10,11 @@ from elasticjob_cli.cluster import RESOURCE, Answer, Kubectl, checked_name
 from elasticjob_cli.commands.explain import Cluster, event_time
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.manifest_job import script_hint
 from elasticjob_cli.output import show
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
 from elasticjob_operator.domain.plan.sizes import wanted_size
-from elasticjob_operator.model.manifest import InvalidFile, load_file, read_text, shown
+from elasticjob_operator.model.manifest import InvalidFile, read_file, shown
 
 Json = dict[str, Any]
 
@@ -64,14 +65,11 @@ def delete(there: Kubectl, names: Sequence[str]) -> None:
 
 def applied(there: Cluster, file: str) -> list[str]:
     """Apply a manifest whose jobs are valid; return kubectl's lines. Raises `CommandError`."""
-    if file == "-":
-        raise BadInput("apply must have a file: standard input can be read only once")
-    try:
-        load_file(file)
-        text = read_text(file)
-    except InvalidFile as error:
-        raise BadInput(f"{shown(file)} was not applied:\n{error}") from error
-    return applied_text(there, text)
+    checked = read_file(file)
+    if checked.problems:
+        lines = [str(InvalidFile(checked.problems)), script_hint(file)]
+        raise BadInput("\n".join([f"{shown(file)} was not applied:", *filter(None, lines)]))
+    return applied_text(there, checked.text)
 
 
 def applied_text(there: Kubectl, text: str) -> list[str]:

@@ -42,7 +42,7 @@ from elasticjob_operator.domain.status.failures import latest_failure
 from elasticjob_operator.model import ElasticJob, Launch, Phase
 from elasticjob_operator.model.manifest import STANDARD_INPUT, shown
 from elasticjob_operator.model.types import INT32_MAX
-from elasticjob_rendezvous.protocol.text import bounded, echoed, one_line
+from elasticjob_rendezvous.protocol.text import bounded, counted, echoed, one_line
 
 COMMAND_CLASS = TargetCommand
 
@@ -229,7 +229,9 @@ def prepare(file: str, chosen: Choice) -> tuple[ElasticJob, Trainer]:
         job = job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
     asked = changed.get("nodes")
     if asked is not None and (wanted := wanted_size(job).nodes) != asked:
-        show(f"{asked} is not a legal size of this job: {wanted} nodes are started", err=True)
+        show(
+            f"{asked} is not a legal size of this job; starting {counted(wanted, 'node')}", err=True
+        )
     if parts := ignored_parts(job):
         show(f"a local run ignores: {', '.join(parts)}", err=True)
     return _with_trainer(job, folder_of(file), chosen, f"{shown(file)}: ")

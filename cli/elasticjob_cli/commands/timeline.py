@@ -16,8 +16,8 @@ from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.job_store import find_job
 from elasticjob_cli.output import replace_file, show
-from elasticjob_cli.timeline import changes_of, counted, end_of, page, svg
-from elasticjob_rendezvous.protocol.text import one_line
+from elasticjob_cli.timeline import changes_of, end_of, page, svg
+from elasticjob_rendezvous.protocol.text import counted, one_line
 
 CONVERTER = "rsvg-convert"
 CONVERSION_SECONDS = 60
@@ -60,7 +60,7 @@ def timeline(
     if not changes:
         raise BadInput(f'job "{name}" has had no round yet: `explain` states the reason')
     job = Cells(document)
-    rounds_text = counted(len(changes), "round", "rounds")
+    rounds_text = counted(len(changes), "round")
     title = f"{name}: {job.text('status', 'phase')}, {rounds_text}"
     picture = svg(title, changes, end_of(job, time.time()))
     target = Path(f"{name}.{output}") if file is None else file

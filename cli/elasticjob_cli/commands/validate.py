@@ -9,7 +9,7 @@ import typer
 
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local.container import nested_launch
-from elasticjob_cli.manifest_job import folder_of, warnings
+from elasticjob_cli.manifest_job import folder_of, script_hint, warnings
 from elasticjob_cli.output import show, show_text
 from elasticjob_cli.settings import container_environment
 from elasticjob_launcher.program_check import trains_besides
@@ -48,6 +48,8 @@ def validate(
     for file, found in zip(files, checked, strict=True):
         for problem in found.problems:
             show_text(str(problem), err=True)
+        if found.problems and (hint := script_hint(file)):
+            show_text(hint, err=True)
         for warning in found.warnings:
             show_text(str(warning), err=True)
         if not found.problems:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from elasticjob_cli.doctor.findings import Finding, Unread, fail, ok, unread, warn
+from elasticjob_rendezvous.protocol.text import counted
 
 Json = dict[str, Any]
 Items = list[Json] | Unread
@@ -236,7 +237,7 @@ def etcd_findings(facts: ClusterFacts) -> list[Finding]:
     for one in found:
         wanted = one["spec"].get("replicas", 1)
         ready = one.get("status", {}).get("readyReplicas", 0)
-        text = f"{_place(one)}: {ready} of {wanted} members ready"
+        text = f"{_place(one)}: {ready} of {counted(wanted, 'member')} ready"
         see = f"see `kubectl -n {one['metadata']['namespace']} describe pods -l "
         remedy = f"{see}app.kubernetes.io/component=etcd`"
         if 2 * ready <= wanted:
@@ -392,7 +393,7 @@ def images_finding(facts: ClusterFacts) -> Finding:
     if troubles:
         remedy = "correct the image's name, push it, or name a pull secret (sidecar.pullSecrets)"
         return fail(check, "; ".join(sorted(troubles)[:MOST_PATHS]), remedy)
-    return ok(check, f"no pull error in {len(pods)} pods")
+    return ok(check, f"no pull error in {counted(len(pods), 'pod')}")
 
 
 def _pull_errors(pod: Json) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elasticjob_cli.doctor.findings import Unread
 from elasticjob_cli.doctor.local_checks import LocalFacts
-from elasticjob_cli.errors import CommandError
+from elasticjob_cli.errors import CommandError, no_answer
 from elasticjob_cli.settings import base_environment, run_dir, state_root
 
 SHM = Path("/dev/shm")
@@ -85,7 +85,8 @@ def _torch() -> tuple[str | Unread, str | Unread]:
             timeout=TORCH_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Unread(f"torch cannot be imported: {error}"), Unread("unknown without torch")
+        text = f"torch cannot be imported: {no_answer(error)}"
+        return Unread(text), Unread("unknown without torch")
     lines = done.stdout.splitlines()
     if done.returncode == 0 and len(lines) >= 2:
         return lines[-2], lines[-1]

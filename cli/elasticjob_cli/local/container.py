@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticjob_cli.errors import BadInput
+from elasticjob_cli.errors import BadInput, no_answer
 from elasticjob_launcher.nested_launches import NestedLaunch
 from elasticjob_launcher.program_check import find_in_command, trains_besides
 from elasticjob_launcher.program_files import AnalysisTooSlow
@@ -72,7 +72,9 @@ def _version(program: str) -> tuple[int, ...]:
             timeout=ENGINE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BadInput(f"--python must be a Python interpreter: {error}") from error
+        raise BadInput(
+            f"--python must be a Python interpreter: {program}: {no_answer(error)}"
+        ) from error
     answer = _ANSWER.fullmatch(ran.stdout)
     if answer is None:
         lines = (ran.stderr or ran.stdout).strip().splitlines()

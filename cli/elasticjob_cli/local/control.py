@@ -23,8 +23,9 @@ from elasticjob_cli.local.processes import Processes
 from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, grace_seconds
 from elasticjob_operator.domain.plan.sizes import wanted_size
+from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_rendezvous.protocol.records.roster import natural_order
-from elasticjob_rendezvous.protocol.text import echoed
+from elasticjob_rendezvous.protocol.text import counted, echoed
 
 SOCKET = "control.sock"
 SECONDS = 60.0
@@ -164,11 +165,14 @@ class ControlCommands:
         job = self._stored.job
         if job.status.phase in FINISHED:
             raise BadInput(f'job "{job.metadata.name}" has ended and cannot be scaled')
-        if not isinstance(nodes, int) or nodes < 0:
-            raise BadInput(f"the number of nodes must be at least 0, not {echoed(nodes)}")
+        if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
+            raise BadInput(
+                f"the number of nodes must be from 0 to {MAX_NODES}, not {echoed(nodes)}"
+            )
         self._stored.change_spec(nodes=nodes)
         wanted = wanted_size(self._stored.job).nodes
-        self._note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
+        note = "" if wanted == nodes else f", {wanted} legal"
+        self._note(f"scaled to {counted(nodes, 'node')}{note}")
         return {"wanted": wanted}
 
     def fault(self, kind: str, name: str) -> str:

@@ -13,6 +13,7 @@ from elasticjob_cli.errors import BadInput
 from elasticjob_launcher.worker_count import device_files
 from elasticjob_operator.domain.manifests.resources import amounts, quantity
 from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.protocol.text import counted
 
 Json = dict[str, Any]
 
@@ -71,15 +72,18 @@ def check_accelerators(job: ElasticJob, environ: Mapping[str, str], on_cpus: boo
     nodes = job.spec.max_nodes if job.spec.nodes is None else job.spec.nodes
     if wanted > here:
         text = (
-            f"{job.metadata.name} asks for {wanted} accelerators for each node ({field}); "
+            f"{job.metadata.name} asks for {counted(wanted, 'accelerator')} for each node "
+            f"({field}); "
             f"this machine has {here or 'none'}"
         )
         if not on_cpus:
             raise BadInput(
                 f"{text}. Nothing was started: run it on a cluster with `kubectl apply -f`, or "
-                "here without them with --nproc-per-node 1"
+                "here without them with one worker for each node (--nproc-per-node 1; in Python "
+                "workers=1)"
             )
         return [f"{text}; running without them"]
     if here and nodes > 1 and (wanted or job.spec.nproc_per_node is None):
-        return [f"the {nodes} nodes of a local run share this machine's {here} accelerators"]
+        shared = counted(here, "accelerator")
+        return [f"the {nodes} nodes of a local run share this machine's {shared}"]
     return []

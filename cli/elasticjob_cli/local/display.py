@@ -29,7 +29,7 @@ from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import CauseStatus, Status
 from elasticjob_rendezvous.protocol.records.members import MemberState
 from elasticjob_rendezvous.protocol.store_health import CONSEQUENCE
-from elasticjob_rendezvous.protocol.text import one_line
+from elasticjob_rendezvous.protocol.text import counted, one_line
 
 
 def console() -> Console:
@@ -196,7 +196,8 @@ def round_text(status: Status) -> str:
         return "no round yet"
     text = f"round {rendezvous.round} {rendezvous.state}"
     if rendezvous.state == "final":
-        text += f": {rendezvous.nodes} nodes, {rendezvous.world_size} workers"
+        text += f": {counted(rendezvous.nodes, 'node')}, "
+        text += counted(rendezvous.world_size, "worker")
         text += f", master {rendezvous.master}" if rendezvous.master else ""
     return text
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from elasticjob_cli.errors import CommandError
+from elasticjob_cli.errors import CommandError, no_answer
 from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
@@ -29,6 +29,8 @@ NAME = "etcd"
 MAX_STARTS = 10
 """Maximum number of starts within RESTART_WINDOW_SECONDS."""
 READY_SECONDS = 20.0
+HELP_SECONDS = 30.0
+"""Maximum time of `etcd --help`; in a virtual environment `etcd` may be a Python script."""
 RESTART_WINDOW_SECONDS = 30.0
 POLL_SECONDS = 0.02
 ETCD_MIB = 80
@@ -220,9 +222,11 @@ async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:
 
 def _has_option(program: Path, option: str) -> bool:
     try:
-        done = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
+        done = subprocess.run(
+            [program, "--help"], capture_output=True, timeout=HELP_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CommandError(f"etcd ({program}) cannot be run: {error}") from error
+        raise CommandError(f"etcd ({program}) cannot be run: {no_answer(error)}") from error
     return option.encode() in done.stdout + done.stderr
 
 

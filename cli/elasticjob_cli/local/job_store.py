@@ -148,14 +148,23 @@ class JobFolder:
         self.clear()
         return self._lock.fileno()
 
-    def already_running(self) -> BadInput:
-        """Return the error for a second run of a running job."""
+    def already_running(self, in_python: bool = False) -> BadInput:
+        """Return the error for a second run of a running job.
+
+        Args:
+            in_python: name the calls of the Python client instead of the commands.
+        """
         run = self.run()
+        text = f'job "{self.name}" is already running on this machine'
+        text += f" (process {run.pid}, from {run.manifest})" if run else ""
+        if in_python:
+            return BadInput(
+                f'{text}; get it with `client.job("{self.name}")`, which can `wait()` for it or '
+                '`delete()` it, or give this one another name with `job.renamed("NAME")`'
+            )
         there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return BadInput(
-            f'job "{self.name}" is already running on this machine'
-            + (f" (process {run.pid}, from {run.manifest})" if run else "")
-            + f"; watch it with `elasticjob get {self.name}{there} -w`, stop it with "
+            f"{text}; watch it with `elasticjob get {self.name}{there} -w`, stop it with "
             f"`elasticjob delete {self.name}{there}`, or give this one another name with --name"
         )
 

@@ -276,6 +276,8 @@ class CheckedFile:
     jobs: list[ElasticJob] = field(default_factory=list)
     problems: list[FileProblem] = field(default_factory=list)
     warnings: list[FileProblem] = field(default_factory=list)
+    text: str = ""
+    """Content of the file; empty if it is unreadable."""
 
 
 def load_file(file: Path | str) -> list[ElasticJob]:
@@ -314,7 +316,7 @@ def read_file(
     except InvalidFile as error:
         return CheckedFile(problems=list(error.problems))
     name = shown(file)
-    checked = CheckedFile()
+    checked = CheckedFile(text=text)
     seen = 0
     for document in documents(text):
         if document.value is None and not document.faults:

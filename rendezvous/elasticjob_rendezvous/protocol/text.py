@@ -108,6 +108,11 @@ def bounded(message: str) -> str:
     return "\n".join(shortened(line, LONGEST_LINE) for line in message.split("\n"))
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 node`, `2 nodes`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def hint(typed: str, known: Iterable[str]) -> str:
     """Return the nearest of the known words, or all of them where none is near."""
     words = sorted(known)

@@ -345,9 +345,8 @@ def _group_lines(before: WorkerGroup | None, after: WorkerGroup) -> Iterator[Log
         yield LogLine(f"round {after.round}: starting ranks {after.base_rank}{last}")
     if after.started and known is not None and not known.started:
         how = f"cold: {after.cold_reason}" if after.cold_reason else "warm"
-        yield LogLine(
-            f"round {after.round}: {after.slots} workers run after {after.start_ms} ms, {how}"
-        )
+        run = "worker runs" if after.slots == 1 else "workers run"
+        yield LogLine(f"round {after.round}: {after.slots} {run} after {after.start_ms} ms, {how}")
     if after.failure is not None and (known is None or known.failure != after.failure):
         failure = after.failure
         yield LogLine(

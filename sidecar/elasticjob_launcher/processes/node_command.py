@@ -373,7 +373,7 @@ class NodeCommand:
         if self._workers != len(current.envs):
             _refuse(
                 self._torchrun,
-                f"this node takes part with {len(current.envs)} workers, but this torchrun would "
+                f"this node's number of workers is {len(current.envs)}, but this torchrun would "
                 f"start {self._workers}: use the same number for every torchrun of the command",
             )
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +221,20 @@ def test_namespaces_have_jobs_of_their_own(here: LocalRig) -> None:
         (lambda: ElasticJob.from_manifest(None), "must be the path of a file, not None"),  # type: ignore[arg-type]
         (lambda: Client().job(3), "the name of a job must be a text, not 3"),  # type: ignore[arg-type]
         (lambda: ElasticJob.from_manifest("none.yaml"), "none.yaml: must be a readable file"),
+        (lambda: ElasticJob.from_manifest(__file__), "script's job is made by ElasticJob.from_com"),
+        (lambda: ElasticJob("train.py"), "made by ElasticJob.from_command.*, not from 'train.py'"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_command([""]), "command must be a list of words"),
+        (lambda: ElasticJob.from_command(HELLO, folder=3), "folder must be the path"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_function(print, folder=3), "folder must be the path"),  # type: ignore[arg-type]
+        (lambda: ElasticJob.from_function(asyncio.sleep, args=[1]), "function must not be async"),
+        (lambda: ElasticJob.from_function(until, args=[1]), "missing a required argument: 'what'"),
+        (lambda: ElasticJob.from_function(until, kwargs={1: 2}), "keywords must be strings"),  # type: ignore[dict-item]
+        (lambda: Client(namespace=3), "namespace must be a text, not 3"),  # type: ignore[arg-type]
+        (lambda: Client(context=3), "context must be a text, not 3"),  # type: ignore[arg-type]
+        (lambda: Client(kubeconfig=3), "kubeconfig must be the path of a file, not 3"),  # type: ignore[arg-type]
+        (lambda: Client(cluster="yes"), "cluster must be True, False or None, not 'yes'"),  # type: ignore[arg-type]
+        (lambda: Client(cluster=False, context="x"), "leave out one of the two"),
+        (lambda: submitted(python=3), "python must be the path of an interpreter, not 3"),
         (lambda: ElasticJob.from_command(HELLO).renamed("No"), "metadata.name"),
     ],
 )
@@ -226,6 +242,32 @@ def test_invalid_definition_is_refused(here: LocalRig, make: object, said: str) 
     assert callable(make)
     with pytest.raises(BadInput, match=said):
         make()
+
+
+def test_arguments_that_a_decorator_gives_are_not_required() -> None:
+    def main(config: str) -> str:
+        return config
+
+    @functools.wraps(main)
+    def with_config() -> str:
+        return main("config")
+
+    assert ElasticJob.from_function(with_config).call is not None
+
+
+def submitted(**options: Any) -> SubmittedJob:
+    return Client().submit(ElasticJob.from_command(HELLO), **options)
+
+
+def test_submission_of_a_running_job_names_the_calls_of_the_client(here: LocalRig) -> None:
+    job = ElasticJob.from_command(["sleep", "60"], name="taken")
+    first = Client().submit(job)
+    for again in (job, ElasticJob.from_function(print, name="taken")):
+        with pytest.raises(BadInput, match="already running") as refused:
+            Client().submit(again)
+        assert 'job.renamed("NAME")' in str(refused.value)
+        assert "--name" not in str(refused.value)
+    first.delete()
 
 
 def test_words_of_a_command_may_be_paths() -> None:
@@ -238,6 +280,12 @@ def test_invalid_arguments_of_a_submitted_job_are_refused_and_leave_it(here: Loc
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: job.scale(-1), "nodes must be a number from 0 on, not -1"),
         (lambda: job.scale("3"), "nodes must be a number from 0 on, not '3'"),  # type: ignore[arg-type]
+        (lambda: job.scale(True), "nodes must be a number from 0 on, not True"),
+        (lambda: job.scale(16_385), "the number of nodes must be from 0 to 16384, not 16385"),
+        (lambda: job.wait("3"), "timeout must be a number of seconds or None, not '3'"),  # type: ignore[arg-type]
+        (lambda: job.wait(float("nan")), "timeout must be a number of seconds"),
+        (lambda: job.result(timedelta(seconds=3)), "timeout must be a number of seconds"),  # type: ignore[arg-type]
+        (lambda: asyncio.run(job.wait_async("3")), "timeout must be a number of seconds"),  # type: ignore[arg-type]
         (lambda: job.logs(rank=-1), "rank must be a number from 0 on"),
         (lambda: job.logs(tail=-3), "tail must be a number from 0 on"),
         (lambda: job.logs(since="yesterday"), "since must be a datetime.timedelta"),  # type: ignore[arg-type]
@@ -245,7 +293,7 @@ def test_invalid_arguments_of_a_submitted_job_are_refused_and_leave_it(here: Loc
     for call, said in wrong:
         with pytest.raises(BadInput, match=said):
             call()
-    with pytest.raises(BadInput, match="the number of nodes must be at least 0, not -1"):
+    with pytest.raises(BadInput, match="the number of nodes must be from 0 to 16384, not -1"):
         send_command(JobFolder("default", "kept"), "scale", nodes=-1)
     assert Client().job("kept").read().spec.nodes in (None, 1)
     run = JobFolder("default", "kept").run()

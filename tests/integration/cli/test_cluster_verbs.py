@@ -66,6 +66,18 @@ def test_job_is_applied_scaled_suspended_and_deleted(
     assert names(api_server, namespace) == []
 
 
+def test_manifest_of_standard_input_is_validated_and_applied(
+    api_server: ApiServer, namespace: str, kubeconfig: Path
+) -> None:
+    words = ["apply", "-f", "-", "-n", namespace]
+    piped = CliRunner().invoke(plugin("apply"), words, input=json.dumps(elasticjob("piped")))
+    assert (piped.exit_code, names(api_server, namespace)) == (0, ["piped"]), piped.output
+    wrong = json.dumps(elasticjob("wrong", minNodes=9, maxNodes=1))
+    refused = CliRunner().invoke(plugin("apply"), words, input=wrong)
+    assert "standard input was not applied" in str(refused.exception)
+    assert names(api_server, namespace) == ["piped"]
+
+
 def test_timeline_of_a_cluster_job_is_drawn_from_its_status(
     api_server: ApiServer,
     namespace: str,

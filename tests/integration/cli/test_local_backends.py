@@ -147,7 +147,7 @@ def test_launcher_counts_the_workers_of_a_node(rig: Rig) -> None:
     rig.finish()
     assert runner.wait(60) == 0
     assert runner.stdout is not None
-    assert f"1 nodes, {usable_cpus()} workers" in runner.stdout.read()
+    assert f"1 node, {usable_cpus()} worker" in runner.stdout.read()
 
 
 def test_failure_is_reported_with_traceback(rig: Rig) -> None:

@@ -50,7 +50,7 @@ def test_size_that_is_not_legal_is_said_before_the_start(rig: LocalRig) -> None:
     rig.finish()
     ran = rig.call("run", rig.manifest(command=["sleep", "3"]), "--nodes", "7", "--plain")
     assert ran.returncode == 0, ran.stderr
-    assert "7 is not a legal size of this job: 3 nodes are started\n" in ran.stderr
+    assert "7 is not a legal size of this job; starting 3 nodes\n" in ran.stderr
     assert "3 nodes, 3 workers" in ran.stdout
 
 
@@ -92,8 +92,8 @@ def test_manifest_of_init_is_valid_and_is_not_replaced(rig: LocalRig) -> None:
         ("run job.yaml --nodes 1:2", "--nodes must be one number for a manifest"),
         ("run gpu.yaml", "asks for 4 accelerators for each node (nvidia.com/gpu)"),
         ("run ./tool", "tool is a program: `elasticjob run -- ./tool` runs it"),
-        ("init job.yaml", "must be a Python script"),
-        ("init job.yaml --nodes 2", "must be a Python script"),
+        ("init job.yaml", "init takes a Python script or a folder"),
+        ("init job.yaml --nodes 2", "init takes a Python script or a folder"),
         ("agent --standalone --rdzv-id x work.py", "--rdzv-id must not be given with --standalone"),
         ("agent --standalone --nnodes 1:2 work.py", "--standalone runs one node"),
     ],

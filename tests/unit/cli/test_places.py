@@ -88,7 +88,7 @@ def test_unknown_default_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         (
             "The connection to the server localhost:8080 was refused - did you specify the "
             "right host or port?",
-            "no cluster is configured: give --kubeconfig or --context",
+            "no cluster is configured: give a context or a kubeconfig",
         ),
         (
             'Error from server (NotFound): elasticjobs.elasticjob.dev "x" not found',
@@ -133,6 +133,7 @@ def test_wrong_verb_suggests_the_right_one(word: str, verb: str) -> None:
 
 
 def test_plugin_names_the_program_of_a_local_verb() -> None:
+    assert "`-h` shows the help" in unknown_command("help", CLUSTER_COMMANDS)
     assert "use `elasticjob run`" in unknown_command("run", CLUSTER_COMMANDS)
     assert "commands: " in unknown_command("\x1b[2J", CLUSTER_COMMANDS)
     assert "\x1b" not in unknown_command("\x1b[2J", CLUSTER_COMMANDS)

@@ -121,6 +121,12 @@ def test_labels_of_close_recoveries_do_not_overlap() -> None:
     assert all(0 <= place <= WIDTH for place in places)
 
 
+def test_the_longer_of_two_close_recoveries_is_labelled() -> None:
+    pair = [LOSS, LOSS | {"round": 3, "finalTime": "2026-11-24T05:00:21Z", "recoveryMs": 900}]
+    shown = texts(drawn([entry(1, 0), *pair, entry(4, 600)], 600))
+    assert ("0.9 s" in shown, "0.4 s" in shown) == (True, False)
+
+
 def test_lost_steps_are_in_the_row_and_the_tooltip() -> None:
     picture = drawn([entry(1, 0), LOSS | {"lostSteps": 12}])
     assert "0.4 s, 12 steps lost, 1 cold" in texts(picture)

@@ -21,7 +21,6 @@ from elasticjob_operator.domain.explain.phrases import (
     MAX_CAUSE,
     cause_text,
     clock,
-    counted,
     listed,
     named,
     quoted,
@@ -52,6 +51,7 @@ from elasticjob_operator.model.types import (
     ScaleUp,
 )
 from elasticjob_rendezvous.protocol.records.members import CauseKind
+from elasticjob_rendezvous.protocol.text import counted
 
 
 @dataclass(frozen=True, slots=True)

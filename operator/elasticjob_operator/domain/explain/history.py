@@ -9,7 +9,7 @@ from elasticjob_operator.domain.explain.catalog import (
     failure_meaning,
     failure_remedy,
 )
-from elasticjob_operator.domain.explain.phrases import counted, quoted, round_cause, time_text
+from elasticjob_operator.domain.explain.phrases import quoted, round_cause, time_text
 from elasticjob_operator.domain.status.failures import latest_failure, round_began_at
 from elasticjob_operator.domain.status.rounds import (
     PLANNED_CAUSES,
@@ -23,6 +23,7 @@ from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import Phase
 from elasticjob_rendezvous.protocol.records.members import CauseKind
+from elasticjob_rendezvous.protocol.text import counted
 
 ENDED_PHASES = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDING, Phase.SUSPENDED)
 

@@ -218,10 +218,5 @@ def sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 node`, `2 nodes`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 def _were(many: bool) -> str:
     return "were" if many else "was"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from elasticjob_operator.domain.explain.phrases import counted, saving_text, stop_report
+from elasticjob_operator.domain.explain.phrases import saving_text, stop_report
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
@@ -39,6 +39,7 @@ from elasticjob_operator.model.types import (
 )
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from elasticjob_rendezvous.protocol.records.roster import natural_order
+from elasticjob_rendezvous.protocol.text import counted
 
 NAMED_PODS = 5
 """Maximum number of pods named in a message, which must stay readable for a thousand pods."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.local import container, etcd
 from elasticjob_cli.local.container import interpreter, trainer, with_nested_launch
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
@@ -326,3 +327,22 @@ def test_launch_found_in_a_program_is_read_from_no_manifest(
     assert again.metadata.annotations == annotations
     decided = trainer(with_nested_launch(again, tmp_path, PATH), tmp_path, PATH, sys.executable)
     assert decided.launch is Launch.PER_WORKER
+
+
+def test_program_without_an_answer_is_reported_without_text_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "bin" / "etcd"
+    silent.parent.mkdir()
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{silent.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(container, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(etcd, "HELP_SECONDS", 0.2)
+    reason = r"no answer within 0\.2 s, which a busy machine can cause: try again$"
+    with pytest.raises(
+        BadInput, match=f"^--python must be a Python interpreter: {silent}: {reason}"
+    ):
+        interpreter(str(silent))
+    with pytest.raises(CommandError, match=rf"^etcd \({silent}\) cannot be run: {reason}"):
+        etcd.find_etcd(v2=True)

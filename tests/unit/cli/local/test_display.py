@@ -77,6 +77,11 @@ def test_each_transition_prints_one_line(console: Console) -> None:
     ]
 
 
+def test_single_node_and_worker_are_in_the_singular(console: Console) -> None:
+    PlainView(console).show(snapshot(1, **{**FINAL, "nodes": 1, "worldSize": 1}))
+    assert "round 2 final: 1 node, 1 worker, master j-0" in printed(console)
+
+
 def test_progress_is_printed_periodically(console: Console) -> None:
     view = PlainView(console)
     for seconds in (1, 5, 6, 9, 10.5):

@@ -11,6 +11,7 @@ from elasticjob_rendezvous.protocol.text import (
     LONGEST_ECHO,
     LONGEST_LINE,
     bounded,
+    counted,
     echoed,
     hint,
     one_cell,
@@ -94,3 +95,8 @@ def test_every_line_of_a_message_ends() -> None:
 )
 def test_nearest_known_name_is_suggested(typed: str, said: str) -> None:
     assert hint(typed, {"settle", "confirm"}) == said
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes")])
+def test_count_of_one_has_the_noun_in_the_singular(count: int, text: str) -> None:
+    assert counted(count, "node") == text
