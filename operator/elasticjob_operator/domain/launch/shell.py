@@ -70,11 +70,13 @@ class Simple:
 
     Args:
         before, after: operators around it; empty at the ends of the line.
+        arrays: elements of the arrays that it assigns, by name; `name+` for those it extends.
         start, end: its position in the line.
     """
 
     before: str
     assignments: list[Word] = field(default_factory=list)
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
     words: list[Word] = field(default_factory=list)
     redirections: list[Redirection] = field(default_factory=list)
     after: str = ""
@@ -232,23 +234,30 @@ class _Reader:
                 return
         if not current.words and _ASSIGNMENT.match(word.raw):
             if word.raw.endswith("=") and following == "(":
-                self._array()
+                current.arrays[word.raw[:-1]] = self._array()
             current.assignments.append(word)
+        elif following == "(" and word.raw.endswith("=") and _ASSIGNMENT.match(word.raw):
+            current.arrays[word.raw[:-1]] = self._array()  # declare -a NAME=(…)
+            current.words.append(word)
         else:
             current.words.append(word)
 
-    def _array(self) -> None:
+    def _array(self) -> list[Word]:
+        """Read the elements of an array. Raises `Unreadable`."""
         self._mark("an array")
         self._at += 1
+        elements: list[Word] = []
         while True:
             self._skip_blanks()
             if self._text.startswith("\n", self._at):
                 self._at += 1
             elif self._text.startswith(")", self._at):
                 self._at += 1
-                return
-            elif not self._word().raw:
-                raise Unreadable("an array is not closed")
+                return elements
+            else:
+                elements.append(self._word())
+                if not elements[-1].raw:
+                    raise Unreadable("an array is not closed")
 
     def _skip_head(self, head: str) -> None:
         """Skip the words after `for`, `case`, `[[` and `function`, which run nothing."""
