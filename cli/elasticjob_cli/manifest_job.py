@@ -12,7 +12,7 @@ from elasticjob_operator.model.problems import Problem
 
 
 def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
-    """Return the only job of a manifest, and the warnings for it.
+    """Return the only job of a manifest, the notes on objects beside it, and the warnings for it.
 
     Args:
         hint: remedy that follows the problems of an invalid file.
@@ -31,7 +31,7 @@ def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
         raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")
     if jobs[0].spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
-    return jobs[0], [str(warning) for warning in found.warnings]
+    return jobs[0], [str(one) for one in (*found.notes, *found.warnings)]
 
 
 def warnings(job: ElasticJob) -> list[Problem]:

@@ -48,7 +48,7 @@ def validate(
     for file, found in zip(files, checked, strict=True):
         for problem in found.problems:
             show_text(str(problem), err=True)
-        for warning in found.warnings:
+        for warning in (*found.notes, *found.warnings):
             show_text(str(warning), err=True)
         if not found.problems:
             show(f"{shown(file)}: valid")

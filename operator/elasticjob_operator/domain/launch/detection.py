@@ -167,7 +167,7 @@ def repeated_launcher(words: Sequence[str]) -> str:
     is_loop = line.compound == "for" and not any(
         word.value in ("break", "exit") for one in line.commands for word in one.words
     )
-    if not is_loop and line.compound not in ("", "an array"):
+    if not is_loop and not line.is_sequence:
         return ""
     found = _in_line(words[at + call.line_at], tuple(words[at + call.line_at + 1 :]), _Context())
     names = [one.name for one in found if one.launcher is not None and one.launcher.joins]

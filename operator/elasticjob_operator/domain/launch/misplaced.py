@@ -118,6 +118,8 @@ _VARIABLE = re.compile(
 )
 """Word with a variable whose name is written as those of the environment are. Names in lower case
 are left alone: OmegaConf and others replace `${name}` themselves."""
+_TYPOGRAPHIC = re.compile(r"[\u2010-\u2015\u2212\u201c\u201d\u2018\u2019]\S*")
+"""Word that begins with a typographic dash or quote."""
 _OPTION_AND_VALUE = re.compile(r"--?[A-Za-z][\w-]*\s+[^\s-]\S*")
 
 
@@ -131,6 +133,11 @@ def _misspelled(words: Sequence[str]) -> str:
         return f"the program {program!r} begins or ends with a space: remove it"
     if "\\" in words:
         return "'\\' is an argument here, because no shell reads the command: remove it"
+    if typed := next((word for word in words if _TYPOGRAPHIC.fullmatch(word)), ""):
+        return (
+            f"{echoed(typed)} has a quote or a dash of typography, as word processors put it: "
+            "write the plain character"
+        )
     quoted = next((word for word in words[:2] if re.fullmatch(r"(['\"])[^'\"]*\1", word)), "")
     if quoted and _name(program) not in shell.SHELLS:
         return (

@@ -26,6 +26,7 @@ _HEADS = frozenset({"for", "select", "case", "[[", "function", "coproc"})
 """Reserved words before words that are not a command."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
 _PLAIN = frozenset(" \t\n&;|()<>")
+_ARRAY = "an array"
 _NAME = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!_-])")
 
 
@@ -96,6 +97,11 @@ class Line:
 
     commands: tuple[Simple, ...]
     compound: str
+
+    @property
+    def is_sequence(self) -> bool:
+        """True if nothing but operators decides which commands run, and how often."""
+        return self.compound in ("", _ARRAY)
 
 
 def read(text: str) -> Line:
@@ -244,7 +250,7 @@ class _Reader:
 
     def _array(self) -> list[Word]:
         """Read the elements of an array. Raises `Unreadable`."""
-        self._mark("an array")
+        self._mark(_ARRAY)
         self._at += 1
         elements: list[Word] = []
         while True:
