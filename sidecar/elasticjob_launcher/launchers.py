@@ -302,8 +302,13 @@ def is_launcher_word(word: str) -> bool:
     return word in _MODULES or (command is not None and command.subcommands is None)
 
 
+_TOLD = frozenset({"--version", "-V", "--help", "-h"})
+"""Options with which a launcher tells something and starts nothing."""
+
+
 def _launcher(command: _Command | None, arguments: Sequence[str]) -> Launcher | None:
-    if command is None:
+    at = 0 if command is None or command.subcommands is None else 1
+    if command is None or _TOLD.intersection(arguments[: at + 1]):
         return None
     if command.subcommands is None:
         return command.launcher

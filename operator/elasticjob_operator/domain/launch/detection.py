@@ -164,15 +164,29 @@ def repeated_launcher(words: Sequence[str]) -> str:
         line = shell.read(words[at + call.line_at])
     except shell.Unreadable:
         return ""
-    is_loop = line.compound == "for" and not any(
-        word.value in ("break", "exit") for one in line.commands for word in one.words
-    )
-    if not is_loop and not line.is_sequence:
+    if not line.is_sequence:
         return ""
-    found = _in_line(words[at + call.line_at], tuple(words[at + call.line_at + 1 :]), _Context())
-    names = [one.name for one in found if one.launcher is not None and one.launcher.joins]
-    alternatives = sum(one.before == "||" for one in line.commands)
-    return names[0] if names and len(names) - alternatives > (0 if is_loop else 1) else ""
+    ends = any(word.value in _ENDING for one in line.commands for word in one.words)
+    values: dict[str, str] = {}
+    arrays: dict[str, tuple[str, ...]] = {}
+    count, conditional = 0, False
+    for command in line.commands:
+        conditional &= command.before in ("&&", "||")
+        _assign(command, values, arrays)
+        name = command.words[0].value if command.words else ""
+        found = _in_simple(command, (), _Context(values, arrays, depth=1))
+        joining = [one for one in found if one.launcher is not None and one.launcher.joins]
+        if joining and not conditional and command.before != "||":
+            count += 2 if command.repeated and not ends else 1
+            if count > 1:
+                return joining[0].name
+        conditional |= name in _CONDITIONS
+    return ""
+
+
+_ENDING = frozenset({"break", "exit"})
+_CONDITIONS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "diff", "cmp"})
+"""Programs whose exit code says if the commands after them run."""
 
 
 def python_target(words: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:

@@ -103,7 +103,8 @@ def unexpanded(words: Sequence[str]) -> str:
         target = python_target(rest[1:])
         if target is None or target[0] == "-c":
             return ""
-    for word in rest if known else rest[:1]:
+    assigned = [word for word in words[:at] if ASSIGNMENT.fullmatch(word)]
+    for word in (*assigned, *(rest if known else rest[:1])):
         if named := _VARIABLE.fullmatch(word):
             name = named[1] or named[2]
             return (
@@ -197,6 +198,7 @@ def _lost_words(words: Sequence[str], begin: int) -> str:
     line, after = words[begin - 1].strip(), words[begin:]
     alone = re.fullmatch(r"[\w./-]+", line) is not None
     runs = len(after) > 1 and (is_python(after[0]) or is_launcher_word(after[0]))
+    runs |= any(word.startswith("-") and word not in ("-", "--") for word in after)
     if begin > len(words) or not after or "$" in line or "`" in line or not (alone or runs):
         return ""
     if after[0] in _OPERATORS | _AMBIGUOUS:

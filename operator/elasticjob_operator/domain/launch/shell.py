@@ -71,6 +71,7 @@ class Simple:
 
     Args:
         before, after: operators around it; empty at the ends of the line.
+        repeated: True in the body of a `for` loop.
         arrays: elements of the arrays that it assigns, by name; `name+` for those it extends.
         start, end: its position in the line.
     """
@@ -81,6 +82,7 @@ class Simple:
     words: list[Word] = field(default_factory=list)
     redirections: list[Redirection] = field(default_factory=list)
     after: str = ""
+    repeated: bool = False
     start: int = 0
     end: int = 0
 
@@ -93,15 +95,12 @@ class Simple:
 @dataclass(frozen=True, slots=True)
 class Line:
     """Commands of a line in order; `compound` names the first loop, condition, group or function,
-    and is empty for a plain sequence."""
+    and is empty for a plain sequence. `is_sequence` is True if nothing but operators and `for`
+    loops decides which commands run."""
 
     commands: tuple[Simple, ...]
     compound: str
-
-    @property
-    def is_sequence(self) -> bool:
-        """True if nothing but operators decides which commands run, and how often."""
-        return self.compound in ("", _ARRAY)
+    is_sequence: bool = True
 
 
 def read(text: str) -> Line:
@@ -145,6 +144,8 @@ class _Reader:
         self._at = 0
         self._commands: list[Simple] = []
         self._compound = ""
+        self._is_sequence = True
+        self._loops: list[str] = []
         self._heredocs: list[_Heredoc] = []
         self._depth = 0
 
@@ -162,10 +163,11 @@ class _Reader:
             else:
                 self._word_of(current)
         self._finish(current, "")
-        return Line(tuple(self._commands), self._compound)
+        return Line(tuple(self._commands), self._compound, self._is_sequence)
 
     def _finish(self, current: Simple, after: str) -> None:
         current.after = after
+        current.repeated = "for" in self._loops
         if current.parts:
             current.start = min(word.start for word in current.parts)
             current.end = max(word.end for word in current.parts)
@@ -297,6 +299,11 @@ class _Reader:
 
     def _mark(self, name: str) -> None:
         self._compound = self._compound or name
+        self._is_sequence &= name in (_ARRAY, "for", "do", "done")
+        if name in ("for", "select", "while", "until"):
+            self._loops.append(name)
+        elif name == "done" and self._loops:
+            self._loops.pop()
 
     def _skip_blanks(self) -> None:
         text = self._text

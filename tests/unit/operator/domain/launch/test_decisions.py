@@ -504,6 +504,8 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         "torchrun a.py & torchrun b.py & wait",
         "for lr in 1 2; do torchrun t.py --lr $lr; done",
         "A=(1 2); torchrun a.py; torchrun b.py",
+        "for i in 1 2; do for j in 1 2; do echo; done; torchrun t.py; done",
+        "cd a && torchrun a.py; cd b && torchrun b.py",
     ],
 )
 def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) -> None:
@@ -521,6 +523,13 @@ def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) 
         "for i in 1 2 3; do torchrun t.py && break; done",
         "until torchrun t.py; do sleep 1; done",
         "torchrun a.py; echo torchrun b.py",
+        "for f in *.sh; do echo $f; done; torchrun t.py",
+        "for i in 1 2; do nc -z x 1; done\ntorchrun t.py",
+        "[ $NODE_RANK = 0 ] && torchrun a.py\n[ $NODE_RANK = 1 ] && cd x && torchrun b.py",
+        "while read l; do echo $l; done < x; torchrun a.py",
+        "torchrun --version; torchrun t.py",
+        "accelerate launch --help; python -m torch.distributed.run -h; accelerate launch t.py",
+        "deepspeed --version; mpirun -V; torchrun t.py",
     ],
 )
 def test_launchers_of_which_one_runs_are_kept(line: str) -> None:
@@ -857,6 +866,7 @@ SPLIT = [
     ('C="python t.py --lr $LR"; echo $C; ', "$C"),
     ("PY=${PY:-python}; ", "$PY t.py"),
     ("nvidia-smi; python -V; ", "python train.py"),
+    ("mpirun --version && torchrun --help; ", "python train.py"),
     ("wandb login $KEY && hf download gpt2; ", "python train.py"),
     ("read -r -d '' S << EOM\nimport torch\nEOM\nprintf '%s' \"$S\" > s.py; ", "python -u s.py"),
     ("bash <<E\npip install x\nE\n", "python train.py"),
@@ -1070,6 +1080,8 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (["sh", "-c", "python", "train.py"], "sh -c runs one word, 'python'"),
         (["bash", "-c", "torchrun", "--nproc=8", "t.py"], "bash -c runs one word, 'torchrun'"),
         (["bash", "-c", "cd /app;", "python", "t.py"], "bash -c runs one word, 'cd /app;'"),
+        (["bash", "-c", "python t.py", "--lr", "1"], "bash -c runs one word, 'python t.py'"),
+        (["env", "OUT=$OUT", "python", "t.py"], "write $(OUT)"),
         (["bash", "-c", "'torchrun t.py'"], "the quotes around 'torchrun t.py' make one word"),
         (["bash", "-c", '"cd /x && python t.py"'], "the quotes around 'cd /x && python t.py'"),
         (bash("nohup torchrun t.py > log 2>&1 &"), "the last command of the line runs in the back"),
