@@ -17,6 +17,9 @@ from pathlib import Path
 
 MAX_FILES = 20
 MAX_FILE_BYTES = 256 * 1024
+NUMBERS = ("NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SKYPILOT_NODE_RANK")
+"""Variables with the number of the node, of Kubeflow, indexed Jobs, Volcano and SkyPilot."""
+COUNTS = ("NNODES", "WORLD_SIZE", "SKYPILOT_NUM_NODES")
 MASTER = "localhost"
 """Address that resolves at once; the plug-in replaces it in torchrun's workers."""
 PORT = "29500"
@@ -48,10 +51,8 @@ def node_variables(
     if number is None:
         return {}
     known = {
-        "NODE_RANK": number,
-        "RANK": number,
-        "NNODES": nodes,
-        "WORLD_SIZE": nodes,
+        **dict.fromkeys(NUMBERS, number),
+        **dict.fromkeys(COUNTS, nodes),
         "MASTER_ADDR": MASTER,
         "MASTER_PORT": PORT,
         "PET_MASTER_ADDR": MASTER,

@@ -33,6 +33,12 @@ def test_line_of_another_operator_gets_its_variables() -> None:
     [
         ("torchrun --nnodes $NNODES --node_rank ${NODE_RANK} t.py", {"NNODES", "NODE_RANK"}),
         ("torchrun --nnodes ${NNODES:-1} --node_rank ${NODE_RANK:=0}", {"NNODES", "NODE_RANK"}),
+        (
+            "torchrun --nnodes $SKYPILOT_NUM_NODES --node_rank $SKYPILOT_NODE_RANK t.py",
+            {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK"},
+        ),
+        ("torchrun --node_rank $VC_TASK_INDEX t.py", {"VC_TASK_INDEX"}),
+        ("torchrun --node_rank ${JOB_COMPLETION_INDEX} t.py", {"JOB_COMPLETION_INDEX"}),
         ("torchrun --master_addr ${PET_MASTER_ADDR} t.py", {"PET_MASTER_ADDR"}),
         ("[ $RANK -eq 0 ] && tensorboard & torchrun t.py", {"RANK"}),
         ("N=$((WORLD_SIZE * (8 + 1))); echo ${#RANK}", {"RANK", "WORLD_SIZE"}),
