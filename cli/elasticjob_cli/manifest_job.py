@@ -13,7 +13,7 @@ from elasticjob_rendezvous.protocol.text import bounded
 
 
 def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
-    """Return the only job of a manifest, and the warnings for it.
+    """Return the only job of a manifest, the notes on objects beside it, and the warnings for it.
 
     Args:
         hint: remedy that follows the problems of an invalid file.
@@ -32,7 +32,7 @@ def manifest_job(file: str, hint: str = "") -> tuple[ElasticJob, list[str]]:
         raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")
     if jobs[0].spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
-    return jobs[0], [str(warning) for warning in found.warnings]
+    return jobs[0], [str(one) for one in (*found.notes, *found.warnings)]
 
 
 def script_hint(file: str) -> str:

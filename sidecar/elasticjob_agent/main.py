@@ -130,7 +130,9 @@ def launcher_runtime(settings: AgentSettings, session: str) -> LauncherClient:
 
 async def node_command(settings: AgentSettings) -> NodeCommand:
     """Return the order to run the command once for this node, with a folder for its output."""
-    env = command_environment(settings.run_id, settings.role, settings.nnodes, settings.nproc)
+    env = command_environment(
+        settings.run_id, settings.role, settings.nnodes, settings.nproc, settings.name
+    )
     try:
         folder = await in_thread(partial(command_log_folder, settings.logs), DISK_SECONDS)
     except OSError as error:

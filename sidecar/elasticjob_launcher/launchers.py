@@ -24,10 +24,12 @@ class Launcher(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """Command line of a launcher; without `subcommands` each of the program's commands is one."""
+    """Command line of a launcher; without `subcommands` each of the program's commands is one.
+    `others` are launchers of other subcommands."""
 
     launcher: Launcher
     subcommands: frozenset[str] | None = None
+    others: Mapping[str, Launcher] = {}
 
 
 def _joins(name: str) -> Launcher:
@@ -37,6 +39,7 @@ def _joins(name: str) -> Launcher:
 TORCHRUN = _joins("torchrun")
 TORCH_LAUNCH = _joins("torch.distributed.launch")
 ACCELERATE = _joins("accelerate launch")
+_ACCELERATE_TEST = _joins("accelerate test")
 _TUNE = _joins("tune run")
 _AXOLOTL = _joins("axolotl")
 _LLAMAFACTORY = _joins("llamafactory-cli")
@@ -65,6 +68,15 @@ _AUTOTRAIN = _joins("autotrain")
 _DEEPY = Launcher("deepy.py", False, _HOSTFILE)
 _MSRUN = Launcher("msrun", False, _NUMBERED)
 _BATCH = Launcher("the batch system's launcher", False, "its daemons start the processes")
+_OWN_MASTER = "a master of its own numbers the nodes"
+_DLROVER = Launcher("dlrover-run", False, _OWN_MASTER)
+_FT_LAUNCHER = Launcher("ft_launcher", False, "it has a rendezvous of its own")
+_HYPERPOD = Launcher("hyperpodrun", False, "its agents obey the operator of HyperPod")
+_BYTEPS = Launcher("bpslaunch", False, _NUMBERED)
+_XEON = Launcher("torch.backends.xeon.run_cpu", False, "it starts the workers of one node only")
+_GAUDI = Launcher("gaudi_spawn.py", False, _HOSTFILE)
+_XLA_SPAWN = Launcher("xla_spawn.py", False, "it starts the workers of one node only")
+_AUTOMODEL = _joins("automodel")
 _FASTAI = Launcher("fastai.launch", False, "it starts the workers of one node only")
 
 
@@ -75,7 +87,7 @@ def _only(launcher: Launcher, *subcommands: str) -> _Command:
 _PROGRAMS: Mapping[str, _Command] = {
     "torchrun": _Command(TORCHRUN),
     "accelerate-launch": _Command(ACCELERATE),
-    "accelerate": _only(ACCELERATE, "launch"),
+    "accelerate": _Command(ACCELERATE, frozenset({"launch"}), {"test": _ACCELERATE_TEST}),
     "tune": _only(_TUNE, "run"),
     "axolotl": _only(
         _AXOLOTL, "train", "evaluate", "inference", "merge-sharded-fsdp-weights", "lm-eval"
@@ -110,6 +122,13 @@ _PROGRAMS: Mapping[str, _Command] = {
     "nemo": _only(_NEMO, "llm", "vlm", "multimodal", "diffusion", "speech", "audio"),
     "nemorun": _only(_NEMO, "llm", "vlm", "multimodal", "diffusion", "speech", "audio"),
     "autotrain": _Command(_AUTOTRAIN),
+    "dlrover-run": _Command(_DLROVER),
+    "ft_launcher": _Command(_FT_LAUNCHER),
+    "hyperpodrun": _Command(_HYPERPOD),
+    "bpslaunch": _Command(_BYTEPS),
+    "gaudi_spawn.py": _Command(_GAUDI),
+    "xla_spawn.py": _Command(_XLA_SPAWN),
+    "automodel": _Command(_AUTOMODEL),
     "composer": _Command(_COMPOSER),
     "fabric": _only(_FABRIC, "run"),
     "lightning": _only(_FABRIC, "run"),
@@ -145,6 +164,11 @@ _MODULES: Mapping[str, _Command] = {
     "torchx.cli.main": _PROGRAMS["torchx"],
     "torch_xla.distributed.xla_dist": _Command(_XLA),
     "fastai.launch": _Command(_FASTAI),
+    "torch.backends.xeon.run_cpu": _Command(_XEON),
+    "dlrover.trainer.torch.main": _Command(_DLROVER),
+    "nvidia_resiliency_ext.fault_tolerance.launcher": _Command(_FT_LAUNCHER),
+    "nemo_automodel.cli.app": _Command(_AUTOMODEL),
+    "nemo_automodel._cli.app": _Command(_AUTOMODEL),
     "bagua.distributed.run": _Command(_BAGUA),
     "nemo_run": _PROGRAMS["nemo"],
     "autotrain.cli.autotrain": _PROGRAMS["autotrain"],
@@ -161,6 +185,13 @@ _RAY_MODULE = re.compile(
 """Modules that start or join a Ray cluster, whose workers take all devices."""
 _LAUNCH_MODULE = re.compile(r"\w+\.distributed\.launch")
 """Launchers of other frameworks, named after torch's."""
+
+_STARTING_OPTION = re.compile(
+    r"--?(n?proc(esses)?[-_]per[-_](node|machine)|multiprocessing[-_]dist\w*|gpu[-_]ranks)"
+)
+"""Options that tell a program to start the processes of a node."""
+_NUMBERING_OPTION = re.compile(r"--?(machine|node)[-_]rank")
+"""Options that number the node on which a program runs."""
 
 _NOTEBOOK = _joins("notebook_launcher")
 _SPAWN = Launcher("torch.multiprocessing.spawn", False, "it numbers the processes of one node")
@@ -195,6 +226,16 @@ _FUNCTIONS: Mapping[str, Launcher] = {
     "ray.train.torch.TorchTrainer": _RAY_TRAIN,
 }
 """Python functions that start the workers in the process that calls them, or below it."""
+
+
+def starts_processes(option: str) -> bool:
+    """Return True if an option of any program tells it to start the processes of its node."""
+    return _STARTING_OPTION.fullmatch(option) is not None
+
+
+def numbers_node(option: str) -> bool:
+    """Return True if an option of any program tells it the number of its node."""
+    return _NUMBERING_OPTION.fullmatch(option) is not None
 
 
 def launcher_of_function(name: str) -> Launcher | None:
@@ -279,10 +320,15 @@ def is_launcher_word(word: str) -> bool:
     return word in _MODULES or (command is not None and command.subcommands is None)
 
 
+_TOLD = frozenset({"--version", "-V", "--help", "-h"})
+"""Options with which a launcher tells something and starts nothing."""
+
+
 def _launcher(command: _Command | None, arguments: Sequence[str]) -> Launcher | None:
-    if command is None:
+    at = 0 if command is None or command.subcommands is None else 1
+    if command is None or _TOLD.intersection(arguments[: at + 1]):
         return None
     if command.subcommands is None:
         return command.launcher
     given = next((word for word in arguments if not word.startswith("-")), "")
-    return command.launcher if given in command.subcommands else None
+    return command.launcher if given in command.subcommands else command.others.get(given)

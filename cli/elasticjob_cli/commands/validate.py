@@ -50,7 +50,7 @@ def validate(
             show_text(str(problem), err=True)
         if found.problems and (hint := script_hint(file)):
             show_text(hint, err=True)
-        for warning in found.warnings:
+        for warning in (*found.notes, *found.warnings):
             show_text(str(warning), err=True)
         if not found.problems:
             show(f"{shown(file)}: valid")

@@ -271,13 +271,15 @@ def _content(file: Path | str) -> bytes:
 
 @dataclass(slots=True)
 class CheckedFile:
-    """Content of a file: its jobs, all problems in order of lines, and warnings for the jobs."""
+    """Content of a file: its jobs, all problems in order of lines, warnings for the jobs, and notes
+    on objects of other kinds beside them."""
 
     jobs: list[ElasticJob] = field(default_factory=list)
     problems: list[FileProblem] = field(default_factory=list)
     warnings: list[FileProblem] = field(default_factory=list)
     text: str = ""
     """Content of the file; empty if it is unreadable."""
+    notes: list[FileProblem] = field(default_factory=list)
 
 
 def load_file(file: Path | str) -> list[ElasticJob]:
@@ -317,14 +319,22 @@ def read_file(
         return CheckedFile(problems=list(error.problems))
     name = shown(file)
     checked = CheckedFile(text=text)
-    seen = 0
-    for document in documents(text):
-        if document.value is None and not document.faults:
+    given = [one for one in documents(text) if one.value is not None or one.faults]
+    others = [] if all(map(_is_other, given)) else [one for one in given if _is_other(one)]
+    for document in given:
+        if document in others:
+            checked.notes += _placed(name, [_note(document)])
             continue
-        seen += 1
         known = len(checked.jobs)
         checked.problems += _placed(name, _judge(document, checked.jobs, check))
         for job in checked.jobs[known:]:
+            if job_name(job) in map(job_name, checked.jobs[:known]):
+                at: Location = ("metadata", "name")
+                message = (
+                    f"warning (NameRepeated): a job before is {job_name(job)}, too: applied after "
+                    "it, this one changes that job"
+                )
+                checked.warnings += _placed(name, [(document.place_of(at), at, message)])
             checked.warnings += _placed(
                 name,
                 (
@@ -332,9 +342,31 @@ def read_file(
                     for one in warnings_of(job)
                 ),
             )
-    if not seen:
+    if not given:
         checked.problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
     return checked
+
+
+def job_name(job: ElasticJob) -> str:
+    """Return the namespace and name of a job, by which a cluster knows it."""
+    return f"{job.metadata.namespace}/{job.metadata.name}"
+
+
+def _is_other(document: YamlDocument) -> bool:
+    """Return True for an object of another kind, such as the ConfigMap that a job mounts."""
+    value = document.value
+    foreign = isinstance(value, Mapping) and value.get("kind") != KIND and _is_foreign(value)
+    return foreign and not document.faults
+
+
+def _note(document: YamlDocument) -> tuple[Place, Location, str]:
+    assert isinstance(document.value, Mapping)
+    text = f"{_kind(document.value)} is not checked: it is no {KIND}"
+    return document.place_of(("kind",)), ("kind",), text
+
+
+_CONVERTED = frozenset({"PyTorchJob"})
+"""Kinds that `elasticjob convert` reads."""
 
 
 def _placed(file: str, found: Iterable[tuple[Place, Location, str]]) -> list[FileProblem]:
@@ -364,6 +396,8 @@ def _judge(
         return
     if _is_foreign(value):
         message = f"must be {KIND} of {API_VERSION}; this document is {_kind(value)}"
+        if value.get("kind") in _CONVERTED:
+            message += ", which `elasticjob convert` turns into one"
         yield document.place_of(("kind",)), ("kind",), message
         return
     try:

@@ -6,6 +6,7 @@ unchanged; `ELASTICJOB_*` is specific to ElasticJob.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -61,21 +62,29 @@ PER_NODE_BACKEND = "elasticjob-node"
 """Name under which torchrun's plug-in `elasticjob_torchrun` is registered."""
 
 
-def command_environment(run_id: str, role: str, nnodes: str, nproc: str) -> Mapping[str, str]:
+_INDEX = re.compile(r"(?:.*\D)?(\d{1,9})")
+
+
+def command_environment(
+    run_id: str, role: str, nnodes: str, nproc: str, name: str = ""
+) -> Mapping[str, str]:
     """Return torchrun's defaults for a command that runs once for the node.
 
     Options in the command take precedence, and the plug-in makes those for the rendezvous
     ineffective. Three variables are those by which frameworks decide if they use torchrun at all:
     LLaMA-Factory does not for one device without FORCE_TORCHRUN, ms-swift only with NPROC_PER_NODE
     or NNODES, XTuner only if one of them is above 1. They expect plain numbers; the launcher adds
-    NPROC_PER_NODE where the job has a word.
+    NPROC_PER_NODE where the job has a word. It also adds the variables of other operators that the
+    command refers to, with the index at the end of the node's name as its number.
     """
-    most = nnodes.rpartition(":")[2]
+    least, _, most = nnodes.rpartition(":")
+    index = _INDEX.fullmatch(name)
     return {
         "PET_RDZV_BACKEND": PER_NODE_BACKEND,
         "PET_RDZV_ENDPOINT": "localhost:0",  # torchrun requires one
         "PET_RDZV_ID": run_id,
-        "PET_NNODES": nnodes,
+        "PET_NNODES": most if least == most else nnodes,
+        **({"PET_NODE_RANK": str(int(index[1]))} if index else {}),
         **({"PET_NPROC_PER_NODE": nproc} if nproc else {}),
         **({"NPROC_PER_NODE": nproc} if nproc.isascii() and nproc.isdigit() else {}),
         **({} if most == "1" else {"NNODES": most}),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop, Timer
+from elasticjob_launcher.node_variables import node_variables
 from elasticjob_launcher.processes.node_round import NodeRound, Phase
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
@@ -46,7 +47,10 @@ TORCHRUN_WORKERS = "PET_NPROC_PER_NODE"
 """Variable with the number of workers that torchrun starts without its option, or a word."""
 FRAMEWORK_WORKERS = "NPROC_PER_NODE"
 """Variable with the number of workers that frameworks pass to torchrun."""
-OWN_DEFAULTS = (TORCHRUN_WORKERS, FRAMEWORK_WORKERS, "NNODES", "FORCE_TORCHRUN")
+OWN_DEFAULTS = (
+    *(TORCHRUN_WORKERS, FRAMEWORK_WORKERS, "NNODES", "FORCE_TORCHRUN"),
+    "PET_NODE_RANK",
+)
 """Variables whose value in the container takes precedence."""
 ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
@@ -114,6 +118,7 @@ class NodeCommand:
         self._token = secrets.token_hex(16)
         self._env = {**base_env, **command.env, ADDRESS: f"{self._token}@{socket_path}"}
         self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
+        self._env.update(node_variables(argv, self._env))
         self._server = AgentServer(loop, socket_path, self._connected, output.write_line)
         self._memory = MemoryCgroup()
         self._process: Spawned | None = None

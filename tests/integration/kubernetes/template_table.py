@@ -422,4 +422,9 @@ CASES: dict[str, Json] = {
     ),
     "projection of nothing": volume(projected={"sources": [{}]}),
     "sysctl": pod(securityContext={"sysctls": [{"name": "Net Core", "value": "1"}]}),
+    "init container restarted on failure": init(restartPolicy="OnFailure"),
+    "colon in a mount path": both(
+        _WITH_DATA, {"volumeMounts": [{"name": "data", "mountPath": "/d:x"}]}
+    ),
+    "overhead without a class": pod(overhead={"cpu": "100m"}),
 }

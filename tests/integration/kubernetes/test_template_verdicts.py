@@ -102,6 +102,7 @@ OTHER_PATHS = {
     "host users": "spec.hostPID",
     "host processes": "spec.shareProcessNamespace",
     "priority": "spec.priority",
+    "overhead without a class": "spec.overhead",
 }
 """Path that validation gives, where that of the API server differs."""
 

@@ -142,6 +142,18 @@ def test_shell_script_on_two_nodes_trains_with_all_workers_and_succeeds(gang: No
         assert "the rest" in pod.launcher.output()
 
 
+def test_line_for_another_operator_trains_on_all_nodes(gang: NodeGang) -> None:
+    options = (
+        "--nnodes=$WORLD_SIZE --node_rank=$RANK --master_addr=$MASTER_ADDR "
+        "--master_port=$MASTER_PORT --nproc_per_node=2"
+    )
+    pods = gang.run(2, line=f"{TORCHRUN} {options} WORKER", slots=2, nnodes="2:2")
+    gang.reduced(1, 4)
+    assert [worker["RANK"] for worker in gang.started(1, 4)] == ["0", "1", "2", "3"]
+    gang.finish()
+    assert gang.ends(*pods) == [0, 0], gang.outputs()
+
+
 def test_killed_worker_is_replaced_within_seconds_by_the_same_torchrun(gang: NodeGang) -> None:
     pods = gang.run(2)
     gang.reduced(1, 2)

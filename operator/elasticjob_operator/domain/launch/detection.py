@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import zip_longest
 
 from elasticjob_launcher.launchers import (
     Launcher,
@@ -17,6 +18,8 @@ from elasticjob_launcher.launchers import (
     launcher_of_module,
     launcher_of_program,
     launcher_of_script,
+    numbers_node,
+    starts_processes,
 )
 from elasticjob_operator.domain.launch import shell
 from elasticjob_operator.domain.launch.wrappers import (
@@ -75,6 +78,8 @@ _NAMING = re.compile(
 _LAUNCHER_ARGUMENT = re.compile(r"--(n?nproc|nnodes|standalone|rdzv)[-_\w]*(=.*)?|.*\.py")
 """Argument of a launcher, unlike one of another program."""
 _CONFIG_FILE = re.compile(r".*\.ya?ml")
+_OFF = frozenset({"false", "no", "off", "none"})
+"""Values of an option that is turned off."""
 _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
@@ -88,6 +93,7 @@ class FindingKind(StrEnum):
     """Reason for which a command has or may have a launcher."""
 
     LAUNCHER = "Launcher"
+    OPTION = "Option"
     SCRIPT = "Script"
     COMPUTED = "Computed"
 
@@ -97,7 +103,8 @@ class Finding:
     """Launcher, or a part of the command that may be one.
 
     Args:
-        name: the launcher, the script file or the text of the part.
+        name: the launcher, the script file or the text of the part; of an option, the program and
+            the option.
         inside: program that contains it; empty if it is the command itself.
         guessed: True if only the arguments of an unknown program show it.
     """
@@ -111,10 +118,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Place in a command: variables whose value is known, the enclosing program, and True in
-    `followed` if other programs than tools run after it."""
+    """Place in a command: variables whose value is known at least in part, arrays, the enclosing
+    program, and True in `followed` if other programs than tools run after it."""
 
     values: Mapping[str, str] = field(default_factory=dict)
+    arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inside: str = ""
     depth: int = 0
     followed: bool = False
@@ -135,7 +143,50 @@ def find(
     found = _find(tuple(words), _Context(values or {}))
     found = [one for one in found if guesses or not one.guessed]
     certain = [one for one in found if one.kind is FindingKind.LAUNCHER]
-    return next(iter((*certain, *found)), None)
+    options = [one for one in found if one.kind is FindingKind.OPTION]
+    return next(iter((*certain, *options, *found)), None)
+
+
+def repeated_launcher(words: Sequence[str]) -> str:
+    """Return the launcher that a shell line certainly starts more than once, one after the other or
+    side by side; empty if there is none."""
+    at = 0
+    while (
+        words
+        and _name(words[at]) not in shell.SHELLS
+        and (index := wrapped_at(words[at:])) is not None
+    ):
+        at += index
+    call = shell.invocation(words[at:]) if words and _name(words[at]) in shell.SHELLS else None
+    if call is None or call.line_at is None:
+        return ""
+    try:
+        line = shell.read(words[at + call.line_at])
+    except shell.Unreadable:
+        return ""
+    if not line.is_sequence:
+        return ""
+    ends = any(word.value in _ENDING for one in line.commands for word in one.words)
+    values: dict[str, str] = {}
+    arrays: dict[str, tuple[str, ...]] = {}
+    count, conditional = 0, False
+    for command in line.commands:
+        conditional &= command.before in ("&&", "||")
+        _assign(command, values, arrays)
+        name = command.words[0].value if command.words else ""
+        found = _in_simple(command, (), _Context(values, arrays, depth=1))
+        joining = [one for one in found if one.launcher is not None and one.launcher.joins]
+        if joining and not conditional and command.before != "||":
+            count += 2 if command.repeated and not ends else 1
+            if count > 1:
+                return joining[0].name
+        conditional |= name in _CONDITIONS
+    return ""
+
+
+_ENDING = frozenset({"break", "exit"})
+_CONDITIONS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "diff", "cmp"})
+"""Programs whose exit code says if the commands after them run."""
 
 
 def python_target(words: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
@@ -224,7 +275,8 @@ def _find(words: tuple[str, ...], at: _Context) -> list[Finding]:
     if is_script(program) or is_entrypoint(program) or runs_task(name, words[1:]):
         return [Finding(FindingKind.SCRIPT, program, None, at.inside)]
     known = program.startswith("-")  # an option of the reserved word `time`
-    return [replace(one, guessed=not known) for one in _in_arguments(words, at)]
+    found = [replace(one, guessed=not known) for one in _in_arguments(words, at)]
+    return found or _in_options(program, words[1:], at)
 
 
 def _is_unknown(words: tuple[str, ...]) -> bool:
@@ -262,11 +314,26 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
         if module_runs_task(value, arguments):
             return [Finding(FindingKind.SCRIPT, value, None, at.inside)]
         run = module_wrapped(value, arguments)
-        return [] if run is None else _in_python(run, at.within(value))
+        if run is None:
+            return _in_options(value, arguments, at)
+        return _in_python(run, at.within(value))
     if launcher := launcher_of_script(value, arguments):
         return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
-    if re.search(r"[$`]", value):
-        return _in_text(value, at)
+    named = _in_text(value, at) if re.search(r"[$`]", value) else []
+    return named or _in_options(value, arguments, at)
+
+
+def _in_options(program: str, arguments: tuple[str, ...], at: _Context) -> list[Finding]:
+    """Return a finding for an option by which a program that no rule knows is told to start or to
+    number the processes of a node."""
+    if _name(program) in _TEXT_TOOLS | _IDLE:
+        return []
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if numbers_node(name) or (starts_processes(name) and value.lower() not in _OFF):
+            text = f"{program} {name}"
+            return [Finding(FindingKind.OPTION, text, None, at.inside, guessed=True)]
     return []
 
 
@@ -298,18 +365,13 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
         line = shell.read(text)
     except shell.Unreadable:
         return _in_text(text, at)
-    whole, values = text, dict(at.values)
+    whole, values, arrays = text, dict(at.values), dict(at.arrays)
     values.update({str(number): word for number, word in enumerate(positional)})
     findings: list[Finding] = []
     for number, command in enumerate(line.commands):
-        for word in _assigned(command):
-            name, _, value = word.value.partition("=")
-            if not word.expands:
-                values[name.rstrip("+")] = value
-            else:
-                values.pop(name.rstrip("+"), None)
+        _assign(command, values, arrays)
         followed = not all(map(_runs_nothing, line.commands[number + 1 :]))
-        inner = _Context(values, at.inside, at.depth + 1, at.followed or followed)
+        inner = _Context(values, arrays, at.inside, at.depth + 1, at.followed or followed)
         positional = _positional(command, positional)
         findings += _in_simple(command, positional, inner)
         if _reads_code(command) and (found := _IN_CODE.search(whole)):
@@ -356,6 +418,25 @@ def _runs_nothing(command: shell.Simple) -> bool:
     return not command.words or command.words[0].value in _TEXT_TOOLS | _IDLE
 
 
+def _assign(
+    command: shell.Simple, values: dict[str, str], arrays: dict[str, tuple[str, ...]]
+) -> None:
+    """Record the assignments that a command makes in its shell. Parts of a value that only the
+    running shell knows stay as they are written."""
+    for word in _assigned(command):
+        target, _, text = word.value.partition("=")
+        name = target.rstrip("+")
+        if (elements := command.arrays.get(target)) is not None:
+            before = arrays.get(name, (UNKNOWN,)) if target != name else ()
+            given = (partly_resolved(one.value, values) for one in elements)
+            arrays[name] = (*before, *given)
+            values[name] = arrays[name][0] if arrays[name] else ""
+            continue
+        arrays.pop(name, None)
+        before_text = values.get(name, f"${{{name}}}") if target != name else ""
+        values[name] = before_text + partly_resolved(text, values)
+
+
 def _assigned(command: shell.Simple) -> list[shell.Word]:
     """Return the assignments that a command makes in its shell."""
     if command.words and command.words[0].value in _DECLARING:
@@ -395,10 +476,15 @@ def _in_expanded(
         if positional[1:2] == (UNKNOWN,):
             return [Finding(FindingKind.COMPUTED, raw[0].raw, None, at.inside)]
         return _find(tuple(positional[1:]), at) if positional[1:] else []
-    known = resolved(words[0], at.values)
-    if known is not None:
+    if (elements := _elements(raw[0].raw, at.arrays)) is not None:
+        head = list(elements)
+    else:
+        known = partly_resolved(words[0], at.values)
         head = known.split() if '"' not in raw[0].raw else [known]
+    if not head or not re.search(r"[$`*?]", head[0]):
         return _find((*head, *words[1:]), at)
+    if found := [one for one in _in_arguments(tuple(words), at) if one.launcher is not None]:
+        return [replace(one, guessed=True) for one in found]
     if found := _in_text(words[0], at):
         return found
     ending = _name(words[0])
@@ -410,6 +496,33 @@ def _in_expanded(
 _REFERENCE = re.compile(
     r"\$(?:([A-Za-z_][A-Za-z0-9_]*|[0-9])|\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^{}$`]*))?\})"
 )
+
+
+_ARRAY = re.compile(r'"?\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}"?')
+
+
+def _elements(raw: str, arrays: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return the elements of the known array that a word consists of; None if it is none."""
+    named = _ARRAY.fullmatch(raw)
+    return None if named is None else arrays.get(named[1])
+
+
+_MAX_VALUE = 64 * 1024
+"""Maximum size of a value that is followed through assignments."""
+
+
+def partly_resolved(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with known variables, and the defaults of unknown ones, in place of their
+    references."""
+
+    def value(match: re.Match[str]) -> str:
+        known = values.get(match[1] or match[2])
+        if known is None and match[3] is not None:
+            return match[3].strip("'\"")
+        return match[0] if known is None else known
+
+    found = _REFERENCE.sub(value, text)
+    return text if len(found) > _MAX_VALUE else found
 
 
 def resolved(text: str, values: Mapping[str, str]) -> str | None:

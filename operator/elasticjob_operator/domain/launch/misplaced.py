@@ -8,12 +8,20 @@ given nothing to run: the standard input of a container is empty.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from elasticjob_launcher.launchers import is_launcher_word, launcher_of_program
 from elasticjob_operator.domain.launch import shell
 from elasticjob_operator.domain.launch.detection import is_python, python_target
-from elasticjob_operator.domain.launch.wrappers import split_string, wrapped_at
+from elasticjob_operator.domain.launch.wrappers import (
+    ASSIGNMENT,
+    is_script,
+    split_string,
+    wrapped_at,
+)
+from elasticjob_rendezvous.protocol.text import echoed
 
 _OPERATORS = frozenset({"&&", "||", "|&", "2>&1", "1>&2", "&>", "&>>", "2>", "2>>"})
 """Words that are no sensible argument of a program."""
@@ -43,6 +51,13 @@ def misplaced(words: Sequence[str]) -> str:
     if not rest:
         return ""
     program = rest[0]
+    if ASSIGNMENT.fullmatch(program):
+        return (
+            f"{echoed(program)} is an assignment, which only a shell understands before a program: "
+            "put it into the container's env"
+        )
+    if misspelled := _misspelled(rest):
+        return misspelled
     if nothing := _nothing(rest):
         return f"{nothing}: name what it is to run"
     if program in _SHELL_COMMANDS:
@@ -57,6 +72,8 @@ def misplaced(words: Sequence[str]) -> str:
     if _name(program) in shell.SHELLS:
         call = shell.invocation(rest)
         begin = len(rest) if call.line_at is None else call.line_at + 1
+        if lost := _lost_words(rest, begin) or _wrong_line(rest[begin - 1]):
+            return lost
         if rest[begin : begin + 1] and rest[begin] in _OPERATORS | _AMBIGUOUS:
             return (
                 f"{_name(program)} -c runs one word, and {rest[begin]!r} stands after it: write "
@@ -70,6 +87,126 @@ def misplaced(words: Sequence[str]) -> str:
         if word in _OPERATORS or (word in _AMBIGUOUS and not before.startswith("-")):
             return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
     return ""
+
+
+def unexpanded(words: Sequence[str]) -> str:
+    """Return a description of the first word with a variable that only a shell would replace, in
+    the command of a Python program or a launcher, and the remedy; empty if there is none."""
+    at = 0
+    while at < len(words) and (index := wrapped_at(words[at:])) is not None:
+        at += index
+    rest = words[at:]
+    if not rest:
+        return ""
+    known = is_python(rest[0]) or launcher_of_program(rest[0], rest[1:]) is not None
+    if is_python(rest[0]):
+        target = python_target(rest[1:])
+        if target is None or target[0] == "-c":
+            return ""
+    assigned = [word for word in words[:at] if ASSIGNMENT.fullmatch(word)]
+    for word in (*assigned, *(rest if known else rest[:1])):
+        if named := _VARIABLE.fullmatch(word):
+            name = named[1] or named[2]
+            return (
+                f"{echoed(word)} is passed on as it is written, because no shell reads the "
+                f"command: write $({name}), which is replaced by the container's env, or {_REMEDY}"
+            )
+    return ""
+
+
+_VARIABLE = re.compile(
+    r"(?:--?[\w.-]+=)?[\w./:=,@-]*\$(?:([A-Z_][A-Z0-9_]+)|\{([A-Z_][A-Z0-9_]+)\})[\w./:,$@{}-]*"
+)
+"""Word with a variable whose name is written as those of the environment are. Names in lower case
+are left alone: OmegaConf and others replace `${name}` themselves."""
+_TYPOGRAPHIC = re.compile(r"[\u2010-\u2015\u2212\u201c\u201d\u2018\u2019]\S*")
+"""Word that begins with a typographic dash or quote."""
+_OPTION_AND_VALUE = re.compile(r"--?[A-Za-z][\w-]*\s+[^\s-]\S*")
+
+
+def _misspelled(words: Sequence[str]) -> str:
+    """Return a description of a word that has the spaces, quotes or backslashes of another
+    syntax."""
+    program = words[0]
+    if not program.strip():
+        return "the program is an empty word: remove it"
+    if program != program.strip():
+        return f"the program {program!r} begins or ends with a space: remove it"
+    if "\\" in words:
+        return "'\\' is an argument here, because no shell reads the command: remove it"
+    if typed := next((word for word in words if _TYPOGRAPHIC.fullmatch(word)), ""):
+        return (
+            f"{echoed(typed)} has a quote or a dash of typography, as word processors put it: "
+            "write the plain character"
+        )
+    quoted = next((word for word in words[:2] if re.fullmatch(r"(['\"])[^'\"]*\1", word)), "")
+    if quoted and _name(program) not in shell.SHELLS:
+        return (
+            f"the quotes in {quoted} are part of the word, because no shell reads it: remove them"
+        )
+    if is_python(program) and (target := python_target(words[1:])) and target[0] != "-c":
+        return _python_misspelled(*target)
+    if _name(program) in shell.SHELLS:
+        script = shell.invocation(words).script
+        if is_script(script.split(maxsplit=1)[0] if script.split() else "") and " " in script:
+            return _several(script)
+    if launcher_of_program(program, words[1:]) is not None:
+        found = next((one for one in words[1:] if _OPTION_AND_VALUE.fullmatch(one)), "")
+        return _several(found) if found else ""
+    return ""
+
+
+def _python_misspelled(option: str, target: str, arguments: Sequence[str]) -> str:
+    first = target.split(maxsplit=1)[0] if target.split() else ""
+    if target != target.strip() and first:
+        return f"{target!r} begins or ends with a space: remove it"
+    if first != target and (option or first.endswith(".py")):
+        return _several(target)
+    if first.startswith("~/"):
+        return f"~ in {target} is a part of the name, because no shell reads it: write the folder"
+    for before, word in pairwise(("", *arguments)):
+        if _OPTION_AND_VALUE.fullmatch(word) and not before.startswith("-"):
+            return _several(word)
+    return ""
+
+
+def _several(word: str) -> str:
+    return f"{echoed(word)} is one word: write each part of it as an item of its own"
+
+
+def _wrong_line(text: str) -> str:
+    """Return a description of a shell line whose first command is quoted as a whole, or whose last
+    one is not waited for."""
+    try:
+        commands = shell.read(text).commands
+    except shell.Unreadable:
+        return ""
+    if commands and commands[-1].after == "&":
+        return (
+            "the last command of the line runs in the background, so the container ends without "
+            "waiting for it: remove the & or add the command wait"
+        )
+    words = commands[0].words if commands else []
+    parts = words[0].value.split() if len(words) == 1 and words[0].raw[:1] in "'\"" else []
+    if len(parts) > 1 and not words[0].expands and _is_command(parts[0]):
+        return f"the quotes around {echoed(words[0].value)} make one word of it: remove them"
+    return ""
+
+
+def _lost_words(words: Sequence[str], begin: int) -> str:
+    """Return a description of words after a shell's line that the line does not use."""
+    line, after = words[begin - 1].strip(), words[begin:]
+    alone = re.fullmatch(r"[\w./-]+", line) is not None
+    runs = len(after) > 1 and (is_python(after[0]) or is_launcher_word(after[0]))
+    runs |= any(word.startswith("-") and word not in ("-", "--") for word in after)
+    if begin > len(words) or not after or "$" in line or "`" in line or not (alone or runs):
+        return ""
+    if after[0] in _OPERATORS | _AMBIGUOUS:
+        return ""
+    return (
+        f"{_name(words[0])} -c runs one word, {echoed(line)}, and the words after it are not "
+        "part of it: write the whole line as one word"
+    )
 
 
 _REMEDY = 'write the line as one word for a shell: ["bash", "-c", "…"]'

@@ -26,6 +26,7 @@ _HEADS = frozenset({"for", "select", "case", "[[", "function", "coproc"})
 """Reserved words before words that are not a command."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
 _PLAIN = frozenset(" \t\n&;|()<>")
+_ARRAY = "an array"
 _NAME = re.compile(r"\$(?:\{[#!]?)?([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!_-])")
 
 
@@ -70,14 +71,18 @@ class Simple:
 
     Args:
         before, after: operators around it; empty at the ends of the line.
+        repeated: True in the body of a `for` loop.
+        arrays: elements of the arrays that it assigns, by name; `name+` for those it extends.
         start, end: its position in the line.
     """
 
     before: str
     assignments: list[Word] = field(default_factory=list)
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
     words: list[Word] = field(default_factory=list)
     redirections: list[Redirection] = field(default_factory=list)
     after: str = ""
+    repeated: bool = False
     start: int = 0
     end: int = 0
 
@@ -90,10 +95,12 @@ class Simple:
 @dataclass(frozen=True, slots=True)
 class Line:
     """Commands of a line in order; `compound` names the first loop, condition, group or function,
-    and is empty for a plain sequence."""
+    and is empty for a plain sequence. `is_sequence` is True if nothing but operators and `for`
+    loops decides which commands run."""
 
     commands: tuple[Simple, ...]
     compound: str
+    is_sequence: bool = True
 
 
 def read(text: str) -> Line:
@@ -137,6 +144,8 @@ class _Reader:
         self._at = 0
         self._commands: list[Simple] = []
         self._compound = ""
+        self._is_sequence = True
+        self._loops: list[str] = []
         self._heredocs: list[_Heredoc] = []
         self._depth = 0
 
@@ -154,10 +163,11 @@ class _Reader:
             else:
                 self._word_of(current)
         self._finish(current, "")
-        return Line(tuple(self._commands), self._compound)
+        return Line(tuple(self._commands), self._compound, self._is_sequence)
 
     def _finish(self, current: Simple, after: str) -> None:
         current.after = after
+        current.repeated = "for" in self._loops
         if current.parts:
             current.start = min(word.start for word in current.parts)
             current.end = max(word.end for word in current.parts)
@@ -232,23 +242,30 @@ class _Reader:
                 return
         if not current.words and _ASSIGNMENT.match(word.raw):
             if word.raw.endswith("=") and following == "(":
-                self._array()
+                current.arrays[word.raw[:-1]] = self._array()
             current.assignments.append(word)
+        elif following == "(" and word.raw.endswith("=") and _ASSIGNMENT.match(word.raw):
+            current.arrays[word.raw[:-1]] = self._array()  # declare -a NAME=(…)
+            current.words.append(word)
         else:
             current.words.append(word)
 
-    def _array(self) -> None:
-        self._mark("an array")
+    def _array(self) -> list[Word]:
+        """Read the elements of an array. Raises `Unreadable`."""
+        self._mark(_ARRAY)
         self._at += 1
+        elements: list[Word] = []
         while True:
             self._skip_blanks()
             if self._text.startswith("\n", self._at):
                 self._at += 1
             elif self._text.startswith(")", self._at):
                 self._at += 1
-                return
-            elif not self._word().raw:
-                raise Unreadable("an array is not closed")
+                return elements
+            else:
+                elements.append(self._word())
+                if not elements[-1].raw:
+                    raise Unreadable("an array is not closed")
 
     def _skip_head(self, head: str) -> None:
         """Skip the words after `for`, `case`, `[[` and `function`, which run nothing."""
@@ -282,6 +299,11 @@ class _Reader:
 
     def _mark(self, name: str) -> None:
         self._compound = self._compound or name
+        self._is_sequence &= name in (_ARRAY, "for", "do", "done")
+        if name in ("for", "select", "while", "until"):
+            self._loops.append(name)
+        elif name == "done" and self._loops:
+            self._loops.pop()
 
     def _skip_blanks(self) -> None:
         text = self._text

@@ -140,6 +140,10 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "neuron_parallel_compile": _wrapper("--command"),
     "xargs": _wrapper("-n -P -I -L -d -a -s -E"),
     "watch": _wrapper("-n --interval"),
+    **dict.fromkeys(
+        ("wait-for-it", "wait-for-it.sh", "wait-for", "wait-for.sh"),
+        _wrapper("-h --host -p --port -t --timeout", operands=1),
+    ),
     "flock": _wrapper("-w --timeout -E", operands=1),
     "chronic": _wrapper(),
     "ts": _wrapper(),

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.manifests.pod import PodSettings, pod
-from elasticjob_operator.domain.manifests.pod_rules import pod_problems
+from elasticjob_operator.domain.manifests.pod_rules import metadata_problems, pod_problems
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused, conflicts
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.problems import Problem
 
+MOST_BYTES = 3 * 512 * 1024
+"""Maximum size of a request to etcd by default: 1.5 MiB."""
 _SETTINGS = PodSettings("sidecar")
 _ACCESS = Access(b"", None, None, None)
 
@@ -25,11 +27,25 @@ _ACCESS = Access(b"", None, None, None)
 def check_pods(job: ElasticJob) -> list[Problem]:
     """Return the problems of the job's pods; the template has passed its schema."""
     template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
+    metadata = {"labels": job.metadata.labels, "annotations": job.metadata.annotations}
     found = [
+        *_size(job),
+        *metadata_problems(metadata),
         *_refusals(job, template["spec"]),
         *pod_problems(template, grace_seconds(job)),
     ]
     return list({problem.location: problem for problem in reversed(found)}.values())[::-1]
+
+
+def _size(job: ElasticJob) -> Iterator[Problem]:
+    """Yield a problem for a job that is too long for the API server's etcd."""
+    size = len(job.model_dump_json(by_alias=True, exclude_none=True).encode())
+    if size > MOST_BYTES:
+        yield Problem.at(
+            (),
+            f"must be at most {MOST_BYTES} bytes long as JSON, the limit of the API server's etcd; "
+            f"it has {size}: put long texts into a ConfigMap or a volume",
+        )
 
 
 def _refusals(job: ElasticJob, spec: dict[str, object]) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from elasticjob_operator.domain.json_object import Json
-from elasticjob_operator.domain.manifests.names import SHM_PATH
+from elasticjob_operator.domain.manifests.names import JOB_LABEL, SHM_PATH, pod_labels
 from elasticjob_operator.domain.manifests.resources import amounts, quantity, requests_devices
 from elasticjob_operator.domain.manifests.snapshots import memory_bytes
 from elasticjob_operator.domain.manifests.template_rules import POD_SPEC, is_same
@@ -29,10 +29,12 @@ class WarningKind(StrEnum):
 
     ACCELERATORS_NOT_REQUESTED = "AcceleratorsNotRequested"
     FLOATING_IMAGE = "FloatingImage"
+    FRACTIONAL_BYTES = "FractionalBytes"
     GRACE_TOO_SHORT = "GraceTooShort"
     HOST_IPC = "HostIPC"
     HOST_PATH_PER_MACHINE = "HostPathPerMachine"
     HOST_PORT = "HostPort"
+    LABEL_REPLACED = "LabelReplaced"
     LIVENESS_PROBE = "LivenessProbe"
     MEMORY_VOLUME_WITHOUT_LIMIT = "MemoryVolumeWithoutLimit"
     POD_DEADLINE = "PodDeadline"
@@ -40,6 +42,7 @@ class WarningKind(StrEnum):
     READINESS_GATES = "ReadinessGates"
     READINESS_PROBE = "ReadinessProbe"
     SCHEDULER_WITHOUT_QUEUE = "SchedulerWithoutQueue"
+    SELECTOR_MISSING = "SelectorMissing"
     SNAPSHOT_MEMORY = "SnapshotMemory"
     UNKNOWN_CAPABILITY = "UnknownCapability"
     VARIABLE_REPLACED = "VariableReplaced"
@@ -102,10 +105,15 @@ def warnings_of(job: ElasticJob) -> tuple[TemplateWarning, ...]:
         ("containers", index),
     )
     return tuple(
-        TemplateWarning(kind, (*POD_SPEC, *location), message)
+        TemplateWarning(kind, _absolute(location), message)
         for rule in _RULES
         for kind, location, message in rule(template)
     )
+
+
+def _absolute(location: Location) -> Location:
+    """Return a location from the document's root; `..` leads out of the pod's spec."""
+    return (*POD_SPEC[:-1], *location[1:]) if location[0] == ".." else (*POD_SPEC, *location)
 
 
 def _mapping(value: Any) -> Json:
@@ -221,6 +229,60 @@ def _readiness_gates(template: _Template) -> Iterator[_Found]:
             ("readinessGates",),
             f"training does not wait for them, and {_UNREADY}; remove them",
         )
+
+
+def _labels(template: _Template) -> Iterator[_Found]:
+    own = pod_labels(template.job, 0, 0)
+    for name in _mapping(template.metadata.get("labels")):
+        if name in own:
+            yield (
+                WarningKind.LABEL_REPLACED,
+                ("..", "metadata", "labels", name),
+                f"{name} is set by the operator, which finds its pods by it; remove it",
+            )
+
+
+def _selectors(template: _Template) -> Iterator[_Found]:
+    """An absent selector matches no pod, unlike an empty one, which matches all."""
+    terms: list[tuple[Location, Json]] = [
+        (("topologySpreadConstraints", index), one)
+        for index, one in enumerate(_mappings(template.spec.get("topologySpreadConstraints")))
+    ]
+    affinity = _mapping(template.spec.get("affinity"))
+    for kind in ("podAffinity", "podAntiAffinity"):
+        for when in ("required", "preferred"):
+            field = f"{when}DuringSchedulingIgnoredDuringExecution"
+            for index, one in enumerate(_mappings(_mapping(affinity.get(kind)).get(field))):
+                at: Location = ("affinity", kind, field, index)
+                weighted = when == "preferred"
+                term = _mapping(one.get("podAffinityTerm")) if weighted else one
+                terms.append(((*at, "podAffinityTerm") if weighted else at, term))
+    for place, term in terms:
+        if term and term.get("labelSelector") is None:
+            yield (
+                WarningKind.SELECTOR_MISSING,
+                place,
+                "without labelSelector it counts no pod and has no effect; select the pods of the "
+                f"job by the label {JOB_LABEL}",
+            )
+
+
+_BYTES = ("memory", "ephemeral-storage")
+
+
+def _amounts(template: _Template) -> Iterator[_Found]:
+    for at, container in _containers(template.spec):
+        for kind in ("limits", "requests"):
+            given = _mapping(_mapping(container.get("resources")).get(kind))
+            for name in _BYTES:
+                amount = given.get(name)
+                if isinstance(amount, str) and amount.endswith("m"):
+                    yield (
+                        WarningKind.FRACTIONAL_BYTES,
+                        (*at, "resources", kind, name),
+                        f"{amount} is an amount in thousandths of a byte; for megabytes write "
+                        f"{amount[:-1]}Mi",
+                    )
 
 
 # -- the trainer
@@ -429,6 +491,9 @@ _RULES: tuple[Callable[[_Template], Iterable[_Found]], ...] = (
     _grace,
     _pod_deadline,
     _readiness_gates,
+    _labels,
+    _selectors,
+    _amounts,
     _probes,
     _pre_stop,
     _accelerators,

@@ -10,15 +10,16 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
+from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program, numbers_node
 from elasticjob_operator.domain.launch.detection import (
     Finding,
     FindingKind,
     find,
     is_python,
     program_file,
+    repeated_launcher,
 )
-from elasticjob_operator.domain.launch.misplaced import misplaced
+from elasticjob_operator.domain.launch.misplaced import misplaced, unexpanded
 from elasticjob_operator.domain.launch.preparation import Prepared, Whole, split
 from elasticjob_operator.domain.manifests.names import LAUNCHER_PATH
 from elasticjob_operator.domain.manifests.torchrun import (
@@ -212,10 +213,12 @@ def _decided(
     values = spec.values or {}
     plain = TrainerCommand(_interpreter(_parse((*command, *args))), command, args)
     if spec.launch is Launch.AUTO and (reason := misplaced((*command, *args))):
-        raise CannotUnwrap(f"{reason}, or set spec.launch if the command is meant as it is")
+        raise CannotUnwrap(f"{reason}, {_AS_IT_IS}")
     guesses = spec.launch is Launch.AUTO
     found = find(words, values, guesses)
-    _check_rendezvous(found, spec.max_nodes)
+    if found is not None and _is_harmless_option(found, workers, spec):
+        found = None
+    _check_rendezvous(found, spec.max_nodes, words, guesses)
     if spec.launch is Launch.PER_NODE:
         return _per_node(plain, LaunchReason.REQUESTED, "spec.launch is PerNode")
     try:
@@ -223,7 +226,9 @@ def _decided(
     except LosesOption as error:
         if spec.launch is Launch.PER_WORKER:
             raise
+        _check_expansion((*command, *args), spec)
         return _per_node(plain, LaunchReason.LAUNCHER_OPTIONS, str(error))
+    _check_expansion((*command, *args) if removed is None else removed.words, spec)
     if spec.nested and guesses:
         return _per_node(plain, LaunchReason.LAUNCHER_FOUND, spec.nested)
     if removed is not None:
@@ -238,8 +243,41 @@ def _decided(
     return _per_worker(plain, prepared, workers, spec)
 
 
-def _check_rendezvous(found: Finding | None, max_nodes: int) -> None:
-    """Refuse a launcher with a rendezvous of its own for several nodes."""
+_AS_IT_IS = "or set spec.launch if the command is meant as it is"
+
+
+def _check_expansion(words: Sequence[str], spec: LaunchSpec) -> None:
+    """Refuse a variable that only a shell would replace, unless the launch is requested."""
+    if spec.launch is Launch.AUTO and (reason := unexpanded(words)):
+        raise CannotUnwrap(f"{reason}, {_AS_IT_IS}")
+
+
+def _is_harmless_option(found: Finding, workers: int | str | None, spec: LaunchSpec) -> bool:
+    """Return True for an option that has no effect on this job: it starts processes where there is
+    one worker, or numbers the only node."""
+    numbers = numbers_node(found.name.rpartition(" ")[2])
+    single = spec.has_one_worker(workers) or (numbers and spec.max_nodes == 1)
+    return found.kind is FindingKind.OPTION and single
+
+
+def _check_rendezvous(
+    found: Finding | None, max_nodes: int, words: Sequence[str], guesses: bool
+) -> None:
+    """Refuse a launcher with a rendezvous of its own, or more than one, for several nodes."""
+    if found is not None and found.kind is FindingKind.OPTION and max_nodes > 1:
+        raise CannotUnwrap(
+            f"{found.name} tells the program to start or to number the processes itself, so each "
+            "of the nodes would train alone: leave the option out if every process takes its ranks "
+            "from the environment, as torchrun's workers do; or set spec.launch to PerNode if the "
+            "program starts torchrun, or to PerWorker if it only reads the option; or set "
+            "spec.maxNodes to 1"
+        )
+    if max_nodes > 1 and guesses and (repeated := repeated_launcher(words)):
+        raise CannotUnwrap(
+            f"the line starts {repeated} more than once, and several nodes could not agree on "
+            "which one they run: make a job of each, or set spec.maxNodes to 1, or set "
+            "spec.launch to PerNode if only one of them runs"
+        )
     if found is None or found.launcher is None or found.launcher.joins or max_nodes == 1:
         return
     name = found.launcher.name
@@ -268,7 +306,7 @@ def _without_launcher(
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
     inner = find(tuple(expanded(word, values) for word in started), values, guesses)
-    if inner is not None:
+    if inner is not None and inner.kind is not FindingKind.OPTION:
         raise LosesOption(
             f"{launcher.name} starts {inner.name}, which may start workers itself: start only one "
             "of them"
@@ -368,6 +406,12 @@ def _reason(found: Finding) -> tuple[LaunchReason, str]:
             remedy = "; set spec.launch to PerWorker if it is an argument" if found.guessed else ""
             text = f"{found.name}{where} starts the workers itself{remedy}"
             return LaunchReason.LAUNCHER_FOUND, text
+        case FindingKind.OPTION:
+            text = f"{found.name} tells the program to start the processes of the node itself"
+            return (
+                LaunchReason.LAUNCHER_FOUND,
+                f"{text}; set spec.launch to PerWorker if it only reads the option",
+            )
         case FindingKind.SCRIPT:
             return (
                 LaunchReason.SCRIPT_FILE,

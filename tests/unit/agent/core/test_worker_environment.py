@@ -96,3 +96,20 @@ def test_command_environment_makes_frameworks_use_torchrun(nproc: str, number: s
     assert "NNODES" not in command_environment("job", "default", "1:1", nproc)
     assert env.get("NPROC_PER_NODE") == number
     assert env.get("PET_NPROC_PER_NODE") == (nproc or None)
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "name", "expected"),
+    [
+        ("1:4", "digits-2", ("1:4", "2")),
+        ("4:4", "digits-0", ("4", "0")),
+        ("4", "node", ("4", None)),
+        ("1:1", "a-07", ("1", "7")),
+        ("1:1", "3", ("1", "3")),
+    ],
+)
+def test_command_environment_numbers_the_node(
+    nnodes: str, name: str, expected: tuple[str, str | None]
+) -> None:
+    env = command_environment("job", "default", nnodes, "", name)
+    assert (env["PET_NNODES"], env.get("PET_NODE_RANK")) == expected

@@ -170,3 +170,50 @@ def test_strict_validation_fails_for_a_program_that_may_train_besides(
     assert (said in result.output) is warned, result.output
     assert ("the program may train besides" in result.output) is warned
     assert ("ProgramStartsLauncher" in result.output) is warned
+
+
+LONG = f", {120_000 * 'x'}"
+CONFIG = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\n"
+
+
+def test_object_beside_a_job_is_named_and_not_checked(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(CONFIG + JOB)
+    ran = CliRunner().invoke(application("validate"), ["validate", "--strict", str(file)])
+    assert ran.exit_code == 0, ran.output
+    assert f"{file}:2:7: kind: ConfigMap of v1 is not checked: it is no ElasticJob" in ran.output
+    assert f"{file}: valid" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{name: good}", "{name: good, labels: {a: b c}}", "metadata.labels.a: must be a label"),
+        ("{name: good}", "{name: good, annotations: {a b: c}}", "metadata.annotations.a b: must"),
+        (
+            "[python3, train.py]",
+            "[\u201cpython3\u201d, train.py]",
+            "has a quote or a dash of typography",
+        ),
+        (
+            "[python3, train.py]",
+            "[python3, train.py, \u2013-lr]",
+            "has a quote or a dash of typography",
+        ),
+        (
+            "train.py]",
+            f"train.py{LONG * 14}]",
+            "must be at most 1572864 bytes long",
+        ),
+        ("    spec:\n", "    spec:\n      overhead: {cpu: 100m}\n", "overhead: must be absent"),
+    ],
+    ids=["label", "annotation", "quote", "dash", "size", "overhead"],
+)
+def test_job_that_the_cluster_would_refuse_is_invalid(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.replace(old, new), encoding="utf-8")
+    ran = CliRunner().invoke(application("validate"), ["validate", str(file)])
+    assert ran.exit_code == 2, ran.output[:2000]
+    assert problem in ran.output

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_operator.model.manifest import MAX_NODES, InvalidFile, check_file, load_file
+from elasticjob_operator.model.manifest import (
+    MAX_NODES,
+    InvalidFile,
+    check_file,
+    load_file,
+    read_file,
+)
 from tests.paths import ROOT
 
 GOOD = """\
@@ -82,9 +88,42 @@ def test_problem_names_its_line(
 
 def test_each_document_of_a_file_is_validated(tmp_path: Path) -> None:
     foreign = "apiVersion: v1\nkind: ConfigMap\ndata: {spec: 1}\n"
-    text = "\n".join([GOOD, "---", foreign, "---", "- a list", "---", "---", GOOD])
+    other = GOOD.replace("good", "other")
+    text = "\n".join([GOOD, "---", foreign, "---", "- a list", "---", "---", other])
     lines = [(line, path) for line, _, path, _ in problems(tmp_path, text)]
-    assert lines == [(15, "kind"), (19, "")]
+    assert lines == [(19, "")]
+    file = tmp_path / "jobs.yaml"
+    file.write_text(text)
+    [note] = read_file(file).notes
+    assert (note.line, note.path) == (15, "kind")
+    assert note.message == "ConfigMap of v1 is not checked: it is no ElasticJob"
+
+
+def test_file_without_a_job_is_refused(tmp_path: Path) -> None:
+    foreign = "apiVersion: v1\nkind: ConfigMap\n"
+    found = problems(tmp_path, f"{foreign}---\n{foreign}")
+    assert [(line, path) for line, _, path, _ in found] == [(2, "kind"), (5, "kind")]
+    [job] = problems(tmp_path, "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n")
+    assert job[3].endswith("`elasticjob convert` turns into one")
+
+
+@pytest.mark.parametrize("version", ["elasticjob.org/v1alpha1", "v1"])
+def test_job_of_another_group_is_refused_beside_a_good_one(tmp_path: Path, version: str) -> None:
+    odd = GOOD.replace("elasticjob.dev/v1alpha1", version)
+    found = problems(tmp_path, f"{GOOD}---\n{odd}")
+    assert [path for _, _, path, _ in found] == ["kind"]
+
+
+def test_name_of_two_jobs_in_a_file_is_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text(f"{GOOD}---\n{GOOD}")
+    [warning] = read_file(file).warnings
+    assert warning.path == "metadata.name"
+    assert warning.line > len(GOOD.splitlines())
+    assert "(NameRepeated): a job before is default/good" in warning.message
+    elsewhere = GOOD.replace("name: good", "name: good\n  namespace: b")
+    file.write_text(f"{GOOD}---\n{elsewhere}")
+    assert read_file(file).warnings == []
 
 
 def test_jobs_of_a_file_keep_their_order(tmp_path: Path) -> None:

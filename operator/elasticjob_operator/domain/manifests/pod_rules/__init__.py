@@ -14,11 +14,17 @@ from elasticjob_operator.domain.manifests.pod_rules.containers import container_
 from elasticjob_operator.domain.manifests.pod_rules.fields import Field
 from elasticjob_operator.domain.manifests.pod_rules.kubelet import kubelet_faults
 from elasticjob_operator.domain.manifests.pod_rules.placement import placement_faults
-from elasticjob_operator.domain.manifests.pod_rules.pod_spec import pod_faults
+from elasticjob_operator.domain.manifests.pod_rules.pod_spec import metadata_faults, pod_faults
 from elasticjob_operator.domain.manifests.pod_rules.volumes import volume_faults
 from elasticjob_operator.model.problems import Problem
 
-__all__ = ["pod_problems"]
+__all__ = ["metadata_problems", "pod_problems"]
+
+
+def metadata_problems(metadata: Json) -> Iterator[Problem]:
+    """Yield the reasons for which the API server would refuse an object's labels or annotations."""
+    for location, message in metadata_faults(Field(metadata, ("metadata",))):
+        yield Problem.at(location, message)
 
 
 def pod_problems(template: Json, grace_seconds: int) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ _MOST_NAMESERVERS, _MOST_SEARCHES, _MOST_SEARCH_CHARACTERS = 3, 32, 2048
 
 
 def pod_faults(pod: Field) -> Iterator[Fault]:
-    yield from _metadata_faults(pod.child("metadata"))
+    yield from metadata_faults(pod.child("metadata"))
     spec = pod.child("spec")
     yield from in_range(spec.child("activeDeadlineSeconds"), 1, MOST_ID)
     for name in _OBJECT_NAMES:
@@ -63,9 +63,14 @@ def pod_faults(pod: Field) -> Iterator[Fault]:
     yield from _namespace_faults(spec)
     yield from _claim_faults(spec.items("resourceClaims"))
     yield from amount_faults(spec.child("resources"), [], whole_pod=True)
+    if spec.child("overhead").value and not spec.child("runtimeClassName").value:
+        yield spec.child("overhead").fault(
+            "must be absent without runtimeClassName: only the class of a runtime has an overhead"
+        )
 
 
-def _metadata_faults(metadata: Field) -> Iterator[Fault]:
+def metadata_faults(metadata: Field) -> Iterator[Fault]:
+    """Yield the faults of an object's labels and annotations."""
     for label, value in metadata.entries("labels"):
         yield from QUALIFIED_NAME.faults(value, label)
         yield from LABEL_VALUE.faults(value)

@@ -35,7 +35,7 @@ def bash(line: str, *options: str) -> list[str]:
 PLAIN = [
     "python train.py",
     "python3 -u -m pkg.train --launcher torchrun",
-    "python train.py torchrun --nproc_per_node 8",
+    "python train.py torchrun --nnodes 8",
     "python train.py --cmd 'torchrun train.py'",
     "python train.py --backend deepspeed --deepspeed ds.json",
     "python -m pkg.torchrun",
@@ -92,7 +92,7 @@ PLAIN = [
     "busybox sh -c 'python train.py'",
     "$(VENV)/bin/python train.py",
     # Arguments of programs, options, and other uses of a launcher's name.
-    "./train --launcher torchrun --nproc-per-node 8",
+    "./train --launcher torchrun --nnodes 8",
     "./train --backend=torchrun train.py",
     "lightning-cli fit --trainer.strategy deepspeed --config c.yaml",
     "lightning-cli fit --trainer.strategy deepspeed train.py",
@@ -203,6 +203,28 @@ PLAIN = [
     "ipython -- t.py",
     "papermill in.ipynb out.ipynb",
     "bash -c 'python $SCRIPT'",
+    # Commands of run scripts, Dockerfiles and manifests.
+    "python3.11 -X faulthandler -u train.py",
+    "python -u -W ignore train.py",
+    "sudo -E -H python t.py",
+    "su -s /bin/bash me -c 'python t.py'",
+    "prlimit --memlock=unlimited:unlimited --nofile=65536 python t.py",
+    "ssh-agent bash -c 'python t.py'",
+    "/usr/bin/time -v python t.py",
+    "python -m kernprof -l t.py",
+    "jupyter execute t.ipynb",
+    "wait-for-it.sh etcd:2379 -- python t.py",
+    "yolo task=detect mode=train model=yolov8n.pt data=coco.yaml",
+    "python -m xtuner.v1.train.cli.sft --config x.py",
+    "python -m trl.scripts.sft --x",
+    "oumi train -c x.yaml",
+    "ludwig train --config c.yaml --backend horovod",
+    "python tools/train_net.py --num-gpus 8 --config-file c.yaml",
+    "python train.py A=b hydra.run.dir=${now:%Y} lr=${lr} path=${oc.env:HOME}/x",
+    "python train.py --prompt '$5 for ${you}' --pattern '*.txt' --tail ''",
+    "python -c 'print(\"$HOME\")' x",
+    "bash -c 'python train.py $OUT ~/x' name",
+    "bash -c 'exec \"$@\"' _ python train.py --lr 1",
 ]
 
 
@@ -431,6 +453,29 @@ LAUNCHERS = [
     (bash("for i in 1 2; do torchrun t.py --seed $i; done"), "torchrun"),
     (bash("while ! torchrun t.py; do sleep 5; done"), "torchrun"),
     (bash("torchrun t.py & PID=$!; wait $PID"), "torchrun"),
+    # Commands that are put together in variables and arrays.
+    (bash('C="torchrun"; C+=" --nproc_per_node 8 t.py"; $C'), "torchrun"),
+    (bash('C="torchrun"; C="$C --nproc_per_node $N t.py"; echo $C; eval $C'), "torchrun"),
+    (bash('C=(torchrun --nproc_per_node 8)\nC+=(t.py)\n"${C[@]}" --lr 1'), "torchrun"),
+    (bash('declare -a C=(torchrun t.py); "${C[@]}"'), "torchrun"),
+    (bash("C=(torchrun t.py); $C --lr 1"), "torchrun"),
+    (bash('L=\'python -m torch.distributed.run\'; C="$L t.py"; bash -c "$C"'), "torchrun"),
+    (bash('L="accelerate launch --num_processes $N"; bash -c "$L $C"'), "accelerate launch"),
+    (bash('C="deepspeed --num_gpus 8 $ARGS t.py"; echo $C; eval $C'), "deepspeed"),
+    (bash('C=(mpirun -np 8); C+=(python t.py); "${C[@]}"'), "mpirun"),
+    (bash('cmd="srun -l torchrun $@"\necho $cmd\n$cmd'), "srun"),
+    (bash("L=${L:-torchrun}; $L t.py"), "torchrun"),
+    # Launchers with options of torchrun.
+    ("dlrover-run --network-check --nnodes=2 --nproc_per_node=8 t.py", "dlrover-run"),
+    ("ft_launcher --nnodes=2 --nproc-per-node=8 t.py", "ft_launcher"),
+    ("hyperpodrun --nnodes=2 --nproc_per_node=8 t.py", "hyperpodrun"),
+    ("bpslaunch python t.py", "bpslaunch"),
+    ("python xla_spawn.py --num_cores 8 t.py", "xla_spawn.py"),
+    ("python examples/gaudi_spawn.py --world_size 8 --use_mpi t.py", "gaudi_spawn.py"),
+    ("python -m torch.backends.xeon.run_cpu --ninstances 4 t.py", "torch.backends.xeon.run_cpu"),
+    ("automodel finetune llm -c x.yaml", "automodel"),
+    ("accelerate test --config_file c.yaml", "accelerate test"),
+    ("wait-for-it.sh -t 30 etcd:2379 -- torchrun t.py", "torchrun"),
     (bash("torchrun t.py 2>&1 | tee log.txt"), "torchrun"),
     (bash("git clone x y && cd y && pip install -e . && torchrun t.py"), "torchrun"),
     (bash("trap 'kill 0' EXIT; torchrun t.py"), "torchrun"),
@@ -449,6 +494,105 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
     assert (found.words, found.options) == (tuple(words), ())
     with pytest.raises(CannotUnwrap, match=r"set spec\.launch to PerNode or Auto"):
         decide(command, launch=Launch.PER_WORKER)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun a.py && torchrun b.py",
+        "torchrun a.py\naccelerate launch b.py",
+        "torchrun a.py & torchrun b.py & wait",
+        "for lr in 1 2; do torchrun t.py --lr $lr; done",
+        "A=(1 2); torchrun a.py; torchrun b.py",
+        "for i in 1 2; do for j in 1 2; do echo; done; torchrun t.py; done",
+        "cd a && torchrun a.py; cd b && torchrun b.py",
+    ],
+)
+def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) -> None:
+    with pytest.raises(CannotUnwrap, match=r"starts (torchrun|accelerate launch) more than once"):
+        decide(bash(line), nodes=2)
+    assert decide(bash(line)).reason is LaunchReason.LAUNCHER_FOUND
+    assert decide(bash(line), nodes=2, launch=Launch.PER_NODE).mode is Launch.PER_NODE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun a.py || torchrun b.py",
+        "if [ $A ]; then torchrun a.py; else torchrun b.py; fi",
+        "for i in 1 2 3; do torchrun t.py && break; done",
+        "until torchrun t.py; do sleep 1; done",
+        "torchrun a.py; echo torchrun b.py",
+        "for f in *.sh; do echo $f; done; torchrun t.py",
+        "for i in 1 2; do nc -z x 1; done\ntorchrun t.py",
+        "[ $NODE_RANK = 0 ] && torchrun a.py\n[ $NODE_RANK = 1 ] && cd x && torchrun b.py",
+        "while read l; do echo $l; done < x; torchrun a.py",
+        "torchrun --version; torchrun t.py",
+        "accelerate launch --help; python -m torch.distributed.run -h; accelerate launch t.py",
+        "deepspeed --version; mpirun -V; torchrun t.py",
+    ],
+)
+def test_launchers_of_which_one_runs_are_kept(line: str) -> None:
+    assert decide(bash(line), nodes=2).reason is LaunchReason.LAUNCHER_FOUND
+
+
+OPTIONS = [
+    ("python launch.py --nproc_per_node=2 main.py --distributed", "launch.py --nproc_per_node"),
+    ("python -m my.launch --nproc-per-node 8 t.py", "my.launch --nproc-per-node"),
+    ("python main.py -a resnet50 --multiprocessing-distributed --world-size 1 --rank 0 /d",
+     "main.py --multiprocessing-distributed"),
+    ("python main.py --multiprocessing-distributed", "main.py --multiprocessing-distributed"),
+    ("python main.py --multiprocessing_distributed true", "main.py --multiprocessing_distributed"),
+    ("my-train --nproc_per_node 8", "my-train --nproc_per_node"),
+    ("./train --launcher torchrun --nproc-per-node 8", "./train --nproc-per-node"),
+    ("onmt_train -config c.yaml -world_size 2 -gpu_ranks 0 1", "onmt_train -gpu_ranks"),
+    ("numactl -N 0 python launch.py --nproc_per_node 2 t.py", "launch.py --nproc_per_node"),
+    (bash("cd x && python launch.py --nproc_per_node $N t.py"), "launch.py --nproc_per_node"),
+    (bash("bash prepare.sh; python launch.py --nproc_per_node 2 t.py"),
+     "launch.py --nproc_per_node"),
+]  # fmt: skip
+"""Options that tell a program to start processes."""
+
+
+@pytest.mark.parametrize(("command", "name"), OPTIONS, ids=str)
+def test_program_that_is_told_to_start_processes_is_not_run_once_for_each_worker(
+    command: str | list[str], name: str
+) -> None:
+    found = decide(command)
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert found.message.startswith(f"{name} tells the program to start the processes")
+    with pytest.raises(CannotUnwrap, match="each of the nodes would train alone") as refused:
+        decide(command, 1, nodes=2)
+    assert "spec.launch to PerNode if the program starts torchrun" in str(refused.value)
+    for launch in (Launch.PER_WORKER, Launch.PER_NODE):
+        requested = decide(command, launch=launch, nodes=2)
+        assert requested.mode is launch
+    assert decide(command, 1).reason is not LaunchReason.LAUNCHER_FOUND
+
+
+@pytest.mark.parametrize(
+    "command", ["python train_net.py --num-gpus 8 --machine-rank 0", "python t.py --node_rank=1"]
+)
+def test_program_that_is_told_the_number_of_its_node_is_refused_for_several_nodes(
+    command: str,
+) -> None:
+    assert decide(command).reason is LaunchReason.PLAIN_COMMAND
+    with pytest.raises(CannotUnwrap, match=r"-?rank tells the program to start or to number"):
+        decide(command, nodes=2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python main.py --multiprocessing-distributed false",
+        "torchrun --nproc_per_node=8 t.py --nproc_per_node 8 --node_rank 0",
+        "accelerate launch --num_processes 8 t.py --nproc_per_node 3",
+        "echo --nproc_per_node 8",
+        "python train.py --distributed-world-size 16 --num_nodes 2 --world-size 2",
+    ],
+)
+def test_option_that_starts_nothing_does_not_count(command: str) -> None:
+    assert decide(command).mode is Launch.PER_WORKER
 
 
 GUESSED = [
@@ -570,8 +714,9 @@ def test_script_file_runs_once_for_each_pod_unless_requested(command: str | list
         bash("$TOOL train.py"),
         bash("$(cat tool) train.py"),
         bash("$(CMD)"),
-        bash('C=(torchrun t.py); "${C[@]}"'),
-        bash('L=\'python -m torch.distributed.run\'; C="$L t.py"; bash -c "$C"'),
+        bash('C=($(cat cmd)); "${C[@]}"'),
+        bash('read -ra C < cmd; "${C[@]}"'),
+        bash('C="$(cat cmd) t.py"; bash -c "$C"'),
         bash('set -- $(cat cmd); exec "$@"'),
         ["bash", "-c", 'exec "${@:1}"', "_", "torchrun", "t.py"],
     ],
@@ -718,6 +863,12 @@ SPLIT = [
     ("pkill torchrun || true; hash torchrun; ", "python train.py"),
     ("pip show deepspeed; ", "python train.py --launcher $TORCHRUN"),
     ("cd /app && ", "gnn-train --task node --dataset x"),
+    ('C="python t.py --lr $LR"; echo $C; ', "$C"),
+    ("PY=${PY:-python}; ", "$PY t.py"),
+    ("nvidia-smi; python -V; ", "python train.py"),
+    ("mpirun --version && torchrun --help; ", "python train.py"),
+    ("wandb login $KEY && hf download gpt2; ", "python train.py"),
+    ("read -r -d '' S << EOM\nimport torch\nEOM\nprintf '%s' \"$S\" > s.py; ", "python -u s.py"),
     ("bash <<E\npip install x\nE\n", "python train.py"),
     ("bash -c 'curl x | sh'; ", "python train.py"),
 ]
@@ -767,6 +918,9 @@ def test_last_command_with_variables_of_a_worker_runs_in_a_shell_for_each_worker
 
 
 WHOLE = [
+    ('C="python t.py --lr $LR"; echo $C; eval $C', "a last command that is no program (eval)"),
+    ('C=(python t.py --lr "$LR"); "${C[@]}"', "an array"),
+    ('run() { echo "$*"; "$@"; }\nrun python t.py', "a function"),
     ("pip install x; python t.py | tee log", "a pipeline"),
     ("python t.py 2>&1 | tee log", "a pipeline"),
     ("python t.py |& tee log", "a pipeline"),
@@ -910,6 +1064,34 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (["bash", "-c"], "bash is given no script"),
         (["sh", "-ec", "# only this\n"], "the line of sh -c has no command"),
         (["tini", "--", "python", "-u"], "python is given no script and no module"),
+        (["NCCL_DEBUG=INFO", "torchrun", "t.py"], "is an assignment, which only a shell"),
+        (["python", "t.py", "--out", "$OUT_DIR/x"], "'$OUT_DIR/x' is passed on as it is written"),
+        (["python", "t.py", "--out=${OUT_DIR}"], "write $(OUT_DIR), which is replaced by"),
+        (["$HOME/bin/python", "t.py"], "write $(HOME)"),
+        (["gosu", "me", "python", "$SCRIPT"], "write $(SCRIPT)"),
+        (["torchrun", "t.py", "--out", "$OUT"], "write $(OUT)"),
+        (["torchrun", "--new-option", "$RANK", "t.py"], "write $(RANK)"),
+        (["python", "~/train.py"], "~ in ~/train.py is a part of the name"),
+        (["python", "train.py --lr 1"], "'train.py --lr 1' is one word"),
+        (["python", "-m", "pkg.train --lr 1"], "'pkg.train --lr 1' is one word"),
+        (["python", "train.py", "--lr 1"], "'--lr 1' is one word"),
+        (["bash", "run.sh --lr 1"], "'run.sh --lr 1' is one word"),
+        (["torchrun", "--nproc_per_node 8", "t.py"], "'--nproc_per_node 8' is one word"),
+        (["sh", "-c", "python", "train.py"], "sh -c runs one word, 'python'"),
+        (["bash", "-c", "torchrun", "--nproc=8", "t.py"], "bash -c runs one word, 'torchrun'"),
+        (["bash", "-c", "cd /app;", "python", "t.py"], "bash -c runs one word, 'cd /app;'"),
+        (["bash", "-c", "python t.py", "--lr", "1"], "bash -c runs one word, 'python t.py'"),
+        (["env", "OUT=$OUT", "python", "t.py"], "write $(OUT)"),
+        (["bash", "-c", "'torchrun t.py'"], "the quotes around 'torchrun t.py' make one word"),
+        (["bash", "-c", '"cd /x && python t.py"'], "the quotes around 'cd /x && python t.py'"),
+        (bash("nohup torchrun t.py > log 2>&1 &"), "the last command of the line runs in the back"),
+        (bash("cd x; python t.py &\n"), "the last command of the line runs in the background"),
+        (['"python"', "t.py"], 'the quotes in "python" are part of the word'),
+        (["python", "'t.py'"], "the quotes in 't.py' are part of the word"),
+        (["torchrun", "\\", "--nproc_per_node=8", "t.py"], "'\\' is an argument here"),
+        (["", "python", "t.py"], "the program is an empty word"),
+        (["python ", "t.py"], "the program 'python ' begins or ends with a space"),
+        (["python", "t.py\n"], "'t.py\\n' begins or ends with a space"),
     ],
     ids=str,
 )
@@ -920,7 +1102,7 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         decide(command)
     assert reason in str(refused.value)
     assert "or set spec.launch if the command is meant as it is" in str(refused.value)
-    assert decide(command, launch=Launch.PER_WORKER).reason is LaunchReason.REQUESTED
+    assert decide(command, launch=Launch.PER_NODE).reason is LaunchReason.REQUESTED
 
 
 @pytest.mark.parametrize(
@@ -936,11 +1118,16 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         ["find", "/cache", "-name", "*.lock", "-exec", "rm", "{}", ";"],
         ["find", ".", "-execdir", "rm", "{}", ";", "-o", "-ok", "ls", ";", "-okdir", "ls", ";"],
         ["nice", "find", ".", "-exec", "./train", "{}", ";"],
+        ["python", "t.py", "--extra-args", "--lr 1"],
+        ["python", "t.py", "--prompt", "- one word"],
+        ["awk", "$NF"],
+        ["torchrun", "--node_rank=$RANK", "t.py"],
     ],
     ids=str,
 )
 def test_word_that_may_be_an_argument_is_kept(command: list[str]) -> None:
-    assert decide(command).words == tuple(command)
+    started = ["python3", "-u", "t.py"] if command[0] == "torchrun" else command
+    assert decide(command).words == tuple(started)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,56 @@ def against(key: str) -> Json:
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
+ZONE = {"topologyKey": "zone"}
+SPREAD = ZONE | {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+SELECTOR: Json = {"labelSelector": {}}
+
+
+def affinity(kind: str, *, required: Json | None = None, preferred: Json | None = None) -> Json:
+    suffix = "DuringSchedulingIgnoredDuringExecution"
+    terms: Json = {f"required{suffix}": [required]} if required else {}
+    if preferred:
+        terms[f"preferred{suffix}"] = [{"weight": 1, "podAffinityTerm": preferred}]
+    return {"affinity": {kind: terms}}
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
+    (
+        job_of(metadata={"labels": {"elasticjob.dev/index": "0", "app": "a"}}),
+        K.LABEL_REPLACED,
+        'spec.template.metadata.labels["elasticjob.dev/index"]',
+    ),
+    (
+        job_of(
+            {"topologySpreadConstraints": [SPREAD | SELECTOR, SPREAD | {"topologyKey": "host"}]}
+        ),
+        K.SELECTOR_MISSING,
+        f"{POD}.topologySpreadConstraints[1]",
+    ),
+    (
+        job_of(affinity("podAntiAffinity", required=ZONE)),
+        K.SELECTOR_MISSING,
+        f"{POD}.affinity.podAntiAffinity.{REQUIRED}[0]",
+    ),
+    (
+        job_of(affinity("podAffinity", required=ZONE | SELECTOR, preferred=ZONE)),
+        K.SELECTOR_MISSING,
+        f"{POD}.affinity.podAffinity.{PREFERRED}[0].podAffinityTerm",
+    ),
+    (
+        job_of(trainer={"resources": {"limits": {"memory": "512m", "cpu": "512m"}}}),
+        K.FRACTIONAL_BYTES,
+        f"{C0}.resources.limits.memory",
+    ),
+    (
+        job_of(
+            {"initContainers": [SIDECAR | {"resources": {"requests": {"ephemeral-storage": "9m"}}}]}
+        ),
+        K.FRACTIONAL_BYTES,
+        f"{POD}.initContainers[0].resources.requests.ephemeral-storage",
+    ),
     (job_of({"hostIPC": True}), K.HOST_IPC, f"{POD}.hostIPC"),
     (job_of(OWN_SHM, AT_SHM), K.HOST_IPC, f"{POD}.hostIPC"),
     *(
@@ -161,6 +210,10 @@ FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
 
 SILENT: list[ElasticJob] = [
     job(),
+    job_of(metadata={"labels": {"elasticjob.dev/own": "0"}}),
+    job_of({"topologySpreadConstraints": [SPREAD | SELECTOR]}),
+    job_of(affinity("podAntiAffinity", required=ZONE | SELECTOR, preferred=ZONE | SELECTOR)),
+    job_of(trainer={"resources": {"limits": {"memory": "512M", "cpu": "512m"}}}),
     job_of({"hostIPC": False}),
     job_of({"schedulerName": "default-scheduler"}),
     job_of({"schedulerName": "our-own"}),
