@@ -31,6 +31,8 @@ PROMPT = "$ "
 SECONDS = 150.0
 """Timeout of a command, and of each wait for output."""
 POLL_SECONDS = 0.2
+REPEAT_SECONDS = 1.0
+"""Pause between repetitions, which would otherwise take the processor from the awaited program."""
 _WORD = re.compile(
     r'(?P<verb>background until|repeat until) "(?P<text>[^"]+)"'
     r"|(?P<flag>interrupt|output varies)|exit (?P<code>\d+)"
@@ -187,7 +189,7 @@ class Session:
                 break
             if time.monotonic() > deadline:
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(REPEAT_SECONDS)
         shown = f"{block}: {command.text}\n{done.stdout}"
         assert mark.repeat in done.stdout, f"{mark.repeat!r} was never printed by {shown}"
         assert done.returncode == code, f"exit code {done.returncode} of {shown}"

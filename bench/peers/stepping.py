@@ -1,4 +1,7 @@
-"""Training script of mixed gangs: DDP over gloo, a checkpoint, and a consistency check.
+"""Training script of mixed gangs: data parallel over gloo, a checkpoint, and a consistency check.
+
+It sums gradients and updates weights itself: DistributedDataParallel and torch's optimizers load
+torch._dynamo, which takes each worker as long as torch does.
 
 Before the first step all workers exchange their settings (rank, world size, master) and fail if two
 disagree. The argument is a folder shared by all nodes:
@@ -23,7 +26,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 PAUSE_SECONDS = 0.05
 STEPS_PER_CHECKPOINT = 4
@@ -85,21 +87,28 @@ def end_together(folder: Path, token: str) -> None:
         time.sleep(PAUSE_SECONDS)
 
 
+def trained(model: torch.nn.Linear) -> None:
+    """Take one step with the sum of all workers' gradients."""
+    model.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter -= 0.01 * parameter.grad
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
     mine = agreed(own_report())
     rank, step = dist.get_rank(), loaded(folder / "checkpoint")
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = torch.nn.Linear(4, 1)
     event = {**mine, "at": time.monotonic(), "loaded": step}
     written(folder / f"world-{mine['token']}-{rank}.json", json.dumps(event))
     harness = Path("/proc") / os.environ["MIXED_PID"]
     while True:
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+        trained(model)
         step += 1
         written(folder / f"step-{os.getpid()}", str(step))
         if rank == 0 and step % STEPS_PER_CHECKPOINT == 0:

@@ -25,8 +25,9 @@ from tests.integration.launcher_rig import alive, launcher_file, process_tag
 __all__ = ["gang", "launcher_file", "process_tag"]
 
 LEASE_SECONDS = 3.0
-AT_ONCE_SECONDS = 2.5  # less than a lease: only the event itself can have revealed it
-LATEST_SECONDS = LEASE_SECONDS + 4.0
+LONG_LEASE_SECONDS = 15.0
+AT_ONCE_SECONDS = 10.0  # less than a long lease: only the event itself can have revealed it
+LATEST_SECONDS = LEASE_SECONDS + 12.0
 STEPS = 60  # of 0.02 s
 OPENS = re.compile(r"round (\d+) opens: (\w+)")
 ABORTED = "RuntimeError('[gloo] Connection closed by peer [10.0.0.7]:41234')"
@@ -122,15 +123,15 @@ def silence_the_coordinator(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause", "charged", "latest"),
+    ("fault", "cause", "charged", "lease", "latest"),
     [
-        (kill_worker, CauseKind.FAILURE, (1,), AT_ONCE_SECONDS),
-        (kill_node, CauseKind.LOSS, (), AT_ONCE_SECONDS),
-        (kill_coordinators_node, CauseKind.LOSS, (), AT_ONCE_SECONDS),
-        (kill_launcher, CauseKind.FAILURE, (1,), AT_ONCE_SECONDS),
-        (drain, CauseKind.LEAVE, (), AT_ONCE_SECONDS),
-        (silence, CauseKind.LOSS, (), LATEST_SECONDS),
-        (silence_the_coordinator, CauseKind.LOSS, (), LATEST_SECONDS),
+        (kill_worker, CauseKind.FAILURE, (1,), LONG_LEASE_SECONDS, AT_ONCE_SECONDS),
+        (kill_node, CauseKind.LOSS, (), LONG_LEASE_SECONDS, AT_ONCE_SECONDS),
+        (kill_coordinators_node, CauseKind.LOSS, (), LONG_LEASE_SECONDS, AT_ONCE_SECONDS),
+        (kill_launcher, CauseKind.FAILURE, (1,), LONG_LEASE_SECONDS, AT_ONCE_SECONDS),
+        (drain, CauseKind.LEAVE, (), LONG_LEASE_SECONDS, AT_ONCE_SECONDS),
+        (silence, CauseKind.LOSS, (), LEASE_SECONDS, LATEST_SECONDS),
+        (silence_the_coordinator, CauseKind.LOSS, (), LEASE_SECONDS, LATEST_SECONDS),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -140,9 +141,10 @@ def test_fault_is_detected_in_time_and_attributed_to_its_cause(
     fault: Callable[[Job], None],
     cause: CauseKind,
     charged: tuple[int, ...],
+    lease: float,
     latest: float,
 ) -> None:
-    with running(gang, launcher_file) as job:
+    with running(gang, launcher_file, lease_seconds=lease) as job:
         began = time.monotonic()
         fault(job)
         kind, at = job.opened()
@@ -223,7 +225,6 @@ def test_peers_that_abort_before_node_loss_are_not_charged(gang: Gang, launcher_
         kind, at = job.opened()
         print(f"\npeers of a silent node abort: {kind} after {at - began:.3f} s")
         assert kind == CauseKind.FAILURE, "the round does not wait for the verdict"
-        assert at - began < AT_ONCE_SECONDS
         until(lambda: not gang.round().pending, "the verdict")
         after = gang.round()
         assert (after.charged, after.counts.losses) == ((), 1), gang.outputs()
@@ -242,11 +243,12 @@ def test_survivors_that_ignore_sigterm_get_grace_for_leave_but_not_for_loss(
         for pid in job.pids(gone, worker):
             os.kill(pid, signal.SIGKILL)
         until(lambda: not any(alive(other["pid"]) for other in survivors), "the survivors' end")
-        assert time.monotonic() - began < 4.0
+        without_grace = time.monotonic() - began
         second = gang.started(2, 2)
         leaver = next(pod for pod in job.pods if pod is not gone)
         began = time.monotonic()
         leaver.agent.signal(signal.SIGTERM)
         until(lambda: not any(alive(other["pid"]) for other in second), "the end of round 2")
-        assert time.monotonic() - began > 2.5, "the pod's own grace is 3 s"
+        with_grace = time.monotonic() - began
+        assert with_grace > max(2.5, without_grace), "the pod's own grace is 3 s"
         job.workers = gang.started(3, 1)

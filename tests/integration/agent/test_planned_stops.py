@@ -84,6 +84,7 @@ def test_agent_of_the_coordinator_dies_while_the_job_saves(gang: Gang, launcher_
     report = closed(gang)
     for node in nodes:
         node.launcher.wait(END_SECONDS)
+    returned.signal(signal.SIGTERM)  # on a busy machine it may begin after its launcher has ended
     returned.wait(END_SECONDS)
     assert_last_step_is_saved(gang, 3)
     assert report.result is SaveResult.SAVED, gang.outputs()
@@ -100,7 +101,7 @@ def test_worker_that_dies_while_the_job_saves_ends_the_wait(
     nodes[1].launcher.signal(signal.SIGKILL)
     begun = time.monotonic()
     report = closed(gang)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20, "a save would have half a minute"
     assert report.result in (SaveResult.INTERRUPTED, SaveResult.SAVED), report
     assert gang.round().number == 1
     nodes[0].launcher.wait(END_SECONDS)
@@ -156,7 +157,7 @@ def test_gang_that_does_not_save_is_closed_at_once(gang: Gang) -> None:
     request_stop(gang)
     begun = time.monotonic()
     report = closed(gang)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15, "a save would have half a minute"
     assert (report.result, report.unsaved) == (SaveResult.NOT_SUPPORTED, ("node-0", "node-1"))
     for agent in agents:
         agent.wait(END_SECONDS)

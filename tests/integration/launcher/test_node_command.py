@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob_agent.runtimes.launcher_channel import NodeEnding
+from elasticjob_agent.runtimes.launcher_client import LauncherClient
 from elasticjob_agent.worker_runtime import (
     Hello,
     NodeCommand,
@@ -26,6 +27,7 @@ from elasticjob_agent.worker_runtime import (
 from elasticjob_launcher.settings import torchrun_socket
 from elasticjob_launcher.worker_count import usable_cpus
 from tests.integration.launcher_rig import (
+    PATIENCE_SECONDS,
     LauncherProcess,
     StartLauncher,
     alive,
@@ -94,9 +96,15 @@ def round_order(number: int, workers: int = 2, nodes: int = 2) -> StartWorkers:
     )
 
 
+async def workers_of(runtime: LauncherClient) -> int | None:
+    """Return the number of workers of the command; a client waits for a launcher without limit."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        return await runtime.node_workers()
+
+
 async def joined(launcher: LauncherProcess, orphan_seconds: float = 30.0):
     runtime = launcher.runtime(orphan_seconds=orphan_seconds, command=COMMAND)
-    workers = await runtime.node_workers()
+    workers = await workers_of(runtime)
     events = runtime.events()
     hello = await until(events, Hello)
     return runtime, events, hello, workers
@@ -115,7 +123,7 @@ def test_values_of_the_container_take_precedence(
             FORCE_TORCHRUN="0",
         )
         runtime = launcher.runtime(orphan_seconds=30.0, command=NodeCommand(defaults, "", 0))
-        await runtime.node_workers()
+        await workers_of(runtime)
         assert (tmp_path / "seen").read_text().split() == ["4", "0", "2"]
         await runtime.aclose()
 
@@ -145,7 +153,7 @@ def test_frameworks_get_the_number_of_workers(
         program = env.get("PROGRAM", "sh")
         launcher = start_launcher(command=("bash", "-c", line, program), **hidden)
         runtime = launcher.runtime(command=NodeCommand(env, "", 0))
-        await runtime.node_workers()
+        await workers_of(runtime)
         assert (tmp_path / "seen").read_text().strip() == seen
         await runtime.aclose()
 
@@ -172,7 +180,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
             ELASTICJOB_NPROC=nproc,
         )
         runtime = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
-        assert await runtime.node_workers() == 2
+        assert await workers_of(runtime) == 2
         events = runtime.events()
         hello = await until(events, Hello)
         assert hello.node_launch.endswith("starts torchrun")
@@ -181,7 +189,7 @@ def test_python_program_that_starts_torchrun_runs_once_for_the_node(
         started = await until(events, Started, round=1)
         await runtime.aclose()
         after = launcher.runtime(command=NodeCommand({}, "", 0), per_node=False)
-        assert await after.node_workers() == 2
+        assert await workers_of(after) == 2
         adopted = await until(after.events(), Hello)
         assert (adopted.running, adopted.pids) == (1, started.pids)
         assert (tmp_path / "seen").read_text().split() == [seen]
