@@ -143,7 +143,6 @@ def become_worker(
     _reset_native_id()
     restore_thread_counts(env, applied, counted)
     _unfreeze(sys.modules["__main__"].__dict__)
-    gc.enable()
 
 
 def await_adoption(launcher: int) -> None:

@@ -101,6 +101,32 @@ EFFECTS = {
     "date": ("import datetime; t = datetime.datetime.now()", "the time of its import"),
     "name by date": ("import time; t = time.strftime('run-%Y%m%d_%H%M%S')", "the time of its"),
     "process number": ("import os; t = f'run-{os.getpid()}'", "the process number"),
+    "process number in an object of another package": (
+        "import psutil; t = psutil.Process()", "the process number",
+    ),
+    "root logger": ("import logging; logging.basicConfig()", "the root logger"),
+    "logging from a level on": ("import logging; logging.disable(20)", "the root logger"),
+    "start method": ("import multiprocessing as m; m.get_context()", "the start method"),
+    "exception hook": ("import sys; sys.excepthook = print", "a hook of sys"),
+    "hook of threads": (
+        "import threading; threading.excepthook = print", "changes threading.excepthook",
+    ),
+    "arguments": ("import sys; sys.argv = sys.argv[:]; sys.argv.append('x')", "sys.argv"),
+    "recursion limit": ("import sys; sys.setrecursionlimit(5000)", "the recursion limit"),
+    "collection off": ("import gc; gc.disable()", "garbage collection"),
+    "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
+    "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
+    "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
+    "timeout": ("import socket; socket.setdefaulttimeout(9)", "the default timeout of sockets"),
+    "captured warnings": ("import logging; logging.captureWarnings(True)", "display of warnings"),
+    "decimals": ("import decimal; decimal.getcontext().prec = 5", "the decimal context"),
+    "errors of numpy": ("import numpy; numpy.seterr(all='raise')", "numpy's treatment of errors"),
+    "printing of numpy": ("import numpy; numpy.set_printoptions(precision=2)", "print options"),
+    "dtype of torch": (
+        "import torch; torch.set_default_dtype(torch.float64)", "torch's default dtype",
+    ),
+    "gradients": ("import torch; torch.set_grad_enabled(False)", "a mode or flag of torch"),
+    "flag of torch": ("import torch; torch.backends.cudnn.benchmark = True", "a mode or flag of"),
 }  # fmt: skip
 
 
@@ -134,6 +160,11 @@ HARMLESS = {
     "a seeded generator of its own": "import random; r = random.Random(3); x = r.random()",
     "a date that is written down": "t = '2024-01-01'; n = 1700000000; f = 1.5e9",
     "an interval": "import time; t = time.time(); t = time.time() - t",
+    "a setting that is put back": "import sys\nlimit = sys.getrecursionlimit()\n"
+    "sys.setrecursionlimit(5000)\nimport decimal\nsys.setrecursionlimit(limit)",
+    "a logger of its own": "import logging\n"
+    "logging.getLogger('x').addHandler(logging.StreamHandler())",
+    "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 
 
