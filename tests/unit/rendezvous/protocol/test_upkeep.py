@@ -42,9 +42,12 @@ def test_new_coordinator_no_longer_watches_a_single_key(pods: tuple[Node, Node])
     assert second.engine.watches.leader is None
 
 
-def test_member_wakes_up_at_the_end_of_its_lease() -> None:
-    member = Node(SimEtcd(), "pod-1", bounds=RendezvousParams(2, 2)).start()
+def test_member_without_a_key_wakes_up_at_the_end_of_its_lease() -> None:
+    member = Node(SimEtcd(), "pod-1", bounds=RendezvousParams(2, 2))
     member.held = True
+    member.start()
+    while not member.engine.lease.id:
+        member.answer().hear(Tick())
     deadline = member.engine.lease.deadline
     while member.now < deadline:
         wake_at = member.engine.wake_at
