@@ -188,8 +188,8 @@ def _keep_first_process_group() -> None:
     """Keep torch's first default process group until the process ends.
 
     Cold, `torch.distributed.nn` keeps it in default arguments: it is imported with the first
-    optimizer, usually after the group is made. Without that reference the program destroys the group
-    in a thread that holds the GIL and joins the group's own thread, which may wait for the GIL.
+    optimizer, usually after the group is made. Without that reference the program destroys the
+    group in a thread that holds the GIL and joins the group's own thread, which may wait for it.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     update = getattr(distributed, "_update_default_pg", None)
