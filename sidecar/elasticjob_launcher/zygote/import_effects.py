@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from elasticjob_launcher.zygote.fork_safety import thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
 from elasticjob_launcher.zygote.process_settings import Settings
+from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -94,6 +95,8 @@ class Effects:
     def module_loaded(self, name: str) -> None:
         """Attribute new threads and changes to this module; modules below it came first."""
         self.settings.module_loaded(name)
+        if is_python_module(name):  # a thread of an earlier module has only now begun
+            return
         now, before = _process_status(), self._status
         self._status = now
         if now == before:

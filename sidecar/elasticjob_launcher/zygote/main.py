@@ -139,8 +139,10 @@ class Zygote:
         self._first, self._last = reading.first, reading.last
         self._end_if_unknown(reading.steps)
         chosen = self._chosen(reading, asked["modules"])
-        self._configured = frozenset(map(WantedImport, chosen)).difference(reading.steps)
-        steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
+        # The program may not import the others, whose effects it would notice.
+        certain = [step for step in reading.steps if step not in reading.possible]
+        self._configured = frozenset(map(WantedImport, chosen)).difference(certain)
+        steps = [*certain, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
             each
             for each in steps

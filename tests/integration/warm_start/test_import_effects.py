@@ -138,9 +138,8 @@ def test_module_with_lasting_effect_is_left_to_worker(
     (tmp_path / "old").touch()
     (installed / "odd_pkg.py").write_text(f"{source}\n")
     # The worker does not import it, so that the effect is the standby's alone.
-    program = f"{LOADED}import plain_pkg\nprint(there)\nif 0:\n    import odd_pkg\n"
-    path = script(tmp_path / "code", program)
-    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+    path = script(tmp_path / "code", f"{LOADED}import plain_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path, "odd_pkg") == "['plain_pkg']\n"
     assert "not preloaded: odd_pkg: it " in (told := capfd.readouterr().err)
     assert words in told
     for ident in (tmp_path / "ipc").read_text().split() if (tmp_path / "ipc").exists() else ():
@@ -180,8 +179,8 @@ def test_module_without_lasting_effect_is_preloaded(
 def is_preloaded(tmp_path: Path, installed: Path, source: str) -> bool:
     """Return True if a trusted package with that source is preloaded; no worker imports it."""
     (installed / "fsspec.py").write_text(f"{source}\n")
-    program = "import sys\nprint('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
-    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    program = "import sys\nprint('fsspec' in sys.modules)\n"
+    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program), "fsspec")
     return {"True\n": True, "False\n": False}[printed]
 
 
@@ -359,10 +358,10 @@ def test_abandoned_zygote_removes_its_helpers_and_files(
         f"pathlib.Path({str(tmp_path)!r}, 'told').write_text("
         "f'{helper.pid} {alone.pid} {memory.name}')\ntime.sleep(99)\n"
     )
-    path = script(tmp_path / "code", "if 0:\n    import slow_pkg\n")
+    path = script(tmp_path / "code", "")
 
     async def scenario(runtime: Warm) -> None:
-        prepared = await runtime.prepare(sys.executable, path)
+        prepared = await runtime.prepare(sys.executable, path, modules=("slow_pkg",))
         assert prepared.reason.startswith("preloading took longer than 2 s"), prepared
         helper, alone, memory = (tmp_path / "told").read_text().split()
         await soon(lambda: not Path("/proc", helper).exists() and not Path("/proc", alone).exists())

@@ -51,6 +51,12 @@ PROGRAMS = {
         "print(sys.getrecursionlimit(), torch.get_default_dtype())",
         (0, "1000 torch.float32\n"),
     ),
+    "package that registers itself and is not imported": (
+        "import plain_pkg; plain_pkg.registered = True",
+        "import sys, plain_pkg\nif len(sys.argv) > 9:\n    import odd_pkg\n"
+        "print(hasattr(plain_pkg, 'registered'), 'odd_pkg' in sys.modules)",
+        (0, "False False\n"),
+    ),
     "collection turned off by the package": (
         "import gc; before = gc.isenabled(); gc.disable()",
         "import gc, odd_pkg; print(odd_pkg.before, gc.isenabled(), gc.get_threshold()[0])",
