@@ -69,7 +69,7 @@ def run(
     if _LOCAL_RANK:
         # The end of each node's first worker must not take away resources of this one.
         firsts = [int(_read(_ROUND, rank, "used")["pid"]) for rank in range(0, _WORLD, _SLOTS)]
-        _until(lambda: not any(Path(f"/proc/{first}/cwd").exists() for first in firsts))
+        _until(lambda: all(_has_ended(first) for first in firsts))
         _use(again or use, "again")
         _write("used again", _process())
 
@@ -87,6 +87,15 @@ def _until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             sys.exit("the probe has waited too long")
         time.sleep(0.02)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return True if no thread of a process is left, which would keep its descriptors open."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return True
+    return len(threads) <= 1 and not Path(f"/proc/{pid}/cwd").exists()
 
 
 def _path(number: int, rank: int, stage: str) -> Path:
