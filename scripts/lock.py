@@ -175,7 +175,8 @@ def write(upgrade: list[str]) -> None:
         if name.startswith("corpus-"):
             locks[name] = resolve(requested, {}, "--no-deps")
         elif name != "dev":
-            chosen = resolve([*requested], everything)
+            own = {} if upgrade else _known(name)  # of packages that the others do not have
+            chosen = resolve([*requested], {**own, **everything})
             locks[name] = {one: pin for one, pin in chosen.items() if not CUDA.match(one)}
     for name, pins in locks.items():
         (FOLDER / f"{name}.txt").write_text(text_of(name, wanted.get(name, wanted["dev"]), pins))

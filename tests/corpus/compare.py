@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -35,6 +35,7 @@ DOCUMENTED = (
     ("identifiers", r"^torch\.distributed\._composable\.contract\.", "keys"),
     ("environment", "^TORCHELASTIC_USE_AGENT_STORE$", "store"),
     ("output", "^in the standby's log: ", "import output"),
+    ("sys.meta_path", "^order$", "order of imports"),
     ("threads", "^jemalloc_bg_thd$", "background thread of jemalloc"),
 )
 
@@ -44,6 +45,7 @@ _PATTERNS = (
     (r"(?<!\d)20\d{6}[-_T]?\d{6}(?!\d)", _TIME),
     (r"elasticjob-snapshots-[-\w]+", "elasticjob-snapshots-ID"),
     (r"(offline-run-TIME)-[a-z0-9]{8}\b", r"\1-ID"),  # of wandb
+    (r"\brun-[a-z0-9]{8}(?=\.wandb)", "run-ID"),
     (r"\d+%\|.*", "PROGRESS"),  # a bar is drawn again at intervals
     (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
@@ -189,7 +191,12 @@ def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Differ
     for aspect in _LISTED:
         values = [(_plain(one[aspect]), folder) for one, folder in there]
         ours = [(_plain(one[aspect]), folder) for one, folder in here]
-        yield from _unlike(aspect, stage, "all of it", values, ours)
+        found = [*_unlike(aspect, stage, "all of it", values, ours)]
+        if found and aspect == "sys.meta_path":
+            # Packages append their hooks in the order of their imports.
+            others = [*_unlike(aspect, stage, "all of it", _sorted(values), _sorted(ours))]
+            found = others or [replace(one, item="order") for one in found]
+        yield from found
     for aspect in _NUMBERS:
         numbers = [one[aspect] for one, _ in there]
         spread = max(max(numbers) - min(numbers), *(_spread(aspect, s, colds) for s in STAGES))
@@ -210,6 +217,10 @@ def _records(run: Record, stage: str) -> list[tuple[Record, str]]:
         for name, record in sorted(run["workers"].items())
         if name.split("-", 2)[2] == stage
     ]
+
+
+def _sorted(values: Sequence[tuple[Any, str]]) -> list[tuple[Any, str]]:
+    return [(sorted(value), folder) for value, folder in values]
 
 
 def _plain(value: Any) -> Any:

@@ -165,11 +165,26 @@ def _until(job: _Job, condition: Callable[[], bool], what: str) -> None:
 
 
 def _all_used(job: _Job, number: int) -> float:
-    """Wait until all workers of the round have used the package; return the last import's time."""
+    """Wait until all workers of the round have used the package; return the last import's time.
+
+    Raise TimeoutError if that cannot happen, for example because the gang lost etcd.
+    """
     paths = [job.part("records") / f"{number}-{rank}-used.json" for rank in range(WORLD)]
-    _until(job, lambda: all(path.exists() for path in paths), f"round {number}")
+
+    def all_used() -> bool:
+        if number < (newest := _newest_round(job)):
+            raise TimeoutError(f"round {newest} began before all workers used it in round {number}")
+        return all(path.exists() for path in paths)
+
+    _until(job, all_used, f"round {number}")
     imported = (path.with_name(path.name.replace("used", "imported")) for path in paths)
     return max(path.stat().st_mtime for path in imported)
+
+
+def _newest_round(job: _Job) -> int:
+    """Return the last round that a worker has recorded; 0 before the first record."""
+    names = (path.name for path in job.part("records").glob("*.json"))
+    return max((int(name.partition("-")[0]) for name in names), default=0)
 
 
 def _files(job: _Job) -> list[str]:

@@ -36,6 +36,7 @@ FAILS = 1
 _RECORDS = Path(os.environ["CORPUS_RECORDS"])
 _ROUND, _RANK = int(os.environ["ELASTICJOB_ROUND"]), int(os.environ["RANK"])
 _WORLD, _LOCAL_RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+_SLOTS = int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def imported() -> None:
@@ -66,9 +67,9 @@ def run(
         time.sleep(PATIENCE_SECONDS)  # until the agent stops it
         sys.exit("the agent has not ended this worker")
     if _LOCAL_RANK:
-        # The first worker's end must not take away resources of this one.
-        first = int(_read(_ROUND, _RANK - 1, "used")["pid"])
-        _until(lambda: not Path(f"/proc/{first}/cwd").exists())
+        # The end of each node's first worker must not take away resources of this one.
+        firsts = [int(_read(_ROUND, rank, "used")["pid"]) for rank in range(0, _WORLD, _SLOTS)]
+        _until(lambda: all(_has_ended(first) for first in firsts))
         _use(again or use, "again")
         _write("used again", _process())
 
@@ -86,6 +87,15 @@ def _until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             sys.exit("the probe has waited too long")
         time.sleep(0.02)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return True if no thread of a process is left, which would keep its descriptors open."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return True
+    return len(threads) <= 1 and not Path(f"/proc/{pid}/cwd").exists()
 
 
 def _path(number: int, rank: int, stage: str) -> Path:

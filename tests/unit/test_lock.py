@@ -75,17 +75,39 @@ def test_package_locked_twice_is_refused() -> None:
         parse("a==1\na==2\n", "f")
 
 
+def make_wheel(folder: Path, version: str) -> None:
+    info = f"thing-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n"
+    with zipfile.ZipFile(folder / f"thing-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("thing.py", "")
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with one wheel."""
     folder = tmp_path_factory.mktemp("wheels")
-    info = "thing-1.0.dist-info"
-    with zipfile.ZipFile(folder / "thing-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("thing.py", "")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
+    make_wheel(folder, "1.0")
     return folder
+
+
+@pytest.mark.parametrize(("upgrade", "version"), [((), "1.0"), (("--upgrade",), "2.0")])
+def test_package_of_one_lock_alone_keeps_its_version_unless_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrade: tuple[str, ...], version: str
+) -> None:
+    for name in ("1.0", "2.0"):
+        make_wheel(tmp_path, name)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(lock, "ROOT", tmp_path)
+    monkeypatch.setattr(lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(lock, "other_hashes", dict)
+    monkeypatch.setattr(lock, "inputs", lambda: {"dev": [], "docs": ["thing"]})
+    (tmp_path / "docs.txt").write_text(f"thing==1.0 --hash={HASH}\n")
+    lock.write([*upgrade])
+    assert lock.read(tmp_path / "docs.txt")["thing"].version == version
 
 
 def install(wheels: Path, line: str, into: Path) -> None:

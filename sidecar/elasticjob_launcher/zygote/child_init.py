@@ -144,8 +144,8 @@ def become_worker(
     _reset_start_time()
     _reset_native_id()
     restore_thread_counts(env, applied, counted)
+    _keep_first_process_group()
     _unfreeze(sys.modules["__main__"].__dict__)
-    gc.enable()
 
 
 def await_adoption(launcher: int) -> None:
@@ -184,6 +184,27 @@ def _reports_leaks(module: Any) -> bool:
     if type(names.get("__loader__")).__name__ != "ExtensionFileLoader":
         return False
     return any(type(value).__module__ == "nanobind" for value in list(names.values()))
+
+
+def _keep_first_process_group() -> None:
+    """Keep torch's first default process group until the process ends.
+
+    Cold, `torch.distributed.nn` keeps it in default arguments: it is imported with the first
+    optimizer, usually after the group is made. Without that reference the program destroys the
+    group in a thread that holds the GIL and joins the group's own thread, which may wait for it.
+    """
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    update = getattr(distributed, "_update_default_pg", None)
+    if update is None or "torch.distributed.nn.functional" not in sys.modules:
+        return
+
+    def updated(group: Any) -> None:
+        update(group)
+        if group is not None:
+            distributed._update_default_pg = update
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    distributed._update_default_pg = updated
 
 
 def _reset_native_id() -> None:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from os import getpid
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from elasticjob_launcher.zygote.search_path import is_python_module
@@ -63,7 +63,8 @@ class _ReportingFunction:
 class Identifiers:
     """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, exit_functions: bool = True) -> None:
+        self._exit_functions = exit_functions
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._states: dict[str, Any] = {}
         self._modules: set[str] = set()
@@ -83,7 +84,8 @@ class Identifiers:
         ):  # fmt: skip
             self._put(holder, name, _ReportingFunction(getattr(holder, name), self._draws))
         self._put(os, "getpid", _ReportingFunction(os.getpid, self._numbers))
-        self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
+        if self._exit_functions:
+            self._put(atexit, "register", _ReportingFunction(atexit.register, self._registers))
         seed, fresh = random.Random.seed, self._fresh
 
         def seed_and_record(self: Any, a: Any = None, *args: Any, **options: Any) -> None:
@@ -336,6 +338,15 @@ def _values(module: Any, name: str) -> Iterator[Any]:
                 )
                 if own:
                     todo.append((_names(value), deep + 1))
+                elif not issubclass(kind, (type, ModuleType)):
+                    yield from _process_numbers(value)
+
+
+def _process_numbers(value: Any) -> Iterator[int]:
+    """Yield the attributes of another module's object that hold a process number by their name."""
+    for name, each in _names(value).items():
+        if type(each) is int and "pid" in name:
+            yield each
 
 
 def _names(value: Any) -> dict[str, Any]:

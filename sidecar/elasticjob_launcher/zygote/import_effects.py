@@ -1,8 +1,8 @@
 """Detection of lasting effects of an import beyond the modules that it loads.
 
 Such effects would be shared by forks or must happen in each process: files, open descriptors,
-locks, shared memory, processes, signal handlers, exit functions. A module with such an effect must
-be imported by each worker itself.
+locks, shared memory, processes, signal handlers, exit functions, settings. A module with such an
+effect must be imported by each worker itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from elasticjob_launcher.zygote.fork_safety import thread_count
 from elasticjob_launcher.zygote.identifiers import TRUSTED, Identifiers, calling_module
+from elasticjob_launcher.zygote.process_settings import Settings
+from elasticjob_launcher.zygote.search_path import is_python_module
 from elasticjob_launcher.zygote.temporary_files import remove_path
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -48,13 +50,17 @@ class Effects:
     """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`.
 
     `on_temporary` is called with the path of each temporary file or folder when it is created.
+    With `startup`, the imports are those of each start of Python, before the program: forks inherit
+    their settings, signal handlers and exit functions, which therefore do not count.
     """
 
-    def __init__(self, on_temporary: Callable[[str], object]) -> None:
+    def __init__(self, on_temporary: Callable[[str], object], startup: bool = False) -> None:
         self._on_temporary = on_temporary
+        self._startup = startup
         self._active = self._hooked = False
         self._before: dict[str, Any] = {}
-        self.identifiers = Identifiers()
+        self.identifiers = Identifiers(exit_functions=not startup)
+        self.settings = Settings()
         self._status: dict[str, str] = {}
         self._threads = 1
         self.temporary: list[str] = []
@@ -83,10 +89,14 @@ class Effects:
     def begin(self) -> None:
         self._clear()
         self.identifiers.begin()
+        self.settings.begin()
         self._active = True
 
     def module_loaded(self, name: str) -> None:
-        """Attribute new threads and signal handlers to this module; modules below it came first."""
+        """Attribute new threads and changes to this module; modules below it came first."""
+        self.settings.module_loaded(name)
+        if is_python_module(name):  # a thread of an earlier module has only now begun
+            return
         now, before = _process_status(), self._status
         self._status = now
         if now == before:
@@ -111,6 +121,8 @@ class Effects:
         if self._spawned:
             effects += [Effect(reason, "") for reason in _left_running()]
         effects += [Effect(*each) for each in self.identifiers.found()]
+        if not self._startup:
+            effects += [Effect(*each) for each in self.settings.found()]
         return list(dict.fromkeys(effects))
 
     def clean_up(self) -> None:
@@ -266,16 +278,18 @@ class Effects:
             add(f"makes a System V {_IPC[kind]} ({ident})")
         if now["children"] and not before["children"]:
             add("starts a process, which stays its child")
-        if now["signals"] != before["signals"]:
-            add("changes signal handlers or masks", self._signal_changers)
         if now["timers"] != before["timers"]:
             add("sets a timer")
+        if now["mp"] - before["mp"]:
+            add("registers a finalizer of multiprocessing")
+        if self._startup:
+            return effects
+        if now["signals"] != before["signals"]:
+            add("changes signal handlers or masks", self._signal_changers)
         if now["folder"] != before["folder"]:
             add("changes the working directory")
         if now["finalizers"] - before["finalizers"]:
             add("registers a finalizer (weakref.finalize) for the end of the program")
-        if now["mp"] - before["mp"]:
-            add("registers a finalizer of multiprocessing")
         return effects
 
 

@@ -30,6 +30,7 @@ from elasticjob_launcher.zygote.environment_changes import EnvironmentChange
 from elasticjob_launcher.zygote.fork_safety import hidden_module, unfit_for_fork
 from elasticjob_launcher.zygote.import_recorder import ImportPage, ImportRecorder
 from elasticjob_launcher.zygote.preload import ImportGuard, is_excluded
+from elasticjob_launcher.zygote.process_settings import pause_collection
 from elasticjob_launcher.zygote.program_imports import (
     ImportAnalysis,
     Source,
@@ -39,6 +40,7 @@ from elasticjob_launcher.zygote.program_imports import (
 )
 from elasticjob_launcher.zygote.run_module import Target
 from elasticjob_launcher.zygote.search_path import is_python_module, searching
+from elasticjob_launcher.zygote.startup_code import startup_refusal
 from elasticjob_launcher.zygote.worker_environment import (
     RESERVED_SPACE,
     differs_by_worker,
@@ -97,6 +99,7 @@ class Zygote:
         self._last: Sequence[str] = ()
         self._reading = ImportAnalysis((), frozenset())
         self._dates: Sequence[object] = ()
+        self._resume_collection: Callable[[], None] = gc.enable
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """Handle requests; return, in each worker, a function that gives its program."""
@@ -124,9 +127,11 @@ class Zygote:
         )
         run_module.set_argv_and_path(self._target)
         self._end_if_unfit(hidden_module(self._own, sys.path[0]))
+        self._end_if_unfit(startup_refusal(self._own))
         self._excluded = frozenset(request["excluded"])
         guard = ImportGuard((), request["modules"])
         reading = self._reading = self._read(guard)
+        run_module.set_main_file(self._target, self._entry(guard))
         self._dates = _file_stamps(reading.files)
         self._end_if_unfit(reading.unread)
         for folder in reading.first:
@@ -134,8 +139,10 @@ class Zygote:
         self._first, self._last = reading.first, reading.last
         self._end_if_unknown(reading.steps)
         chosen = self._chosen(reading, request["modules"])
-        self._configured = frozenset(map(WantedImport, chosen)).difference(reading.steps)
-        steps = [*reading.steps, *(WantedImport(name) for name in chosen)]
+        # The program may not import the others, whose effects it would notice.
+        certain = [step for step in reading.steps if step not in reading.possible]
+        self._configured = frozenset(map(WantedImport, chosen)).difference(certain)
+        steps = [*certain, *(WantedImport(name) for name in chosen)]
         wanted: list[WantedImport | EnvironmentChange] = [
             each
             for each in steps
@@ -147,7 +154,8 @@ class Zygote:
         self._guard = ImportGuard(
             reading.sets, request["modules"], self._excluded, self._temporary, applied
         )
-        gc.disable()  # imports allocate much and free little: collections would gain nothing
+        # Imports allocate much and free little: collections would gain nothing.
+        self._resume_collection = pause_collection()
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
 
@@ -350,6 +358,7 @@ class Zygote:
         for name in self._direct:
             os.unsetenv(name)
         become_worker(streams, request["env"], self._launcher, here, self._applied, self._counted)
+        self._resume_collection()
         self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)
         show_process_as(request["command"], request["env"])

@@ -13,7 +13,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from elasticjob_launcher.zygote.fork_safety import bad_fork_in_worker, thread_count, unfit_for_fork
@@ -45,6 +45,7 @@ class ImportGuard:
     Args:
         sets: variables that the program sets.
         applied: those of them that have, at each import here, the value that they have there.
+        startup: True for the code that Python runs at each start, before the program.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class ImportGuard:
         excluded: Collection[str] = (),
         on_temporary: Callable[[str], object] = lambda path: None,
         applied: Collection[str] = (),
+        startup: bool = False,
     ) -> None:
         self._sets = frozenset(sets)
         self._unread = self._uncertain = self._sets - frozenset(applied)
         self._allowed = frozenset([*PLUGINS, *(name.partition(".")[0] for name in allowed)])
         self._excluded = frozenset(excluded)
-        self.effects = Effects(on_temporary)
+        self.effects = Effects(on_temporary, startup)
         self._places = _installed_folders()
         self.refusals: dict[str, str] = {}
         self._item = ""
@@ -89,29 +91,35 @@ class ImportGuard:
 
         `in_order` is False if the program may import it before it sets some of its variables.
         """
-        self._item = wanted.module
         self._unread = self._uncertain if in_order else self._sets
+
+        def imports() -> None:
+            # Like the import statement, which also imports names that are modules.
+            for name in (*wanted.names, "__name__"):
+                with suppress(ImportRefused, ImportError):  # the program reports a missing module
+                    __import__(wanted.module, None, None, (name,))
+
+        self.run(wanted.module, imports)
+
+    def run(self, item: str, action: Callable[[], object]) -> None:
+        """Run imports on behalf of `item`, or record the refusal."""
+        self._item = item
         fit = thread_count() == 1 and not self._damaged  # otherwise an earlier import is the cause
         self.effects.begin()
-        # Like the import statement, which also imports names that are modules.
-        for name in (*wanted.names, "__name__"):
-            try:
-                __import__(wanted.module, None, None, (name,))
-            except ImportRefused:
-                continue
-            except ImportError:
-                continue  # possibly optional; otherwise the program reports it
-            except BaseException as error:
-                self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
-                break
+        try:
+            action()
+        except ImportRefused:
+            pass
+        except BaseException as error:
+            self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
         effects = self.effects.found()
         trouble = ""
-        if fit and thread_count() == 1 and wanted.module not in self.refusals:
+        if fit and thread_count() == 1 and item not in self.refusals:
             trouble = unfit_for_fork() or bad_fork_in_worker()
         if trouble:
             self._refuse(trouble)
             self._damaged = True
-        elif any(each.module in ("", wanted.module) for each in effects):
+        elif any(each.module in ("", item) for each in effects):
             self._refuse(f"it {described(effects)}")
         for reason, module in effects:
             if module:
@@ -157,6 +165,7 @@ class ImportGuard:
 
     def _begins(self) -> None:
         self.effects.identifiers.attribute(_innermost_module)
+        self.effects.settings.attribute(_innermost_module)
 
     def _loaded(self, name: str) -> None:
         self.effects.module_loaded(name)

@@ -41,8 +41,8 @@ class ImportAnalysis(NamedTuple):
 
     `first` and `last` are the folders put before and after `sys.path`; `unread` names a place
     where they cannot be read. `steps` are the imports and environment changes in execution order,
-    without imports that may not run if a change follows; `later` are variables that functions set
-    at an unknown time.
+    without imports that may not run if a change follows; `possible` are those of them that may not
+    run either. `later` are variables that functions set at an unknown time.
     """
 
     wanted: tuple[WantedImport, ...]
@@ -53,6 +53,7 @@ class ImportAnalysis(NamedTuple):
     steps: tuple[WantedImport | EnvironmentChange, ...] = ()
     later: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
+    possible: frozenset[WantedImport] = frozenset()
 
     @property
     def known(self) -> frozenset[str]:
@@ -130,7 +131,14 @@ class _Program:
             tuple(dict.fromkeys(self._in_order())),
             frozenset(self._later),
             tuple(self._files),
+            self._only_possible(),
         )
+
+    def _only_possible(self) -> frozenset[WantedImport]:
+        """Return the imports of which none is certain to run."""
+        certain = {step for i, step in enumerate(self._steps) if i not in self._possible}
+        found = {step for step in self._steps if isinstance(step, WantedImport)}
+        return frozenset(found - certain - {WantedImport(_LAZY)})
 
     def _in_order(self) -> list[WantedImport | EnvironmentChange]:
         """Return the steps without imports that may not run before a later change.

@@ -58,6 +58,18 @@ def set_argv_and_path(target: Target) -> None:
         sys.path.insert(0, target.path)
 
 
+def set_main_file(target: Target, files: Sequence[tuple[str, str]]) -> None:
+    """Set `__main__.__file__`, by which packages tell a program from an interactive session.
+
+    `files` are the files that run first, the last one as `__main__`.
+    """
+    main: Any = sys.modules["__main__"]
+    if not target.module:
+        main.__file__ = os.path.join(target.path, *(["__main__.py"] if target.is_folder else []))  # noqa: PTH118
+    elif files:
+        main.__file__ = files[-1][0]
+
+
 def program_runner(target: Target) -> Callable[[], object]:
     """Return a function that runs the program without frames of ElasticJob.
 

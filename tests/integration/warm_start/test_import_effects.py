@@ -101,6 +101,32 @@ EFFECTS = {
     "date": ("import datetime; t = datetime.datetime.now()", "the time of its import"),
     "name by date": ("import time; t = time.strftime('run-%Y%m%d_%H%M%S')", "the time of its"),
     "process number": ("import os; t = f'run-{os.getpid()}'", "the process number"),
+    "process number in an object of another package": (
+        "import psutil; t = psutil.Process()", "the process number",
+    ),
+    "root logger": ("import logging; logging.basicConfig()", "the root logger"),
+    "logging from a level on": ("import logging; logging.disable(20)", "the root logger"),
+    "start method": ("import multiprocessing as m; m.get_context()", "the start method"),
+    "exception hook": ("import sys; sys.excepthook = print", "a hook of sys"),
+    "hook of threads": (
+        "import threading; threading.excepthook = print", "changes threading.excepthook",
+    ),
+    "arguments": ("import sys; sys.argv = sys.argv[:]; sys.argv.append('x')", "sys.argv"),
+    "recursion limit": ("import sys; sys.setrecursionlimit(5000)", "the recursion limit"),
+    "collection off": ("import gc; gc.disable()", "garbage collection"),
+    "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
+    "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
+    "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
+    "timeout": ("import socket; socket.setdefaulttimeout(9)", "the default timeout of sockets"),
+    "captured warnings": ("import logging; logging.captureWarnings(True)", "display of warnings"),
+    "decimals": ("import decimal; decimal.getcontext().prec = 5", "the decimal context"),
+    "errors of numpy": ("import numpy; numpy.seterr(all='raise')", "numpy's treatment of errors"),
+    "printing of numpy": ("import numpy; numpy.set_printoptions(precision=2)", "print options"),
+    "dtype of torch": (
+        "import torch; torch.set_default_dtype(torch.float64)", "torch's default dtype",
+    ),
+    "gradients": ("import torch; torch.set_grad_enabled(False)", "a mode or flag of torch"),
+    "flag of torch": ("import torch; torch.backends.cudnn.benchmark = True", "a mode or flag of"),
 }  # fmt: skip
 
 
@@ -112,9 +138,8 @@ def test_module_with_lasting_effect_is_left_to_worker(
     (tmp_path / "old").touch()
     (installed / "odd_pkg.py").write_text(f"{source}\n")
     # The worker does not import it, so that the effect is the standby's alone.
-    program = f"{LOADED}import plain_pkg\nprint(there)\nif 0:\n    import odd_pkg\n"
-    path = script(tmp_path / "code", program)
-    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+    path = script(tmp_path / "code", f"{LOADED}import plain_pkg\nprint(there)\n")
+    assert said_warm(tmp_path / "logs", path, "odd_pkg") == "['plain_pkg']\n"
     assert "not preloaded: odd_pkg: it " in (told := capfd.readouterr().err)
     assert words in told
     for ident in (tmp_path / "ipc").read_text().split() if (tmp_path / "ipc").exists() else ():
@@ -134,6 +159,11 @@ HARMLESS = {
     "a seeded generator of its own": "import random; r = random.Random(3); x = r.random()",
     "a date that is written down": "t = '2024-01-01'; n = 1700000000; f = 1.5e9",
     "an interval": "import time; t = time.time(); t = time.time() - t",
+    "a setting that is put back": "import sys\nlimit = sys.getrecursionlimit()\n"
+    "sys.setrecursionlimit(5000)\nimport decimal\nsys.setrecursionlimit(limit)",
+    "a logger of its own": "import logging\n"
+    "logging.getLogger('x').addHandler(logging.StreamHandler())",
+    "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 
 
@@ -149,8 +179,8 @@ def test_module_without_lasting_effect_is_preloaded(
 def is_preloaded(tmp_path: Path, installed: Path, source: str) -> bool:
     """Return True if a trusted package with that source is preloaded; no worker imports it."""
     (installed / "fsspec.py").write_text(f"{source}\n")
-    program = "import sys\nprint('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
-    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    program = "import sys\nprint('fsspec' in sys.modules)\n"
+    printed = said_warm(tmp_path / "logs", script(tmp_path / "code", program), "fsspec")
     return {"True\n": True, "False\n": False}[printed]
 
 
@@ -328,10 +358,10 @@ def test_abandoned_zygote_removes_its_helpers_and_files(
         f"pathlib.Path({str(tmp_path)!r}, 'told').write_text("
         "f'{helper.pid} {alone.pid} {memory.name}')\ntime.sleep(99)\n"
     )
-    path = script(tmp_path / "code", "if 0:\n    import slow_pkg\n")
+    path = script(tmp_path / "code", "")
 
     async def scenario(runtime: Warm) -> None:
-        prepared = await runtime.prepare(sys.executable, path)
+        prepared = await runtime.prepare(sys.executable, path, modules=("slow_pkg",))
         assert prepared.reason.startswith("preloading took longer than 2 s"), prepared
         helper, alone, memory = (tmp_path / "told").read_text().split()
         await soon(lambda: not Path("/proc", helper).exists() and not Path("/proc", alone).exists())

@@ -213,3 +213,38 @@ def test_rank_0_gets_port_to_serve_store_itself(tmp_path: Path) -> None:
         assert (await runtime.ended())[0].exit_code == 0
 
     warm(tmp_path / "logs", scenario)
+
+
+GROUPS = """
+import gc, os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+def threads():
+    gc.collect()
+    names = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+    return sorted(name.strip() for name in names if "gloo" in name)
+
+train()
+first = threads()
+train()
+print(len(first), threads() == first, dist.distributed_c10d._update_default_pg.__module__)
+"""
+
+
+def test_first_process_group_stays_until_the_end_warm_and_cold(tmp_path: Path) -> None:
+    """Without a last reference the main thread destroys it: it joins a thread that may need the
+    GIL, which the main thread holds, and both wait for ever."""
+    path = script(tmp_path / "code", GROUPS)
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert cold.splitlines()[-1].endswith(" True torch.distributed.distributed_c10d")
+    assert not cold.startswith("0 ")
+    assert forked == cold

@@ -180,11 +180,14 @@ def in_folder(folder: Path) -> Callable[[], None]:
     return lambda: os.chdir(before)
 
 
-def said_warm(folder: Path, path: str) -> str:
-    """Return the output of a worker forked from the program's standby, which must succeed."""
+def said_warm(folder: Path, path: str, *modules: str) -> str:
+    """Return the output of a worker forked from the program's standby, which must succeed.
+
+    `modules` are preloaded additionally.
+    """
 
     async def scenario(runtime: Warm) -> None:
-        await runtime.prepare(sys.executable, path)
+        await runtime.prepare(sys.executable, path, modules=modules)
         assert runtime.prepared.ready, runtime.prepared.reason
         started, exited = await runtime.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
         assert started.warm, started.cold_reason

@@ -196,6 +196,23 @@ def test_import_output_in_zygote_log_is_documented() -> None:
     assert [one.documented for one in differences([run()], warm)] == ["import output"]
 
 
+def test_order_of_import_hooks_is_documented_and_a_missing_one_is_not() -> None:
+    cold, warm = run(), other_run()
+    for found in (cold, warm):
+        each(lambda one: one["sys.meta_path"].append("six.Importer"))(found)
+    last(lambda one: one["sys.meta_path"].reverse())(warm)
+    assert [one.documented for one in differences([cold], warm)] == ["order of imports"]
+    last(lambda one: one["sys.meta_path"].remove("six.Importer"))(warm)
+    assert "" in [one.documented for one in differences([cold], warm)]
+
+
+def test_random_name_of_a_wandb_run_is_no_difference() -> None:
+    cold, warm = run(), other_run()
+    cold["files"]["end"].append("work/run-hpqqaiot.wandb")
+    warm["files"]["end"].append("work/run-ab3qaiot.wandb")
+    assert differences([cold], warm) == []
+
+
 def test_process_id_of_zygote_is_documented() -> None:
     warm = other_run()
     each(lambda one: one["globals"].update({"a.pid": "77"}))(warm)

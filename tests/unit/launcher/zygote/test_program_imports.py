@@ -265,6 +265,22 @@ def test_import_that_may_not_run_is_no_step_before_a_change(tmp_path: Path, name
     assert again.index(WantedImport("yaml")) == len(again) - 1
 
 
+@pytest.mark.parametrize("name", EARLY)
+def test_import_that_may_not_run_is_only_possible_unless_another_runs(
+    tmp_path: Path, name: str
+) -> None:
+    project = Project(tmp_path)
+    source = f"import os, sys\n{EARLY[name]}"
+    assert _possible(project, source) == {WantedImport("yaml")}
+    assert _possible(project, f"{source}import yaml\n") == set()
+    assert _possible(project, f"import torch.optim\n{source}") == {WantedImport("yaml")}
+
+
+def _possible(project: Project, source: str) -> set[WantedImport]:
+    entry = project.write("train.py", source)
+    return set(analyse_imports([entry], project.search, project.installed, {}).possible)
+
+
 def test_module_that_an_optimizer_loads_is_no_step_before_a_change(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("model.py", "from torch import optim\n")

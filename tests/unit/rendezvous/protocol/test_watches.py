@@ -128,3 +128,19 @@ def test_event_of_a_closed_watch_is_ignored() -> None:
     assert watches.main is not None
     assert watches.drop() == [Unwatch(1)]
     assert not watches.holds(1)
+
+
+@pytest.mark.parametrize("revision", [0, 1, 4])
+def test_watch_of_the_coordinators_key_is_for_deletions_alone(revision: int) -> None:
+    watches, key = Watches(), "/job/members/a/s"
+    assert watches.keep_leader(key, revision, 0.0, Alarm()) == [
+        Watch(1, (Range(key),), revision + 1, deletions_only=True)
+    ]
+
+
+def test_dropped_watches_are_both_closed() -> None:
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.keep_leader("/job/members/a/s", 4, 0.0, Alarm())
+    assert watches.drop() == [Unwatch(1), Unwatch(2)]
+    assert (watches.main, watches.leader) == (None, None)

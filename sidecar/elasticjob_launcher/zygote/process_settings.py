@@ -1,0 +1,159 @@
+"""Process-wide settings of Python and of common libraries that an import may change.
+
+A module that changes one is left to the workers: the program may change the same setting before
+it imports the module, and may not import the module at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class _Setting(NamedTuple):
+    """Setting that `read` returns while the module `of` is loaded."""
+
+    of: str
+    name: str
+    read: Callable[[Any], Any]
+
+
+def _hooks(module: Any) -> list[Any]:
+    names = ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
+    return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
+
+
+def _root_logger(module: Any) -> list[Any]:
+    root = module.root
+    kinds = (module.getLoggerClass(), module.getLogRecordFactory())
+    return [*root.handlers, root.level, root.disabled, root.manager.disable, *kinds]
+
+
+def _loop_policy(module: Any) -> bool:
+    """Return True if the event loop policy is asyncio's own, or will be."""
+    policy = module._event_loop_policy
+    return policy is None or type(policy).__module__.startswith("asyncio")
+
+
+def _torch_flags(module: Any) -> list[Any]:
+    names = (
+        *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "is_grad_enabled"),
+        *("_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_allow_tf32"),
+    )
+    return [getattr(module._C, name)() for name in names if hasattr(module._C, name)]
+
+
+_SETTINGS = (
+    _Setting("sys", "a hook of sys", _hooks),
+    _Setting("sys", "sys.argv", lambda module: list(module.argv)),
+    _Setting("sys", "the recursion limit", lambda module: module.getrecursionlimit()),
+    _Setting("sys", "the switch interval", lambda module: module.getswitchinterval()),
+    _Setting(
+        "gc", "garbage collection", lambda module: (module.isenabled(), module.get_threshold())
+    ),
+    _Setting("builtins", "the names in builtins", lambda module: len(vars(module))),
+    _Setting("time", "the time zone", lambda module: module.tzname),
+    _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
+    _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
+    _Setting("logging", "the root logger", _root_logger),
+    _Setting(
+        "warnings",
+        "the display of warnings",
+        lambda module: (module.showwarning, module.formatwarning),
+    ),
+    _Setting(
+        "multiprocessing.context",
+        "the start method of multiprocessing",
+        lambda module: module._default_context._actual_context,
+    ),
+    _Setting("socket", "the default timeout of sockets", lambda module: module.getdefaulttimeout()),
+    _Setting("asyncio.events", "the event loop policy", _loop_policy),
+    _Setting(
+        "decimal",
+        "the decimal context",
+        lambda module: (module.getcontext().prec, module.getcontext().rounding),
+    ),
+    _Setting("numpy", "numpy's treatment of errors", lambda module: module.geterr()),
+    _Setting("numpy", "numpy's print options", lambda module: str(module.get_printoptions())),
+    _Setting("torch", "torch's default dtype", lambda module: module.get_default_dtype()),
+    _Setting("torch", "a mode or flag of torch", _torch_flags),
+)
+_MODULES = frozenset(setting.of for setting in _SETTINGS)
+_ACCEPTED = frozenset(
+    {"lightning.fabric.utilities.warnings", "lightning_fabric.utilities.warnings"}
+)
+"""Modules of a framework that change only the format of warnings."""
+_PAUSED = (1 << 31) - 1
+"""First threshold of garbage collection, which no import reaches."""
+
+
+def pause_collection() -> Callable[[], None]:
+    """Pause garbage collection, unseen by `gc.isenabled`; return a function that resumes it.
+
+    A package may disable collection itself, or change its thresholds.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_PAUSED, *before[1:])
+
+    def resume() -> None:
+        if gc.get_threshold()[0] == _PAUSED:
+            gc.set_threshold(*before)
+
+    return resume
+
+
+class Settings:
+    """Observer of successive imports, each from `begin` to `found`."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+        self._changers: dict[str, list[str]] = {}
+
+    def begin(self) -> None:
+        self._last = _read()
+        self._before = dict(self._last)
+        self._changers = {}
+
+    def attribute(self, module: Callable[[], str]) -> dict[str, Any]:
+        """Attribute the settings changed since the last call to a module; return all settings."""
+        now = _read()
+        for key in _changed(self._last, now):
+            self._changers.setdefault(key, []).append(module())
+        self._last = now
+        return now
+
+    def module_loaded(self, name: str) -> None:
+        """Attribute changed settings to this module; modules below it came first."""
+        now = self.attribute(lambda: name)
+        if name in _MODULES:  # its own import determines the initial values
+            own = {setting.name for setting in _SETTINGS if setting.of == name}
+            self._before.update((key, now[key]) for key in own if key in now)
+
+    def found(self) -> list[tuple[str, str]]:
+        """Return the settings that the import has changed, each with a module that did it."""
+        return [
+            (f"changes {name} when it is imported", module)
+            for name in _changed(self._before, _read())
+            for module in self._changers.get(name) or ("",)
+            if module not in _ACCEPTED
+        ]
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in now.items() if name in before and before[name] != value]
+
+
+def _read() -> dict[str, Any]:
+    """Return the settings of the loaded modules by name; a module may be half-loaded."""
+    found = {}
+    for setting in _SETTINGS:
+        module = sys.modules.get(setting.of)
+        if module is not None:
+            try:
+                found[setting.name] = setting.read(module)
+            except Exception:
+                continue
+    return found
