@@ -166,12 +166,12 @@ def _sleep_until(moment: float) -> None:
 
 def results(runs: Sequence[Run]) -> dict[str, Any]:
     """Return goodput, lost steps and lost seconds by `<system>/<model>/<interval>`."""
-    undisturbed = {run.model: run.work for run in runs if run.system == BASELINE}
+    calm = {run.model: run.work for run in runs if run.system == BASELINE}
     goodput: dict[str, float | None] = {}
     steps_lost: dict[str, int | None] = {}
     seconds_lost: dict[str, float | None] = {}
     for run in runs:
-        base = undisturbed.get(run.model)
+        base = calm.get(run.model)
         if run.interval is None:
             continue
         if run.work is None or base is None or not base.distinct:

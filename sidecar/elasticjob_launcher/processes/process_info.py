@@ -204,8 +204,8 @@ class MemoryCgroup:
 
         The count only grows and includes processes in child cgroups.
         """
-        content = _read_file(self._files.events) if self._files else ""
-        found = _KILLS.search(content)
+        said = _read_file(self._files.events) if self._files else ""
+        found = _KILLS.search(said)
         return int(found.group(1)) if found else None
 
     def explains_exit(self) -> bool:
@@ -218,10 +218,10 @@ class MemoryCgroup:
 
     def limit_text(self) -> str:
         """Return the memory limit, such as `512 MiB`; empty if there is none."""
-        content = _read_file(self._files.limit).strip() if self._files else ""
-        if not content.isdigit() or int(content) >= UNLIMITED:
+        said = _read_file(self._files.limit).strip() if self._files else ""
+        if not said.isdigit() or int(said) >= UNLIMITED:
             return ""
-        return f"{int(content) / (1 << 20):.0f} MiB"
+        return f"{int(said) / (1 << 20):.0f} MiB"
 
 
 def _cgroup_candidates(mount: Path, own: Path) -> Iterator[_CgroupFiles]:

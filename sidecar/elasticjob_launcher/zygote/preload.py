@@ -63,7 +63,7 @@ class ImportGuard:
         self._places = _installed_folders()
         self.refusals: dict[str, str] = {}
         self._item = ""
-        self._damaged = False
+        self._spoilt = False
 
     def exclude(self, names: Collection[str]) -> None:
         """Replace the modules that must not be loaded."""
@@ -91,7 +91,7 @@ class ImportGuard:
         """
         self._item = wanted.module
         self._unread = self._uncertain if in_order else self._sets
-        fit = thread_count() == 1 and not self._damaged  # otherwise an earlier import is the cause
+        fit = thread_count() == 1 and not self._spoilt  # otherwise an earlier import is the cause
         self.effects.begin()
         # Like the import statement, which also imports names that are modules.
         for name in (*wanted.names, "__name__"):
@@ -110,7 +110,7 @@ class ImportGuard:
             trouble = unfit_for_fork() or bad_fork_in_worker()
         if trouble:
             self._refuse(trouble)
-            self._damaged = True
+            self._spoilt = True
         elif any(each.module in ("", wanted.module) for each in effects):
             self._refuse(f"it {described(effects)}")
         for reason, module in effects:
