@@ -8,7 +8,7 @@ from typing import Any
 from tests.integration.torch import forked_gang
 
 RANKS = """
-import functools, json, sys, time
+import functools, json, sys, threading, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from elasticjob.train import SnapshotError, Snapshots
@@ -28,6 +28,7 @@ def gang(name, nodes, last, **settings):
 def one(rank, settings, last):
     stays = settings.pop("stays", last)
     deaf = settings.pop("deaf", None)
+    twice = settings.pop("twice", False)
     if rank == deaf:
         replication.Receiver._serve = lambda self: None
     optimizer = None
@@ -37,6 +38,10 @@ def one(rank, settings, last):
     snapshots = Snapshots(every_steps=1, **settings)
     try:
         found = snapshots.restore()
+        if twice:
+            found = snapshots.restore()
+            names = [thread.name for thread in threading.enumerate()]
+            assert names.count("elasticjob-replica-listener") == 1, names
     except SnapshotError as error:
         return str(error)
     told = None
@@ -96,6 +101,20 @@ results["two lost"] = gang("two lost", "bfg", 9)
     assert found["newcomer"] == [[8, True, "memory"]] * 3
     # Two losses exceed one replica: the shared state is restored without the ranks' own.
     assert found["two lost"] == [[9, False, "memory"]] * 3
+
+
+def test_second_restore_ends_the_listener_of_the_first(tmp_path: Path) -> None:
+    found, _ = run(
+        tmp_path,
+        """
+gang("first", ["a", "b"], 3)
+results["again"] = gang("again", ["a", "b"], 6, twice=True)
+lose("b")
+results["lost"] = gang("lost", ["a", "c"], 6)
+""",
+    )
+    assert found["again"] == [[3, True, "memory"]] * 2
+    assert found["lost"] == [[6, True, "memory"]] * 2
 
 
 def test_snapshots_copied_during_the_next_step_are_replicated(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         reason, message = _storage_trouble(error)
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
-    if known and told:
+    # The workers of a new round have no error before their first write.
+    if known and any(found.stored >= 0 for _, found in told):
         return [Finding(kind, ConditionStatus.TRUE, "Written")]
     return [Finding(kind, one.status, one.reason, one.message) for one in known]
 

@@ -197,7 +197,9 @@ def test_failed_write_to_storage_is_a_condition_until_one_succeeds(
     assert any(one.startswith("Snapshots are not in storage, so that") for one in told), told
     between = replace(final_round(2), members=())
     assert condition(status_of(between, status), kind) == found
-    over = status_of(view(good, good), status)
+    # Workers of the next round have neither an error nor a snapshot in storage yet.
+    assert condition(status_of(view(good, good, number=2), status), kind) == found
+    over = status_of(view(replace(good, stored=9), good), status)
     cleared = condition(over, kind)
     assert cleared is not None
     assert (cleared.status, cleared.reason) == (ConditionStatus.TRUE, "Written")
