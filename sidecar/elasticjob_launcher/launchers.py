@@ -189,7 +189,7 @@ _LAUNCH_MODULE = re.compile(r"\w+\.distributed\.launch")
 _STARTING_OPTION = re.compile(
     r"--?(n?proc(esses)?[-_]per[-_](node|machine)|multiprocessing[-_]dist\w*|gpu[-_]ranks)"
 )
-"""Options that tell a program to start the processes of a node."""
+"""Options by which a program starts the processes of a node."""
 _NUMBERING_OPTION = re.compile(r"--?(machine|node)[-_]rank")
 """Options that number the node on which a program runs."""
 
@@ -229,12 +229,12 @@ _FUNCTIONS: Mapping[str, Launcher] = {
 
 
 def starts_processes(option: str) -> bool:
-    """Return True if an option of any program tells it to start the processes of its node."""
+    """Return True if an option makes any program start the processes of its node."""
     return _STARTING_OPTION.fullmatch(option) is not None
 
 
 def numbers_node(option: str) -> bool:
-    """Return True if an option of any program tells it the number of its node."""
+    """Return True if an option gives any program the number of its node."""
     return _NUMBERING_OPTION.fullmatch(option) is not None
 
 
@@ -321,7 +321,7 @@ def is_launcher_word(word: str) -> bool:
 
 
 _TOLD = frozenset({"--version", "-V", "--help", "-h"})
-"""Options with which a launcher tells something and starts nothing."""
+"""Options with which a launcher prints something and starts nothing."""
 
 
 def _launcher(command: _Command | None, arguments: Sequence[str]) -> Launcher | None:

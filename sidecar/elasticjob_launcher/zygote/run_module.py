@@ -59,7 +59,7 @@ def set_argv_and_path(target: Target) -> None:
 
 
 def set_main_file(target: Target, files: Sequence[tuple[str, str]]) -> None:
-    """Set `__main__.__file__`, by which packages tell a program from an interactive session.
+    """Set `__main__.__file__`, by which packages distinguish a program from an interactive session.
 
     `files` are the files that run first, the last one as `__main__`.
     """

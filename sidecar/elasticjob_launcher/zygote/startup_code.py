@@ -23,7 +23,7 @@ _MOST_BYTES = 4096
 
 
 def startup_refusal(own: Iterable[str]) -> str:
-    """Return the reason why workers cannot share the effects of that code; empty if they can.
+    """Return the reason against sharing the effects of that code; empty if there is none.
 
     `own` are the modules imported for the zygote itself.
     """

@@ -186,7 +186,7 @@ def repeated_launcher(words: Sequence[str]) -> str:
 
 _ENDING = frozenset({"break", "exit"})
 _CONDITIONS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "diff", "cmp"})
-"""Programs whose exit code says if the commands after them run."""
+"""Programs whose exit code decides if the commands after them run."""
 
 
 def python_target(words: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
@@ -324,8 +324,8 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
 
 
 def _in_options(program: str, arguments: tuple[str, ...], at: _Context) -> list[Finding]:
-    """Return a finding for an option by which a program that no rule knows is told to start or to
-    number the processes of a node."""
+    """Return a finding for an option that makes a program without a rule start or number the
+    processes of a node."""
     if _name(program) in _TEXT_TOOLS | _IDLE:
         return []
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):

@@ -61,7 +61,7 @@ def decided_launch(job: ElasticJob) -> LaunchStatus | None:
 
 
 def found_launch(job: ElasticJob, message: str) -> LaunchStatus:
-    """Return the launch of a program in whose files the pods found a launcher, as `message` says.
+    """Return the launch of a program in whose files the pods found a launcher; `message` names it.
 
     It has the digest of the program, so that it is known no more after an edit.
     """

@@ -266,7 +266,7 @@ def _check_rendezvous(
     """Refuse a launcher with a rendezvous of its own, or more than one, for several nodes."""
     if found is not None and found.kind is FindingKind.OPTION and max_nodes > 1:
         raise CannotUnwrap(
-            f"{found.name} tells the program to start or to number the processes itself, so each "
+            f"{found.name} makes the program start or number the processes itself, so each "
             "of the nodes would train alone: leave the option out if every process takes its ranks "
             "from the environment, as torchrun's workers do; or set spec.launch to PerNode if the "
             "program starts torchrun, or to PerWorker if it only reads the option; or set "
@@ -407,7 +407,7 @@ def _reason(found: Finding) -> tuple[LaunchReason, str]:
             text = f"{found.name}{where} starts the workers itself{remedy}"
             return LaunchReason.LAUNCHER_FOUND, text
         case FindingKind.OPTION:
-            text = f"{found.name} tells the program to start the processes of the node itself"
+            text = f"{found.name} makes the program start the processes of the node itself"
             return (
                 LaunchReason.LAUNCHER_FOUND,
                 f"{text}; set spec.launch to PerWorker if it only reads the option",
