@@ -555,12 +555,12 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("command", "name"), OPTIONS, ids=str)
-def test_program_that_is_told_to_start_processes_is_not_run_once_for_each_worker(
+def test_program_that_an_option_makes_start_processes_is_not_run_once_for_each_worker(
     command: str | list[str], name: str
 ) -> None:
     found = decide(command)
     assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
-    assert found.message.startswith(f"{name} tells the program to start the processes")
+    assert found.message.startswith(f"{name} makes the program start the processes")
     with pytest.raises(CannotUnwrap, match="each of the nodes would train alone") as refused:
         decide(command, 1, nodes=2)
     assert "spec.launch to PerNode if the program starts torchrun" in str(refused.value)
@@ -573,11 +573,11 @@ def test_program_that_is_told_to_start_processes_is_not_run_once_for_each_worker
 @pytest.mark.parametrize(
     "command", ["python train_net.py --num-gpus 8 --machine-rank 0", "python t.py --node_rank=1"]
 )
-def test_program_that_is_told_the_number_of_its_node_is_refused_for_several_nodes(
+def test_program_with_an_option_for_the_number_of_its_node_is_refused_for_several_nodes(
     command: str,
 ) -> None:
     assert decide(command).reason is LaunchReason.PLAIN_COMMAND
-    with pytest.raises(CannotUnwrap, match=r"-?rank tells the program to start or to number"):
+    with pytest.raises(CannotUnwrap, match=r"-?rank makes the program start or number"):
         decide(command, nodes=2)
 
 
