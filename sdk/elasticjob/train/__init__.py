@@ -123,6 +123,7 @@ class Link:
         self._script_polls = False
         self._seconds = 0.0
         self._deadline: float | None = None
+        self._failed_point = -1
         blank = bytes(layout.REPORT_BYTES)
         self._progress = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
         self._checkpoint_request = _read(environ.get(layout.REQUEST_FILE, ""))
@@ -254,6 +255,10 @@ class Link:
             return False
         return self._held(self._points)
 
+    def save_failed(self) -> None:
+        """Record that the save at the last point failed on all ranks: none waits for the stop."""
+        self._failed_point = self._points
+
     def _held(self, point: int) -> bool:
         """Wait for the ranks' agreement and, after the agreed point, for the stop.
 
@@ -266,6 +271,8 @@ class Link:
                 self._seconds = request.seconds
                 if point <= request.point:
                     return point == request.point
+                if self._failed_point == request.point:
+                    return False  # training continues until the stop: nothing was saved to keep
             elif not _ends_at_sigterm():
                 return False
             if self._deadline is None:

@@ -281,9 +281,17 @@ class Snapshots:
         return Restored(step, decode(shared), rank_state, place, *lost)
 
     def _end_former(self) -> None:
-        """End the work that a former call of `restore` began."""
+        """End the work that a former call of `restore` began, and what another object has ended.
+
+        An error of the last copy is that of a snapshot which the restore passes over. It is on
+        this rank alone, so it is not raised while the others wait for it.
+        """
+        self._is_writer = self._is_replaced = False
         if self._overlap is not None:
-            self._overlap.wait()
+            try:
+                self._overlap.wait()
+            except Exception as error:
+                log.warning("the last snapshot before the restore is not complete: %s", error)
         if self._replication is not None:
             self._replication.close()
             self._replication = None
@@ -357,7 +365,7 @@ class Snapshots:
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        self._use_places()
+        self._check_replaced()
         if store is not None and not self._has_storage:
             self._lacks_storage(gang, store)
         step = train.whole_step(step)
@@ -374,6 +382,7 @@ class Snapshots:
         store = bool(store) or unasked
         if step < self._next_step and not store:
             return False
+        self._use_places()
         if self._overlap is not None:
             self._overlap.begin()
         begins, store_due = self._schedule(gang, step)
@@ -431,12 +440,13 @@ class Snapshots:
                 if not unasked:
                     raise
                 log.error("%s. The job stops without it", error)
+                train.link().save_failed()
             else:
                 train.checkpointed(step)
         return True
 
-    def _use_places(self) -> None:
-        """Become the writer of these folders in this process; raise if another one has become it.
+    def _check_replaced(self) -> None:
+        """Raise if another Snapshots of this process writes to these folders since.
 
         Each would restore the state of the other one.
         """
@@ -445,6 +455,9 @@ class Snapshots:
                 "another Snapshots in this process has saved to the same memory or storage since: "
                 "use one Snapshots, with one state for all models"
             )
+
+    def _use_places(self) -> None:
+        """Become the writer of these folders in this process."""
         if self._is_writer:
             return
         self._is_writer = True

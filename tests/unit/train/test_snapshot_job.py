@@ -374,6 +374,16 @@ def test_failed_last_snapshot_does_not_end_the_training(
         snapshots.save(2, {"x": 2}, 2, store=True)
 
 
+def test_training_continues_until_the_stop_after_a_failed_last_snapshot(job: Job) -> None:
+    job.settings(everySteps=100, storage={"folder": str(job.storage / "demo"), "everySeconds": 900})
+    snapshots = job.started()
+    job.storage.write_text("a file")
+    asked(job, point=1, seconds=600)  # beyond the time limit of this test
+    assert snapshots.save(1, {"x": 1}, 1)
+    assert not snapshots.save(2, {"x": 2}, 2)
+    assert not snapshots.save(3, {"x": 3}, 3)
+
+
 @pytest.mark.parametrize("way", ["asks", "callback", "no storage"])
 def test_script_that_saves_by_itself_is_not_asked_twice(job: Job, way: str) -> None:
     storage = {"folder": str(job.storage / "demo"), "everySeconds": 900}

@@ -21,6 +21,7 @@ from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import complete_versions
 from elasticjob.train.buffers import CorruptSnapshot, StorageFolder, read
 from elasticjob.train.codec import decode, encode
+from elasticjob.train.overlap import Overlap
 from elasticjob.train.storage import StorageWrite
 
 
@@ -447,6 +448,49 @@ def test_second_snapshots_of_the_same_folder_are_refused(memory: Path, tmp_path:
     found = Snapshots(every_steps=1).restore()
     assert found is not None
     assert found.state == {"x": 2}
+
+
+def test_call_that_saves_nothing_does_not_replace_other_snapshots(memory: Path) -> None:
+    first, second = Snapshots(every_steps=1), Snapshots(every_steps=100)
+    first.restore()
+    second.restore()
+    assert first.save(1, {"x": 1})
+    assert not second.save(2, {"x": 2})
+    with pytest.raises(ValueError, match="step must be"):
+        second.save(-1, {"x": 2})
+    assert first.save(2, {"x": 1})
+
+
+def test_snapshots_are_used_again_after_another_restore(memory: Path) -> None:
+    first, second = Snapshots(every_steps=1), Snapshots(every_steps=1)
+    first.restore()
+    second.restore()
+    assert first.save(1, {"x": 1})
+    assert second.save(2, {"x": 2})
+    second.close()
+    found = first.restore()
+    assert found is not None
+    assert found.state == {"x": 2}
+    assert first.save(3, {"x": 3})
+
+
+def test_error_of_the_last_copy_is_no_error_of_the_next_restore(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other ranks, whose copies are complete, would wait for this one."""
+    snapshots = Snapshots(every_steps=1)
+    snapshots.restore()
+    assert snapshots.save(1, {"x": 1})
+
+    def fail() -> None:
+        raise ValueError("no memory")
+
+    snapshots._overlap = Overlap(())
+    snapshots._overlap.start(fail)
+    found = snapshots.restore()
+    assert found is not None
+    assert found.state == {"x": 1}
+    assert "no memory" in caplog.text
 
 
 def test_snapshots_of_two_folders_without_memory_are_independent(tmp_path: Path) -> None:
