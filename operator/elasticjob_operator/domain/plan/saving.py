@@ -118,8 +118,12 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
     result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
     unsaved = [one.name for one in trained if not (one.saved if requested else one.saves)]
     unsaved.sort(key=natural_order)
+    if requested and any(member.completed for member in trained):  # the checkpoint of all
+        result, unsaved = SaveResult.SAVED, []
+    elif requested:
+        result = SaveResult.TIMED_OUT
     return SaveReport(
-        SaveResult.TIMED_OUT if requested else result,
+        result,
         max(member.step for member in trained),
         max(member.checkpoint_step for member in trained),
         tuple(unsaved[:NAMED_MEMBERS]),

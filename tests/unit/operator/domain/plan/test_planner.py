@@ -354,6 +354,16 @@ def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReas
     assert len(deletions) == 2
 
 
+def test_checkpoint_that_one_member_has_reported_is_that_of_all() -> None:
+    reason = StopReason.SUSPENDED
+    view = saving(2, step=163, checkpoint_step=163)
+    first, second = view.members
+    view = replace(view, members=(first, replace(second, completed=True)))
+    late = observed(*running(2), view=view, bounds=asked(reason, ENDS_AT))
+    [close] = of(CloseRendezvous, plan(STOPS[reason], late, NOW))
+    assert close.save == SaveReport(SaveResult.SAVED, 163, 163)
+
+
 @pytest.mark.parametrize(
     ("view", "bounds", "result"),
     [
