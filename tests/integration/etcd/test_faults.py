@@ -112,7 +112,7 @@ def test_requests_use_the_working_endpoint(
                 search = time.monotonic() - begin  # the silent server costs half of the timeout
                 begin = time.monotonic()
                 assert (await client.range(Range(f"{prefix}k"))).kvs[0].mod_revision == revision
-                assert time.monotonic() - begin < search, "it must stay with the one that works"
+                assert time.monotonic() - begin < search / 5, "it must stay with the one that works"
                 (event,) = await events_of(client.watch([Range(prefix, True)], revision), 1)
                 assert event.mod_revision == revision
 
