@@ -34,7 +34,7 @@ from elasticjob_rendezvous.protocol.text import echoed
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 """Pattern of interpreter names."""
 OLDEST = (3, 8)
-ENGINE_SECONDS = 30.0
+VERSION_SECONDS = 30.0
 _QUESTION = "import sys; print('python %d %d' % sys.version_info[:2])"
 """Program that prints the version; valid in every Python."""
 _ANSWER = re.compile(r"python (\d+) (\d+)\s*")
@@ -69,7 +69,7 @@ def _version(program: str) -> tuple[int, ...]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ENGINE_SECONDS,
+            timeout=VERSION_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BadInput(

@@ -131,15 +131,17 @@ IMMUTABLE: tuple[Immutable, ...] = (
 _ONCE_FOR_EACH_NODE = (
     "has(self.status) && has(self.status.launch) && self.status.launch.mode == 'PerNode'"
 )
+_IS_FINISHED = "has(self.status.phase) && self.status.phase in ['Succeeded', 'Failed']"
 _IS_SUSPENDED = "self.spec.runPolicy.suspend || oldSelf.spec.runPolicy.suspend"
 
 IMMUTABLE_BY_STATUS: tuple[Immutable, ...] = (
     Immutable(
         ("spec", "maxNodes"),
         "must change from 1 only while the job is suspended (runPolicy.suspend): its command runs "
-        "once for each node (status.launch.mode PerNode), and runs now as that of a single node",
+        "once for each node (status.launch.mode PerNode), and a pod that starts it as that of a "
+        "single node may train alone",
         f"oldSelf.spec.maxNodes > 1 || self.spec.maxNodes == 1 || !({_ONCE_FOR_EACH_NODE}) || "
-        f"{_IS_SUSPENDED}",
+        f"({_IS_FINISHED}) || {_IS_SUSPENDED}",
     ),
 )
 """Rules of the whole object. On one node frameworks may start no torchrun, and launchers with a

@@ -138,6 +138,22 @@ def test_command_for_one_node_gets_others_only_during_suspension(
         api_server.patch(f"{path}/job", {"spec": {"maxNodes": most}})
 
 
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+def test_command_for_one_node_gets_others_after_the_end(
+    api_server: ApiServer, path: str, phase: str
+) -> None:
+    """The pod of a pending job may start at any time, even if the status does not show it yet."""
+    api_server.request("POST", path, elasticjob(minNodes=1, maxNodes=1, nodes=1))
+    launch = {"mode": "PerNode", "reason": "LauncherFound", "message": "swift"}
+    api_server.patch(f"{path}/job/status", {"status": {"phase": phase, "launch": launch}})
+    grown = {"spec": {"maxNodes": 2}}
+    if phase == "Pending":
+        with pytest.raises(Refused, match="a pod that starts it as that of a single node may"):
+            api_server.patch(f"{path}/job", grown)
+    else:
+        assert api_server.patch(f"{path}/job", grown)["spec"]["maxNodes"] == 2
+
+
 def test_suspending_or_resuming_write_may_change_template(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob())
     for tag, suspend in (("2", True), ("3", False)):

@@ -233,16 +233,19 @@ def _launch(job: ElasticJob, view: RendezvousView) -> LaunchStatus | None:
     files of its pod that the program starts the workers itself.
 
     Without members, or while the members are those of pods before a suspension, the known finding
-    stays as long as it is about the same program.
+    stays as long as it is about the same program. A finding without a digest, as earlier releases
+    and their CRD store it, stays until a suspension: the program of a running job cannot change.
     """
     decided = decided_launch(job)
     if decided is None or decided.mode is Launch.PER_NODE or job.spec.launch is not Launch.AUTO:
         return decided
-    if not view.members or job.spec.run_policy.suspend:  # the suspension may come with an edit
+    suspend = job.spec.run_policy.suspend
+    if not view.members or suspend:  # the suspension may come with an edit
         known = job.status.launch
         if known is None or known.reason is not LaunchReason.LAUNCHER_FOUND:
             return decided
-        return known if known == found_launch(job, known.message) else decided
+        unchanged = known.program is None and not suspend
+        return known if unchanged or known == found_launch(job, known.message) else decided
     ordered = sorted(view.members, key=lambda member: natural_order(member.name))
     found = next((member.launch for member in ordered if member.launch), "")
     return found_launch(job, found) if found else decided

@@ -337,7 +337,7 @@ def test_program_without_an_answer_is_reported_without_text_of_the_library(
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)
     monkeypatch.setenv("PATH", f"{silent.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(container, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(container, "VERSION_SECONDS", 0.2)
     monkeypatch.setattr(etcd, "HELP_SECONDS", 0.2)
     reason = r"no answer within 0\.2 s, which a busy machine can cause: try again$"
     with pytest.raises(

@@ -317,6 +317,21 @@ def test_found_launch_survives_suspension_and_resumption() -> None:
         assert "LaunchDecided" not in reasons
 
 
+@pytest.mark.parametrize("suspend", [False, True])
+def test_found_launch_of_an_earlier_release_stays_while_the_job_runs(suspend: bool) -> None:
+    """Earlier releases, and their CRD, store no digest of the program."""
+    status = status_of(job(), observed(*running(2), view=found_view()))
+    assert status.launch is not None
+    earlier = status.launch.model_copy(update={"program": None})
+    status = status.model_copy(update={"launch": earlier})
+    now = job(status=status, runPolicy={"suspend": suspend})
+    for view in (replace(final_round(1, 2), members=()), UNREADABLE):
+        after = next_status(now, observed(*running(2), view=view), view, NOW)
+        decided = [event for event in job_events(status, after, ()) if "Launch" in event.reason]
+        mode, events = ("PerWorker", 1) if suspend else ("PerNode", 0)
+        assert (launch_of(after)[0], len(decided)) == (mode, events)
+
+
 def trained(**fields: Any) -> dict[str, Any]:
     """Return a template like that of `job`, with these fields of its pod and trainer."""
     trainer = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
