@@ -126,7 +126,7 @@ class JobFolder:
         return False
 
     def acquire(self) -> int:
-        """Lock the job for this process and remove the files of an earlier run.
+        """Lock the job for this process; the files of an earlier run stay until `clear`.
 
         Return the lock's file descriptor, which other processes may share.
         """
@@ -145,7 +145,6 @@ class JobFolder:
             self._lock.close()
             self._lock = None
             raise self.already_running() from None
-        self.clear()
         return self._lock.fileno()
 
     def already_running(self, in_python: bool = False) -> BadInput:
@@ -169,7 +168,7 @@ class JobFolder:
         )
 
     def clear(self) -> None:
-        """Remove everything except the lock."""
+        """Remove everything except the lock, which this process must hold."""
         for entry in self.path.iterdir():
             if entry.name != "lock":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -99,9 +99,10 @@ class LocalRun:
     async def _run(self, user_umask: int) -> RunOutcome:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
-        self._stored.continue_former()
-        lock = self._folder.acquire()  # removes the files of the former run
+        lock = self._folder.acquire()
         try:
+            self._stored.continue_former()
+            self._folder.clear()
             scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(scratch.path, lock, user_umask)

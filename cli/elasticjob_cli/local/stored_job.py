@@ -66,9 +66,9 @@ class StoredJob:
         return self.job.metadata.deletion_timestamp is not None
 
     def continue_former(self) -> None:
-        """Take over the step that an unfinished former run of this program has reached.
+        """Take over the step that an unfinished former run of this job has reached.
 
-        Snapshots in storage continue under the name of the job, so the steps after the last one of
+        Only `save` writes it, since the folder still has the files of the former run. Snapshots in storage continue under the name of the job, so the steps after the last one of
         them are repeated.
         """
         try:
@@ -79,7 +79,8 @@ class StoredJob:
             return
         kept = carried_over(former.snapshots, program_digest(self.job))
         if kept is not None:
-            self.set_status(self.job.status.model_copy(update={"snapshots": kept}))
+            status = self.job.status.model_copy(update={"snapshots": kept})
+            self.job = self.job.model_copy(update={"status": status})
 
     def change_spec(self, **fields: object) -> None:
         """Replace fields of the spec, as a user's edit would."""

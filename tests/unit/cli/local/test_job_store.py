@@ -51,7 +51,10 @@ def test_job_is_held_by_one_runner_at_a_time() -> None:
     first.release()
     assert not second.running()
     second.acquire()
-    assert second.run() is None  # leftovers of the last run are removed
+    assert second.run() == Run(4711, "/sock", "/m.yaml", 0.0)  # until the former status is read
+    second.clear()
+    assert second.run() is None
+    assert first.running(), "the lock stays"
     second.release()
 
 
@@ -226,5 +229,6 @@ def test_events_are_kept_up_to_a_size_and_damaged_ones_left_out() -> None:
         file.write(b'[1]\n{"time": 3}\n\xff\n{"ti')
     assert folder.events() == found
     folder.acquire()
+    folder.clear()
     assert folder.events() == []  # a new run begins without those of the last one
     folder.release()
