@@ -68,8 +68,9 @@ class StoredJob:
     def continue_former(self) -> None:
         """Take over the step that an unfinished former run of this job has reached.
 
-        Only `save` writes it, since the folder still has the files of the former run. Snapshots in storage continue under the name of the job, so the steps after the last one of
-        them are repeated.
+        Only `save` writes it, since the folder still has the files of the former run. Snapshots in
+        storage continue under the name of the job, so the steps after the last one of them are
+        repeated.
         """
         try:
             former = read_job(self._folder).status

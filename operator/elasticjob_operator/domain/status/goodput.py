@@ -87,9 +87,9 @@ def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> 
 
 
 def carried_over(former: SnapshotsStatus | None, program: str) -> SnapshotsStatus | None:
-    """Return the snapshots with which a run begins after a former one: the step that was reached.
+    """Return the snapshots with which a run begins after a former one: only its newest step.
 
-    None if another program has reached it: its steps say nothing about those of this one.
+    None if another program reached that step: its steps say nothing about those of this one.
     """
     if former is None or former.reached_step is None or former.program != program:
         return None
