@@ -86,6 +86,26 @@ def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> 
     )
 
 
+def of_this_round(
+    before: SnapshotsStatus | None, known: Sequence[RoundStatus], rounds: Sequence[RoundStatus]
+) -> SnapshotsStatus | None:
+    """Return the status, with no round counted if its number is now that of another round.
+
+    A job that was suspended and resumed while the operator did not run counts from one again. The
+    other round was final after the first step of the `known` one.
+    """
+    if before is None:
+        return None
+    number = before.counted_round
+    counted = next((one for one in known if one.round == number), None)
+    current = next((one for one in rounds if one.round == number), None)
+    stepped = None if counted is None else _first_step_at(counted)
+    final = None if current is None else current.final_time
+    if stepped is None or final is None or final <= stepped:
+        return before
+    return before.model_copy(update={"counted_round": 0, "reached_round": 0})
+
+
 def carried_over(former: SnapshotsStatus | None, program: str) -> SnapshotsStatus | None:
     """Return the snapshots with which a run begins after a former one: only its newest step.
 

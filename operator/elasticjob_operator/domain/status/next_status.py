@@ -39,6 +39,7 @@ from elasticjob_operator.domain.status.failures import (
 from elasticjob_operator.domain.status.goodput import (
     carried_over,
     is_same_round,
+    of_this_round,
     with_lost_steps,
 )
 from elasticjob_operator.domain.status.readiness import final_conditions
@@ -93,6 +94,8 @@ def next_status(
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
+        ran = of_this_round(run.snapshots, run.rounds, rounds)
+        run = run.model_copy(update={"snapshots": ran})
         rounds = with_lost_steps(rounds, view, run.snapshots)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(

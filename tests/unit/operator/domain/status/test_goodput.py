@@ -403,6 +403,21 @@ def test_steps_in_the_records_of_unseen_rounds_are_counted_once() -> None:
     assert (lost_steps(status), counted(status).lost_steps) == ([None, 30, 10], 40)
 
 
+def test_resumption_that_was_not_seen_counts_its_lost_steps_once() -> None:
+    trained = restarted(status_of(at_step(101, START), at=ago(60)))
+    begun = history(1, final_at=ago(41))
+    opened = restarted(status_of(at_step(-1, begun, restored=61), trained, ago(40)))
+    assert (counted(opened).reached_step, counted(opened).counted_round) == (101, 0)
+    again = replace(begun, start_ms=600, first_step_ms=400)
+    for before in (trained, opened):
+        status = restarted(status_of(at_step(70, again, restored=61), before, ago(30)))
+        found = counted(status)
+        assert (lost_steps(status), found.lost_steps) == ([40], 40)
+        assert (found.reached_step, found.began_step, found.counted_round) == (70, 61, 1)
+        after = counted(status_of(at_step(80, again, restored=61), status))
+        assert (after.lost_steps, after.reached_step) == (40, 80)
+
+
 def test_total_follows_a_record_that_comes_after_the_first_look() -> None:
     first = after_the_loss_of_all(101, restored=61)
     record = replace(ANEW, lost_steps=45, lost_ms=9000)
