@@ -109,7 +109,7 @@ def of_this_round(
 def carried_over(former: SnapshotsStatus | None, program: str) -> SnapshotsStatus | None:
     """Return the snapshots with which a run begins after a former one: only its newest step.
 
-    None if another program reached that step: its steps say nothing about those of this one.
+    None if another program reached that step: it has no relation to the steps of this one.
     """
     if former is None or former.reached_step is None or former.program != program:
         return None
