@@ -14,9 +14,11 @@ from pydantic import ValidationError
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.job_store import JobFolder, write_json
 from elasticjob_operator.domain.explain.phrases import stop_report
+from elasticjob_operator.domain.manifests.job_command import program_digest
+from elasticjob_operator.domain.status.goodput import carried_over
 from elasticjob_operator.model import ElasticJob, Status
 from elasticjob_operator.model.parse import problems
-from elasticjob_operator.model.status import PodCounts, SnapshotsStatus
+from elasticjob_operator.model.status import PodCounts
 from elasticjob_operator.model.types import ConditionStatus, ConditionType, Phase
 
 
@@ -74,10 +76,10 @@ class StoredJob:
             former = read_job(self._folder).status
         except CommandError:
             return
-        if former.snapshots is None or former.phase is Phase.SUCCEEDED:
+        if former.phase is Phase.SUCCEEDED:
             return
-        kept = SnapshotsStatus(reached_step=former.snapshots.reached_step)
-        if kept.reached_step is not None:
+        kept = carried_over(former.snapshots, program_digest(self.job))
+        if kept is not None:
             status = self.job.status.model_copy(update={"snapshots": kept})
             self.job = self.job.model_copy(update={"status": status})
 

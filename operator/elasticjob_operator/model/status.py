@@ -318,13 +318,18 @@ class SnapshotsStatus(StatusModel):
     suspension and the operator, so that the steps which the next round repeats can be counted."""
     began_step: Step | None = None
     """Step with which that round began."""
+    reached_round: int = 0
+    """Number of that round; 0 if it is one of a run before."""
+    program: str | None = None
+    """Digest of the containers, volumes and launch fields of the job in that round: after a
+    suspension reachedStep is kept only if they are the same."""
     bytes_per_node: Annotated[int, Field(json_schema_extra={"format": "int64"})] = 0
     """Size of one snapshot in the memory of a node; a node holds two."""
     lost_steps: Step = 0
     """Number of steps that were repeated since the start, or the last resumption."""
     lost_ms: Milliseconds = 0
     """Milliseconds that these steps had taken; after the loss of all nodes estimated with the mean
-    duration of the steps of the round before."""
+    duration of the steps of the round before, and of the run for steps before that round."""
     paused_ms: Milliseconds = 0
     """Milliseconds without training since the first step, in pauses that are over: recoveries and
     planned changes up to the next first step, rounds without one, waits for nodes."""

@@ -313,15 +313,17 @@ def _without_skipped(report: layout.SnapshotReport, first_step: int) -> layout.S
     """Return the report without lost steps that are not repeated.
 
     A script may begin at a checkpoint of its own that is newer than the restored snapshot. If the
-    lost steps are unknown, so is then the step with which the round began.
+    lost steps are unknown, so is then the step with which the round began; otherwise the round
+    began with that checkpoint.
     """
     if report.lost < 0 <= report.restored < first_step - 1:
         return report._replace(restored=layout.NO_STEP)
-    skipped = min(report.lost, first_step - 1 - report.restored)
-    if report.restored < 0 or skipped <= 0:
+    began = first_step - 1
+    if report.lost < 0 or report.restored < 0 or began <= report.restored:
         return report
-    left = report.lost - skipped
-    return report._replace(lost=left, lost_ms=report.lost_ms * left // report.lost)
+    left = max(0, report.lost - (began - report.restored))
+    lost_ms = report.lost_ms * left // max(1, report.lost)
+    return report._replace(lost=left, lost_ms=lost_ms, restored=began)
 
 
 def _number(name: str, value: float) -> float:

@@ -186,6 +186,8 @@ class ReportedProgress:
     at: float
     busy_ms: int = 0
     snapshots: Snapshots | None = None
+    stepped: bool = False
+    """True once all workers have made their first step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ def report_due_at(state: State) -> float | None:
         return None
     if reported_progress is None or reported_progress.round != latest.round:
         return 0.0
+    if latest.stepped and not reported_progress.stepped:
+        return 0.0  # the time of the first step is reported at once, so what it began with is too
     if state.group is not None and state.group.request is not None:
         return reported_progress.at  # workers that were asked to save make few further steps
     saved = latest.checkpoint_step != reported_progress.checkpoint_step
@@ -147,7 +149,15 @@ def _latest(state: State, now: float) -> ReportedProgress | None:
     step = max(worker.step for worker in workers)
     saved = max(worker.checkpoint_step for worker in workers)
     busy = max(group.busy_seconds.values(), default=0.0)
-    return ReportedProgress(group.round, step, saved, now, round(busy * 1000), _snapshots(group))
+    return ReportedProgress(
+        round=group.round,
+        step=step,
+        checkpoint_step=saved,
+        at=now,
+        busy_ms=round(busy * 1000),
+        snapshots=_snapshots(group),
+        stepped=group.first_step_ms > 0,
+    )
 
 
 _TROUBLES = {

@@ -69,11 +69,11 @@ def found_launch(job: ElasticJob, message: str) -> LaunchStatus:
         mode=Launch.PER_NODE,
         reason=LaunchReason.LAUNCHER_FOUND,
         message=message,
-        program=_program_digest(job),
+        program=program_digest(job),
     )
 
 
-def _program_digest(job: ElasticJob) -> str:
+def program_digest(job: ElasticJob) -> str:
     """Return a digest of the fields that select the program and its launch.
 
     Kueue changes other fields of the template, such as the node selector, in each suspension.

@@ -32,14 +32,19 @@ def with_lost_steps(
     """Return the rounds, the current one with the steps that it repeats if no record has them.
 
     After the loss of all nodes, and after a resumption, only the status knows the step that was
-    reached. It is that of a report, so the number is a minimum. `before` is the status before this
-    round had a first step; afterwards nothing changes.
+    reached. It is that of a report, so the number is a minimum. The first report of the round gives
+    the step with which it began; `before` is the status before this report, and afterwards nothing
+    changes. Steps in the records of rounds that were not seen are no part of it.
     """
     reached = None if before is None else before.reached_step
     began = _began_step(view)
-    if before is None or reached is None or began is None or before.counted_round == view.round:
+    if before is None or reached is None or began is None:
         return list(rounds)
-    lost = {"lost_steps": max(0, reached - began)}
+    if before.reached_round == view.round or not _is_of_last_round(before, view.round):
+        return list(rounds)
+    unseen = (one for one in rounds if before.counted_round < one.round < view.round)
+    told = sum(max(0, one.lost_steps or 0) for one in unseen if one.first_step_ms is not None)
+    lost = {"lost_steps": max(0, reached - began - told)}
     return [
         found.model_copy(update=lost)
         if found.round == view.round
@@ -50,24 +55,70 @@ def with_lost_steps(
     ]
 
 
-def with_reached(
-    after: SnapshotsStatus, view: RendezvousView, before: SnapshotsStatus | None
-) -> SnapshotsStatus:
+def _is_of_last_round(before: SnapshotsStatus, current: int) -> bool:
+    """Return True if no round without a report was counted after the one of `reached_step`."""
+    return before.counted_round in (before.reached_round, current)
+
+
+def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> SnapshotsStatus:
     """Return the status with the newest step of the last counted round, and its first one.
 
     Without a report of that round, as between rounds, both stay as they were. The step with which
-    the round began may be reported seconds before the first step.
+    the round began may be reported seconds before the first step. `program` is the digest of the
+    job's program: the one at the first report stays, as a suspension may come with an edit.
     """
     if after.counted_round != view.round:
         return after
-    is_known = before is not None and before.counted_round == view.round
+    is_known = after.reached_round == view.round
     began = _began_step(view)
     known = (after.reached_step, began, *(one.step for one in _current(view) if one.step >= 0))
     steps = [step for step in (known if is_known else known[1:]) if step is not None]
     if not steps:
         return after
     began = after.began_step if began is None and is_known else began
-    return after.model_copy(update={"reached_step": max(steps), "began_step": began})
+    return after.model_copy(
+        update={
+            "reached_step": max(steps),
+            "began_step": began,
+            "reached_round": view.round,
+            "program": after.program if is_known else program,
+        }
+    )
+
+
+def of_this_round(
+    before: SnapshotsStatus | None, known: Sequence[RoundStatus], rounds: Sequence[RoundStatus]
+) -> SnapshotsStatus | None:
+    """Return the status, with no round counted if its number is now that of another round.
+
+    A job that was suspended and resumed while the operator did not run counts from one again. The
+    other round was final after the first step of the `known` one.
+    """
+    if before is None:
+        return None
+    number = before.counted_round
+    counted = next((one for one in known if one.round == number), None)
+    current = next((one for one in rounds if one.round == number), None)
+    stepped = None if counted is None else _first_step_at(counted)
+    final = None if current is None else current.final_time
+    if stepped is None or final is None or final <= stepped:
+        return before
+    return before.model_copy(update={"counted_round": 0, "reached_round": 0})
+
+
+def carried_over(former: SnapshotsStatus | None, program: str) -> SnapshotsStatus | None:
+    """Return the snapshots with which a run begins after a former one: only its newest step.
+
+    None if another program reached that step: it has no relation to the steps of this one.
+    """
+    if former is None or former.reached_step is None or former.program != program:
+        return None
+    return SnapshotsStatus(reached_step=former.reached_step, program=program)
+
+
+def is_carried_over(found: SnapshotsStatus) -> bool:
+    """Return True if the status has only the step of a former run."""
+    return found == SnapshotsStatus(reached_step=found.reached_step, program=found.program)
 
 
 def _began_step(view: RendezvousView) -> int | None:
@@ -82,12 +133,17 @@ def _current(view: RendezvousView) -> list[Member]:
 
 
 def with_rounds(
-    before: SnapshotsStatus, rounds: Sequence[RoundStatus], view: RendezvousView, now: datetime
+    before: SnapshotsStatus,
+    rounds: Sequence[RoundStatus],
+    known: Sequence[RoundStatus],
+    view: RendezvousView,
+    now: datetime,
 ) -> SnapshotsStatus:
     """Return the totals with the rounds that have a first step since, and the goodput at `now`.
 
     The totals follow from the records of the rounds. Only the loss of all nodes at once has no
-    record: its time is that of the first observation.
+    record: its time is that of the first observation. `known` are the rounds as they were counted:
+    the lost steps of the last one may become known later.
     """
     # Lower numbers without a new run: etcd lost the rounds.
     last = before.counted_round if before.counted_round <= view.round else 0
@@ -95,6 +151,9 @@ def with_rounds(
     since, seen = before.since, before.paused_since
     began: datetime | None = None
     for found in rounds:
+        if found.round == last:
+            steps, ms = _late(found, known)
+            lost_steps, lost_ms = max(0, lost_steps + steps), lost_ms + ms
         if found.round <= last:
             continue
         if since is not None:
@@ -131,25 +190,54 @@ def with_rounds(
     return after.model_copy(update={"goodput_percent": _percent(after, _end(view, now))})
 
 
+def _late(found: RoundStatus, known: Sequence[RoundStatus]) -> tuple[int, int]:
+    """Return the lost steps and their time that a counted round has in addition since then.
+
+    An estimated time stays.
+    """
+    counted = next((one for one in known if one.round == found.round), None)
+    if counted is None or found.lost_steps is None or not is_same_round(found, counted):
+        return 0, 0
+    steps = max(0, found.lost_steps) - max(0, counted.lost_steps or 0)
+    return steps, max(0, found.lost_ms or 0) if counted.lost_steps is None else 0
+
+
+def is_same_round(one: RoundStatus, other: RoundStatus) -> bool:
+    """Return True if two entries of one number were final at the same time."""
+    at, other_at = one.final_time, other.final_time
+    return at is not None and other_at is not None and _whole(at) == _whole(other_at)
+
+
 def _estimated_ms(
     before: SnapshotsStatus,
     rounds: Sequence[RoundStatus],
     found: RoundStatus,
     ended: datetime | None,
 ) -> int:
-    """Return the time of the steps that a round repeats, by the mean of the counted round before.
+    """Return the time of the steps that a round repeats; 0 if its times are unknown.
 
-    That round had steps up to `ended`. 0 if its times are unknown.
+    Steps of the counted round before take their share of its time, from its first step to `ended`:
+    all of it, if the round restored nothing newer than that one began with. Steps before it take
+    the mean of the run's kept steps up to it, counted from step 0, which is a minimum. Both
+    together never exceed the time of the run without its losses.
     """
     counted = (one for one in rounds if one.round == before.counted_round)
     stepped = next(map(_first_step_at, counted), None)
-    reached, began = before.reached_step, before.began_step
-    if stepped is None or ended is None or reached is None or began is None:
+    since, reached, began = before.since, before.reached_step, before.began_step
+    lost = max(0, found.lost_steps or 0)
+    if since is None or stepped is None or ended is None or reached is None or began is None:
+        return 0
+    if before.reached_round != before.counted_round or not lost:
         return 0
     # Its first step is at the begin of the time.
-    steps = reached - began - 1
-    lost = max(0, found.lost_steps or 0)
-    return _milliseconds(stepped, ended) * lost // steps if steps > 0 else 0
+    steps = max(1, reached - began - 1)
+    spent = _milliseconds(stepped, ended) * min(lost, steps) // steps
+    earlier = max(0, lost - max(0, reached - began))
+    counted_out = before.paused_ms + before.lost_ms
+    if earlier:
+        kept = max(0, _milliseconds(since, stepped) - counted_out)
+        spent += kept * min(earlier, began) // max(1, began)
+    return min(spent, max(0, _milliseconds(since, ended) - counted_out))
 
 
 def _percent(found: SnapshotsStatus, end: datetime) -> int | None:

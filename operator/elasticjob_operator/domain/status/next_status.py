@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.explanation import explanation
-from elasticjob_operator.domain.manifests.job_command import decided_launch, found_launch
+from elasticjob_operator.domain.manifests.job_command import (
+    decided_launch,
+    found_launch,
+    program_digest,
+)
 from elasticjob_operator.domain.manifests.names import selector
 from elasticjob_operator.domain.observed.state import (
     UNREADABLE,
@@ -32,7 +36,12 @@ from elasticjob_operator.domain.status.failures import (
     round_reasons,
     stragglers,
 )
-from elasticjob_operator.domain.status.goodput import with_lost_steps
+from elasticjob_operator.domain.status.goodput import (
+    carried_over,
+    is_same_round,
+    of_this_round,
+    with_lost_steps,
+)
 from elasticjob_operator.domain.status.readiness import final_conditions
 from elasticjob_operator.domain.status.rounds import round_status
 from elasticjob_operator.domain.status.snapshots import snapshots_status
@@ -51,7 +60,6 @@ from elasticjob_operator.model.status import (
     PodCounts,
     RendezvousStatus,
     RoundStatus,
-    SnapshotsStatus,
     Status,
     StopStatus,
 )
@@ -77,7 +85,8 @@ def next_status(
     suspended, finished = phase in (Phase.SUSPENDING, Phase.SUSPENDED), phase in FINISHED
     # The status of an earlier incarnation does not describe the rounds of this one.
     past = Status() if is_new_incarnation(view, before) else before
-    run = _new_run(before) if is_new_run(view, before) else before
+    program = program_digest(job)
+    run = _new_run(before, program) if is_new_run(view, before) else before
     reason = round_reason(view, observed.pods, past) if view.readable else ""
     latest = last_failure(view, reason, observed.pods, run)
     ready = sum(pod.ready for pod in counted_pods.counted)
@@ -85,6 +94,8 @@ def next_status(
     rounds = before.rounds
     if view.readable:
         rounds = _rounds(view, round_reasons(view, reason, past), past)
+        ran = of_this_round(run.snapshots, run.rounds, rounds)
+        run = run.model_copy(update={"snapshots": ran})
         rounds = with_lost_steps(rounds, view, run.snapshots)
     launch = before.launch if before.phase in FINISHED else _launch(job, view)
     status = Status(
@@ -104,7 +115,7 @@ def next_status(
         ),
         members=_members(view) if view.readable else before.members,
         rounds=rounds,
-        snapshots=snapshots_status(view, rounds, run, phase, now),
+        snapshots=snapshots_status(view, rounds, run, phase, now, program),
         first_failure=first_failure(run, latest),
         last_failure=latest,
         last_stop=stop,
@@ -124,10 +135,9 @@ def next_status(
     return status.model_copy(update={"explanation": list(sentences)[:MAX_SENTENCES]})
 
 
-def _new_run(before: Status) -> Status:
-    """Return the status with which a resumption begins: only the step that was reached stays."""
-    reached = None if before.snapshots is None else before.snapshots.reached_step
-    return Status() if reached is None else Status(snapshots=SnapshotsStatus(reached_step=reached))
+def _new_run(before: Status, program: str) -> Status:
+    """Return the status with which a resumption begins: the step that its program has reached."""
+    return Status(snapshots=carried_over(before.snapshots, program))
 
 
 def _pod_counts(pods: tuple[Pod, ...], desired: int) -> PodCounts:
@@ -285,7 +295,6 @@ def _with_known(shown: RoundStatus, known: RoundStatus | None) -> RoundStatus:
     """Return a round with the lost steps that only its entry in the status has."""
     if shown.lost_steps is not None or known is None or known.lost_steps is None:
         return shown
-    at, known_at = shown.final_time, known.final_time
-    if at is None or known_at is None or int(at.timestamp()) != int(known_at.timestamp()):
+    if not is_same_round(shown, known):
         return shown
     return shown.model_copy(update={"lost_steps": known.lost_steps})

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.plan.lifecycle import FINISHED
-from elasticjob_operator.domain.status.goodput import with_reached, with_rounds
+from elasticjob_operator.domain.status.goodput import is_carried_over, with_reached, with_rounds
 from elasticjob_operator.domain.status.readiness import Finding
 from elasticjob_operator.domain.status.rounds import seconds_text
 from elasticjob_operator.model.job import ElasticJob
@@ -29,19 +29,28 @@ _VERSIONS = 2
 
 
 def snapshots_status(
-    view: RendezvousView, rounds: Sequence[RoundStatus], run: Status, phase: Phase, now: datetime
+    view: RendezvousView,
+    rounds: Sequence[RoundStatus],
+    run: Status,
+    phase: Phase,
+    now: datetime,
+    program: str,
 ) -> SnapshotsStatus | None:
     """Return the status of the snapshots; None for a job without any.
 
-    `run` is the status of this run. Between rounds the last known steps stay.
+    `run` is the status of this run, and `program` the digest of the job's program. Between rounds
+    the last known steps stay. Before the first report of a run there are no totals.
     """
     before = run.snapshots
     reports = [snapshots for _, snapshots in _reports(view)]
     if not view.readable or run.phase in FINISHED or (before is None and not reports):
         return before
+    if before is not None and not reports and is_carried_over(before):
+        return before
     counted = before or SnapshotsStatus()
     if run.phase not in _ENDED or phase not in _ENDED:
-        counted = with_reached(with_rounds(counted, rounds, view, now), view, before)
+        counted = with_rounds(counted, rounds, run.rounds, view, now)
+        counted = with_reached(counted, view, program)
     if not reports or phase in FINISHED:
         return counted
     memory, stored = min(each.step for each in reports), max(each.stored for each in reports)

@@ -159,7 +159,7 @@ def test_worker_that_reports_this_checkpoint_has_not_saved_without_a_report() ->
     driven = running()
     for event in (directed(), progressed(3, 3, reports=True), directed(0)):
         driven.feed(event)
-    driven.feed(progressed(4, 4, asked=True, reports=True))
+    driven.feed(answered(4, 4, reports=True))
     driven.feed(directed(5))
     driven.feed(progressed(6, 6, reports=True))
     assert (told(driven).saved, told(driven).completed) == (False, False)

@@ -142,6 +142,21 @@ def test_lost_steps_are_reported_with_the_first_step_of_all_workers() -> None:
     assert (local.lost_steps, local.lost_ms) == (2, 300)
 
 
+def test_snapshots_are_reported_with_the_first_step_of_all_workers() -> None:
+    driven = running()
+    driven.feed(WorkersProgressed(1, {rank: WorkerProgress() for rank in range(2)}, UTC_MS))
+    restored = SnapshotReport(restored=500)
+    workers = {rank: WorkerProgress(snapshots=restored) for rank in range(2)}
+    driven.feed(WorkersProgressed(1, workers, UTC_MS), after=0.1)
+    driven.feed(snapped(501, restored, restored), after=0.1)
+    local = driven.only(ReportLocal)[-1].local
+    assert local.first_step_ms
+    assert local.step == 501
+    assert local.snapshots is not None
+    assert local.snapshots.restored == 500
+    assert told(driven, snapped(502, restored, restored)) is None, "later steps wait"
+
+
 def test_report_in_the_progress_file_is_bounded(tmp_path: Path) -> None:
     files = ProgressFiles(tmp_path)
     files.prepare(1, slots=1)

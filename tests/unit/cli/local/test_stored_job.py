@@ -14,11 +14,14 @@ from elasticjob_cli.local.display import View
 from elasticjob_cli.local.job_store import JobFolder
 from elasticjob_cli.local.run import LocalRun
 from elasticjob_cli.local.stored_job import StoredJob, read_job
+from elasticjob_operator.domain.manifests.job_command import program_digest
 from elasticjob_operator.model.status import SnapshotsStatus, Status
 from elasticjob_operator.model.types import Phase
 from tests.unit.operator.builders import job
 
-REACHED = Status(phase=Phase.RUNNING, snapshots=SnapshotsStatus(reached_step=100, lost_steps=4))
+PROGRAM = program_digest(job())
+KEPT = SnapshotsStatus(reached_step=100, program=PROGRAM)
+REACHED = Status(phase=Phase.RUNNING, snapshots=KEPT.model_copy(update={"lost_steps": 4}))
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +81,7 @@ def test_run_that_fails_in_its_setup_keeps_the_reached_step_in_its_own_object(
     found = read_job(folder)
     assert found.metadata.uid != former.job.metadata.uid
     assert found.spec.max_restarts == 7
-    assert found.status == Status(snapshots=SnapshotsStatus(reached_step=100))
+    assert found.status == Status(snapshots=KEPT)
 
 
 def test_former_object_is_only_read_before_its_removal(folder: JobFolder) -> None:
@@ -86,11 +89,19 @@ def test_former_object_is_only_read_before_its_removal(folder: JobFolder) -> Non
     before = folder.status_file.read_bytes()
     following = stored(folder)
     following.continue_former()
-    assert following.job.status.snapshots == SnapshotsStatus(reached_step=100)
+    assert following.job.status.snapshots == KEPT
     assert folder.status_file.read_bytes() == before
     folder.clear()
     following.save()
     assert read_job(folder) == following.job
+    folder.release()
+
+
+def test_step_of_another_program_is_not_taken_over(folder: JobFolder) -> None:
+    started(folder)
+    other = StoredJob(job(launch="PerNode"), folder, lambda: None, pytest.fail)
+    other.continue_former()
+    assert other.job.status == Status()
     folder.release()
 
 

@@ -340,6 +340,97 @@ def test_round_of_unknown_begin_has_unknown_losses() -> None:
     assert (found.lost_steps, found.reached_step, found.began_step) == (0, 102, None)
 
 
+def silent(*rounds: History) -> RendezvousView:
+    """Return a final round with a first step, whose members have not reported any progress."""
+    found = view(*rounds)
+    members = tuple(replace(one, step=-1, snapshots=None) for one in found.members)
+    return replace(found, members=members)
+
+
+def test_time_of_lost_steps_is_at_most_that_of_the_run() -> None:
+    trained = restarted(status_of(at_step(1001, START, restored=0), at=ago(60)))
+    short = history(
+        2, "failure", final_at=ago(51), start_ms=600, first_step_ms=400, lost_steps=0, lost_ms=0
+    )
+    seen = restarted(status_of(at_step(1003, START, short, restored=1000), trained, ago(49)))
+    gone = restarted(status_of(replace(view(START, short), members=()), seen, ago(20)))
+    third = history(3, "loss", final_at=ago(11), join_ms=5, start_ms=600, first_step_ms=400)
+    status = status_of(at_step(502, START, short, third, restored=501), gone, ago(9))
+    found = counted(status)
+    assert lost_steps(status) == [None, 0, 502]
+    # The 30 s of round 2, and 499 of the 1000 steps that took 49 s before it.
+    assert found.lost_ms == 30_000 + 49_000 * 499 // 1000
+    whole = counted(status_of(at_step(1, START, short, third, restored=0), gone, ago(9)))
+    assert (whole.lost_steps, whole.lost_ms) == (1003, 79_000), "all of 80 s less a pause of 1 s"
+
+
+def test_all_time_of_a_round_is_lost_if_it_was_seen_at_its_first_step_only() -> None:
+    trained = status_of(at_step(1, START), at=ago(99))
+    gone = restarted(status_of(replace(view(START), members=()), trained, ago(50)))
+    found = counted(status_of(at_step(1, START, ANEW), gone))
+    assert (found.lost_steps, found.lost_ms) == (1, 50_000)
+
+
+def test_loss_is_counted_with_a_report_after_the_first_step() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    first = status_of(silent(START, ANEW), trained, ago(40))
+    assert (lost_steps(first), counted(first).counted_round) == ([None, None], 2)
+    status = status_of(at_step(70, START, ANEW, restored=61), restarted(first), ago(35))
+    found = counted(status)
+    assert (lost_steps(status), found.lost_steps) == ([None, 40], 40)
+    assert (found.reached_step, found.began_step, found.reached_round) == (70, 61, 2)
+    again = counted(status_of(at_step(90, START, ANEW, restored=61), restarted(status), ago(30)))
+    assert (again.lost_steps, again.reached_step) == (40, 90)
+    third = history(3, "loss", final_at=ago(9), start_ms=600, first_step_ms=400)
+    after = status_of(at_step(62, START, ANEW, third, restored=61), status)
+    assert (lost_steps(after), counted(after).lost_steps) == ([None, 40, 9], 49)
+
+
+def test_step_before_a_round_without_reports_is_not_lost_twice() -> None:
+    trained = status_of(at_step(101, START), at=ago(51))
+    known = replace(ANEW, lost_steps=40, lost_ms=8000)
+    first = restarted(status_of(silent(START, known), trained, ago(40)))
+    third = history(3, "loss", final_at=ago(9), start_ms=600, first_step_ms=400)
+    status = status_of(at_step(62, START, known, third, restored=61), first)
+    assert (lost_steps(status), counted(status).lost_steps) == ([None, 40, None], 40)
+
+
+def test_steps_in_the_records_of_unseen_rounds_are_counted_once() -> None:
+    trained = restarted(status_of(at_step(101, START), at=ago(51)))
+    known = replace(ANEW, lost_steps=30, lost_ms=8000)
+    third = history(3, "loss", final_at=ago(9), start_ms=600, first_step_ms=400)
+    status = status_of(at_step(62, START, known, third, restored=61), trained)
+    assert (lost_steps(status), counted(status).lost_steps) == ([None, 30, 10], 40)
+
+
+def test_resumption_that_was_not_seen_counts_its_lost_steps_once() -> None:
+    trained = restarted(status_of(at_step(101, START), at=ago(60)))
+    begun = history(1, final_at=ago(41))
+    opened = restarted(status_of(at_step(-1, begun, restored=61), trained, ago(40)))
+    assert (counted(opened).reached_step, counted(opened).counted_round) == (101, 0)
+    again = replace(begun, start_ms=600, first_step_ms=400)
+    for before in (trained, opened):
+        status = restarted(status_of(at_step(70, again, restored=61), before, ago(30)))
+        found = counted(status)
+        assert (lost_steps(status), found.lost_steps) == ([40], 40)
+        assert (found.reached_step, found.began_step, found.counted_round) == (70, 61, 1)
+        after = counted(status_of(at_step(80, again, restored=61), status))
+        assert (after.lost_steps, after.reached_step) == (40, 80)
+
+
+def test_total_follows_a_record_that_comes_after_the_first_look() -> None:
+    first = after_the_loss_of_all(101, restored=61)
+    record = replace(ANEW, lost_steps=45, lost_ms=9000)
+    status = status_of(at_step(70, START, record, restored=61), restarted(first), later(1))
+    assert (lost_steps(status), counted(status).lost_steps) == ([None, 45], 45)
+    assert counted(status).lost_ms == 20_000, "the estimate stays"
+    again = counted(status_of(at_step(71, START, record, restored=61), status, later(2)))
+    assert (again.lost_steps, again.lost_ms) == (45, 20_000)
+    unknown = status_of(silent(START, ANEW), status_of(at_step(101, START), at=ago(51)))
+    late = counted(status_of(silent(START, record), restarted(unknown), later(1)))
+    assert (late.lost_steps, late.lost_ms) == (45, 9000)
+
+
 def test_steps_lost_in_a_suspension_count_for_the_next_run_without_their_time() -> None:
     trained = status_of(at_step(101, START), at=ago(1))
     spec = {"runPolicy": {"suspend": True}}
@@ -347,9 +438,27 @@ def test_steps_lost_in_a_suspension_count_for_the_next_run_without_their_time() 
     stopped = restarted(status_of(closed, trained, later(30), **spec))
     opened = replace(view(START), state=RendezvousState.JOINABLE, round=0, rounds=(), members=())
     waits = restarted(status_of(opened, stopped, later(100)))
-    assert counted(waits) == SnapshotsStatus(reached_step=101)
+    program = counted(trained).program
+    assert program
+    assert counted(waits) == SnapshotsStatus(reached_step=101, program=program)
     first = history(1, final_at=later(199), start_ms=600, first_step_ms=400)
     resumed = status_of(at_step(82, first, restored=81), waits, later(200))
     found = counted(resumed)
     assert lost_steps(resumed) == [20]
     assert (found.lost_steps, found.lost_ms, found.since) == (20, 0, later(200))
+    # Without a report of a member there are no totals.
+    unreported = status_of(silent(first), waits, later(200))
+    assert counted(unreported) == counted(waits)
+    assert counted(status_of(at_step(82, first, restored=81), unreported, later(201))) == (
+        found.model_copy(update={"goodput_percent": 100})
+    )
+    # The steps of another program are not those of this one.
+    other = {"launch": "PerNode"}
+    edited = status_of(opened, stopped, later(100), **other)
+    assert edited.snapshots is None
+    begun = status_of(at_step(1, first, restored=0), restarted(edited), later(200), **other)
+    assert (lost_steps(begun), counted(begun).lost_steps) == ([None], 0)
+    # An edit that comes with the suspension does not make the steps those of the new program.
+    late = restarted(status_of(at_step(102, START), trained, **spec, **other))
+    closing = restarted(status_of(closed, late, later(30), **spec, **other))
+    assert status_of(opened, closing, later(100), **other).snapshots is None
