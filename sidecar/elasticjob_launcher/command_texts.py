@@ -28,7 +28,7 @@ _FOR_A_SHELL = re.compile(r"(?:\b(?:sh|bash|dash|ash|ksh|zsh)\b[^\n;|&]*\s-\w*c|
 _SHELL_WORD = re.compile(r"\b(?:sh|bash|dash|ash|ksh|zsh)\b")
 _LITERAL = str.maketrans({"$": "", "(": " ", "#": " ", ";": " ", "\n": " "})
 """Characters without a meaning in single quotes."""
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}\s$]*))?[^}\s]*\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}\s$]{0,100}))?[^}\s]{0,100}\}|\$(\w+)")
 _OUTPUT = re.compile(r"\$\([^()\n]{0,200}\)(?=/)|`[^`\n]{0,200}`(?=/)")
 _VALUE = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=([^\s;&|$`()]+)")
 _UNKNOWN = "\0"

@@ -28,7 +28,7 @@ _PAIR = ("RANK", "WORLD_SIZE")
 _GROUP = (*_PAIR, "MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 """Variables with which a program without a launcher would create a process group."""
 _REFERENCE = re.compile(r"\$(?:\{[#!]?)?([A-Z_]+)(?![A-Za-z0-9_])")
-_ARITHMETIC = re.compile(r"\(\(([^\n;]*?)\)\)")
+_ARITHMETIC = re.compile(r"\(\(([^\n;]{0,200}?)\)\)")
 _NAME = re.compile(r"\b[A-Z_]+\b")
 _PRESENCE = (
     r"-[znv]\s+\"?(\$\{?)?NAME\b",
@@ -38,7 +38,7 @@ _PRESENCE = (
     r"(\[|\btest|&&|\|\||!)\s+\"?\$\{?NAME(:?-)?\}?\"?\s*(\]|&&|\|\||;|\n|$)",
     r"([A-Za-z_.])\"?\$\{?NAME(:?-)?\}?\"?\s*(==?|!=)\s*[\"']?\1[\"']?(?![\w$])",
     r"\bcase\s+\"?\$\{?NAME\b[^\n]{0,40}\sin\b(?:(?!\besac\b)[\s\S]){0,400}?(''|\"\")\s*[)|]",
-    r"\$\{NAME:?-(?!\d+\})([^}\s]+)\}\"?\s*(==?|!=|-eq|-ne)\s*[\"']?\1(?!\w)",
+    r"\$\{NAME:?-(?!\d+\})([^}\s]{1,40})\}\"?\s*(==?|!=|-eq|-ne)\s*[\"']?\1(?!\w)",
     r"\$\{NAME:?--\d+\}\"?\s*(-[lg][te]|[<>])",
     r"\$\{#NAME\}\"?\s*(-\w\w|[=!<>])",
     r"\bprintenv\s+NAME\b",
