@@ -31,7 +31,7 @@ _REFERENCE = re.compile(r"\$(?:\{[#!]?)?([A-Z_]+)(?![A-Za-z0-9_])")
 _ARITHMETIC = re.compile(r"\(\(([^\n;]{0,200}?)\)\)")
 _NAME = re.compile(r"\b[A-Z_]+\b")
 _PRESENCE = (
-    r"-[znv]\s+\"?(\$\{?)?NAME\b",
+    r"(?:\[|\btest|&&|\|\||!|\(|\s-[ao])\s*-[znv]\s+\"?(\$\{?)?NAME\b",
     r"\$\{NAME:?\+",
     r"\$\{?NAME(:?-)?\}?\"?\s*(==?|!=)\s*(\"\"|'')",
     r"(\"\"|'')\s*(==?|!=)\s*\"?\$\{?NAME\b",
