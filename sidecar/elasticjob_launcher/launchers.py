@@ -314,6 +314,31 @@ def may_ask_for_no_workers(command: Sequence[str]) -> bool:
     return _THEIR_NAMES.search(" ".join(command)) is not None
 
 
+def _pattern(name: str, command: _Command) -> str:
+    """Return the pattern of a launcher's program or module, or of a file of that module."""
+    words = re.escape(name).replace(r"\.", "[./]")
+    if command.subcommands is not None:
+        words += rf"\s+(?:{'|'.join(map(re.escape, sorted(command.subcommands)))})"
+    return words
+
+
+_JOINING = re.compile(
+    r"(?<![\w.-])(?:"
+    + "|".join(
+        _pattern(name, command)
+        for table in (_PROGRAMS, _MODULES)
+        for name, command in table.items()
+        if command.launcher.joins
+    )
+    + r")(?:\.py)?(?![\w-])"
+)
+
+
+def names_joining_launcher(text: str) -> bool:
+    """Return True if a text names a launcher that joins the job's rendezvous."""
+    return _JOINING.search(text) is not None
+
+
 def is_launcher_word(word: str) -> bool:
     """Return True if the word names a launcher that needs no subcommand."""
     command = _PROGRAMS.get(word.rpartition("/")[2])

@@ -5,37 +5,64 @@ their users pass them to torchrun: `torchrun --nnodes=$WORLD_SIZE --node_rank=$R
 --master_addr=$MASTER_ADDR`. torchrun refuses an empty number before the plug-in, which makes these
 options ineffective, can act. A variable is therefore set if the command or a script that it runs
 refers to it. It is not set for other commands: a program that finds RANK and WORLD_SIZE would take
-itself for a worker.
+itself for a worker, and wait for peers at an address that is not theirs.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-MAX_FILES = 20
-MAX_FILE_BYTES = 256 * 1024
+from elasticjob_launcher.command_texts import command_texts
+from elasticjob_launcher.launchers import names_joining_launcher
+
 NUMBERS = ("NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SKYPILOT_NODE_RANK")
 """Variables with the number of the node, of Kubeflow, indexed Jobs, Volcano and SkyPilot."""
 COUNTS = ("NNODES", "WORLD_SIZE", "SKYPILOT_NUM_NODES")
 MASTER = "localhost"
 """Address that resolves at once; the plug-in replaces it in torchrun's workers."""
 PORT = "29500"
-_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".env")
+_PAIR = ("RANK", "WORLD_SIZE")
+"""Variables by which a program takes itself for a worker, together."""
+_GROUP = (*_PAIR, "MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+"""Variables with which a program without a launcher would create a process group."""
 _REFERENCE = re.compile(r"\$(?:\{[#!]?)?([A-Z_]+)(?![A-Za-z0-9_])")
-_ARITHMETIC = re.compile(r"\(\(([^\n;]*?)\)\)")
+_ARITHMETIC = re.compile(r"\(\(([^\n;]{0,200}?)\)\)")
 _NAME = re.compile(r"\b[A-Z_]+\b")
 _PRESENCE = (
-    r"-[znv]\s+\"?(\$\{?)?NAME\b",
+    r"(?:\[|\btest|&&|\|\||!|\(|\s-[ao])\s*-[znv]\s+\"?(\$\{?)?NAME\b",
     r"\$\{NAME:?\+",
-    r"\$\{?NAME(:-)?\}?\"?\s*(==?|!=)\s*(\"\"|'')",
+    r"\$\{?NAME(:?-)?\}?\"?\s*(==?|!=)\s*(\"\"|'')",
+    r"(\"\"|'')\s*(==?|!=)\s*\"?\$\{?NAME\b",
+    r"(\[|\btest|&&|\|\||!)\s+\"?\$\{?NAME(:?-)?\}?\"?\s*(\]|&&|\|\||;|\n|$)",
+    r"([A-Za-z_.])\"?\$\{?NAME(:?-)?\}?\"?\s*(==?|!=)\s*[\"']?\1[\"']?(?![\w$])",
+    r"\bcase\s+\"?\$\{?NAME\b[^\n]{0,40}\sin\b(?:(?!\besac\b)[\s\S]){0,400}?(''|\"\")\s*[)|]",
+    r"\$\{NAME:?-(?!\d+\})([^}\s]{1,40})\}\"?\s*(==?|!=|-eq|-ne)\s*[\"']?\1(?!\w)",
+    r"\$\{NAME:?--\d+\}\"?\s*(-[lg][te]|[<>])",
+    r"\$\{#NAME\}\"?\s*(-\w\w|[=!<>])",
+    r"\bprintenv\s+NAME\b",
 )
-"""Forms of a test that a variable is set."""
-_FILE = re.compile(r"[^\s;&|()<>\"'`$=]+")
-_FOLDER = re.compile(r"\b(?:cd|pushd)\s+[\"']?([^\s;&|()<>\"'`$]+)")
-_PROGRAM_OF_SCRIPT = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "source", "."})
+"""Forms of a test that a variable is set. A default that is a number is none: `${RANK:-0} = 0`
+selects a node."""
+_WORD = re.compile(r"&&|\|\||[;&|()\n]|[^\s;&|()]+")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+_OPENING = frozenset({"if", "case", "for", "while", "until", "select", "{"})
+_CLOSING = frozenset({"fi", "esac", "done", "}"})
+_BEFORE_COMMAND = frozenset(
+    {"then", "do", "else", "{", "!", "if", "while", "until", "time", "env", "exec"}
+)
+_DECLARATIONS = frozenset({"export", "declare", "local", "typeset", "readonly", "read"})
+_PROCESSES = re.compile(
+    r"(?:^|(?<=\s))--?(?:nproc[\w-]*|num[-_]proc\w*|np|n|ntasks)(?:=|\s+)([^\s;&|)]*)"
+)
+"""Options whose value is a number of processes."""
+_PROCESSES_NAME = re.compile(r"(?i)\w*(nproc|num_?proc|ngpu|n_gpu|num_gpu|gpus?_per_node)\w*")
+_VALUE = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=([^\s;&|)]*)")
+_ANY_REFERENCE = re.compile(r"\$\{?(\w+)")
+_DIVISION = re.compile(
+    r"--?(?:nproc[\w-]*|num[-_]proc\w*)[=\s]+\"?\$\(\(\s*\$?\{?WORLD_SIZE\}?\s*/"
+)
 
 
 def node_variables(
@@ -58,68 +85,103 @@ def node_variables(
         "PET_MASTER_ADDR": MASTER,
         "PET_MASTER_PORT": PORT,
     }
-    texts = list(_texts(argv, folder or Path.cwd()))
-    used = {name for text in texts for name in _REFERENCE.findall(text)}
-    for text in texts:
-        for arithmetic in _ARITHMETIC.findall(text):
-            used.update(_NAME.findall(arithmetic))
-    return {
-        name: value
-        for name, value in known.items()
-        if name in used and name not in given and not _tests_presence(name, texts)
-    }
+    texts = list(command_texts(argv, given, folder or Path.cwd()))
+    omitted = set().union(*map(_assigned, texts))
+    if any(name in omitted or _tests_presence(name, texts) for name in _PAIR):
+        omitted.update(_PAIR)
+    if _counts_processes(texts):
+        omitted.add("WORLD_SIZE")
+    if nodes != "1" and not any(
+        map(names_joining_launcher, [" ".join(texts[: len(argv)]), *texts])
+    ):
+        omitted.update(_GROUP)
+    used = set().union(*map(_references, texts)) - omitted
+    return {name: value for name, value in known.items() if name in used and name not in given}
 
 
-def _tests_presence(name: str, texts: Sequence[str]) -> bool:
-    """Return True for RANK or WORLD_SIZE if the command tests it: a script that starts torchrun
-    only without a rank must not find one."""
-    if name not in ("RANK", "WORLD_SIZE"):
-        return False
-    forms = [re.compile(form.replace("NAME", name)) for form in _PRESENCE]
-    return any(form.search(text) for form in forms for text in texts)
+def notice(variables: Mapping[str, str]) -> str:
+    """Return the line for the log about variables that were set."""
+    text = ", ".join(f"{name}={value}" for name, value in variables.items())
+    line = f"the command refers to variables of other operators, which are set: {text}"
+    if MASTER in variables.values():
+        line += f"; {MASTER} is no other node's address: workers of torchrun get that of the round"
+    return line
 
 
-def _texts(argv: Sequence[str], folder: Path) -> Iterator[str]:
-    """Yield the words of a command, and the text of each shell script that they or it names."""
-    yield from argv
-    waiting = [_named(" ".join(argv), [folder])]
-    read: set[Path] = set()
-    while waiting:
-        for path in waiting.pop():
-            if path in read or len(read) == MAX_FILES:
-                continue
-            text = _script(path)
-            if text:
-                read.add(path)
-                yield text
-                waiting.append(_named(text, [folder, path.parent]))
+def _references(text: str) -> dict[str, int]:
+    """Return the names that a text refers to, with the place of the first reference."""
+    found: dict[str, int] = {}
+    for match in _REFERENCE.finditer(text):
+        found.setdefault(match[1], match.start())
+    for arithmetic in _ARITHMETIC.finditer(text):
+        for name in _NAME.findall(arithmetic[1]):
+            found[name] = min(arithmetic.start(), found.get(name, arithmetic.start()))
+    return found
 
 
-def _named(text: str, folders: list[Path]) -> list[Path]:
-    """Return the paths that a text may mean by its words, in its folders and those it enters."""
-    entered = [folder / name for name in _FOLDER.findall(text) for folder in folders]
-    found, before = [], ""
-    for word in _FILE.findall(text):
-        runs = before.rpartition("/")[2] in _PROGRAM_OF_SCRIPT
-        if word.endswith(_SUFFIXES) or runs or word.startswith(("./", "/")):
-            found += [folder / word for folder in (*folders, *entered)]
+def _assigned(text: str) -> set[str]:
+    """Return the names that a text certainly assigns before it refers to them."""
+    references, found = _references(text), set()
+    depth, is_start, declares, last, before = 0, True, False, "", ""
+    for match in _WORD.finditer(text):
+        word = match[0]
+        if word in ("&&", "||") or word in ";&|()\n":
+            is_start, declares, last = True, False, word
+            before = word
+            continue
+        name, is_value = word, declares and _ASSIGNMENT.match(word) is None
+        assignment = _ASSIGNMENT.match(word) if is_start or declares else None
+        if assignment is not None:
+            name = assignment[1]
+        is_loop = before == "for"
+        is_read = is_value and declares and last == "read"
+        is_certain = is_loop or (depth == 0 and last not in ("&&", "||"))
+        if (assignment is not None or is_read or is_loop) and is_certain:
+            end = text.find("\n", match.end())
+            end = match.end() + 300 if end < 0 else min(end, match.end() + 300)
+            of_itself = name in _references(text[match.start() : end].partition(";")[0])
+            first = references.get(name, len(text))
+            if first > match.start() and not (of_itself and assignment is not None):
+                found.add(name)
+        if is_start:
+            depth += (word in _OPENING) - (word in _CLOSING)
+            if word in _DECLARATIONS:
+                declares = True
+                last = "read" if word == "read" else last
+            is_start = word in _BEFORE_COMMAND or assignment is not None
         before = word
     return found
 
 
-def _script(path: Path) -> str:
-    """Return the text of a shell script; empty for any other file."""
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            return ""
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    if path.name.endswith(_SUFFIXES):
-        return text
-    first = text.partition("\n")[0]
-    try:
-        words = shlex.split(first[2:]) if first.startswith("#!") else []
-    except ValueError:
-        return ""
-    return text if any(word.rpartition("/")[2] in _PROGRAM_OF_SCRIPT for word in words) else ""
+def _tests_presence(name: str, texts: Sequence[str]) -> bool:
+    """Return True if the command tests that a variable is set: a script that starts torchrun only
+    without a rank must not find one."""
+    forms = [re.compile(form.replace("NAME", name)) for form in _PRESENCE]
+    return any(form.search(text) for form in forms for text in texts)
+
+
+def _counts_processes(texts: Sequence[str]) -> bool:
+    """Return True if WORLD_SIZE is the number of processes in a command, as in
+    `--nproc_per_node=$WORLD_SIZE`, also by way of other names."""
+    sources: dict[str, set[str]] = {}
+    waiting: list[str] = []
+    for text in texts:
+        if _DIVISION.search(text):
+            return True
+        for match in _PROCESSES.finditer(text):
+            waiting += _plain_references(match[1])
+        for match in _VALUE.finditer(text):
+            sources.setdefault(match[1], set()).update(_plain_references(match[2]))
+    waiting += [name for name in sources if _PROCESSES_NAME.fullmatch(name)]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += sources.get(name, ())
+    return "WORLD_SIZE" in seen
+
+
+def _plain_references(value: str) -> list[str]:
+    """Return the names whose value may be this one unchanged; a product of nodes is none."""
+    return [] if "((" in value or "*" in value else _ANY_REFERENCE.findall(value)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob_launcher.loop import Loop, Timer
-from elasticjob_launcher.node_variables import node_variables
+from elasticjob_launcher.node_variables import node_variables, notice
 from elasticjob_launcher.processes.node_round import NodeRound, Phase
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
@@ -118,7 +118,10 @@ class NodeCommand:
         self._token = secrets.token_hex(16)
         self._env = {**base_env, **command.env, ADDRESS: f"{self._token}@{socket_path}"}
         self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
-        self._env.update(node_variables(argv, self._env))
+        added = node_variables(argv, self._env)
+        self._env.update(added)
+        if added:
+            output.write_line(notice(added))
         self._server = AgentServer(loop, socket_path, self._connected, output.write_line)
         self._memory = MemoryCgroup()
         self._process: Spawned | None = None

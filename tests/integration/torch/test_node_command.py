@@ -150,6 +150,8 @@ def test_line_for_another_operator_trains_on_all_nodes(gang: NodeGang) -> None:
     assert [worker["RANK"] for worker in gang.started(1, 4)] == ["0", "1", "2", "3"]
     gang.finish()
     assert gang.ends(*pods) == [0, 0], gang.outputs()
+    notice = "variables of other operators, which are set"
+    assert [pod.launcher.output().count(notice) for pod in pods] == [1, 1], gang.outputs()
 
 
 def test_killed_worker_is_replaced_by_the_same_torchrun(gang: NodeGang) -> None:

@@ -1,0 +1,156 @@
+"""Texts of a command: its words, and the shell scripts that it runs, without comments and quotes.
+
+Scripts are found by their names in the text; the shell is not run. The number of files that are
+read, and of look-ups in the file system, has a bound, since the command waits for the result.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+MAX_FILES = 20
+MAX_FILE_BYTES = 256 * 1024
+MAX_LOOKUPS = 300
+MAX_HERE_DOCUMENTS = 200
+_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".env")
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "source", "."})
+_LEXEME = re.compile(
+    r"(?P<escaped>\\.)|(?P<quoted>\$'(?:\\.|[^'\\])*'|'[^']*')|(?P<double>\")"
+    r"|(?P<comment>(?<![^\s;&|()])#[^\n]*)"
+    r"|(?P<here><<-?[ \t]*(?P<literal>['\"\\]?)(?P<word>[A-Za-z_]\w*)['\"]?[^\n]*)",
+    re.DOTALL,
+)
+_IN_DOUBLE = re.compile(r"(?P<escaped>\\.)|(?P<double>\")", re.DOTALL)
+_FOR_A_SHELL = re.compile(r"(?:\b(?:sh|bash|dash|ash|ksh|zsh)\b[^\n;|&]*\s-\w*c|\beval)\s+$")
+_SHELL_WORD = re.compile(r"\b(?:sh|bash|dash|ash|ksh|zsh)\b")
+_LITERAL = str.maketrans({"$": "", "(": " ", "#": " ", ";": " ", "\n": " "})
+"""Characters without a meaning in single quotes."""
+_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}\s$]{0,100}))?[^}\s]{0,100}\}|\$(\w+)")
+_OUTPUT = re.compile(r"\$\([^()\n]{0,200}\)(?=/)|`[^`\n]{0,200}`(?=/)")
+_VALUE = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=([^\s;&|$`()]+)")
+_UNKNOWN = "\0"
+"""Value that only the running shell knows."""
+_FILE = re.compile(r"[^\s;&|()<>`$=]+")
+_FOLDER = re.compile(r"\b(?:cd|pushd)\s+(?:-\w*\s+)?([^\s;&|()<>`$]+)")
+
+
+def command_texts(argv: Sequence[str], given: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Yield the words of a command, and the text of each shell script that they or it names.
+
+    Args:
+        given: variables of the command.
+        folder: working folder.
+    """
+    yield from map(_code, argv)
+    waiting = [_named(" ".join(argv), given, [folder])]
+    looked: set[tuple[Path, bool]] = set()
+    read: set[Path] = set()
+    while waiting:
+        for path, runs in waiting.pop():
+            if len(looked) >= MAX_LOOKUPS or len(read) == MAX_FILES:
+                return
+            if path in read or (path, runs) in looked:
+                continue
+            looked.add((path, runs))
+            text = _code(_script(path, runs))
+            if text:
+                read.add(path)
+                yield text
+                waiting.insert(0, _named(text, given, [folder, path.parent]))
+
+
+def _code(text: str) -> str:
+    """Return a shell text without comments and without `$` that the shell does not expand."""
+    parts: list[str] = []
+    at, here, is_double, is_inner = 0, 0, False, False
+    while True:
+        match = (_IN_DOUBLE if is_double else _LEXEME).search(text, at)
+        if match is None:
+            return "".join([*parts, text[at:]])
+        parts.append(text[at : match.start()])
+        at, kind, found = match.end(), match.lastgroup, match[0]
+        before = text[max(0, match.start() - 80) : match.start()]
+        if found.startswith("<<"):
+            here += 1
+            parts.append(found)
+            ending = None
+            if here <= MAX_HERE_DOCUMENTS:
+                ending = re.compile(rf"^\t*{match['word']}$", re.MULTILINE).search(text, at)
+            if ending is not None:
+                body, at = text[at : ending.start()], ending.end()
+                kept = not match["literal"] or _SHELL_WORD.search(before)
+                parts.append(body.replace("\\$", " ") if kept else "\n")
+        elif kind == "escaped":
+            parts.append(found[1:] if is_inner else " " if found[1] in "$\n" else found)
+        elif kind == "quoted":
+            inner = _FOR_A_SHELL.search(before) is not None
+            parts.append(found if inner else found.translate(_LITERAL))
+        elif kind == "double":
+            is_double = not is_double
+            is_inner = is_double and _FOR_A_SHELL.search(before) is not None
+            parts.append(found)
+
+
+def _named(text: str, given: Mapping[str, str], folders: list[Path]) -> Iterator[tuple[Path, bool]]:
+    """Yield the paths that a text may mean by its words, in its folders and those it enters, and
+    True for those that a shell runs."""
+    text = _expanded(text, given, folders[0])
+    entered = [folder / _tail(name) for name in _FOLDER.findall(text) for folder in folders]
+    places = list(dict.fromkeys([*folders, *entered[:MAX_LOOKUPS]]))
+    likely: dict[tuple[str, bool], None] = {}
+    others: dict[tuple[str, bool], None] = {}
+    is_after_shell = skips = False
+    for word in _FILE.findall(text):
+        if is_after_shell and (skips or word[0] in "-+"):
+            skips = not skips and word[-1] in "oO" and not word.startswith("--")
+            is_after_shell = not (word[0] == "-" and word[1:2] != "-" and word.endswith("c"))
+            continue
+        name = _tail(word)
+        if name and (is_after_shell or name.endswith(_SUFFIXES)):
+            likely[name, is_after_shell] = None
+        elif name and word.startswith(("./", "/", _UNKNOWN)):
+            others[name, False] = None
+        is_after_shell, skips = word.rpartition("/")[2] in _SHELLS, False
+    for names in (likely, others):
+        for name, runs in names:
+            for place in places:
+                yield place / name, runs
+
+
+def _expanded(text: str, given: Mapping[str, str], folder: Path) -> str:
+    """Return a text with the values of its variables as far as they are known, without quotes."""
+    text = text.replace('"', "").replace("'", "")
+    known = {"PWD": str(folder), **given, **dict(_VALUE.findall(text))}
+
+    def value(match: re.Match[str]) -> str:
+        return known.get(match[1] or match[3]) or match[2] or _UNKNOWN
+
+    return _VARIABLE.sub(value, _OUTPUT.sub(_UNKNOWN, text))
+
+
+def _tail(word: str) -> str:
+    """Return the part of a word behind the last unknown value."""
+    return word.rpartition(_UNKNOWN)[2].lstrip("/") if _UNKNOWN in word else word
+
+
+def _script(path: Path, runs: bool) -> str:
+    """Return the text of a shell script; empty for any other file."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+            return ""
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
+    if "\0" in text:
+        return ""
+    if runs or path.name.endswith(_SUFFIXES):
+        return text
+    first = text.partition("\n")[0]
+    try:
+        words = shlex.split(first[2:]) if first.startswith("#!") else []
+    except ValueError:
+        return ""
+    return text if any(word.rpartition("/")[2] in _SHELLS for word in words) else ""
