@@ -26,6 +26,10 @@ def _hooks(module: Any) -> list[Any]:
     return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
 
 
+def _streams(module: Any) -> list[int]:
+    return [id(each) for each in (module.stdin, module.stdout, module.stderr)]
+
+
 def _root_logger(module: Any) -> list[Any]:
     root = module.root
     kinds = (module.getLoggerClass(), module.getLogRecordFactory())
@@ -68,7 +72,13 @@ _SETTINGS = (
     _Setting(
         "gc", "garbage collection", lambda module: (module.isenabled(), module.get_threshold())
     ),
-    _Setting("builtins", "the names in builtins", lambda module: len(vars(module))),
+    _Setting("sys", "a standard stream", _streams),
+    _Setting("builtins", "the names in builtins", lambda module: [*map(id, vars(module).values())]),
+    _Setting(
+        "ssl",
+        "the verification of certificates",
+        lambda module: module._create_default_https_context,
+    ),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
     _Setting("threading", "threading.excepthook", lambda module: module.excepthook),

@@ -117,6 +117,12 @@ EFFECTS = {
     "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
+    "value in builtins": ("import builtins; builtins.help = print", "the names in builtins"),
+    "stream": ("import sys; sys.stdin = None", "a standard stream"),
+    "certificates": (
+        "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
+        "the verification of certificates",
+    ),
     "timeout": ("import socket; socket.setdefaulttimeout(9)", "the default timeout of sockets"),
     "captured warnings": ("import logging; logging.captureWarnings(True)", "display of warnings"),
     "decimals": ("import decimal; decimal.getcontext().prec = 5", "the decimal context"),
