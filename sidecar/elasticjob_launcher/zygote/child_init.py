@@ -94,6 +94,8 @@ def loaded_openblas() -> Iterator[str]:
     yield from dict.fromkeys(path for path in paths if "openblas" in os.path.basename(path))  # noqa: PTH119
 
 
+GROUP_KEEPER = "torch.distributed.nn.functional"
+"""Module that keeps the default process group of the time of its import, in default arguments."""
 PR_SET_PDEATHSIG = 1
 _ADOPTION_SECONDS = 5.0
 _ADOPTION_POLL_SECONDS = 0.0002
@@ -144,7 +146,6 @@ def become_worker(
     _reset_start_time()
     _reset_native_id()
     restore_thread_counts(env, applied, counted)
-    _keep_first_process_group()
     _unfreeze(sys.modules["__main__"].__dict__)
 
 
@@ -186,23 +187,28 @@ def _reports_leaks(module: Any) -> bool:
     return any(type(value).__module__ == "nanobind" for value in list(names.values()))
 
 
-def _keep_first_process_group() -> None:
+def keep_first_process_group() -> None:
     """Keep torch's first default process group until the process ends.
 
-    Cold, `torch.distributed.nn` keeps it in default arguments: it is imported with the first
-    optimizer, usually after the group is made. Without that reference the program destroys the
-    group in a thread that holds the GIL and joins the group's own thread, which may wait for it.
+    Cold, `GROUP_KEEPER` does so if it is imported with the first optimizer, after the group is
+    made. Without that reference the program destroys the group in a thread that holds the GIL and
+    joins the group's own thread, which may wait for it.
     """
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     update = getattr(distributed, "_update_default_pg", None)
-    if update is None or "torch.distributed.nn.functional" not in sys.modules:
+    if update is None:
         return
+    kept = False
 
     def updated(group: Any) -> None:
+        nonlocal kept
         update(group)
-        if group is not None:
+        if group is None or kept:
+            return
+        kept = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        if distributed._update_default_pg is updated:  # not the program's own function
             distributed._update_default_pg = update
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     distributed._update_default_pg = updated
 

@@ -95,15 +95,14 @@ class Effects:
     def module_loaded(self, name: str) -> None:
         """Attribute new threads and changes to this module; modules below it came first."""
         self.settings.module_loaded(name)
-        if is_python_module(name):  # a thread of an earlier module has only now begun
-            return
         now, before = _process_status(), self._status
         self._status = now
         if now == before:
             return
-        threads, self._threads = self._threads, thread_count()
-        if self._threads > threads:
-            self._starters.append(name)
+        if not is_python_module(name):  # else a thread of an earlier module has only now begun
+            threads, self._threads = self._threads, thread_count()
+            if self._threads > threads:
+                self._starters.append(name)
         if any(now.get(line) != before.get(line) for line in _STATUS):
             self._signal_changers.append(name)
 
@@ -382,10 +381,20 @@ def _process_status() -> dict[str, str]:
         for line in status.read().decode("ascii", "replace").splitlines():
             name, _, value = line.partition(":")
             if name == "SigCgt":
-                found[name] = f"{int(value, 16) & ~_OF_THREADS:x}"
+                found[name] = f"{int(value, 16) & ~_harmless_handlers():x}"
             elif name == _THREADS or name in _STATUS:
                 found[name] = value.strip()
     return found
+
+
+def _harmless_handlers() -> int:
+    """Return the mask of the signals whose handlers forks may inherit.
+
+    readline's handler of changes of the window's size records the change, for its own prompt.
+    """
+    known = signal.getsignal(signal.SIGWINCH)
+    of_readline = "readline" in sys.modules and known in (signal.SIG_DFL, None)
+    return _OF_THREADS | (1 << (signal.SIGWINCH - 1) if of_readline else 0)
 
 
 def _folder() -> str:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from elasticjob_launcher.zygote import child_init, run_module
 from elasticjob_launcher.zygote.child_init import (
+    GROUP_KEEPER,
     WHILE_PRELOADING,
     ForkStreams,
     become_worker,
@@ -99,6 +100,7 @@ class Zygote:
         self._last: Sequence[str] = ()
         self._reading = ImportAnalysis((), frozenset())
         self._dates: Sequence[object] = ()
+        self._keeps_group = False
         self._resume_collection: Callable[[], None] = gc.enable
 
     def serve(self) -> Callable[[], Callable[[], object]]:
@@ -273,7 +275,10 @@ class Zygote:
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
+                    loaded = GROUP_KEEPER in sys.modules
                     guard.load(each, in_order=each not in self._configured)
+                    if not loaded and GROUP_KEEPER in sys.modules:
+                        self._keeps_group = each.module not in self._reading.imported
                     self._count(each)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -358,6 +363,8 @@ class Zygote:
         for name in self._direct:
             os.unsetenv(name)
         become_worker(streams, request["env"], self._launcher, here, self._applied, self._counted)
+        if self._keeps_group:
+            child_init.keep_first_process_group()
         self._resume_collection()
         self._guard.effects.identifiers.set_new_values()
         listener.expect(self._applied)

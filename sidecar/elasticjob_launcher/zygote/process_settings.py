@@ -6,6 +6,7 @@ it imports the module, and may not import the module at all.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 from collections.abc import Callable, Mapping
@@ -25,6 +26,10 @@ def _hooks(module: Any) -> list[Any]:
     return [*(getattr(module, name) for name in names), module.gettrace(), module.getprofile()]
 
 
+def _streams(module: Any) -> list[int]:
+    return [id(each) for each in (module.stdin, module.stdout, module.stderr)]
+
+
 def _root_logger(module: Any) -> list[Any]:
     root = module.root
     kinds = (module.getLoggerClass(), module.getLogRecordFactory())
@@ -37,12 +42,26 @@ def _loop_policy(module: Any) -> bool:
     return policy is None or type(policy).__module__.startswith("asyncio")
 
 
+def _decimal_context(module: Any) -> tuple[Any, ...]:
+    """Return the settings of the thread's context, and leave it unmade if the program has none."""
+    context = contextvars.copy_context().run(module.getcontext)
+    return (context.prec, context.rounding)
+
+
 def _torch_flags(module: Any) -> list[Any]:
     names = (
         *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "is_grad_enabled"),
         *("_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_cudnn_allow_tf32"),
     )
-    return [getattr(module._C, name)() for name in names if hasattr(module._C, name)]
+    return [_result(getattr(module._C, name)) for name in names if hasattr(module._C, name)]
+
+
+def _result(function: Callable[[], Any]) -> Any:
+    """Return the result of a call, or the type of its error: torch's flags may contradict."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error)
 
 
 _SETTINGS = (
@@ -53,7 +72,13 @@ _SETTINGS = (
     _Setting(
         "gc", "garbage collection", lambda module: (module.isenabled(), module.get_threshold())
     ),
-    _Setting("builtins", "the names in builtins", lambda module: len(vars(module))),
+    _Setting("sys", "a standard stream", _streams),
+    _Setting("builtins", "the names in builtins", lambda module: [*map(id, vars(module).values())]),
+    _Setting(
+        "ssl",
+        "the verification of certificates",
+        lambda module: module._create_default_https_context,
+    ),
     _Setting("time", "the time zone", lambda module: module.tzname),
     _Setting("_locale", "the locale", lambda module: module.setlocale(module.LC_ALL)),
     _Setting("threading", "threading.excepthook", lambda module: module.excepthook),
@@ -70,10 +95,11 @@ _SETTINGS = (
     ),
     _Setting("socket", "the default timeout of sockets", lambda module: module.getdefaulttimeout()),
     _Setting("asyncio.events", "the event loop policy", _loop_policy),
+    _Setting("decimal", "the decimal context", _decimal_context),
     _Setting(
         "decimal",
-        "the decimal context",
-        lambda module: (module.getcontext().prec, module.getcontext().rounding),
+        "the default decimal context",
+        lambda module: (module.DefaultContext.prec, module.DefaultContext.rounding),
     ),
     _Setting("numpy", "numpy's treatment of errors", lambda module: module.geterr()),
     _Setting("numpy", "numpy's print options", lambda module: str(module.get_printoptions())),
@@ -121,7 +147,10 @@ class Settings:
         """Attribute the settings changed since the last call to a module; return all settings."""
         now = _read()
         for key in _changed(self._last, now):
-            self._changers.setdefault(key, []).append(module())
+            if key in now and now[key] == self._before.get(key, self):
+                self._changers.pop(key, None)  # restored
+            else:
+                self._changers.setdefault(key, []).append(module())
         self._last = now
         return now
 
@@ -143,7 +172,8 @@ class Settings:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in now.items() if name in before and before[name] != value]
+    """Return the settings that differ, and those that can no longer be read."""
+    return [name for name, value in before.items() if name not in now or now[name] != value]
 
 
 def _read() -> dict[str, Any]:

@@ -42,7 +42,8 @@ class ImportAnalysis(NamedTuple):
     `first` and `last` are the folders put before and after `sys.path`; `unread` names a place
     where they cannot be read. `steps` are the imports and environment changes in execution order,
     without imports that may not run if a change follows; `possible` are those of them that may not
-    run either. `later` are variables that functions set at an unknown time.
+    run either. `later` are variables that functions set at an unknown time. `imported` are the
+    modules that the program's own imports name.
     """
 
     wanted: tuple[WantedImport, ...]
@@ -54,6 +55,7 @@ class ImportAnalysis(NamedTuple):
     later: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
     possible: frozenset[WantedImport] = frozenset()
+    imported: frozenset[str] = frozenset()
 
     @property
     def known(self) -> frozenset[str]:
@@ -114,6 +116,7 @@ class _Program:
         self._later: set[str] = set()
         self._seen: set[str] = set()
         self._files: list[str] = []
+        self._imported: set[str] = set()
         self._first: list[str] = []
         self._last: list[str] = []
         self.unread = ""
@@ -132,6 +135,7 @@ class _Program:
             frozenset(self._later),
             tuple(self._files),
             self._only_possible(),
+            frozenset(self._imported),
         )
 
     def _only_possible(self) -> frozenset[WantedImport]:
@@ -196,6 +200,7 @@ class _Program:
         if spec is None:
             return
         if self._installed(spec):
+            self._imported.update([found.module, *(f"{found.module}.{n}" for n in found.names)])
             self._append(found, bool(certain))
             return
         if certain is not None:

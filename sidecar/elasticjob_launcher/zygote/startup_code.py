@@ -7,8 +7,10 @@ process therefore runs it once more, observed.
 from __future__ import annotations
 
 import os
+import signal
 import site
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -20,6 +22,8 @@ from elasticjob_launcher.zygote.search_path import is_python_module
 CUSTOM = ("sitecustomize", "usercustomize")
 _UNKNOWN = "start-up code (sitecustomize, .pth files)"
 _MOST_BYTES = 4096
+_SECONDS = 60.0
+_POLL_SECONDS = 0.005
 
 
 def startup_refusal(own: Iterable[str]) -> str:
@@ -34,10 +38,32 @@ def startup_refusal(own: Iterable[str]) -> str:
     if not child:
         _run_again(theirs, own)
     os.close(theirs)
-    with open(ours, "rb") as answer:  # noqa: PTH123
-        text = answer.read()
-    os.waitpid(child, 0)
-    return text.decode(errors="replace")
+    os.set_blocking(ours, False)  # a process that this code has started may keep the pipe open
+    failure = _awaited(child)
+    try:
+        text = os.read(ours, _MOST_BYTES).decode(errors="replace")
+    except BlockingIOError:
+        text = ""
+    os.close(ours)
+    return text or (failure and _because(_UNKNOWN, failure))
+
+
+def _awaited(child: int) -> str:
+    """Wait for the child's end; return a reason unless it has run all of the code."""
+    deadline = time.monotonic() + _SECONDS
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return f"run again, it has not ended within {_SECONDS:g} s"
+        time.sleep(_POLL_SECONDS)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    return f"run again, it ended the process (wait status {status})" if status else ""
+
+
+def _because(what: str, reason: str) -> str:
+    return f"{what} runs at every start of Python, not in a fork: {reason}"
 
 
 def _run_again(answer: int, own: Iterable[str]) -> NoReturn:
@@ -56,10 +82,13 @@ def _run_again(answer: int, own: Iterable[str]) -> NoReturn:
         if guard.refusals:
             name = max(guard.refusals)  # empty if the module is not known
             what, reason = name or _UNKNOWN, guard.refusals[name]
-            text = f"{what} runs at every start of Python, not in a fork: {reason}"
-            os.write(answer, text.encode()[:_MOST_BYTES])
-    finally:
+            os.write(answer, _because(what, reason).encode()[:_MOST_BYTES])
         os._exit(0)
+    except BaseException as error:
+        text = _because(_UNKNOWN, f"run again, it failed: {type(error).__name__}: {error}")
+        os.write(answer, text.encode()[:_MOST_BYTES])
+    finally:
+        os._exit(1)
 
 
 def _reloadable(own: Iterable[str]) -> list[str]:

@@ -117,15 +117,29 @@ EFFECTS = {
     "locale": ("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')", "the locale"),
     "time zone": ("import os, time; os.environ['TZ'] = 'EST5'; time.tzset()", "the time zone"),
     "builtins": ("import builtins; builtins.ic = print", "the names in builtins"),
+    "value in builtins": ("import builtins; builtins.help = print", "the names in builtins"),
+    "stream": ("import sys; sys.stdin = None", "a standard stream"),
+    "certificates": (
+        "import ssl; ssl._create_default_https_context = ssl._create_unverified_context",
+        "the verification of certificates",
+    ),
     "timeout": ("import socket; socket.setdefaulttimeout(9)", "the default timeout of sockets"),
     "captured warnings": ("import logging; logging.captureWarnings(True)", "display of warnings"),
     "decimals": ("import decimal; decimal.getcontext().prec = 5", "the decimal context"),
+    "default of decimals": (
+        "import decimal; decimal.DefaultContext.prec = 5", "the default decimal context",
+    ),
     "errors of numpy": ("import numpy; numpy.seterr(all='raise')", "numpy's treatment of errors"),
     "printing of numpy": ("import numpy; numpy.set_printoptions(precision=2)", "print options"),
     "dtype of torch": (
         "import torch; torch.set_default_dtype(torch.float64)", "torch's default dtype",
     ),
     "gradients": ("import torch; torch.set_grad_enabled(False)", "a mode or flag of torch"),
+    "contradicting flag of torch": (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "torch.backends.cudnn.benchmark = True",
+        "a mode or flag of",
+    ),
     "flag of torch": ("import torch; torch.backends.cudnn.benchmark = True", "a mode or flag of"),
 }  # fmt: skip
 
@@ -163,6 +177,7 @@ HARMLESS = {
     "sys.setrecursionlimit(5000)\nimport decimal\nsys.setrecursionlimit(limit)",
     "a logger of its own": "import logging\n"
     "logging.getLogger('x').addHandler(logging.StreamHandler())",
+    "a handler of the window's size": "import readline",
     "an object of another module": "import types\nn = types.SimpleNamespace(rapid=3, x=[1])",
 }
 
@@ -393,3 +408,27 @@ def test_worker_start_with_hung_zygote_takes_no_longer_than_cold_start(
         assert started.cold_reason == "the standby is still preloading"
 
     warm(tmp_path / "logs", scenario)
+
+
+def test_modules_that_restore_a_setting_are_preloaded_beside_one_that_changes_it(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    restored = HARMLESS["a setting that is put back"]
+    (installed / "odd_pkg.py").write_text("import restoring_pkg, changing_pkg\n")
+    (installed / "restoring_pkg.py").write_text(restored.replace("decimal", "plain_pkg"))
+    (installed / "changing_pkg.py").write_text("import sys; sys.setrecursionlimit(6000)\n")
+    path = script(tmp_path / "code", f"{LOADED}print(there)\n")
+    said_warm(tmp_path / "logs", path, "odd_pkg")
+    told = capfd.readouterr().err
+    assert "not preloaded: changing_pkg: it changes the recursion limit" in told
+    assert "not preloaded: restoring_pkg" not in told
+
+
+def test_signal_handler_of_the_standard_library_is_not_the_next_modules(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "odd_pkg.py").write_text("import prompt_pkg, plain_pkg\n")
+    (installed / "prompt_pkg.py").write_text("import code, readline\n")
+    path = script(tmp_path / "code", f"{LOADED}import plain_pkg\nprint(there)\n")
+    said_warm(tmp_path / "logs", path, "odd_pkg")
+    assert "not preloaded" not in capfd.readouterr().err

@@ -5,6 +5,7 @@ A package whose import changes a setting is left to the workers; see also `test_
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -67,6 +68,12 @@ PROGRAMS = {
         "import gc, odd_pkg; print(gc.isenabled(), gc.get_threshold()[0])",
         (0, "True 7000\n"),
     ),
+    "default context of decimals set by the program": (
+        "import decimal",
+        "import decimal, odd_pkg\ndecimal.DefaultContext.prec = 50\n"
+        "print(decimal.getcontext().prec)",
+        (0, "50\n"),
+    ),
     "arguments taken by the package": (
         "import sys; sys.argv = [each for each in sys.argv if each != '--package']",
         "import odd_pkg, sys; print(sys.argv[1:])",
@@ -108,8 +115,7 @@ def test_setting_is_same_warm_and_cold(tmp_path: Path, installed: Path, name: st
     package, program, expected = PROGRAMS[name]
     (installed / "odd_pkg.py").write_text(f"{package}\n")
     path = script(tmp_path / "code", f"{program}\n")
-    if sys.version_info >= (3, 12):  # another default threshold of collection
-        expected = (expected[0], expected[1].replace("700", "2000"))
+    expected = (expected[0], expected[1].replace("700", str(gc.get_threshold()[0])))
     assert both(tmp_path, sys.executable, path, "--package", "--program") == [expected, expected]
 
 

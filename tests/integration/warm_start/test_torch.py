@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,77 @@ def test_first_process_group_stays_until_the_end_warm_and_cold(tmp_path: Path) -
     assert cold.splitlines()[-1].endswith(" True torch.distributed.distributed_c10d")
     assert not cold.startswith("0 ")
     assert forked == cold
+
+
+GROUPS_IN_TURN = """
+import datetime, os, socket, sys, time, torch, torch.distributed as dist
+import torch._dynamo  # it loads torch.distributed.nn, before there is a group
+rank, port, destroyed = int(os.environ["RANK"]), int(sys.argv[1]), sys.argv[2]
+
+def train():
+    limit = datetime.timedelta(seconds=20)
+    place = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", place, rank=rank, world_size=2, timeout=limit)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print(total.item())
+    dist.barrier()
+    dist.destroy_process_group()
+
+train()
+if rank == 0:
+    with socket.socket() as client:
+        print("served" if client.connect_ex(("127.0.0.1", port)) == 0 else "closed")
+    open(destroyed, "w").close()
+else:
+    while not os.path.exists(destroyed):
+        time.sleep(0.02)
+train()
+"""
+
+
+def test_program_that_imports_torch_dynamo_makes_two_process_groups_in_turn(
+    tmp_path: Path,
+) -> None:
+    """A first group that is kept keeps its store: the second finds the first one's addresses."""
+    path = script(tmp_path / "code", GROUPS_IN_TURN)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, path, str(port), str(tmp_path / "destroyed")]
+
+    async def scenario(runtime: Warm) -> None:
+        await runtime.prepare(*argv)
+        assert runtime.prepared.ready, runtime.prepared.reason
+        started = await runtime.start(*argv, count=2)
+        assert started.warm, started.cold_reason
+        ends = await runtime.ended(2)
+        assert [ends[rank].exit_code for rank in range(2)] == [0, 0], ends
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1, rank=0) == "2.0\nclosed\n2.0\n"
+
+
+CHANGED_UPDATE = """
+import torch, torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+before, groups = c10d._update_default_pg, []
+
+def update(group):
+    groups.append(group)
+    before(group)
+
+c10d._update_default_pg = update
+for again in range(2):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    dist.destroy_process_group()
+print(len(groups), c10d._update_default_pg is update)
+"""
+
+
+def test_function_that_program_puts_in_torch_stays_warm_and_cold(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", CHANGED_UPDATE)
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert forked == cold
+    assert cold == "4 True\n"
