@@ -433,7 +433,7 @@ def test_total_follows_a_record_that_comes_after_the_first_look() -> None:
 
 def test_steps_lost_in_a_suspension_count_for_the_next_run_without_their_time() -> None:
     trained = status_of(at_step(101, START), at=ago(1))
-    spec = {"runPolicy": {"suspend": True}}
+    spec: dict[str, Any] = {"runPolicy": {"suspend": True}}
     closed = replace(suspended(NOW), rounds=(START,), round=1)
     stopped = restarted(status_of(closed, trained, later(30), **spec))
     opened = replace(view(START), state=RendezvousState.JOINABLE, round=0, rounds=(), members=())
@@ -453,7 +453,7 @@ def test_steps_lost_in_a_suspension_count_for_the_next_run_without_their_time() 
         found.model_copy(update={"goodput_percent": 100})
     )
     # The steps of another program are not those of this one.
-    other = {"launch": "PerNode"}
+    other: dict[str, Any] = {"launch": "PerNode"}
     edited = status_of(opened, stopped, later(100), **other)
     assert edited.snapshots is None
     begun = status_of(at_step(1, first, restored=0), restarted(edited), later(200), **other)
