@@ -550,6 +550,10 @@ OPTIONS = [
     (bash("cd x && python launch.py --nproc_per_node $N t.py"), "launch.py --nproc_per_node"),
     (bash("bash prepare.sh; python launch.py --nproc_per_node 2 t.py"),
      "launch.py --nproc_per_node"),
+    ("python launch.py --nnodes=1 --node_rank=0 --nproc_per_node=8 t.py",
+     "launch.py --nproc_per_node"),
+    ("python main.py --node-rank 0 --multiprocessing-distributed",
+     "main.py --multiprocessing-distributed"),
 ]  # fmt: skip
 """Options that tell a program to start processes."""
 
@@ -579,6 +583,64 @@ def test_program_with_an_option_for_the_number_of_its_node_is_refused_for_severa
     assert decide(command).reason is LaunchReason.PLAIN_COMMAND
     with pytest.raises(CannotUnwrap, match=r"-?rank makes the program start or number"):
         decide(command, nodes=2)
+
+
+@pytest.mark.parametrize("line", ["./prep --node_rank 0; bash run.sh", "./a --node_rank 0; ./r.sh"])
+def test_number_of_the_node_of_a_helper_does_not_hide_the_script_after_it(line: str) -> None:
+    for nodes in (1, 2):
+        assert decide(bash(line), nodes=nodes).reason is LaunchReason.SCRIPT_FILE
+    reversed_line = "; ".join(reversed(line.split("; ")))
+    with pytest.raises(CannotUnwrap, match="--node_rank makes the program start or number"):
+        decide(bash(reversed_line), nodes=2)
+
+
+def test_option_without_effect_leaves_the_preparation_to_be_split() -> None:
+    found = decide(bash("bash prepare.sh; python t.py --node_rank 0"))
+    assert found.reason is LaunchReason.PREPARATION_SPLIT
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('CMD="torchrun t.py"; numactl -N 0 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; timeout 5 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; env A=1 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; P="numactl -N 0"; $P $CMD', "torchrun"),
+        ("CMD=(torchrun t.py); exec nice timeout 5 ${CMD[@]}", "torchrun"),
+        ('CMD="deepspeed --num_gpus 8 t.py"; nice $CMD', "deepspeed"),
+        ('C=torchrun; [ "$DEBUG" ] && C=python; $C --nproc_per_node=8 t.py', "torchrun"),
+        ('C=python; [ "$DEBUG" ] || C=torchrun; D="$C t.py"; nice $D', "torchrun"),
+        ("C=torchrun; if [ $A ]; then C=python; fi; $C t.py", "torchrun"),
+        ("C=torchrun; [ $A ] && { C=python; }; $C t.py", "torchrun"),
+        ("C=torchrun; case $A in x) C=python;; esac; D=1; $C t.py", "torchrun"),
+        ("[ $A ] && C=python; ${C:-torchrun} t.py", "torchrun"),
+    ],
+)
+def test_launcher_in_a_variable_runs_once_for_each_pod(line: str, name: str) -> None:
+    found = decide(bash(line))
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert found.message.startswith(name)
+    if name == "deepspeed":
+        with pytest.raises(CannotUnwrap, match="deepspeed does not join"):
+            decide(bash(line), nodes=2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "C=torchrun; C=python; $C t.py",
+        "C=torchrun; [ $A ] && C=python; C=python; $C t.py",
+        "if [ $A ]; then C=python3; else C=python; fi; $C t.py",
+        "P=nice; C=python; $P -n 5 $C t.py",
+    ],
+)
+def test_program_in_a_variable_that_is_no_launcher_runs_for_each_worker(line: str) -> None:
+    assert decide(bash(line), 1).mode is Launch.PER_WORKER
+
+
+@pytest.mark.parametrize("line", ["timeout 5 $CMD", "env A=1 $CMD t.py", "P=nice; $P $CMD"])
+def test_program_of_an_unknown_variable_behind_a_wrapper_runs_once_for_each_pod(line: str) -> None:
+    assert decide(bash(line)).reason is LaunchReason.COMPUTED_PROGRAM
 
 
 @pytest.mark.parametrize(
