@@ -194,15 +194,28 @@ def repeated_launcher(words: Sequence[str]) -> str:
     for command in line.commands:
         conditional &= command.before in ("&&", "||")
         _assign(command, values, arrays)
-        name = command.words[0].value if command.words else ""
+        words = [word.value for word in command.words]
+        name = words[0] if words else ""
         found = _in_simple(command, (), _Context(values, arrays, depth=1))
         joining = [one for one in found if one.launcher is not None and one.launcher.joins]
-        if joining and not conditional and command.before != "||":
+        if joining and not conditional and command.before != "||" and not _asks_for_help(words):
             count += 2 if command.repeated and not ends else 1
             if count > 1:
                 return joining[0].name
         conditional |= name in _CONDITIONS
+        leaves = name in _LEAVING or (name == "exec" and len(words) > 1)
+        if leaves and command.before != "||":
+            break
     return ""
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    """Return True if a launcher only prints its help or version, by an option before its script."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+    return not {"-h", "--help", "--version"}.isdisjoint(words[:script])
+
+
+_LEAVING = frozenset({"exit", "return"})
 
 
 _ENDING = frozenset({"break", "exit"})

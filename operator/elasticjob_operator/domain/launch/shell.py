@@ -279,6 +279,7 @@ class _Reader:
 
     def _skip_head(self, head: str) -> None:
         """Skip the words after `for`, `case`, `[[` and `function`, which run nothing."""
+        words: list[Word] = []
         while True:
             self._skip_blanks()
             if self._at >= len(self._text):
@@ -290,10 +291,13 @@ class _Reader:
                     return
             elif head in ("for", "select"):
                 if self._text[self._at] in ";\n":
+                    if head == "for" and _is_one_word(words):
+                        self._loops[-1] = "once"
                     return
                 if self._operator():
+                    words = []
                     continue
-                self._word()
+                words.append(self._word())
             elif head == "case":
                 if self._operator():
                     continue
@@ -409,6 +413,11 @@ class _Reader:
             return False
         value.append(text[start : self._at])
         return True
+
+
+def _is_one_word(head: Sequence[Word]) -> bool:
+    """Return True if the words after `for` are a name, `in` and one word that stays as it is."""
+    return len(head) == 3 and head[1].raw == "in" and not (head[2].expands or "{" in head[2].raw)
 
 
 def _closing(text: str, opening: int) -> int:

@@ -506,6 +506,11 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         "A=(1 2); torchrun a.py; torchrun b.py",
         "for i in 1 2; do for j in 1 2; do echo; done; torchrun t.py; done",
         "cd a && torchrun a.py; cd b && torchrun b.py",
+        "cd a || exit 1; torchrun a.py; torchrun b.py",
+        "exec > log; torchrun a.py; torchrun b.py",
+        "torchrun a.py --help; torchrun b.py",
+        "for s in {1..3}; do torchrun t.py --seed $s; done",
+        "for s in $SEEDS; do torchrun t.py --seed $s; done",
     ],
 )
 def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) -> None:
@@ -530,6 +535,11 @@ def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) 
         "torchrun --version; torchrun t.py",
         "accelerate launch --help; python -m torch.distributed.run -h; accelerate launch t.py",
         "deepspeed --version; mpirun -V; torchrun t.py",
+        "torchrun a.py && exit 0; torchrun a.py --resume",
+        "exec torchrun a.py; torchrun b.py",
+        "torchrun a.py; exit $?; torchrun b.py",
+        "torchrun --nproc_per_node 8 --help; torchrun a.py",
+        "for s in 1; do torchrun t.py --seed $s; done",
     ],
 )
 def test_launchers_of_which_one_runs_are_kept(line: str) -> None:
@@ -654,7 +664,8 @@ def test_program_of_an_unknown_variable_behind_a_wrapper_runs_once_for_each_pod(
     ],
 )
 def test_option_that_starts_nothing_does_not_count(command: str) -> None:
-    assert decide(command).mode is Launch.PER_WORKER
+    for nodes in (1, 2):
+        assert decide(command, nodes=nodes).mode is Launch.PER_WORKER
 
 
 GUESSED = [
@@ -1151,6 +1162,16 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (['"python"', "t.py"], 'the quotes in "python" are part of the word'),
         (["python", "'t.py'"], "the quotes in 't.py' are part of the word"),
         (["torchrun", "\\", "--nproc_per_node=8", "t.py"], "'\\' is an argument here"),
+        (["torchrun", "--standalone", "--nnodes 1", "t.py"], "'--nnodes 1' is one word"),
+        (["torchrun", "t.py", "--a=1", "--lr 1"], "'--lr 1' is one word"),
+        (["“python”", "t.py"], "has a quote or a dash of typography"),
+        (["python", "-u", "“t.py”"], "has a quote or a dash of typography"),
+        (["torchrun", "—nnodes=1", "t.py"], "has a quote or a dash of typography"),
+        (["python", "t.py", "\u2013\u2013lr", "1"], "has a quote or a dash of typography"),
+        (["python", "t.py", "\\", "--lr"], "'\\' is an argument here"),
+        (["python", "t.py", "out=$OUT"], "write $(OUT), which is"),
+        (["python", "t.py", "--out", "$OUT"], "or $$OUT if the program is to read it as it is"),
+        (["python", "t.py", "--out=${OUT}"], "or $${OUT} if the program"),
         (["", "python", "t.py"], "the program is an empty word"),
         (["python ", "t.py"], "the program 'python ' begins or ends with a space"),
         (["python", "t.py\n"], "'t.py\\n' begins or ends with a space"),
@@ -1165,6 +1186,9 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
     assert reason in str(refused.value)
     assert "or set spec.launch if the command is meant as it is" in str(refused.value)
     assert decide(command, launch=Launch.PER_NODE).reason is LaunchReason.REQUESTED
+    if not any("torchrun" in word for word in command):  # which PerWorker refuses
+        requested = decide(command, launch=Launch.PER_WORKER)
+        assert (requested.mode, requested.reason) == (Launch.PER_WORKER, LaunchReason.REQUESTED)
 
 
 @pytest.mark.parametrize(
@@ -1184,11 +1208,23 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         ["python", "t.py", "--prompt", "- one word"],
         ["awk", "$NF"],
         ["torchrun", "--node_rank=$RANK", "t.py"],
+        ["torchrun", "t.py", "--extra-args", "--lr 1"],
+        ["torchrun", "t.py", "--opts", "a", "--lr 1"],
+        ["python", "t.py", "--opts", "a", "--lr 1"],
+        ["python", "t.py", "--text", "“你好”"],
+        ["python", "t.py", "“你好”"],
+        ["python", "t.py", "--stop", "\u2019s"],
+        ["python", "t.py", "--text", "—"],
+        ["python", "t.py", "--text", "—no"],
+        ["python", "t.py", "--sep", "\\"],
+        ["python", "t.py", "key=${NAME}", "model.name=${MODEL}", "out=${OUT_DIR}/x"],
+        ["python", "t.py", "--out", "$$OUT", "--in=$${IN}"],
     ],
     ids=str,
 )
 def test_word_that_may_be_an_argument_is_kept(command: list[str]) -> None:
-    started = ["python3", "-u", "t.py"] if command[0] == "torchrun" else command
+    script = command.index("t.py") if command[0] == "torchrun" else 0
+    started = ["python3", "-u", *command[script:]] if script else command
     assert decide(command).words == tuple(started)
 
 
