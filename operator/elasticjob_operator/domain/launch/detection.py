@@ -161,7 +161,7 @@ def find(
     found = [one for one in found if (guesses or not one.guessed) and not is_ignored(one)]
     certain = [one for one in found if one.kind is FindingKind.LAUNCHER]
     options = [one for one in found if one.kind is FindingKind.OPTION and not one.numbers]
-    # The number of the node that a helper program is given says nothing of a script after it.
+    # An option of a helper program does not decide about a script after it.
     last = max((at for at, one in enumerate(found) if one.kind in _UNCERTAIN), default=-1)
     numbering = [one for one in found[last + 1 :] if one.numbers]
     uncertain = [one for one in found if one.kind in _UNCERTAIN]
