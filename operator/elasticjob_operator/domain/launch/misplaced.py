@@ -126,7 +126,7 @@ _INTERPOLATED = re.compile(r"[^-=$][^=$]*=[^$]*\$\{.*", re.DOTALL)
 """Override such as `key=${NAME}`, in which OmegaConf and others replace `${NAME}` themselves."""
 _TYPOGRAPHIC = re.compile(r"[\u2010-\u2015\u2212\u201c\u201d\u2018\u2019]\S*")
 """Word that begins with a typographic dash or quote."""
-_TYPOGRAPHIC_OPTION = re.compile(r"[\u2010-\u2015\u2212]{1,2}[A-Za-z][\w-]*(=.*)?", re.DOTALL)
+_TYPOGRAPHIC_OPTION = re.compile(r"[\u2010-\u2015\u2212]{1,2}-?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _OPTION_AND_VALUE = re.compile(r"--?[A-Za-z][\w-]*\s+[^\s-]\S*")
 
 
