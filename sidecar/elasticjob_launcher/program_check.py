@@ -15,7 +15,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elasticjob_launcher.launchers import Launcher, launcher_of_module, trains_by_function
+from elasticjob_launcher.launchers import (
+    Launcher,
+    launcher_of_module,
+    launcher_of_program,
+    launcher_of_script,
+    trains_by_function,
+)
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
 from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
@@ -35,6 +41,15 @@ _IMPORT = re.compile(
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?d?")
 # Names of interpreters of shell scripts.
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"})
+_WRAPPERS = frozenset(
+    {"env", "nice", "ionice", "nohup", "setsid", "timeout", "time", "numactl", "taskset", "stdbuf"}
+    | {"chrt", "gosu", "su-exec", "tini", "dumb-init", "catatonit"}
+)
+"""Programs that run their last arguments as a command."""
+_USER_WRAPPERS = frozenset({"gosu", "su-exec"})
+"""Wrappers whose first argument is a user."""
+_WRAPPER_ARGUMENT = re.compile(r"-.*|[A-Za-z_]\w*=.*|[\d.,:-]+[smhd]?|0x[\da-f]+", re.DOTALL)
+_OPTION_VALUE = re.compile(r"[\w.,:+-]+")
 _FIX = "set spec.launch to PerNode if it does, or to PerWorker if it does not"
 
 
@@ -52,6 +67,9 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
         ProgramError: the program may be a launcher, or is one that does not reach other nodes.
     """
     found = _in_program(settings.program, environ) if settings.program else None
+    if found is None and settings.check:
+        launcher = _launcher_of(settings.argv)
+        found = None if launcher is None else (f"the command {settings.argv[0]}", launcher)
     if found is None and settings.check:
         try:
             nested = find_in_command(settings.argv, environ)
@@ -146,6 +164,51 @@ def find_in_command(
     if found is None or not folder:
         return found
     return found._replace(path=os.path.relpath(found.path, folder))
+
+
+def _launcher_of(argv: Sequence[str]) -> Launcher | None:
+    """Return the launcher that a command itself is, behind wrappers such as `nice`; None if it is
+    none. The operator may have missed it behind variables of a preparation."""
+    if argv and argv[0].rpartition("/")[2] in _SHELLS:
+        argv = _simple_line(argv)
+    index = 0
+    while index < len(argv):
+        name, rest = argv[index].rpartition("/")[2], argv[index + 1 :]
+        launcher = launcher_of_program(argv[index], rest)
+        if launcher is not None:
+            return launcher
+        if _PYTHON.fullmatch(name):
+            return _launcher_of_python(rest)
+        if name not in _WRAPPERS:
+            return None
+        index += 2 if name in _USER_WRAPPERS else 1
+        index += _wrapper_arguments(argv[index:])
+    return None
+
+
+def _wrapper_arguments(words: Sequence[str]) -> int:
+    """Return the number of words that are a wrapper's own arguments."""
+    option = ""
+    for count, word in enumerate(words):
+        known = word.rpartition("/")[2] in _WRAPPERS or _PYTHON.fullmatch(word)
+        begins = known or launcher_of_program(word, words[count + 1 :]) is not None
+        is_value = option not in ("", "--") and _OPTION_VALUE.fullmatch(word) is not None
+        if begins or not (is_value or _WRAPPER_ARGUMENT.fullmatch(word)):
+            return count
+        option = word if word.startswith("-") and "=" not in word else ""
+    return len(words)
+
+
+def _launcher_of_python(words: Sequence[str]) -> Launcher | None:
+    """Return the launcher that Python runs as a module or a script; None if it is none."""
+    for index, word in enumerate(words):
+        if word == "-m":
+            return launcher_of_module("".join(words[index + 1 : index + 2]), words[index + 2 :])
+        if not word.startswith("-"):
+            return launcher_of_script(word, words[index + 1 :])
+        if word.startswith("-c"):
+            return None
+    return None
 
 
 def _python_words(argv: Sequence[str]) -> Sequence[str]:

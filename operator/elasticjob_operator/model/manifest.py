@@ -7,6 +7,7 @@ that dates stay strings.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -200,6 +201,8 @@ def _place(node: yaml.Node) -> Place:
     return Place(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
+DEFAULT_NAMESPACE = "default"
+"""Namespace of a manifest without one, or with an empty one."""
 STANDARD_INPUT = "-"
 """File name that stands for standard input; a file of this name is `./-`."""
 MOST_BYTES = 16 << 20
@@ -349,14 +352,14 @@ def read_file(
 
 def job_name(job: ElasticJob) -> str:
     """Return the namespace and name of a job, by which a cluster knows it."""
-    return f"{job.metadata.namespace}/{job.metadata.name}"
+    return f"{job.metadata.namespace or DEFAULT_NAMESPACE}/{job.metadata.name}"
 
 
 def _is_other(document: YamlDocument) -> bool:
     """Return True for an object of another kind, such as the ConfigMap that a job mounts."""
     value = document.value
     foreign = isinstance(value, Mapping) and value.get("kind") != KIND and _is_foreign(value)
-    return foreign and not document.faults
+    return foreign and not document.faults and not _holds_jobs(value)
 
 
 def _note(document: YamlDocument) -> tuple[Place, Location, str]:
@@ -395,6 +398,15 @@ def _judge(
         yield document.start, (), message
         return
     if _is_foreign(value):
+        if _holds_jobs(value):
+            message = (
+                f"must not hold an {KIND} in its items, which are not checked there: write it as a "
+                "document of its own, after a line with ---"
+            )
+            yield document.place_of(("items",)), ("items",), message
+            return
+        if document.faults and value.get("kind") not in (KIND, *_CONVERTED):
+            return  # an object beside a job may have any kind
         message = f"must be {KIND} of {API_VERSION}; this document is {_kind(value)}"
         if value.get("kind") in _CONVERTED:
             message += ", which `elasticjob convert` turns into one"
@@ -418,5 +430,18 @@ def _is_foreign(value: Mapping[str, object]) -> bool:
     return isinstance(kind, str) and isinstance(version, str) and not version.startswith(GROUP)
 
 
+def _holds_jobs(value: Mapping[str, object]) -> bool:
+    """Return True for a list, such as kubectl prints, with a job among its items."""
+    items = value.get("items")
+    given = items if str(value.get("kind")).endswith("List") and isinstance(items, list) else []
+    return any(isinstance(one, Mapping) and one.get("kind") == KIND for one in given)
+
+
 def _kind(value: Mapping[str, object]) -> str:
-    return f"{value['kind']} of {value['apiVersion']}"
+    kind, version = str(value["kind"]), str(value["apiVersion"])
+    return f"{_shown_name(kind)} of {_shown_name(version)}"
+
+
+def _shown_name(name: str) -> str:
+    """Return the name of a kind or a version; in quotes if it is none."""
+    return name if re.fullmatch(r"[\w./-]{1,100}", name) else echoed(name)

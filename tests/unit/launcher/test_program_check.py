@@ -271,3 +271,37 @@ def test_program_is_read_after_the_other_options() -> None:
     for wrong in (["--program"], ["--program", "", "--", "x"]):
         with pytest.raises(SettingsError, match="--program must be followed by a file"):
             read_settings(wrong, environ)
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("torchrun --nproc_per_node=8 t.py", "torchrun"),
+        ("nice -n 5 numactl -N 0,1 /opt/bin/torchrun t.py", "torchrun"),
+        ("env A=1 timeout -k 5 9s accelerate launch t.py", "accelerate launch"),
+        ("gosu me python3 -u -m torch.distributed.run t.py", "torchrun"),
+        ("nohup deepspeed --num_gpus 8 t.py", "deepspeed"),
+    ],
+)
+def test_prepared_command_that_is_a_launcher_runs_once_for_the_node(
+    command: str, launcher: str
+) -> None:
+    words = command.split()
+    settings = settings_of("--check", command=words, several="0")
+    assert node_launch(settings, {}) == f"the command {words[0]} starts {launcher}"
+    assert not node_launch(settings_of(command=words), {})  # an explicit spec.launch
+    if launcher == "deepspeed":
+        with pytest.raises(ProgramError, match="deepspeed, which does not join"):
+            node_launch(settings_of("--check", command=words), {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["./train torchrun t.py", "nice -n 5 ./train torchrun t.py", "python3 x/t.py torchrun t.py",
+     "gosu torchrun ./train x", "timeout 9 /bin/echo deepspeed t.py", "env A=torchrun ./train x",
+     "python3 -c pass torchrun t.py"],
+)  # fmt: skip
+def test_prepared_command_with_a_launcher_in_its_arguments_runs_for_each_worker(
+    command: str,
+) -> None:
+    assert not node_launch(settings_of("--check", command=command.split()), {})

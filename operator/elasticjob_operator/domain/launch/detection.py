@@ -7,7 +7,7 @@ whose name the shell computes, may be one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import zip_longest
@@ -85,6 +85,9 @@ _PASSING = frozenset({"exec", "command", "builtin"})
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _SOURCING = frozenset({"source", "."})
 _MAX_DEPTH = 8
+_MAX_BRANCHES = 8
+"""Maximum number of other values of a line's variables, where a condition decides if a variable is
+assigned."""
 UNKNOWN = "$UNKNOWN"
 """Positional parameter that the shell computes."""
 
@@ -115,36 +118,54 @@ class Finding:
     inside: str = ""
     guessed: bool = False
 
+    @property
+    def numbers(self) -> bool:
+        """True for an option that only numbers the node."""
+        return self.kind is FindingKind.OPTION and numbers_node(self.name.rpartition(" ")[2])
+
+
+_UNCERTAIN = (FindingKind.SCRIPT, FindingKind.COMPUTED)
+
 
 @dataclass(frozen=True, slots=True)
 class _Context:
     """Place in a command: variables whose value is known at least in part, arrays, the enclosing
-    program, and True in `followed` if other programs than tools run after it."""
+    program, True in `followed` if other programs than tools run after it, and False in `branches`
+    if assignments below a condition count as made."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     arrays: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     inside: str = ""
     depth: int = 0
     followed: bool = False
+    branches: bool = True
 
     def within(self, program: str) -> _Context:
         return replace(self, inside=self.inside or _name(program), depth=self.depth + 1)
 
 
 def find(
-    words: Sequence[str], values: Mapping[str, str] | None = None, guesses: bool = True
+    words: Sequence[str],
+    values: Mapping[str, str] | None = None,
+    guesses: bool = True,
+    is_ignored: Callable[[Finding], bool] = lambda _: False,
 ) -> Finding | None:
     """Return the first launcher in a command, otherwise the first part that may be one, or None.
 
     Args:
         values: variables of the container with a known value.
         guesses: False ignores what only the arguments of unknown programs show.
+        is_ignored: returns True for a finding that does not count.
     """
     found = _find(tuple(words), _Context(values or {}))
-    found = [one for one in found if guesses or not one.guessed]
+    found = [one for one in found if (guesses or not one.guessed) and not is_ignored(one)]
     certain = [one for one in found if one.kind is FindingKind.LAUNCHER]
-    options = [one for one in found if one.kind is FindingKind.OPTION]
-    return next(iter((*certain, *options, *found)), None)
+    options = [one for one in found if one.kind is FindingKind.OPTION and not one.numbers]
+    # An option of a helper program does not decide about a script after it.
+    last = max((at for at, one in enumerate(found) if one.kind in _UNCERTAIN), default=-1)
+    numbering = [one for one in found[last + 1 :] if one.numbers]
+    uncertain = [one for one in found if one.kind in _UNCERTAIN]
+    return next(iter((*certain, *options, *numbering, *uncertain)), None)
 
 
 def repeated_launcher(words: Sequence[str]) -> str:
@@ -173,15 +194,28 @@ def repeated_launcher(words: Sequence[str]) -> str:
     for command in line.commands:
         conditional &= command.before in ("&&", "||")
         _assign(command, values, arrays)
-        name = command.words[0].value if command.words else ""
+        words = [word.value for word in command.words]
+        name = words[0] if words else ""
         found = _in_simple(command, (), _Context(values, arrays, depth=1))
         joining = [one for one in found if one.launcher is not None and one.launcher.joins]
-        if joining and not conditional and command.before != "||":
+        if joining and not conditional and command.before != "||" and not _asks_for_help(words):
             count += 2 if command.repeated and not ends else 1
             if count > 1:
                 return joining[0].name
         conditional |= name in _CONDITIONS
+        leaves = name in _LEAVING or (name == "exec" and len(words) > 1)
+        if leaves and command.before != "||":
+            break
     return ""
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    """Return True if a launcher only prints its help or version, by an option before its script."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+    return not {"-h", "--help", "--version"}.isdisjoint(words[:script])
+
+
+_LEAVING = frozenset({"exit", "return"})
 
 
 _ENDING = frozenset({"break", "exit"})
@@ -324,17 +358,18 @@ def _in_python(words: tuple[str, ...], at: _Context) -> list[Finding]:
 
 
 def _in_options(program: str, arguments: tuple[str, ...], at: _Context) -> list[Finding]:
-    """Return a finding for an option that makes a program without a rule start or number the
-    processes of a node."""
+    """Return a finding for each option that makes a program without a rule start or number the
+    processes of a node, those that start processes first."""
     if _name(program) in _TEXT_TOOLS | _IDLE:
         return []
+    found: list[Finding] = []
     for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         value = value if equals else following
         if numbers_node(name) or (starts_processes(name) and value.lower() not in _OFF):
             text = f"{program} {name}"
-            return [Finding(FindingKind.OPTION, text, None, at.inside, guessed=True)]
-    return []
+            found.append(Finding(FindingKind.OPTION, text, None, at.inside, guessed=True))
+    return sorted(found, key=lambda one: one.numbers)
 
 
 def _in_shell(words: tuple[str, ...], at: _Context) -> list[Finding]:
@@ -367,13 +402,27 @@ def _in_line(text: str, positional: tuple[str, ...], at: _Context) -> list[Findi
         return _in_text(text, at)
     whole, values, arrays = text, dict(at.values), dict(at.arrays)
     values.update({str(number): word for number, word in enumerate(positional)})
+    others: list[tuple[dict[str, str], dict[str, tuple[str, ...]]]] = []
     findings: list[Finding] = []
     for number, command in enumerate(line.commands):
+        if command.conditional and at.branches and _assigned(command):
+            before = (dict(values), dict(arrays))
+            others += [before] if len(others) < _MAX_BRANCHES and before not in others else []
+        elif _assigned(command):
+            for known, lists in others:
+                _assign(command, known, lists)
         _assign(command, values, arrays)
         followed = not all(map(_runs_nothing, line.commands[number + 1 :]))
-        inner = _Context(values, arrays, at.inside, at.depth + 1, at.followed or followed)
+        inner = _Context(
+            values, arrays, at.inside, at.depth + 1, at.followed or followed, at.branches
+        )
         positional = _positional(command, positional)
         findings += _in_simple(command, positional, inner)
+        if any(word.expands for word in command.words):
+            for known, lists in others:
+                other = replace(inner, values=known, arrays=lists, branches=False)
+                found_there = _in_simple(command, positional, other)
+                findings += [one for one in found_there if one.kind is not FindingKind.COMPUTED]
         if _reads_code(command) and (found := _IN_CODE.search(whole)):
             findings.append(Finding(FindingKind.LAUNCHER, _code_name(found[0]), None, "python"))
         if _sources(command) and not inner.followed:
@@ -463,9 +512,41 @@ def _in_simple(command: shell.Simple, positional: tuple[str, ...], at: _Context)
         return [one for value in values for one in _in_line(value, (), at.within("alias"))]
     if words[0] in _SOURCING:
         return []
-    if raw[0].expands:
-        return _in_expanded(words, raw, positional, at)
+    begin = _expansion_at(words, raw, at)
+    if begin is not None:
+        inner = at.within(words[0]) if begin else at
+        return _in_expanded(words[begin:], raw[begin:], positional, inner)
     return _find(tuple(words), at)
+
+
+def _expansion_at(words: list[str], raw: list[shell.Word], at: _Context) -> int | None:
+    """Return the index of a program that the shell computes, behind wrappers; None if it is written
+    out. Known variables that hold wrappers or the program are replaced in both lists."""
+    begin, resolves = 0, 0
+    while begin < len(words):
+        if raw[begin].expands:
+            head = _head(words[begin], raw[begin].raw, at)
+            if not head or re.search(r"[$`*?]", head[0]) or resolves >= _MAX_DEPTH:
+                return begin
+            resolves += 1
+            words[begin : begin + 1] = head
+            plain = replace(raw[begin], raw="", expands=False, substitutions=())
+            raw[begin : begin + 1] = [replace(plain, value=word) for word in head]
+        left = words[begin:]
+        own = _name(left[0]) in shell.SHELLS or split_string(left) or line_of(left) is not None
+        index = None if own else wrapped_at(left)
+        if index is None or runs_python(left, index):
+            return None
+        begin += index
+    return None
+
+
+def _head(word: str, raw: str, at: _Context) -> tuple[str, ...]:
+    """Return the words that a word of the shell is replaced by, as far as its values are known."""
+    if (elements := _elements(raw, at.arrays)) is not None:
+        return elements
+    known = partly_resolved(word, at.values)
+    return (known,) if '"' in raw else tuple(known.split())
 
 
 def _in_expanded(
@@ -476,11 +557,7 @@ def _in_expanded(
         if positional[1:2] == (UNKNOWN,):
             return [Finding(FindingKind.COMPUTED, raw[0].raw, None, at.inside)]
         return _find(tuple(positional[1:]), at) if positional[1:] else []
-    if (elements := _elements(raw[0].raw, at.arrays)) is not None:
-        head = list(elements)
-    else:
-        known = partly_resolved(words[0], at.values)
-        head = known.split() if '"' not in raw[0].raw else [known]
+    head = _head(words[0], raw[0].raw, at)
     if not head or not re.search(r"[$`*?]", head[0]):
         return _find((*head, *words[1:]), at)
     if found := [one for one in _in_arguments(tuple(words), at) if one.launcher is not None]:

@@ -104,12 +104,15 @@ def unexpanded(words: Sequence[str]) -> str:
         if target is None or target[0] == "-c":
             return ""
     assigned = [word for word in words[:at] if ASSIGNMENT.fullmatch(word)]
-    for word in (*assigned, *(rest if known else rest[:1])):
+    own = [word for word in (rest if known else rest[:1]) if not _INTERPOLATED.fullmatch(word)]
+    for word in (*assigned, *own):
         if named := _VARIABLE.fullmatch(word):
             name = named[1] or named[2]
+            literal = f"$${name}" if named[1] else f"$${{{name}}}"
             return (
                 f"{echoed(word)} is passed on as it is written, because no shell reads the "
-                f"command: write $({name}), which is replaced by the container's env, or {_REMEDY}"
+                f"command: write $({name}), which is replaced by the container's env, or {literal} "
+                f"if the program is to read it as it is, or {_REMEDY}"
             )
     return ""
 
@@ -119,8 +122,11 @@ _VARIABLE = re.compile(
 )
 """Word with a variable whose name is written as those of the environment are. Names in lower case
 are left alone: OmegaConf and others replace `${name}` themselves."""
+_INTERPOLATED = re.compile(r"[^-=$][^=$]*=[^$]*\$\{.*", re.DOTALL)
+"""Override such as `key=${NAME}`, in which OmegaConf and others replace `${NAME}` themselves."""
 _TYPOGRAPHIC = re.compile(r"[\u2010-\u2015\u2212\u201c\u201d\u2018\u2019]\S*")
 """Word that begins with a typographic dash or quote."""
+_TYPOGRAPHIC_OPTION = re.compile(r"[\u2010-\u2015\u2212]{1,2}-?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _OPTION_AND_VALUE = re.compile(r"--?[A-Za-z][\w-]*\s+[^\s-]\S*")
 
 
@@ -132,9 +138,12 @@ def _misspelled(words: Sequence[str]) -> str:
         return "the program is an empty word: remove it"
     if program != program.strip():
         return f"the program {program!r} begins or ends with a space: remove it"
-    if "\\" in words:
+    free = [word for before, word in pairwise(words) if not before.startswith("-")]
+    if program == "\\" or "\\" in free:
         return "'\\' is an argument here, because no shell reads the command: remove it"
-    if typed := next((word for word in words if _TYPOGRAPHIC.fullmatch(word)), ""):
+    begins = [word for word in (program, _script(words)) if _TYPOGRAPHIC.fullmatch(word)]
+    options = [word for word in free if _TYPOGRAPHIC_OPTION.fullmatch(word)]
+    if typed := next(iter((*begins, *options)), ""):
         return (
             f"{echoed(typed)} has a quote or a dash of typography, as word processors put it: "
             "write the plain character"
@@ -151,9 +160,35 @@ def _misspelled(words: Sequence[str]) -> str:
         if is_script(script.split(maxsplit=1)[0] if script.split() else "") and " " in script:
             return _several(script)
     if launcher_of_program(program, words[1:]) is not None:
-        found = next((one for one in words[1:] if _OPTION_AND_VALUE.fullmatch(one)), "")
+        at = next((at for at, one in enumerate(words) if at and one[:1] != "-"), len(words))
+        before = (one for one in words[1:at] if _OPTION_AND_VALUE.fullmatch(one))
+        found = next(before, "") or _unsplit_option(words[at + 1 :])
         return _several(found) if found else ""
     return ""
+
+
+def _unsplit_option(arguments: Sequence[str]) -> str:
+    """Return the first argument of a program that is an option and its value in one word; empty if
+    there is none. Words after an option without `=` may be its values."""
+    option = ""
+    for word in arguments:
+        if _OPTION_AND_VALUE.fullmatch(word):
+            if not option:
+                return word
+        elif word.startswith("-"):
+            option = "" if "=" in word else word
+    return ""
+
+
+def _script(words: Sequence[str]) -> str:
+    """Return the script or module of a Python command, or the first word after a launcher or a
+    shell; empty if there is none."""
+    program, first = words[0], "".join(words[1:2])
+    if is_python(program):
+        target = python_target(words[1:])
+        return target[1] if target is not None and target[0] != "-c" else ""
+    known = _name(program) in shell.SHELLS or launcher_of_program(program, words[1:]) is not None
+    return first if known else ""
 
 
 def _python_misspelled(option: str, target: str, arguments: Sequence[str]) -> str:
@@ -164,10 +199,8 @@ def _python_misspelled(option: str, target: str, arguments: Sequence[str]) -> st
         return _several(target)
     if first.startswith("~/"):
         return f"~ in {target} is a part of the name, because no shell reads it: write the folder"
-    for before, word in pairwise(("", *arguments)):
-        if _OPTION_AND_VALUE.fullmatch(word) and not before.startswith("-"):
-            return _several(word)
-    return ""
+    found = _unsplit_option(arguments)
+    return _several(found) if found else ""
 
 
 def _several(word: str) -> str:

@@ -21,6 +21,8 @@ _REDIRECTIONS = frozenset({"&>>", "<<<", "<<-", "<<", ">>", "&>", "<&", ">&", ">
 _HEREDOCS = frozenset({"<<", "<<-"})
 _LEADING = frozenset({"if", "then", "else", "elif", "do", "while", "until", "{", "!", "time"})
 """Reserved words before a command."""
+_OPENING = frozenset({"if", "while", "until", "{", "for", "select", "case"})
+"""Reserved words that begin a compound command."""
 _CLOSING = frozenset({"fi", "done", "esac", "}"})
 _HEADS = frozenset({"for", "select", "case", "[[", "function", "coproc"})
 """Reserved words before words that are not a command."""
@@ -71,7 +73,8 @@ class Simple:
 
     Args:
         before, after: operators around it; empty at the ends of the line.
-        repeated: True in the body of a `for` loop.
+        repeated: True in the body of a `for` loop over several words, or over unknown ones.
+        conditional: True after `&&` or `||`, and in a compound command.
         arrays: elements of the arrays that it assigns, by name; `name+` for those it extends.
         start, end: its position in the line.
     """
@@ -83,6 +86,7 @@ class Simple:
     redirections: list[Redirection] = field(default_factory=list)
     after: str = ""
     repeated: bool = False
+    conditional: bool = False
     start: int = 0
     end: int = 0
 
@@ -146,6 +150,7 @@ class _Reader:
         self._compound = ""
         self._is_sequence = True
         self._loops: list[str] = []
+        self._open = 0
         self._heredocs: list[_Heredoc] = []
         self._depth = 0
 
@@ -168,6 +173,8 @@ class _Reader:
     def _finish(self, current: Simple, after: str) -> None:
         current.after = after
         current.repeated = "for" in self._loops
+        nested = self._open > 0 or self._depth > 0
+        current.conditional = nested or current.before in ("&&", "||")
         if current.parts:
             current.start = min(word.start for word in current.parts)
             current.end = max(word.end for word in current.parts)
@@ -231,13 +238,16 @@ class _Reader:
         if not current.words and not current.redirections:
             if word.raw in _LEADING and not current.assignments:
                 self._mark(word.raw)
+                self._open += word.raw in _OPENING
                 current.before = current.before if word.raw in ("!", "time") else ";"
                 return
             if word.raw in _CLOSING and not current.assignments:
                 self._mark(word.raw)
+                self._open -= 1
                 return
             if word.raw in _HEADS and not current.assignments:
                 self._mark(word.raw)
+                self._open += word.raw in _OPENING
                 self._skip_head(word.raw)
                 return
         if not current.words and _ASSIGNMENT.match(word.raw):
@@ -269,6 +279,7 @@ class _Reader:
 
     def _skip_head(self, head: str) -> None:
         """Skip the words after `for`, `case`, `[[` and `function`, which run nothing."""
+        words: list[Word] = []
         while True:
             self._skip_blanks()
             if self._at >= len(self._text):
@@ -280,10 +291,13 @@ class _Reader:
                     return
             elif head in ("for", "select"):
                 if self._text[self._at] in ";\n":
+                    if head == "for" and _is_one_word(words):
+                        self._loops[-1] = "once"
                     return
                 if self._operator():
+                    words = []
                     continue
-                self._word()
+                words.append(self._word())
             elif head == "case":
                 if self._operator():
                     continue
@@ -399,6 +413,11 @@ class _Reader:
             return False
         value.append(text[start : self._at])
         return True
+
+
+def _is_one_word(head: Sequence[Word]) -> bool:
+    """Return True if the words after `for` are a name, `in` and one word that stays as it is."""
+    return len(head) == 3 and head[1].raw == "in" and not (head[2].expands or "{" in head[2].raw)
 
 
 def _closing(text: str, opening: int) -> int:

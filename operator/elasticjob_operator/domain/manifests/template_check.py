@@ -16,7 +16,8 @@ from elasticjob_operator.domain.manifests.template_rules import TemplateRefused,
 from elasticjob_operator.domain.plan.backends import STORE_INDEX
 from elasticjob_operator.domain.plan.lifecycle import grace_seconds
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.problems import Problem
+from elasticjob_operator.model.problems import Location, Problem
+from elasticjob_rendezvous.protocol.text import echoed
 
 MOST_BYTES = 3 * 512 * 1024
 """Maximum size of a request to etcd by default: 1.5 MiB."""
@@ -26,6 +27,9 @@ _ACCESS = Access(b"", None, None, None)
 
 def check_pods(job: ElasticJob) -> list[Problem]:
     """Return the problems of the job's pods; the template has passed its schema."""
+    document = job.model_dump(by_alias=True, exclude_none=True)
+    if unpaired := list(_unpaired(document, ())):
+        return unpaired  # such a text can be neither sent nor measured
     template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
     metadata = {"labels": job.metadata.labels, "annotations": job.metadata.annotations}
     found = [
@@ -35,6 +39,30 @@ def check_pods(job: ElasticJob) -> list[Problem]:
         *pod_problems(template, grace_seconds(job)),
     ]
     return list({problem.location: problem for problem in reversed(found)}.values())[::-1]
+
+
+def _unpaired(value: object, location: Location) -> Iterator[Problem]:
+    """Yield a problem for each text with half of a surrogate pair, which UTF-8 does not encode."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if _has_surrogate(key):
+                yield Problem.at(
+                    location, f"must not have keys with {_UNPAIRED}; got {echoed(key)}"
+                )
+            else:
+                yield from _unpaired(one, (*location, key))
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from _unpaired(one, (*location, index))
+    elif _has_surrogate(value):
+        yield Problem.at(location, f"must not contain {_UNPAIRED}; got {echoed(value)}")
+
+
+_UNPAIRED = "an unpaired surrogate"
+
+
+def _has_surrogate(value: object) -> bool:
+    return isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _size(job: ElasticJob) -> Iterator[Problem]:

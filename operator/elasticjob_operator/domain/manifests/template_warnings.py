@@ -280,8 +280,8 @@ def _amounts(template: _Template) -> Iterator[_Found]:
                     yield (
                         WarningKind.FRACTIONAL_BYTES,
                         (*at, "resources", kind, name),
-                        f"{amount} is an amount in thousandths of a byte; for megabytes write "
-                        f"{amount[:-1]}Mi",
+                        f"{amount} is an amount in thousandths of a byte: write it in bytes, or "
+                        "with the unit that is meant, such as Mi or Gi",
                     )
 
 

@@ -7,10 +7,10 @@ once for each pod.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program, numbers_node
+from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
 from elasticjob_operator.domain.launch.detection import (
     Finding,
     FindingKind,
@@ -215,9 +215,11 @@ def _decided(
     if spec.launch is Launch.AUTO and (reason := misplaced((*command, *args))):
         raise CannotUnwrap(f"{reason}, {_AS_IT_IS}")
     guesses = spec.launch is Launch.AUTO
-    found = find(words, values, guesses)
-    if found is not None and _is_harmless_option(found, workers, spec):
-        found = None
+
+    def is_harmless(one: Finding) -> bool:
+        return _is_harmless_option(one, workers, spec)
+
+    found = find(words, values, guesses, is_harmless)
     _check_rendezvous(found, spec.max_nodes, words, guesses)
     if spec.launch is Launch.PER_NODE:
         return _per_node(plain, LaunchReason.REQUESTED, "spec.launch is PerNode")
@@ -235,7 +237,7 @@ def _decided(
         one = spec.has_one_worker(removed.workers or workers)
         return removed if one else replace(removed, options=_checked((), spec))
     prepared = split((*command, *args))
-    if found is not None and not _only_prepares(found, prepared, values):
+    if found is not None and not _only_prepares(found, prepared, values, is_harmless):
         if spec.launch is Launch.AUTO:
             return _per_node(plain, *_reason(found))
         if found.kind is FindingKind.LAUNCHER:
@@ -255,8 +257,7 @@ def _check_expansion(words: Sequence[str], spec: LaunchSpec) -> None:
 def _is_harmless_option(found: Finding, workers: int | str | None, spec: LaunchSpec) -> bool:
     """Return True for an option that has no effect on this job: it starts processes where there is
     one worker, or numbers the only node."""
-    numbers = numbers_node(found.name.rpartition(" ")[2])
-    single = spec.has_one_worker(workers) or (numbers and spec.max_nodes == 1)
+    single = spec.has_one_worker(workers) or (found.numbers and spec.max_nodes == 1)
     return found.kind is FindingKind.OPTION and single
 
 
@@ -305,8 +306,8 @@ def _without_launcher(
         )
     python = read.python or (_python_beside(read.rest[0]),)
     started = (*_env_prefix(read, taken.env), *_program(python, taken))
-    inner = find(tuple(expanded(word, values) for word in started), values, guesses)
-    if inner is not None and inner.kind is not FindingKind.OPTION:
+    inner = find(tuple(expanded(word, values) for word in started), values, guesses, _is_option)
+    if inner is not None:
         raise LosesOption(
             f"{launcher.name} starts {inner.name}, which may start workers itself: start only one "
             "of them"
@@ -318,15 +319,23 @@ def _without_launcher(
     return replace(known, message=known.note)
 
 
+def _is_option(found: Finding) -> bool:
+    return found.kind is FindingKind.OPTION
+
+
 def _only_prepares(
-    found: Finding, prepared: Prepared | Whole | None, values: Mapping[str, str]
+    found: Finding,
+    prepared: Prepared | Whole | None,
+    values: Mapping[str, str],
+    is_harmless: Callable[[Finding], bool],
 ) -> bool:
     """Return True if the part that may be a launcher stands in the preparation alone, which runs
     once for each pod."""
     if found.kind is FindingKind.LAUNCHER or not isinstance(prepared, Prepared):
         return False
     last = expanded(prepared.last, values)
-    return find(("sh", "-c", last, *prepared.positional), values) is None
+    line = ("sh", "-c", last, *prepared.positional)
+    return find(line, values, is_ignored=is_harmless) is None
 
 
 def _per_worker(

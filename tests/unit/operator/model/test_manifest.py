@@ -99,6 +99,40 @@ def test_each_document_of_a_file_is_validated(tmp_path: Path) -> None:
     assert note.message == "ConfigMap of v1 is not checked: it is no ElasticJob"
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [("data: {1: a}", "must have strings as keys"), ("data: {a: !vault x}", "plain YAML value")],
+)
+def test_fault_of_another_object_is_its_only_problem(
+    tmp_path: Path, other: str, message: str
+) -> None:
+    text = f"{GOOD}---\napiVersion: v1\nkind: Secret\n{other}\n"
+    [(line, _, _, found)] = problems(tmp_path, text)
+    assert line == len(text.splitlines())
+    assert message in found
+
+
+@pytest.mark.parametrize("kind", ["List", "ElasticJobList"])
+def test_job_in_a_list_is_refused_beside_a_good_one(tmp_path: Path, kind: str) -> None:
+    items = "items:\n- kind: ConfigMap\n- apiVersion: elasticjob.dev/v1alpha1\n  kind: ElasticJob\n"
+    text = f"apiVersion: v1\nkind: {kind}\n{items}"
+    for before in ("", f"{GOOD}---\n"):
+        [(_, _, path, message)] = problems(tmp_path, before + text)
+        assert path == "items"
+        assert "write it as a document of its own" in message
+    harmless = text.replace("kind: ElasticJob", "kind: Secret")
+    assert not problems(tmp_path, f"{GOOD}---\n{harmless}")
+
+
+def test_kind_of_another_object_is_shown_on_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    long = "x" * 5000
+    file.write_text(f'{GOOD}---\napiVersion: v1\nkind: "a\\nb\\e[31m{long}"\n')
+    [note] = read_file(file).notes
+    assert note.message.startswith("'a\\nb\\x1b[31mxxx")
+    assert len(note.message) < 500
+
+
 def test_file_without_a_job_is_refused(tmp_path: Path) -> None:
     foreign = "apiVersion: v1\nkind: ConfigMap\n"
     found = problems(tmp_path, f"{foreign}---\n{foreign}")
@@ -121,6 +155,9 @@ def test_name_of_two_jobs_in_a_file_is_warned_of(tmp_path: Path) -> None:
     assert warning.path == "metadata.name"
     assert warning.line > len(GOOD.splitlines())
     assert "(NameRepeated): a job before is default/good" in warning.message
+    empty = GOOD.replace("name: good", "name: good\n  namespace: ''")
+    file.write_text(f"{GOOD}---\n{empty}")
+    assert len(read_file(file).warnings) == 1
     elsewhere = GOOD.replace("name: good", "name: good\n  namespace: b")
     file.write_text(f"{GOOD}---\n{elsewhere}")
     assert read_file(file).warnings == []

@@ -506,6 +506,11 @@ def test_command_with_launcher_runs_unchanged_once_for_each_pod(
         "A=(1 2); torchrun a.py; torchrun b.py",
         "for i in 1 2; do for j in 1 2; do echo; done; torchrun t.py; done",
         "cd a && torchrun a.py; cd b && torchrun b.py",
+        "cd a || exit 1; torchrun a.py; torchrun b.py",
+        "exec > log; torchrun a.py; torchrun b.py",
+        "torchrun a.py --help; torchrun b.py",
+        "for s in {1..3}; do torchrun t.py --seed $s; done",
+        "for s in $SEEDS; do torchrun t.py --seed $s; done",
     ],
 )
 def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) -> None:
@@ -530,6 +535,11 @@ def test_several_launchers_in_one_line_are_refused_for_several_nodes(line: str) 
         "torchrun --version; torchrun t.py",
         "accelerate launch --help; python -m torch.distributed.run -h; accelerate launch t.py",
         "deepspeed --version; mpirun -V; torchrun t.py",
+        "torchrun a.py && exit 0; torchrun a.py --resume",
+        "exec torchrun a.py; torchrun b.py",
+        "torchrun a.py; exit $?; torchrun b.py",
+        "torchrun --nproc_per_node 8 --help; torchrun a.py",
+        "for s in 1; do torchrun t.py --seed $s; done",
     ],
 )
 def test_launchers_of_which_one_runs_are_kept(line: str) -> None:
@@ -550,6 +560,10 @@ OPTIONS = [
     (bash("cd x && python launch.py --nproc_per_node $N t.py"), "launch.py --nproc_per_node"),
     (bash("bash prepare.sh; python launch.py --nproc_per_node 2 t.py"),
      "launch.py --nproc_per_node"),
+    ("python launch.py --nnodes=1 --node_rank=0 --nproc_per_node=8 t.py",
+     "launch.py --nproc_per_node"),
+    ("python main.py --node-rank 0 --multiprocessing-distributed",
+     "main.py --multiprocessing-distributed"),
 ]  # fmt: skip
 """Options that tell a program to start processes."""
 
@@ -581,6 +595,64 @@ def test_program_with_an_option_for_the_number_of_its_node_is_refused_for_severa
         decide(command, nodes=2)
 
 
+@pytest.mark.parametrize("line", ["./prep --node_rank 0; bash run.sh", "./a --node_rank 0; ./r.sh"])
+def test_number_of_the_node_of_a_helper_does_not_hide_the_script_after_it(line: str) -> None:
+    for nodes in (1, 2):
+        assert decide(bash(line), nodes=nodes).reason is LaunchReason.SCRIPT_FILE
+    reversed_line = "; ".join(reversed(line.split("; ")))
+    with pytest.raises(CannotUnwrap, match="--node_rank makes the program start or number"):
+        decide(bash(reversed_line), nodes=2)
+
+
+def test_option_without_effect_leaves_the_preparation_to_be_split() -> None:
+    found = decide(bash("bash prepare.sh; python t.py --node_rank 0"))
+    assert found.reason is LaunchReason.PREPARATION_SPLIT
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ('CMD="torchrun t.py"; numactl -N 0 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; timeout 5 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; env A=1 $CMD', "torchrun"),
+        ('CMD="torchrun t.py"; P="numactl -N 0"; $P $CMD', "torchrun"),
+        ("CMD=(torchrun t.py); exec nice timeout 5 ${CMD[@]}", "torchrun"),
+        ('CMD="deepspeed --num_gpus 8 t.py"; nice $CMD', "deepspeed"),
+        ('C=torchrun; [ "$DEBUG" ] && C=python; $C --nproc_per_node=8 t.py', "torchrun"),
+        ('C=python; [ "$DEBUG" ] || C=torchrun; D="$C t.py"; nice $D', "torchrun"),
+        ("C=torchrun; if [ $A ]; then C=python; fi; $C t.py", "torchrun"),
+        ("C=torchrun; [ $A ] && { C=python; }; $C t.py", "torchrun"),
+        ("C=torchrun; case $A in x) C=python;; esac; D=1; $C t.py", "torchrun"),
+        ("[ $A ] && C=python; ${C:-torchrun} t.py", "torchrun"),
+    ],
+)
+def test_launcher_in_a_variable_runs_once_for_each_pod(line: str, name: str) -> None:
+    found = decide(bash(line))
+    assert (found.mode, found.reason) == (Launch.PER_NODE, LaunchReason.LAUNCHER_FOUND)
+    assert found.message.startswith(name)
+    if name == "deepspeed":
+        with pytest.raises(CannotUnwrap, match="deepspeed does not join"):
+            decide(bash(line), nodes=2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "C=torchrun; C=python; $C t.py",
+        "C=torchrun; [ $A ] && C=python; C=python; $C t.py",
+        "if [ $A ]; then C=python3; else C=python; fi; $C t.py",
+        "P=nice; C=python; $P -n 5 $C t.py",
+    ],
+)
+def test_program_in_a_variable_that_is_no_launcher_runs_for_each_worker(line: str) -> None:
+    assert decide(bash(line), 1).mode is Launch.PER_WORKER
+
+
+@pytest.mark.parametrize("line", ["timeout 5 $CMD", "env A=1 $CMD t.py", "P=nice; $P $CMD"])
+def test_program_of_an_unknown_variable_behind_a_wrapper_runs_once_for_each_pod(line: str) -> None:
+    assert decide(bash(line)).reason is LaunchReason.COMPUTED_PROGRAM
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -592,7 +664,8 @@ def test_program_with_an_option_for_the_number_of_its_node_is_refused_for_severa
     ],
 )
 def test_option_that_starts_nothing_does_not_count(command: str) -> None:
-    assert decide(command).mode is Launch.PER_WORKER
+    for nodes in (1, 2):
+        assert decide(command, nodes=nodes).mode is Launch.PER_WORKER
 
 
 GUESSED = [
@@ -1089,6 +1162,16 @@ def test_shell_line_inside_of_a_command_is_not_run_once_for_each_worker(
         (['"python"', "t.py"], 'the quotes in "python" are part of the word'),
         (["python", "'t.py'"], "the quotes in 't.py' are part of the word"),
         (["torchrun", "\\", "--nproc_per_node=8", "t.py"], "'\\' is an argument here"),
+        (["torchrun", "--standalone", "--nnodes 1", "t.py"], "'--nnodes 1' is one word"),
+        (["torchrun", "t.py", "--a=1", "--lr 1"], "'--lr 1' is one word"),
+        (["“python”", "t.py"], "has a quote or a dash of typography"),
+        (["python", "-u", "“t.py”"], "has a quote or a dash of typography"),
+        (["torchrun", "—nnodes=1", "t.py"], "has a quote or a dash of typography"),
+        (["python", "t.py", "\u2013\u2013lr", "1"], "has a quote or a dash of typography"),
+        (["python", "t.py", "\\", "--lr"], "'\\' is an argument here"),
+        (["python", "t.py", "out=$OUT"], "write $(OUT), which is"),
+        (["python", "t.py", "--out", "$OUT"], "or $$OUT if the program is to read it as it is"),
+        (["python", "t.py", "--out=${OUT}"], "or $${OUT} if the program"),
         (["", "python", "t.py"], "the program is an empty word"),
         (["python ", "t.py"], "the program 'python ' begins or ends with a space"),
         (["python", "t.py\n"], "'t.py\\n' begins or ends with a space"),
@@ -1103,6 +1186,9 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
     assert reason in str(refused.value)
     assert "or set spec.launch if the command is meant as it is" in str(refused.value)
     assert decide(command, launch=Launch.PER_NODE).reason is LaunchReason.REQUESTED
+    if not any("torchrun" in word for word in command):  # which PerWorker refuses
+        requested = decide(command, launch=Launch.PER_WORKER)
+        assert (requested.mode, requested.reason) == (Launch.PER_WORKER, LaunchReason.REQUESTED)
 
 
 @pytest.mark.parametrize(
@@ -1122,11 +1208,23 @@ def test_word_that_needs_a_shell_is_refused_unless_the_launch_is_requested(
         ["python", "t.py", "--prompt", "- one word"],
         ["awk", "$NF"],
         ["torchrun", "--node_rank=$RANK", "t.py"],
+        ["torchrun", "t.py", "--extra-args", "--lr 1"],
+        ["torchrun", "t.py", "--opts", "a", "--lr 1"],
+        ["python", "t.py", "--opts", "a", "--lr 1"],
+        ["python", "t.py", "--text", "“你好”"],
+        ["python", "t.py", "“你好”"],
+        ["python", "t.py", "--stop", "\u2019s"],
+        ["python", "t.py", "--text", "—"],
+        ["python", "t.py", "--text", "—no"],
+        ["python", "t.py", "--sep", "\\"],
+        ["python", "t.py", "key=${NAME}", "model.name=${MODEL}", "out=${OUT_DIR}/x"],
+        ["python", "t.py", "--out", "$$OUT", "--in=$${IN}"],
     ],
     ids=str,
 )
 def test_word_that_may_be_an_argument_is_kept(command: list[str]) -> None:
-    started = ["python3", "-u", "t.py"] if command[0] == "torchrun" else command
+    script = command.index("t.py") if command[0] == "torchrun" else 0
+    started = ["python3", "-u", *command[script:]] if script else command
     assert decide(command).words == tuple(started)
 
 

@@ -37,6 +37,16 @@ def test_sound_template_has_no_problem() -> None:
     assert found() == {}
 
 
+def test_text_with_half_of_a_surrogate_pair_is_a_problem() -> None:
+    text = "must not contain an unpaired surrogate; got '\\ud800'"
+    document = manifest(template={"spec": {"containers": [TRAINER]}})
+    document["metadata"]["annotations"] = {"a": "\ud800", "\udc00": "b"}
+    problems = check_pods(parse_manifest(document))
+    messages = {problem.path: problem.message for problem in problems}
+    assert messages["metadata.annotations.a"] == text
+    assert "must not have keys with" in messages["metadata.annotations"]
+
+
 def test_conflicts_with_the_operator_and_faults_for_the_api_server_are_listed_together() -> None:
     spec = {"hostname": "x", "volumes": [{"name": "elasticjob"}, {"name": "a", "secret": {}}]}
     trainer = {

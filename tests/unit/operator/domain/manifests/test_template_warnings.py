@@ -285,6 +285,14 @@ def test_rarely_meant_template_has_one_warning(
     assert found(a_job) == [(kind, path)]
 
 
+def test_warning_of_fractional_bytes_advises_no_amount_that_may_be_wrong() -> None:
+    limits = {"memory": "17179869184000m"}  # 16 GiB, as some programs write it
+    [warning] = warnings_of(job_of(trainer={"resources": {"limits": limits}}))
+    assert warning.kind is K.FRACTIONAL_BYTES
+    assert "write it in bytes" in warning.message
+    assert "17179869184000Mi" not in warning.message
+
+
 @pytest.mark.parametrize("a_job", SILENT, ids=lambda one: str(one.spec.template.spec)[:60])
 def test_ordinary_template_has_no_warning(a_job: ElasticJob) -> None:
     assert found(a_job) == []
