@@ -106,7 +106,7 @@ def test_arguments_choose_the_place_as_the_options_of_verbs_do(
 ) -> None:
     client.submit(ElasticJob.from_object(elasticjob()))
     assert Client(namespace=namespace).jobs() == []
-    with pytest.raises(BadInput, match="--local must come without"):
+    with pytest.raises(BadInput, match="leave out one of the two"):
         Client(cluster=False, context="test")
     with pytest.raises(BadInput, match="python must not be given on a cluster"):
         client.submit(ElasticJob.from_object(elasticjob()), python="python3")

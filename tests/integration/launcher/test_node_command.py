@@ -388,7 +388,7 @@ def test_another_number_of_workers_is_refused(
         await runtime.start(round_order(1, workers=3))
         exited = await until(events, WorkerExited, round=1)
         assert exited.exit_code == 1
-        assert "3 workers" in exited.stderr_tail
+        assert "number of workers is 3" in exited.stderr_tail
         await runtime.aclose()
 
     asyncio.run(scenario())
