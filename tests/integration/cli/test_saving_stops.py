@@ -30,6 +30,8 @@ while not (folder / "finish").exists():
     if asked and way == "stuck":
         time.sleep(1000)
     if (asked or step == first + 5) and rank == "0":
+        while not (folder / "step-1").exists():
+            time.sleep(0.01)  # the other rank would begin at this checkpoint
         time.sleep(0.5 * asked)
         draft = checkpoint.with_name("checkpoint.new")
         draft.write_text(str(step))

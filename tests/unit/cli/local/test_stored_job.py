@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +30,16 @@ REACHED = Status(phase=Phase.RUNNING, snapshots=KEPT.model_copy(update={"lost_st
 def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """Restore the handlers: a run ignores signals at its end, since its process ends."""
+    taken = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    before = {signum: signal.getsignal(signum) for signum in taken}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture
