@@ -203,7 +203,7 @@ class JobNamespace:
         found: Json = self.until(look, f"{kind}={status} of {name}", within)
         return found
 
-    def advances(self, name: str, beyond: int, within: float = 30.0) -> int:
+    def advances(self, name: str, beyond: int, within: float = 90.0) -> int:
         """Wait for a step later than `beyond`; return its number."""
         found: int = self.until(
             lambda: step if (step := self.latest(name)) > beyond else 0,
