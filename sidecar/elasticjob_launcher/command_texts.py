@@ -16,7 +16,8 @@ MAX_FILE_BYTES = 256 * 1024
 MAX_LOOKUPS = 300
 MAX_HERE_DOCUMENTS = 200
 _SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".env")
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "source", "."})
+_NAMES = ("sh", "bash", "dash", "ash", "ksh", "zsh")
+_SHELLS = frozenset({*_NAMES, "source", "."})
 _LEXEME = re.compile(
     r"(?P<escaped>\\.)|(?P<quoted>\$'(?:\\.|[^'\\])*'|'[^']*')|(?P<double>\")"
     r"|(?P<comment>(?<![^\s;&|()])#[^\n]*)"
@@ -24,8 +25,8 @@ _LEXEME = re.compile(
     re.DOTALL,
 )
 _IN_DOUBLE = re.compile(r"(?P<escaped>\\.)|(?P<double>\")", re.DOTALL)
-_FOR_A_SHELL = re.compile(r"(?:\b(?:sh|bash|dash|ash|ksh|zsh)\b[^\n;|&]*\s-\w*c|\beval)\s+$")
-_SHELL_WORD = re.compile(r"\b(?:sh|bash|dash|ash|ksh|zsh)\b")
+_SHELL_WORD = re.compile(rf"\b(?:{'|'.join(_NAMES)})\b")
+_FOR_A_SHELL = re.compile(rf"(?:{_SHELL_WORD.pattern}[^\n;|&]*\s-\w*c|\beval)\s+$")
 _LITERAL = str.maketrans({"$": "", "(": " ", "#": " ", ";": " ", "\n": " "})
 """Characters without a meaning in single quotes."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}\s$]{0,100}))?[^}\s]{0,100}\}|\$(\w+)")

@@ -4,8 +4,8 @@ Training operators and batch systems number the nodes by environment variables, 
 their users pass them to torchrun: `torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK
 --master_addr=$MASTER_ADDR`. torchrun refuses an empty number before the plug-in, which makes these
 options ineffective, can act. A variable is therefore set if the command or a script that it runs
-refers to it. It is not set for other commands: a program that finds RANK and WORLD_SIZE would take
-itself for a worker, and wait for peers at an address that is not theirs.
+refers to it. It is not set for other commands: a program that finds RANK and WORLD_SIZE would act
+as a worker, and wait for peers at an address that is not theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MASTER = "localhost"
 """Address that resolves at once; the plug-in replaces it in torchrun's workers."""
 PORT = "29500"
 _PAIR = ("RANK", "WORLD_SIZE")
-"""Variables by which a program takes itself for a worker, together."""
+"""Variables with which a program acts as a worker if it has both."""
 _GROUP = (*_PAIR, "MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 """Variables with which a program without a launcher would create a process group."""
 _REFERENCE = re.compile(r"\$(?:\{[#!]?)?([A-Z_]+)(?![A-Za-z0-9_])")

@@ -169,8 +169,7 @@ def find_in_command(
 def _launcher_of(argv: Sequence[str]) -> Launcher | None:
     """Return the launcher that a command itself is, behind wrappers such as `nice`; None if it is
     none. The operator may have missed it behind variables of a preparation."""
-    if argv and argv[0].rpartition("/")[2] in _SHELLS:
-        argv = _simple_line(argv)
+    argv = _simple_line(argv)
     index = 0
     while index < len(argv):
         name, rest = argv[index].rpartition("/")[2], argv[index + 1 :]
@@ -213,8 +212,7 @@ def _launcher_of_python(words: Sequence[str]) -> Launcher | None:
 
 def _python_words(argv: Sequence[str]) -> Sequence[str]:
     """Return a command from its Python interpreter on, behind wrappers such as `nice`."""
-    if argv and argv[0].rpartition("/")[2] in _SHELLS:
-        argv = _simple_line(argv)
+    argv = _simple_line(argv)
     for index, word in enumerate(argv):
         if _PYTHON.fullmatch(word.rpartition("/")[2]):
             return argv[index:]
@@ -224,8 +222,10 @@ def _python_words(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _simple_line(argv: Sequence[str]) -> Sequence[str]:
-    """Return the words of a shell's line that is one command without expansions; empty for other
-    lines."""
+    """Return a command, or the words of a shell's line that is one command without expansions;
+    empty for other lines."""
+    if not argv or argv[0].rpartition("/")[2] not in _SHELLS:
+        return argv
     line = next((at for at, word in enumerate(argv) if re.fullmatch(r"-\w*c", word)), len(argv))
     text = "".join(argv[line + 1 : line + 2])
     try:

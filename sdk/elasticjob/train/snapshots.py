@@ -281,10 +281,10 @@ class Snapshots:
         return Restored(step, decode(shared), rank_state, place, *lost)
 
     def _end_former(self) -> None:
-        """End the work that a former call of `restore` began, and what another object has ended.
+        """End the work that a former call of `restore` began, and let `save` write again.
 
-        An error of the last copy is that of a snapshot which the restore passes over. It is on
-        this rank alone, so it is not raised while the others wait for it.
+        The restore passes over a snapshot whose copy failed. That error is on this rank alone, and
+        to raise it would leave the other ranks in their collective.
         """
         self._is_writer = self._is_replaced = False
         if self._overlap is not None:

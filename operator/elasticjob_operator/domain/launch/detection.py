@@ -84,6 +84,10 @@ _EVALUATING = frozenset({"eval", "trap"})
 _PASSING = frozenset({"exec", "command", "builtin"})
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
 _SOURCING = frozenset({"source", "."})
+_LEAVING = frozenset({"exit", "return"})
+_ENDING = frozenset({"break", "exit"})
+_CONDITIONS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "diff", "cmp"})
+"""Programs whose exit code decides if the commands after them run."""
 _MAX_DEPTH = 8
 _MAX_BRANCHES = 8
 """Maximum number of other values of a line's variables, where a condition decides if a variable is
@@ -168,16 +172,26 @@ def find(
     return next(iter((*certain, *options, *numbering, *uncertain)), None)
 
 
+def program_at(words: Sequence[str], strings: bool = True) -> int:
+    """Return the index of the program behind wrappers, or of a shell.
+
+    With `strings` a wrapper whose string has the words, as of `env -S`, counts as the program.
+    """
+    at = 0
+    while at < len(words):
+        left = words[at:]
+        is_program = _name(left[0]) in shell.SHELLS or (strings and split_string(left))
+        index = None if is_program else wrapped_at(left)
+        if index is None:
+            break
+        at += index
+    return at
+
+
 def repeated_launcher(words: Sequence[str]) -> str:
     """Return the launcher that a shell line certainly starts more than once, one after the other or
     side by side; empty if there is none."""
-    at = 0
-    while (
-        words
-        and _name(words[at]) not in shell.SHELLS
-        and (index := wrapped_at(words[at:])) is not None
-    ):
-        at += index
+    at = program_at(words, strings=False)
     call = shell.invocation(words[at:]) if words and _name(words[at]) in shell.SHELLS else None
     if call is None or call.line_at is None:
         return ""
@@ -194,33 +208,25 @@ def repeated_launcher(words: Sequence[str]) -> str:
     for command in line.commands:
         conditional &= command.before in ("&&", "||")
         _assign(command, values, arrays)
-        words = [word.value for word in command.words]
-        name = words[0] if words else ""
+        given = [word.value for word in command.words]
+        name = given[0] if given else ""
         found = _in_simple(command, (), _Context(values, arrays, depth=1))
         joining = [one for one in found if one.launcher is not None and one.launcher.joins]
-        if joining and not conditional and command.before != "||" and not _asks_for_help(words):
+        if joining and not conditional and command.before != "||" and not _prints_help(given):
             count += 2 if command.repeated and not ends else 1
             if count > 1:
                 return joining[0].name
         conditional |= name in _CONDITIONS
-        leaves = name in _LEAVING or (name == "exec" and len(words) > 1)
+        leaves = name in _LEAVING or (name == "exec" and len(given) > 1)
         if leaves and command.before != "||":
             break
     return ""
 
 
-def _asks_for_help(words: Sequence[str]) -> bool:
+def _prints_help(words: Sequence[str]) -> bool:
     """Return True if a launcher only prints its help or version, by an option before its script."""
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
     return not {"-h", "--help", "--version"}.isdisjoint(words[:script])
-
-
-_LEAVING = frozenset({"exit", "return"})
-
-
-_ENDING = frozenset({"break", "exit"})
-_CONDITIONS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "diff", "cmp"})
-"""Programs whose exit code decides if the commands after them run."""
 
 
 def python_target(words: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:

@@ -14,11 +14,10 @@ from itertools import pairwise
 
 from elasticjob_launcher.launchers import is_launcher_word, launcher_of_program
 from elasticjob_operator.domain.launch import shell
-from elasticjob_operator.domain.launch.detection import is_python, python_target
+from elasticjob_operator.domain.launch.detection import is_python, program_at, python_target
 from elasticjob_operator.domain.launch.wrappers import (
     ASSIGNMENT,
     is_script,
-    split_string,
     wrapped_at,
 )
 from elasticjob_rendezvous.protocol.text import echoed
@@ -39,15 +38,7 @@ _SHELL_COMMANDS = frozenset(
 def misplaced(words: Sequence[str]) -> str:
     """Return a description of the first word that needs a shell and has none, and the remedy; empty
     if there is none."""
-    at = 0
-    while (
-        at < len(words)
-        and not split_string(words[at:])
-        and _name(words[at]) not in shell.SHELLS
-        and (index := wrapped_at(words[at:])) is not None
-    ):
-        at += index
-    rest = words[at:]
+    rest = words[program_at(words) :]
     if not rest:
         return ""
     program = rest[0]
@@ -249,8 +240,8 @@ def _nothing(words: Sequence[str]) -> str:
     """Return a description of an interpreter that is given nothing to run, or nothing."""
     name = _name(words[0])
     if is_python(name) and python_target(words[1:]) is None:
-        told = any(word in ("-", "-V", "-VV", "--version", "-h", "--help") for word in words)
-        return "" if told else f"{name} is given no script and no module"
+        given = any(word in ("-", "-V", "-VV", "--version", "-h", "--help") for word in words)
+        return "" if given else f"{name} is given no script and no module"
     if name in shell.SHELLS:
         call = shell.invocation(words)
         if call.line_at is None:

@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elasticjob_operator.domain.launch import shell
-from elasticjob_operator.domain.launch.detection import UNKNOWN, is_python, python_target
+from elasticjob_operator.domain.launch.detection import (
+    UNKNOWN,
+    is_python,
+    program_at,
+    python_target,
+)
 from elasticjob_operator.domain.launch.wrappers import (
     is_transparent,
     line_of,
@@ -102,13 +107,7 @@ class Whole:
 def split(words: Sequence[str]) -> Prepared | Whole | None:
     """Return the split of a command that is a shell with a preparation and a last command; None if
     there is nothing to split: no shell line, or a single command."""
-    at = 0
-    while (index := wrapped_at(words[at:])) is not None and _name(words[at]) not in shell.SHELLS:
-        if split_string(words[at:]):
-            break
-        at += index
-        if at >= len(words):
-            return None
+    at = program_at(words)
     if _name(words[at]) not in shell.SHELLS:
         return _nested(words[at:])
     call = shell.invocation(words[at:])

@@ -43,8 +43,8 @@ def with_lost_steps(
     if before.reached_round == view.round or not _is_of_last_round(before, view.round):
         return list(rounds)
     unseen = (one for one in rounds if before.counted_round < one.round < view.round)
-    told = sum(max(0, one.lost_steps or 0) for one in unseen if one.first_step_ms is not None)
-    lost = {"lost_steps": max(0, reached - began - told)}
+    recorded = sum(max(0, one.lost_steps or 0) for one in unseen if one.first_step_ms is not None)
+    lost = {"lost_steps": max(0, reached - began - recorded)}
     return [
         found.model_copy(update=lost)
         if found.round == view.round
@@ -123,8 +123,8 @@ def is_carried_over(found: SnapshotsStatus) -> bool:
 
 def _began_step(view: RendezvousView) -> int | None:
     """Return the step with which the current round began; None if unknown."""
-    told = [one.snapshots.restored for one in _current(view) if one.snapshots is not None]
-    return max((step for step in told if step >= 0), default=None)
+    restored = [one.snapshots.restored for one in _current(view) if one.snapshots is not None]
+    return max((step for step in restored if step >= 0), default=None)
 
 
 def _current(view: RendezvousView) -> list[Member]:

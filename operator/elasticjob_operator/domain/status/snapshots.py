@@ -95,8 +95,8 @@ def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
 def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     """Return SnapshotsInStorage, only for jobs whose workers could not write to storage."""
     kind = ConditionType.SNAPSHOTS_IN_STORAGE
-    told = _reports(view)
-    bad = [(each.name, found.storage_error) for each, found in told if found.storage_error]
+    reports = _reports(view)
+    bad = [(each.name, found.storage_error) for each, found in reports if found.storage_error]
     known = [one for one in job.status.conditions if one.type is kind]
     if bad:
         name, error = bad[0]
@@ -104,7 +104,7 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
         reason, message = _storage_trouble(error)
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
     # The workers of a new round have no error before their first write.
-    if known and any(found.stored >= 0 for _, found in told):
+    if known and any(found.stored >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Written")]
     return [Finding(kind, one.status, one.reason, one.message) for one in known]
 
