@@ -85,6 +85,30 @@ def test_unsafe_module_is_left_to_worker(
     assert words in capfd.readouterr().err
 
 
+def test_package_in_a_folder_of_pip_install_target_is_preloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`mine`, in the same folder but in no RECORD, is the user's own."""
+    target = tmp_path / "target"
+    for name, text in {
+        "odd_pkg/__init__.py": "from odd_pkg.part import value\nimport single\n",
+        "odd_pkg/part.py": "value = 1\n",
+        "single.py": "",
+        "mine.py": "",
+        "odd-1.0.dist-info/RECORD": "odd_pkg/__init__.py,,\nodd_pkg/part.py,,\nsingle.py,,\n",
+    }.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(target))
+    program = (
+        "import sys\nthere = [n for n in ('odd_pkg', 'odd_pkg.part', 'single', 'mine')"
+        " if n in sys.modules]\nimport mine, odd_pkg\nprint(there, odd_pkg.value)\n"
+    )
+    said = said_warm(tmp_path / "logs", script(tmp_path / "code", program))
+    assert said == "['odd_pkg', 'odd_pkg.part', 'single'] 1\n"
+    assert "not preloaded" not in capfd.readouterr().err
+
+
 def test_module_that_reads_a_variable_set_before_it_is_preloaded(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
