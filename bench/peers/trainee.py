@@ -151,7 +151,7 @@ class Storage:
             self._thread.join()
 
     def _write(self, state: Any) -> None:
-        draft = self._path.with_name(f".{os.getpid()}")
+        draft = self._path.with_name(f"draft-{os.getpid()}.pt")  # torch.save refuses ".123"
         torch.save(state, draft)
         draft.replace(self._path)
 
