@@ -14,8 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from elasticjob_rendezvous.api import RendezvousStateError
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 from elasticjob_rendezvous.dynamic.pickles import Draft, Make, Name, load
 
 TORCH_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"

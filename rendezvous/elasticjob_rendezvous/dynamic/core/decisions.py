@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import assert_never
 
 from elasticjob_rendezvous.dynamic.core import state as shared
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 
 
 class Action(StrEnum):
