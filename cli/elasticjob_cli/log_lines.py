@@ -178,9 +178,9 @@ def _round_at(rounds: list[Round], time: str) -> int:
 
 
 class _Marks:
-    """Inserts the marks of rounds, each once.
+    """Marks of the rounds between the lines of a log, each inserted once.
 
-    Before the first line there is the latest, or none if earlier lines were left out.
+    Before the first line stands the latest mark, or none if earlier lines were left out.
     """
 
     def __init__(self, options: LogOptions) -> None:

@@ -27,6 +27,10 @@ SPEECH = re.compile(
 )
 """Verbs of people: a program reports, records, receives or has."""
 CLAUSE_AS_NOUN = re.compile(r"\b(reasons? why|(who|what|which|whom)(so)?ever)\b", re.I)
+DETERMINER = re.compile(r"(an?|the|this|that|these|those|its?|they|their|we|our|there)\b", re.I)
+"""First words before a noun, or in place of one."""
+THIRD_PERSON = re.compile(r"(?!Pass|Process|Discard)[A-Z][a-z]*s\b")
+"""First word of a function's docstring that is no imperative."""
 QUOTED = re.compile(r"``?[^`]*``?|\"[^\"]*\"")
 LONGEST_SUBJECT = 72
 
@@ -63,6 +67,57 @@ def test_docstrings_open_with_noun_phrase_or_verb(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     assert [found for path in paths for found in clauses(path)] == []
+
+
+def openings(text: str) -> list[tuple[int, str]]:
+    """Return the docstrings that open with neither a noun nor, in functions, an imperative."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        documented = ast.get_docstring(node)
+        if documented is None:
+            continue
+        calls = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node)
+        verb = THIRD_PERSON if calls else re.compile("Returns?")
+        is_named = not isinstance(node, ast.Module | ast.ClassDef)
+        if DETERMINER.match(documented) or (is_named and verb.match(documented)):
+            found.append((getattr(node, "lineno", 1), documented.splitlines()[0]))
+    return found
+
+
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(one).endswith("property") for one in node.decorator_list)
+
+
+@pytest.mark.parametrize("folder", PRODUCT)
+def test_docstrings_open_with_noun_and_functions_with_imperative(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    found = [(path, *one) for path in paths for one in openings(path.read_text())]
+    assert [f"{path.relative_to(ROOT)}:{line}: {text}" for path, line, text in found] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""The queue of jobs."""',
+        'class Queue:\n    """A queue of jobs."""',
+        'class NoAnswer(Exception):\n    """It did not answer."""',
+        'def size():\n    """Returns the size."""',
+        'def size():\n    """The size."""',
+        'class Queue:\n    @property\n    def size(self):\n        """Return the size."""',
+    ],
+)
+def test_planted_openings_are_found(text: str) -> None:
+    assert len(openings(text)) == 1
+
+
+def test_nouns_in_classes_and_imperatives_that_end_in_s_are_no_finding() -> None:
+    assert not openings(
+        '"""Rows of a table."""\nclass Rows:\n    """Rows."""\n    @cached_property\n'
+        '    def names(self):\n        """Names."""\n    def go(self):\n        """Pass on."""\n'
+    )
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:

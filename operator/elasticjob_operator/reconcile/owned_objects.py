@@ -1,4 +1,4 @@
-"""A job's Service, Secret, NetworkPolicy and budget: created when absent, never adopted.
+"""Service, Secret, NetworkPolicy and budget of a job: created when absent, never adopted.
 
 They are read by name only, so the operator needs no permission to list Secrets. The results are
 cached with the job and refreshed periodically.

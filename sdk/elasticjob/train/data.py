@@ -29,7 +29,7 @@ _MAX_SEED = 2**31 - 1
 
 
 class ElasticSampler:
-    """This rank's batches of indices, from the position to the end of the epoch.
+    """Batches of indices of this rank, from the position to the end of the epoch.
 
     Iterating moves the position: a batch counts as consumed when it has been handed out. Use
     `ElasticLoader` with a DataLoader, whose workers fetch ahead of the training loop.
@@ -109,7 +109,7 @@ class ElasticSampler:
 
     @property
     def epoch_seed(self) -> int:
-        """Return the seed of this epoch: 32 bits, as torch's CPU generator uses no more."""
+        """Seed of this epoch: 32 bits, as torch's CPU generator uses no more."""
         digest = hashlib.sha256(f"{self._seed} {self.epoch}".encode()).digest()
         return int.from_bytes(digest[:4], "little")
 

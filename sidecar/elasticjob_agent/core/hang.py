@@ -105,7 +105,7 @@ class HangingStack:
 
     @property
     def traceback(self) -> str:
-        """The stack in Python's format, innermost call last."""
+        """Stack in Python's format, innermost call last."""
         frames = self._of_program
         lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in frames]
         return "\n".join([STACK_HEADER, *reversed(lines)])

@@ -141,7 +141,7 @@ class State:
 
     @property
     def keep_alives(self) -> list[str]:
-        """The members' own keys, in the order of confirming."""
+        """Keys of the members, in the order of confirming."""
         return list(self.fields.get("keep_alives", ()))
 
     @property

@@ -339,7 +339,7 @@ class FailureDetector:
 
     @property
     def orphaned(self) -> bool:
-        """Return True if workers of any member run without their agent."""
+        """True if workers of any member run without their agent."""
         return self._orphans > 0
 
     def dead_sessions(self) -> frozenset[Session]:

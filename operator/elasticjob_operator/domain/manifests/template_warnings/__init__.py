@@ -55,7 +55,7 @@ class TemplateWarning:
 
     @property
     def problem(self) -> Problem:
-        """The warning in the form of an error; its text begins with the kind."""
+        """Warning in the form of an error; its text begins with the kind."""
         return Problem.at(self.location, f"{self.kind}: {self.message}")
 
 

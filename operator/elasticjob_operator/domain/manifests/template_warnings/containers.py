@@ -173,7 +173,7 @@ def _floats(image: object) -> bool:
 
 
 def capabilities(template: Template) -> Iterator[Found]:
-    """Names are those of Linux without CAP_; the runtime ignores others or fails."""
+    """Yield unknown capabilities: names are those of Linux without CAP_."""
     for at, container in containers(template.spec):
         given = mapping(mapping(container.get("securityContext")).get("capabilities"))
         for kind in ("add", "drop"):

@@ -129,7 +129,7 @@ def labels(template: Template) -> Iterator[Found]:
 
 
 def selectors(template: Template) -> Iterator[Found]:
-    """An absent selector matches no pod, unlike an empty one, which matches all."""
+    """Yield terms without a selector, which match no pod; an empty selector matches all."""
     terms: list[tuple[Location, Json]] = [
         (("topologySpreadConstraints", index), one)
         for index, one in enumerate(mappings(template.spec.get("topologySpreadConstraints")))
