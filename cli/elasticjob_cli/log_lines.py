@@ -129,7 +129,7 @@ def selected(
     each batch.
     """
     oldest = "" if options.since is None else stamp(now - options.since)
-    separators = _Marks(options)
+    marks = _Marks(options)
     for at, batch in enumerate(batches):
         batch = batch if at == 0 else list(batch)  # read before the rounds, which may be new
         known = rounds()
@@ -142,7 +142,7 @@ def selected(
         )
         if at == 0 and options.tail is not None:
             lines = deque(lines, maxlen=options.tail)
-        yield from separators.between(lines, known)
+        yield from marks.between(lines, known)
 
 
 def check_round(rounds: Iterable[Round], number: int | None) -> None:

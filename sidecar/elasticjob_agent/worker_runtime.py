@@ -142,7 +142,8 @@ class StoreServed:
 class Started:
     """Start of the round's workers.
 
-    A worker that could not be started has no pid; its exit follows. `warm`: all were forked from the preloaded interpreter; else `cold_reason` has the reason.
+    A worker that could not be started has no pid; its exit follows. `warm`: all were forked from
+    the preloaded interpreter; else `cold_reason` has the reason.
     """
 
     round: int

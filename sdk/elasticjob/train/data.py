@@ -201,7 +201,7 @@ class ElasticLoader:
 
     A data set with `state_dict` and `load_state_dict` is read with torchdata's StatefulDataLoader,
     which collects this state from the worker processes: `rank_state_dict`. It fits only the same
-    rank, number of ranks and number of worker processes; without it the data set starts afresh at
+    rank, number of ranks and number of worker processes; otherwise the data set starts again at
     the position. All others are read with torch's DataLoader.
 
     Args:

@@ -1,8 +1,8 @@
 """Hang detection: time without progress, and the stack of a hanging worker. Pure.
 
-Applies only to scripts that report steps; a script that reports nothing may be doing anything. The
-criterion is that no worker of this node reports anything new: in synchronous training one hanging
-worker blocks all others, so every node detects it at about the same time.
+Applies only to scripts that report steps: without reports, work cannot be distinguished from a
+hang. The criterion is that no worker of this node reports anything new. In synchronous training one
+hanging worker blocks all others, so every node detects it at about the same time.
 """
 
 from __future__ import annotations
