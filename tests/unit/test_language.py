@@ -26,6 +26,8 @@ SPEECH = re.compile(
     re.I,
 )
 """Verbs of people: a program reports, records, receives or has."""
+DATED = re.compile(r"\b(anew|hence|whence|thereby|likewise)\b", re.I)
+"""Words with a plainer form: again, thus, by which, also."""
 CLAUSE_AS_NOUN = re.compile(r"\b(reasons? why|(who|what|which|whom)(so)?ever)\b", re.I)
 DETERMINER = re.compile(r"(an?|the|this|that|these|those|its?|they|their|we|our|there)\b", re.I)
 """First words before a noun, or in place of one."""
@@ -134,7 +136,7 @@ def nonstandard(text: str) -> list[tuple[int, str]]:
     return [
         (line, found.strip().splitlines()[0])
         for line, found, plain in words
-        if SPEECH.search(plain) or CLAUSE_AS_NOUN.search(plain)
+        if any(rule.search(plain) for rule in (SPEECH, CLAUSE_AS_NOUN, DATED))
     ]
 
 
@@ -154,6 +156,7 @@ def test_docstrings_and_comments_use_verbs_for_programs(folder: str) -> None:
         '"""Return the reason why a node waits."""',
         'SIZE = 1\n"""Maximum size, whatever the number."""',
         "x = 1  # the launcher said hello",
+        "x = 1  # the count begins anew",
     ],
 )
 def test_planted_verbs_of_people_are_found(text: str) -> None:

@@ -1,7 +1,7 @@
 """c10d rendezvous without torch: state and rounds' stores in our own TCPStore implementation.
 
 One process hosts the store (`Host`); all nodes connect to it. The store and its contents end with
-that process. Unlike torch's, this backend then connects to the store's next host and starts anew
+that process. Unlike torch's, this backend then connects to the store's next host and starts again
 there; the round numbers of the dynamic rendezvous continue (`dynamic.core.state.joined`).
 """
 

@@ -131,7 +131,7 @@ _MAKE: Mapping[Name, Make] = {
 
 
 class _Writer:
-    """Writer of pickle opcodes; `pickle.dumps` would import the classes by name, hence torch."""
+    """Writer of pickle opcodes; `pickle.dumps` would import torch for the classes."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()
