@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.paths import ROOT
@@ -47,6 +48,7 @@ LONG = {
 """Modules that are to be split."""
 
 
+@cache
 def sources(*folders: str) -> dict[str, str]:
     """Return the texts of all modules by path."""
     return {
@@ -54,6 +56,10 @@ def sources(*folders: str) -> dict[str, str]:
         for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
+
+
+parsed = cache(ast.parse)
+"""Syntax tree of a text; each module is parsed once for all tests."""
 
 
 def module_name(path: str) -> str:
@@ -64,7 +70,7 @@ def module_name(path: str) -> str:
 def imported(text: str) -> set[str]:
     """Return the dotted names that a module imports, of modules and of their contents."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -96,7 +102,7 @@ def import_share(product: Mapping[str, str]) -> float:
     statements = (
         node
         for text in product.values()
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Import | ast.ImportFrom)
     )
     return sum((node.end_lineno or 0) - node.lineno + 1 for node in statements) / lines
