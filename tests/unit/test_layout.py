@@ -43,6 +43,7 @@ SMALL = {
 LONG = {
     "operator/elasticjob_operator/domain/launch/detection.py",
     "operator/elasticjob_operator/domain/launch/shell.py",
+    "operator/elasticjob_operator/domain/manifests/trainer_command.py",
     "sdk/elasticjob/train/snapshots.py",
 }
 """Modules that are to be split."""
