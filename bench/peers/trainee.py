@@ -116,7 +116,7 @@ def shard(model: nn.Module) -> None:
 
 
 class Storage:
-    """A checkpoint in a shared folder at an interval, written in the background from a copy.
+    """Checkpoint in a shared folder at an interval, written in the background from a copy.
 
     The interval continues after a restart: faults do not postpone the next checkpoint.
     """

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """The API server refused a request or did not answer in time."""
+    """Request that the API server refused, or did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)

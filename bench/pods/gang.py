@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class NotRecovered(Exception):
-    """A wait timed out; the text names the awaited state."""
+    """Wait that timed out; the text names the awaited state."""
 
 
 def manifests(nodes: int, warm: bool) -> list[Json]:

@@ -71,7 +71,7 @@ class NodeCommand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker ended: by exit code or by signal, never both.
+    """End of a worker: by exit code or by signal, never both.
 
     A command that could not be started is an exit with code 127 (not found) or 126 (not
     executable), pid 0 and a `message` that names the fix. `stderr_tail` is the end of its standard
@@ -140,9 +140,10 @@ class StoreServed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The round's workers run. A worker that could not be started has no pid; its exit follows.
+    """Start of the round's workers.
 
-    `warm`: all were forked from the preloaded interpreter; else `cold_reason` has the reason.
+    A worker that could not be started has no pid; its exit follows. `warm`: all were forked from
+    the preloaded interpreter; else `cold_reason` has the reason.
     """
 
     round: int
@@ -172,21 +173,21 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class LauncherSignalled:
-    """The launcher received SIGTERM; the agent decides the fate of the workers."""
+    """SIGTERM received by the launcher; the agent decides the fate of the workers."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntimeLost:
-    """The worker runtime is lost permanently; last event."""
+    """Permanent loss of the worker runtime; last event."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersSucceeded:
-    """All workers of a node's command exited with 0; the rest of the command runs."""
+    """Success of all workers of a node's command; the rest of the command runs."""
 
     round: int
 

@@ -3,7 +3,7 @@
 `Engine.step` takes one event and returns effects; between events nothing happens. After each event
 it looks at its whole state and does what is due (level-triggered), so a lost or repeated event
 costs time and never correctness. At most one request to etcd is in flight; when its outcome is in
-doubt the engine reads again before it decides anew.
+doubt the engine reads again before it decides.
 
 This module holds the order of the parts: `state` (the data), `handle_event` and `handle_etcd`
 (handling of events), `upkeep` (upkeep without requests), `next_request` (the next request) and

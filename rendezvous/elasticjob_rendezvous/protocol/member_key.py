@@ -52,7 +52,7 @@ class MemberKey:
 
     @property
     def stored(self) -> Versioned[Member] | None:
-        """This member's key as it stands in etcd, as far as known."""
+        """Key of this member as it stands in etcd, as far as known."""
         return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     @property

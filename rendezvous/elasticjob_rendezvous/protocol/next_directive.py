@@ -30,7 +30,7 @@ class Facts:
 
     `safe`: the workers may continue (see `self_fencing`).
     `last_roster`: last roster that this member ran in.
-    `late`: the workers were ordered to stop long ago and get no more grace.
+    `late`: the workers are overdue to stop and get no more grace.
     `saving`: the member leaves, but its workers run on to save together with the gang.
     `store`: trouble that makes etcd unusable, or None; members without workers wait for its end.
     """

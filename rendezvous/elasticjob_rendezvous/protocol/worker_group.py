@@ -106,10 +106,10 @@ class WorkerGroup:
         )
 
     def is_late(self, at: Round | None, grace_seconds: float, now: float, alarm: Alarm) -> bool:
-        """Return True if the workers should have stopped long ago, given the current round `at`.
+        """Return True if the workers are overdue to stop, given the current round `at`.
 
-        That is so for workers that were running at the agent's start although their round was
-        over, and once the grace period has passed since this member saw their round end.
+        Those that ran at the agent's start are late at once if their round was over, others when
+        the grace period has passed since this member saw their round end.
         """
         number = self.local.round
         if at is None or self.idle:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
-from elasticjob.train.buffers import Body
+from elasticjob.train.part_files import Body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,16 +33,7 @@ from elasticjob.train.agreement import (
     next_gang,
     sizes_of,
 )
-from elasticjob.train.buffers import (
-    BUFFERS,
-    Body,
-    CorruptSnapshot,
-    MemoryBuffers,
-    NoRoom,
-    ReplicaBuffers,
-    StorageFolder,
-    read,
-)
+from elasticjob.train.buffers import BUFFERS, MemoryBuffers, NoRoom, ReplicaBuffers, StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.gang import (
     Gang,
@@ -65,6 +56,7 @@ from elasticjob.train.job import (
     refused_memory,
 )
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import Body, CorruptSnapshot, read
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
 from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state, split

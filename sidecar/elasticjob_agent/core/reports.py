@@ -132,7 +132,7 @@ def report_due_at(state: State) -> float | None:
     if reported_progress is None or reported_progress.round != latest.round:
         return 0.0
     if latest.stepped and not reported_progress.stepped:
-        return 0.0  # the time of the first step is reported at once, so what it began with is too
+        return 0.0  # the first step is reported at once, with the step that the round began with
     if state.group is not None and state.group.request is not None:
         return reported_progress.at  # workers that were asked to save make few further steps
     saved = latest.checkpoint_step != reported_progress.checkpoint_step
@@ -279,7 +279,7 @@ def _workers(state: State) -> Workers:
 
 LINE_CHARACTERS = 160
 TOOK_OVER = "took over round"
-"""Begin of the line of an agent that continues a round of its predecessor."""
+"""Beginning of the log line of an agent that continues a round of its predecessor."""
 
 
 def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:

@@ -14,9 +14,10 @@ import torch
 from elasticjob import layout
 from elasticjob.train import Snapshots, overlap
 from elasticjob.train.agreement import Part
-from elasticjob.train.buffers import Body, MemoryBuffers
+from elasticjob.train.buffers import MemoryBuffers
 from elasticjob.train.interval import COSTS, Interval
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import Body
 
 WIDTH = 200  # a weight of 160 KB: not copied at once
 

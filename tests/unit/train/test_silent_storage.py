@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from elasticjob import layout, train
-from elasticjob.train import SnapshotError, Snapshots, buffers, storage
+from elasticjob.train import SnapshotError, Snapshots, part_files, storage
 from elasticjob.train import snapshots as snapshots_module
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import Body, StorageFolder, read
+from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.gang import Gang
+from elasticjob.train.part_files import Body, read
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
@@ -238,7 +239,7 @@ def test_checksum_of_a_part_in_storage_is_progress(
         return real(content, before)
 
     monkeypatch.setattr(zlib, "crc32", counted)
-    monkeypatch.setattr(buffers, "_SLICE_BYTES", 40)
+    monkeypatch.setattr(part_files, "_SLICE_BYTES", 40)
     body = read(path, part, lambda: calls.append("progress"))
     assert bytes(body.views[0]) == bytes(range(100))
     assert calls[calls.index("progress") - 1 :] == [40, "progress", 40, "progress", 20, "progress"]

@@ -18,8 +18,8 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.buffers import held
 from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
+from elasticjob.train.part_files import held
 
 MIB = 2**20
 

@@ -19,9 +19,10 @@ import torch
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import complete_versions
-from elasticjob.train.buffers import CorruptSnapshot, StorageFolder, read
+from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import CorruptSnapshot, read
 from elasticjob.train.storage import StorageWrite
 
 

@@ -217,10 +217,10 @@ def _no_round(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
         are = "is" if current.nodes == 1 else "are"
         yield f"{begin}: {counted(current.nodes, 'node')} {are} confirming the round"
         return
-    come = frozenset(m.pod for m in status.members if m.state == "waiting")
+    joined = frozenset(m.pod for m in status.members if m.state == "waiting")
     stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]
     leaving = frozenset(m.pod for m in status.members if m.state == "leaving")
-    reasons = find_blockers(status, pods, come | leaving | frozenset(stopping))
+    reasons = find_blockers(status, pods, joined | leaving | frozenset(stopping))
     clauses = [reason.clause for reason in reasons]
     if stopping:
         its = "their" if len(stopping) > 1 else "its"

@@ -174,7 +174,7 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, or in a local job the process group that stands for one.
+    """Pod, or in a local job the process group that stands for one.
 
     Args:
         index: index in the job; held until the object is gone.

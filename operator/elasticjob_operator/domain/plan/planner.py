@@ -107,8 +107,8 @@ def plan_end(
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
-    entered = is_steered(job) and bounds is not None
-    if entered and view.outcome is None:
+    may_have_members = is_steered(job) and bounds is not None
+    if may_have_members and view.outcome is None:
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
             requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)

@@ -61,7 +61,7 @@ def _wait(bounds: RendezvousParams) -> timedelta:
 def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: datetime) -> bool:
     """Return True if the end of a job must wait for its checkpoint.
 
-    While the rendezvous is unreadable, a checkpoint that was requested gets its time all the same.
+    While the rendezvous is unreadable, a requested checkpoint gets its time, too.
     """
     if view.outcome is not None or bounds is None:
         return False
