@@ -43,7 +43,7 @@ from elasticjob.train.gang import (
     pack_message,
     unpack_message,
 )
-from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
+from elasticjob.train.interval import Cost, Interval, at_least_one, seconds_within_a_day
 from elasticjob.train.job import (
     InStorage,
     Reached,
@@ -177,6 +177,7 @@ class Snapshots:
         given = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
         self._overlap = Overlap(given) if given else None
         self._cost: float | None = None
+        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
         self._store_every = _first(store_every, STORE_EVERY)
         self._store_seconds = store_seconds
         self._stored_at = 0.0
@@ -244,7 +245,9 @@ class Snapshots:
             self._remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
-        self._interval.start(step, time.monotonic())
+        known = 1 if plan is None or plan.shared.part.before < 0 else step - plan.shared.part.before
+        self._interval.start(step, time.monotonic(), known)
+        self._cost = self._left = None
         self._next_step = step + self._interval.first
         self._found = (offers, plan)
         if plan is None:
@@ -370,14 +373,18 @@ class Snapshots:
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
+        self._entered(step)
         unasked = not store and self._has_storage and train.link().stops_unasked()
         store = bool(store) or unasked
         if step < self._next_step and not store:
+            self._left = step, time.perf_counter(), False
             return False
         self._use_places()
         if self._overlap is not None:
             self._overlap.begin()
+        used = time.thread_time()  # not the time of waiting for slower ranks
         begins, store_due = self._schedule(gang, step)
+        used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
             self._remove_former(None)
         self._has_taken = True
@@ -424,7 +431,7 @@ class Snapshots:
         lacks_storage = stores and self._storage is None and rank_state is not None
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
-        self._cost = time.perf_counter() - began
+        self._cost = used + time.perf_counter() - began
         if store:
             try:
                 self._confirm(gang, lacks_storage)
@@ -435,7 +442,14 @@ class Snapshots:
                 train.link().save_failed()
             else:
                 train.checkpointed(step)
+        self._left = step, time.perf_counter(), True
         return True
+
+    def _entered(self, step: int) -> None:
+        """Measure the time since the last call of `save`, unless the copy is a GPU's."""
+        if self._left is not None and not (self._overlap and self._overlap.is_on_device):
+            last, left, copied = self._left
+            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
 
     def _check_replaced(self) -> None:
         """Raise if another Snapshots of this process writes to these folders since.
@@ -732,6 +746,13 @@ class Snapshots:
                     error.strerror,
                 )
 
+    def _spent(self) -> Cost | None:
+        """Return the cost of the last snapshot, which is complete; None before the first."""
+        if self._cost is None:
+            return None
+        waited, copied = (0.0, 0.0) if self._overlap is None else self._overlap.spent_seconds()
+        return Cost(self._cost + waited, self._cost, copied)
+
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
 
@@ -739,10 +760,7 @@ class Snapshots:
         is due for storage. A rank enters with its last snapshot complete, so after the exchange all
         ranks have that one, and may overwrite the one before.
         """
-        cost = self._cost
-        if cost is not None and self._overlap is not None:
-            cost += self._overlap.cost_seconds()
-        steps = self._interval.proposed(step, time.monotonic(), cost)
+        steps = self._interval.proposed(step, time.monotonic(), self._spent())
         replication, begins = self._replication, False
         timed = self._has_storage and self._store_seconds is not None
         store_due = (
