@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticjob_launcher.launchers import may_ask_for_no_workers
+from elasticjob_launcher.command_line.launchers import may_ask_for_no_workers
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
 from elasticjob_launcher.processes.node_command import (

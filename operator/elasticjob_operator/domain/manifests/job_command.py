@@ -6,13 +6,13 @@ import json
 from hashlib import sha256
 
 from elasticjob_operator.domain.launch.misplaced import misplaced
+from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import (
     LaunchSpec,
     TrainerCommand,
-    expanded,
     trainer_command,
 )
 from elasticjob_operator.model.job import NESTED_ANNOTATION, Container, ElasticJob

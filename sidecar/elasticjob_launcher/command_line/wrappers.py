@@ -1,26 +1,34 @@
-"""Programs that run their remaining arguments as a command, such as timeout or conda run."""
+"""Programs that run their remaining arguments as a command, such as timeout or conda run.
+
+The only table of them: operator and CLI find the program of a command by it, the launcher finds the
+program to preload or to search for launchers.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from elasticjob_launcher.command_line.interpreters import file_name, is_shell
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT
+
+PASSING = frozenset({"exec", "command", "builtin"})
+"""Builtins of shells that run the command after them."""
 _SCRIPT = re.compile(r".*\.(sh|bash|zsh|ksh)")
 _ENTRYPOINT = re.compile(r"(.*[-_.])?entry[-_]?point(\.sh)?|cuda-?entry.*")
 """Entry points of images, which run their arguments after a preparation."""
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+
+_ARCHITECTURE = re.compile(r"(x86_64|i\d86|linux\d+|aarch64|arm|ppc|s390|riscv|uname)\w*|.*[$`].*")
+"""First argument of setarch, which may be absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrapper:
+class _Wrapper(NamedTuple):
     """Command line of a wrapper.
 
-    Args:
-        subcommands: words of which one must come first; empty if there are none.
-        operands: number of its own arguments before the command.
-        valued: options whose value is the next word.
+    `operands` is the number of its own arguments before the command, `valued` has the options whose
+    value is the next word, and `subcommands` the words of which one must come first.
     """
 
     operands: int = 0
@@ -203,17 +211,33 @@ _LINE_RUNNERS = frozenset({"su", "runuser", "script", "capsh", "flock", "sg"})
 
 def line_of(words: Sequence[str]) -> str | None:
     """Return the shell line that a program such as `su -c` runs; None if it runs none."""
-    if words[0].rpartition("/")[2] in _LINE_RUNNERS:
+    if file_name(words[0]) in _LINE_RUNNERS:
         for index, word in enumerate(words[1:-1], 1):
             if word == "--command" or re.fullmatch(r"-[a-z]*c", word):
                 return words[index + 1]
     return None
 
 
+def program_at(words: Sequence[str], strings: bool = True) -> int:
+    """Return the index of the program behind wrappers, or of a shell.
+
+    With `strings` a wrapper whose string has the words, as of `env -S`, counts as the program.
+    """
+    at = 0
+    while at < len(words):
+        left = words[at:]
+        is_program = is_shell(left[0]) or (strings and split_string(left))
+        index = None if is_program else wrapped_at(left)
+        if index is None:
+            break
+        at += index
+    return at
+
+
 def wrapped_at(words: Sequence[str]) -> int | None:
     """Return the index of the command that a wrapper runs; None if the words are no wrapper, or
     the wrapper runs none."""
-    name = words[0].rpartition("/")[2]
+    name = file_name(words[0])
     if name == "env":
         return _env(words)
     if name == "busybox":
@@ -229,7 +253,7 @@ def wrapped_at(words: Sequence[str]) -> int | None:
 
 def is_entrypoint(program: str) -> bool:
     """Return True if a program is an image's entry point by its name."""
-    return _ENTRYPOINT.fullmatch(program.rpartition("/")[2]) is not None
+    return _ENTRYPOINT.fullmatch(file_name(program)) is not None
 
 
 def is_script(program: str) -> bool:
@@ -239,7 +263,7 @@ def is_script(program: str) -> bool:
 
 def runs_task(program: str, arguments: Sequence[str]) -> bool:
     """Return True if a program runs commands that a file defines."""
-    subcommands = _TASK_RUNNERS.get(program.rpartition("/")[2])
+    subcommands = _TASK_RUNNERS.get(file_name(program))
     if subcommands is None:
         return False
     first = next((word for word in arguments if not word.startswith("-")), "")
@@ -254,13 +278,13 @@ def module_runs_task(module: str, arguments: Sequence[str]) -> bool:
 def may_be_task(words: Sequence[str], at: int) -> bool:
     """Return True if the command at `at`, which a wrapper runs, may be a task of a project's
     file."""
-    manages = words[0].rpartition("/")[2] in _TASK_MANAGERS
+    manages = file_name(words[0]) in _TASK_MANAGERS
     return manages and re.fullmatch(r"[\w.:-]+", words[at]) is not None
 
 
 def is_transparent(words: Sequence[str]) -> bool:
     """Return True if a wrapper changes nothing of its process but variables."""
-    name = words[0].rpartition("/")[2]
+    name = file_name(words[0])
     return name in (*_INITS, "busybox") or (name == "env" and not _has_env_options(words))
 
 
@@ -278,7 +302,7 @@ def module_wrapped(module: str, arguments: Sequence[str]) -> tuple[str, ...] | N
 def runs_python(words: Sequence[str], at: int) -> bool:
     """Return True if a wrapper runs its command at `at` with Python, as `uv run train.py` does."""
     of_python = words[at].endswith(".py") or words[at] in _MODULE_OPTIONS
-    return words[0].rpartition("/")[2] in _PYTHON_RUNNERS and of_python
+    return file_name(words[0]) in _PYTHON_RUNNERS and of_python
 
 
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
@@ -286,7 +310,7 @@ _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
 
 def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
     """Return the words that `env -S` makes of its string and the rest; None if there is none."""
-    if words[0].rpartition("/")[2] != "env":
+    if file_name(words[0]) != "env":
         return None
     for index, word in enumerate(words[1:], 1):
         text = ""
@@ -350,7 +374,7 @@ def _command_at(
             at += 2 if word in wrapper.valued else 1
         elif ASSIGNMENT.fullmatch(word) and name in ("sudo", "doas"):
             at += 1
-        elif operands:
+        elif operands and (name != "setarch" or _ARCHITECTURE.fullmatch(word)):
             operands -= 1
             at += 1
         else:
