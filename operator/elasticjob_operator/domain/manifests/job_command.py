@@ -60,6 +60,15 @@ def decided_launch(job: ElasticJob) -> LaunchStatus | None:
     return LaunchStatus(mode=command.mode, reason=command.reason, message=command.message)
 
 
+def is_decided_by_pods(job: ElasticJob) -> bool:
+    """Return True if the launcher in each pod reads the files of the job's program, and then
+    decides about the launch."""
+    try:
+        return command_for(job).is_checked
+    except TemplateRefused:
+        return False
+
+
 def found_launch(job: ElasticJob, message: str) -> LaunchStatus:
     """Return the launch of a program in whose files the pods found a launcher; `message` names it.
 
