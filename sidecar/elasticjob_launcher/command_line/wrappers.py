@@ -20,6 +20,8 @@ _SCRIPT = re.compile(r".*\.(sh|bash|zsh|ksh)")
 _ENTRYPOINT = re.compile(r"(.*[-_.])?entry[-_]?point(\.sh)?|cuda-?entry.*")
 """Entry points of images, which run their arguments after a preparation."""
 
+_VALUES = frozenset({"true", "false", "none", "all", "auto", "yes", "no", *map(str, range(1000))})
+"""Words that are the value of an unknown option before them rather than a program."""
 _ARCHITECTURE = re.compile(r"(x86_64|i\d86|linux\d+|aarch64|arm|ppc|s390|riscv|uname)\w*|.*[$`].*")
 """First argument of setarch, which may be absent."""
 
@@ -179,7 +181,10 @@ _ALL: frozenset[str] = frozenset()
 _TASK_RUNNERS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("make", "gmake", "just", "task", "go-task", "mage", "ninja", "rake"), _ALL),
     **dict.fromkeys(("invoke", "inv", "nox", "tox", "doit", "poe", "scons", "pants", "fab"), _ALL),
-    **dict.fromkeys(("snakemake", "nextflow", "luigi", "guild"), _ALL),
+    **dict.fromkeys(("snakemake", "nextflow", "luigi", "guild", "earthly"), _ALL),
+    **dict.fromkeys(("supervisord", "circusd", "runsvdir", "s6-svscan"), _ALL),
+    **dict.fromkeys(("honcho", "foreman", "overmind"), frozenset({"start", "run"})),
+    **dict.fromkeys(("devbox", "mise", "buck2"), frozenset({"run"})),
     **dict.fromkeys(("npm", "yarn", "pnpm"), frozenset({"run", "run-script", "exec", "start"})),
     **dict.fromkeys(("bazel", "bazelisk"), frozenset({"run", "test"})),
     "dvc": frozenset({"repro", "exp"}),
@@ -197,7 +202,7 @@ _TASK_MODULES: Mapping[str, str] = {
     "fabric": "fab",
 }
 """Python modules of these programs; an application may have a package of another's name."""
-_TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye"})
+_TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye", "pipenv"})
 """Wrappers whose command may be a task of the project's file."""
 _PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
 """Wrappers that run a script or `-m` module with Python, and any other command as it is."""
@@ -205,28 +210,38 @@ _INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit"})
 """Wrappers that leave nothing to the command but signals, which the launcher handles itself."""
 
 
-_LINE_RUNNERS = frozenset({"su", "runuser", "script", "capsh", "flock", "sg"})
-"""Programs that run the text after `-c` in a shell."""
+_LINE_RUNNERS: Mapping[str, re.Pattern[str]] = {
+    **dict.fromkeys(
+        ("su", "runuser", "script", "capsh", "flock", "sg"), re.compile(r"--command|-[a-z]*c")
+    ),
+    **dict.fromkeys(("doppler", "infisical"), re.compile(r"--command")),
+}
+"""Programs that run the text after an option in a shell, with the option."""
 
 
 def line_of(words: Sequence[str]) -> str | None:
     """Return the shell line that a program such as `su -c` runs; None if it runs none."""
-    if file_name(words[0]) in _LINE_RUNNERS:
-        for index, word in enumerate(words[1:-1], 1):
-            if word == "--command" or re.fullmatch(r"-[a-z]*c", word):
-                return words[index + 1]
+    option = _LINE_RUNNERS.get(file_name(words[0]))
+    if option is None:
+        return None
+    for index, word in enumerate(words[1:], 1):
+        name, equals, text = word.partition("=")
+        if option.fullmatch(name):
+            return text if equals else "".join(words[index + 1 : index + 2]) or None
     return None
 
 
 def program_at(words: Sequence[str], strings: bool = True) -> int:
     """Return the index of the program behind wrappers, or of a shell.
 
-    With `strings` a wrapper whose string has the words, as of `env -S`, counts as the program.
+    With `strings` a wrapper whose string has the words, as of `env -S` and `su -c`, counts as the
+    program.
     """
     at = 0
     while at < len(words):
         left = words[at:]
-        is_program = is_shell(left[0]) or (strings and split_string(left))
+        is_string = strings and (split_string(left) or line_of(left) is not None)
+        is_program = is_shell(left[0]) or is_string
         index = None if is_program else wrapped_at(left)
         if index is None:
             break
@@ -371,7 +386,10 @@ def _command_at(
             at += 1
             break
         if word.startswith("-") and len(word) > 1:
-            at += 2 if word in wrapper.valued else 1
+            is_valued = word in wrapper.valued or (
+                not wrapper.operands and "".join(words[at + 1 : at + 2]) in _VALUES
+            )
+            at += 2 if is_valued else 1
         elif ASSIGNMENT.fullmatch(word) and name in ("sudo", "doas"):
             at += 1
         elif operands and (name != "setarch" or _ARCHITECTURE.fullmatch(word)):

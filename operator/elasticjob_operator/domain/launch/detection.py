@@ -274,7 +274,7 @@ def _in_expanded(words: list[Word], positional: tuple[str, ...], at: Place) -> l
         return _find((*head, *values[1:]), at)
     if found := [one for one in _in_arguments(values, at) if one.launcher is not None]:
         return [replace(one, guessed=True) for one in found]
-    if found := in_text(program, at):
+    if found := in_text(program, at, values[1:]):
         return found
     ending = file_name(program)
     if "$" not in ending and "`" not in ending and "*" not in ending:

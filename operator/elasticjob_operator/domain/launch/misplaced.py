@@ -65,22 +65,29 @@ def misplaced(words: Sequence[str]) -> str:
     begin = 1
     if is_shell(program):
         call = invocation(rest)
-        begin = len(rest) if call.line_at is None else call.line_at + 1
-        if lost := _lost_words(rest, begin) or _wrong_line(rest[begin - 1]):
-            return lost
-        if rest[begin : begin + 1] and rest[begin] in _OPERATORS | _AMBIGUOUS:
-            return (
-                f"{file_name(program)} -c runs one word, and {rest[begin]!r} stands after it: "
-                "write the whole line as one word"
-            )
+        if call.script in _OPERATORS | _AMBIGUOUS:
+            return _argument(call.script)
+        if call.line_at is not None:
+            begin = call.line_at + 1
+            if lost := _lost_words(rest, begin) or _wrong_line(rest[call.line_at]):
+                return lost
+            if rest[begin : begin + 1] and rest[begin] in _OPERATORS | _AMBIGUOUS:
+                return (
+                    f"{file_name(program)} -c runs one word, and {rest[begin]!r} stands after it: "
+                    "write the whole line as one word"
+                )
     executes = False
     for before, word in zip(rest[begin - 1 :], rest[begin:], strict=False):
         executes = before in _EXECUTING or (executes and before != ";")
         if word == ";" and executes:
             continue
         if word in _OPERATORS or (word in _AMBIGUOUS and not before.startswith("-")):
-            return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
+            return _argument(word)
     return ""
+
+
+def _argument(word: str) -> str:
+    return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
 
 
 def unexpanded(words: Sequence[str]) -> str:

@@ -84,6 +84,8 @@ _PREPARING_MODULES = frozenset(
 )
 """Python modules that train nothing."""
 _PREPARING_SCRIPTS = frozenset({"setup.py", "get-pip.py"})
+_PRINTING = frozenset({"-h", "--help", "--version"})
+"""First arguments with which a program prints something and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +284,9 @@ def _training(command: shell.Simple) -> str:
     target = python_target(words[1:])
     if target is None:
         return ""
-    option, value, _ = target
+    option, value, arguments = target
+    if not _PRINTING.isdisjoint(arguments[:1]):
+        return ""
     if option == "-c" or (option == "-m" and value in _PREPARING_MODULES):
         return ""
     if not option and file_name(value) in _PREPARING_SCRIPTS:

@@ -71,7 +71,7 @@ def in_python(words: tuple[str, ...], at: Place) -> list[Finding]:
         return in_python(run, at.within(value))
     if launcher := launcher_of_script(value, arguments):
         return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
-    named = in_text(value, at) if re.search(r"[$`]", value) else []
+    named = in_text(value, at, arguments) if re.search(r"[$`]", value) else []
     return named or in_options(value, arguments, at)
 
 
@@ -95,10 +95,11 @@ def in_options(program: str, arguments: tuple[str, ...], at: Place) -> list[Find
     return sorted(found, key=lambda one: one.numbers)
 
 
-def in_text(text: str, at: Place) -> list[Finding]:
-    """Return the first launcher that a text names anywhere."""
-    words = _TEXT_WORD.findall(text)
-    for index, word in enumerate(words):
+def in_text(text: str, at: Place, arguments: tuple[str, ...] = ()) -> list[Finding]:
+    """Return the first launcher that a text names anywhere; `arguments` stand behind the text, as
+    in `python $(which accelerate) launch t.py`."""
+    words = [*_TEXT_WORD.findall(text), *arguments]
+    for index, word in enumerate(words[: len(words) - len(arguments)]):
         launcher = launcher_of_program(word, words[index + 1 :])
         launcher = launcher or launcher_of_module(word, words[index + 1 :])
         if launcher is not None:

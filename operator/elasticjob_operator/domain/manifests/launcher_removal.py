@@ -31,7 +31,8 @@ from elasticjob_operator.domain.manifests.torchrun import (
 )
 
 DEFAULT_PYTHON = "python3"
-_ENV_FLAGS = frozenset({"-", "-i", "--ignore-environment", "--"})
+_CLEARING = frozenset({"-", "-i", "--ignore-environment"})
+"""Options of env that would take the worker's variables from a script without its launcher."""
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
 
 
@@ -84,7 +85,7 @@ def without_launcher(
     """
     read = _parse(words)
     launcher, rest = _launcher(read)
-    if launcher is None:
+    if launcher is None or not _CLEARING.isdisjoint(read.before):
         return None
     taken = unwrap(launcher, rest, workers)
     script = expanded(taken.words[0], values)
@@ -141,7 +142,7 @@ def _without_env(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     while at < len(words):
         if words[at] in _ENV_VALUED:
             at += 2
-        elif words[at] in _ENV_FLAGS or ASSIGNMENT.fullmatch(words[at]):
+        elif words[at] in _CLEARING | {"--"} or ASSIGNMENT.fullmatch(words[at]):
             at += 1
         else:
             break

@@ -86,6 +86,13 @@ PLAIN = [
     "$ tune validate c.yaml",
     "$ axolotl merge-lora c.yml",
     "$ lightning-cli fit -c c.yaml --trainer.num_nodes 2",
+    "python $(which accelerate) env",
+    "python $(which train.py) launch accelerate",
+    "$ pipenv run python train.py",
+    "$ mise exec -- python train.py",
+    "$ flock /tmp/l -c 'python t.py'",
+    "$ doppler run -c dev -- python t.py",
+    "$ nsys profile --stats false --sample none python t.py",
 ]
 
 REMOVED = [
@@ -255,6 +262,18 @@ FOUND = [
     ('C=torchrun; [ $A ] && C=python; B=($C t.py); "${B[@]}"', "torchrun"),
     ("timeout -s KILL 24h bash -c 'while ! torchrun t.py; do sleep 5; done'", "torchrun"),
     ("sleep 5 && exec tini -- torchrun t.py", "torchrun"),
+    ("$ nsys profile --stats true torchrun t.py", "torchrun"),
+    ("$ nsys profile --gpu-metrics-device all --python-sampling true torchrun t.py", "torchrun"),
+    ("cat args | xargs --max-args 1 torchrun", "torchrun"),
+    ("$ flock -x -n /tmp/l -c 'torchrun t.py'", "torchrun"),
+    ("$ doppler run --command 'torchrun t.py'", "torchrun"),
+    ("$ su me --command='cd /app && torchrun t.py'", "torchrun"),
+    ("$ python -m ray.scripts.scripts start --head", "ray"),
+    ("$ env -i torchrun t.py", "torchrun"),
+    ("$ env - PATH=/bin accelerate launch t.py", "accelerate launch"),
+    ('python3 "$(command -v accelerate)" launch t.py', "accelerate launch"),
+    ("$(which accelerate) launch --config_file c.yaml t.py", "accelerate launch"),
+    ("python $(which llamafactory-cli) train c.yaml", "llamafactory-cli"),
     ("bash -lc 'module load cuda && torchrun t.py'", "torchrun"),
     ('bash -c "$(cat <<EOF\ntorchrun t.py\nEOF\n)"', "torchrun"),
 ]  # fmt: skip
@@ -276,6 +295,12 @@ SCRIPT = [
     "$ make -C /app train GPUS=8",
     "cp /config/run.sh . && chmod +x run.sh && exec ./run.sh",
     "source ./train_env.sh && bash train.sh",
+    "$ supervisord -n -c /etc/supervisord.conf",
+    "$ honcho start train",
+    "$ devbox run train",
+    "$ mise run train",
+    "$ pipenv run train",
+    "$ earthly +train",
 ]
 
 SPLIT = [
@@ -310,6 +335,9 @@ SPLIT = [
     ("ldconfig && python -m pip install --upgrade pip && ", "python t.py"),
     ("export PATH=/opt/bin:$PATH PYTHONPATH=/app:${PYTHONPATH:-}\ncd /app\n",
      "numactl --interleave=all python -m pkg.train"),
+    ("python -m torch.distributed.run --help && ", "python t.py"),
+    ("python train.py --version; ", "python train.py"),
+    ("read -r X < /cfg; ", "python t.py $X"),
     ("ln -sfn /data data && ", "yolo train data=x.yaml model=m.pt"),
 ]  # fmt: skip
 
@@ -328,6 +356,7 @@ WHOLE = [
     ("xargs -n1 -P4 python convert.py < list.txt", "a redirection of the last command"),
     ("python - --lr 1 <<'EOF'\nimport my_train\nmy_train.main()\nEOF",
      "text after the last command"),
+    ("$ flock /tmp/l -c 'cd x && python t.py'", "the shell line inside of flock"),
     ("for f in configs/*.yaml; do python t.py -c $f; done", "for"),
     ("if [ -f last.pt ]; then R=--resume; fi; python t.py $R", "if"),
     ("while ! curl -sf http://etcd:2379/health; do sleep 1; done; exec python t.py", "while"),
@@ -350,6 +379,9 @@ REFUSED = [
     ("$ bash -c 'torchrun' --nproc_per_node=8 t.py", "bash -c runs one word, 'torchrun'"),
     ("tensorboard --logdir x & torchrun t.py &", "runs in the background"),
     ("# python t.py", "has no command"),
+    ("$ bash run.sh && python t.py", "'&&' is an argument here"),
+    ("$ bash -x run.sh > log", "'>' is an argument here"),
+    ("$ sh -x < run.sh", "'<' is an argument here"),
     ("$ torchrun --nproc_per_node=4 t.py", "set spec.nprocPerNode to 4"),
 ]
 """Commands that need a shell, or contradict the job."""
