@@ -32,6 +32,7 @@ from elasticjob_launcher.command_line.wrappers import (
     split_string,
     wrapped_at,
 )
+from elasticjob_operator.domain.launch.tools import is_tool
 from elasticjob_operator.domain.launch.variables import UNKNOWN
 
 REPORT = '"$ELASTICJOB_PREPARE_PYTHON" -IS -c "$ELASTICJOB_PREPARE_REPORT"'
@@ -310,7 +311,7 @@ def _inserted(
     if not words or words[0].value.startswith("-"):
         return Whole("a last command that is no program")
     name = words[0].value
-    if name in _BUILTINS:
+    if name in _BUILTINS or is_tool(name):
         return Whole(f"a last command that is no program ({name})")
     if not (last.words[0].start == last.start or last.assignments):
         return Whole("a redirection before the last command")

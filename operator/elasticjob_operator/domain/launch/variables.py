@@ -25,6 +25,8 @@ _HARMLESS = re.compile(r"[\w\s./:@%+,=-]*")
 _REFERENCE = re.compile(
     r"\$(?:([A-Za-z_][A-Za-z0-9_]*|[0-9])|\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^{}$`]*))?\})"
 )
+_LOCATED = re.compile(r"(?:\$\(|`)(?:which|command -v|type -[pP])\s+([\w.-]+)\s*[)`]")
+"""Command substitution for the path of a program."""
 _WHOLE_ARRAY = re.compile(r'"?\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}"?')
 
 
@@ -59,7 +61,7 @@ class Variables:
 
     def resolved(self, text: str) -> str:
         """Return a text with known variables, and the defaults of unknown ones, in place of their
-        references."""
+        references, and the name of a program in place of `$(which NAME)`."""
 
         def value(match: re.Match[str]) -> str:
             known = self.values.get(match[1] or match[2])
@@ -67,7 +69,7 @@ class Variables:
                 return match[3].strip("'\"")
             return match[0] if known is None else known
 
-        found = _REFERENCE.sub(value, text)
+        found = _LOCATED.sub(r"\1", _REFERENCE.sub(value, text))
         return text if len(found) > _MAX_VALUE else found
 
     def words(self, word: Word) -> tuple[str, ...]:
