@@ -41,9 +41,6 @@ SMALL = {
 }
 """Small modules with one user at most, and the reason of each to stay on its own."""
 LONG = {
-    "operator/elasticjob_operator/domain/launch/detection.py",
-    "operator/elasticjob_operator/domain/launch/shell.py",
-    "operator/elasticjob_operator/domain/manifests/trainer_command.py",
     "sdk/elasticjob/train/snapshots.py",
 }
 """Modules that are to be split."""

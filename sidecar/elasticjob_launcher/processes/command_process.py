@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from elasticjob_launcher.launchers import may_ask_for_no_workers
+from elasticjob_launcher.command_line.launchers import may_ask_for_no_workers
 from elasticjob_launcher.loop import Loop
 from elasticjob_launcher.node_variables import node_variables, notice
 from elasticjob_launcher.processes.output import Output
