@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from elasticjob import layout, train
-from elasticjob.train import SnapshotError, Snapshots, buffers, storage
-from elasticjob.train import snapshots as snapshots_module
+from elasticjob.train import SnapshotError, Snapshots, buffers, restoring, storage
 from elasticjob.train.agreement import SHARED, Part, Version
 from elasticjob.train.buffers import Body, StorageFolder, read
 from elasticjob.train.gang import Gang
@@ -265,7 +264,7 @@ def test_part_that_storage_does_not_deliver_is_an_error_and_not_an_older_snapsho
             patch.setattr(storage, "SILENT_SECONDS", 0.5)  # the listing has ended
             return storage.called(work)
 
-        patch.setattr(snapshots_module, "called", called)
+        patch.setattr(restoring, "called", called)
         with pytest.raises(SnapshotError, match=r"step 2 is in storage, which does not answer"):
             Snapshots(job.storage).restore()
     answers.set()
