@@ -49,6 +49,7 @@ class Claim:
         self._lock = None if memory is None else os.path.abspath(memory / f"{LOCK}{local_rank}")  # noqa: PTH100
         self._local_rank = local_rank
         self._pid = 0
+        self._end: weakref.finalize[[], object] | None = None
 
     def take(self) -> None:
         """Take the places on the first call, and again after `release` or a fork.
@@ -71,17 +72,16 @@ class Claim:
         for place in self._places:
             _writers[place] = self._owner
         self._pid = os.getpid()
+        owner = self._owner()
+        assert owner is not None
+        self._end = weakref.finalize(owner, _free, self._owner, self._places, self._lock, self._pid)
+        self._end.atexit = False
 
     def release(self) -> None:
         """Free the places for others."""
-        if self._pid != os.getpid():
-            return
         self._pid = 0
-        for place in self._places:
-            if _writers.get(place) is self._owner:
-                del _writers[place]
-        if self._lock in _locks:
-            os.close(_locks.pop(self._lock)[0])
+        if self._end is not None:
+            self._end()
 
     def _other(self, place: str) -> object | None:
         writer = _writers.get(place)
@@ -110,6 +110,19 @@ class Claim:
             os.close(descriptor)
             raise
         _locks[path] = (descriptor, os.getpid())
+
+
+def _free(
+    owner: weakref.ReferenceType[object], places: list[str], lock: str | None, pid: int
+) -> None:
+    """Free the places of an owner in the process that took them."""
+    if pid != os.getpid():
+        return
+    for place in places:
+        if _writers.get(place) is owner:
+            del _writers[place]
+    if lock in _locks and _locks[lock][1] == pid:
+        os.close(_locks.pop(lock)[0])
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -161,6 +161,7 @@ def test_memory_suffices_if_storage_cannot_be_read(
     snapshots.save(2, {"x": 2})
     broken(job.storage)
     short()
+    del snapshots
     job.restart()
     again = Snapshots(job.storage, every_steps=1)
     found = again.restore()

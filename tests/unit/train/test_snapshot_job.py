@@ -544,6 +544,7 @@ def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:
     assert layout.unpack_report(job.progress.read_bytes()) is None
     job.started(every_steps=1)
     content = job.progress.read_bytes()
+    content = content[: layout.RECORD_BYTES + layout.REPORT_BYTES]
     assert layout.unpack_report(content) is not None
     assert layout.unpack_report(content[: layout.RECORD_BYTES]) is None
     assert layout.unpack_report(content[:-1]) is None

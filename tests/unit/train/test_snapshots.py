@@ -358,6 +358,7 @@ def test_snapshots_are_taken_at_their_interval(memory: Path) -> None:
     snapshots = started(every_steps=3)
     assert [step for step in range(1, 11) if snapshots.save(step, {"x": step})] == [3, 6, 9]
     assert restored() == (9, "memory")
+    snapshots.close()
     slow = started(every_seconds=1000.0)
     assert [step for step in range(10, 14) if slow.save(step, {"x": step})] == [10]
 
