@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from elasticjob.train.buffers import LOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 LOCK_SECONDS = 2.0
@@ -49,7 +49,7 @@ class Claim:
         self._lock = None if memory is None else os.path.abspath(memory / f"{LOCK}{local_rank}")  # noqa: PTH100
         self._local_rank = local_rank
         self._pid = 0
-        self._end: weakref.finalize[[], object] | None = None
+        self._end: Callable[[], object] | None = None
 
     def take(self) -> None:
         """Take the places on the first call, and again after `release` or a fork.
@@ -74,8 +74,9 @@ class Claim:
         self._pid = os.getpid()
         owner = self._owner()
         assert owner is not None
-        self._end = weakref.finalize(owner, _free, self._owner, self._places, self._lock, self._pid)
-        self._end.atexit = False
+        end = weakref.finalize(owner, _free, self._owner, self._places, self._lock, self._pid)
+        end.atexit = False
+        self._end = end
 
     def release(self) -> None:
         """Free the places for others."""
