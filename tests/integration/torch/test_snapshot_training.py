@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.integration.torch import forked_gang
@@ -31,11 +33,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_losses_after_kills_are_those_of_the_undisturbed_run(
-    tmp_path_factory: pytest.TempPathFactory, name: str
-) -> None:
+def test_losses_after_kills_are_those_of_the_undisturbed_run(tmp_path: Path, name: str) -> None:
     world, ways = WAYS[name]
-    found, log = forked_gang.run(SCRIPT, tmp_path_factory.mktemp("run"), world, *ways)
+    found, log = forked_gang.run(SCRIPT, tmp_path, world, *ways)
     assert len(found) == world
     for calm, killed in (map(dict, runs) for runs in found):
         assert list(calm) == list(killed) == list(range(1, STEPS + 1)), log
