@@ -214,13 +214,15 @@ class StopStatus(StatusModel):
     reason: str
     """Reason for the stop: Suspended, DeadlineExceeded or Deleted."""
     result: str
-    """Saved, TimedOut, Interrupted, NotSupported, NoTime or NotTraining."""
+    """Saved, TimedOut, SaveFailed, Interrupted, NotSupported, NoTime or NotTraining."""
     step: Step | None = None
     """Last step that the workers reported before the stop."""
     checkpoint_step: Step | None = None
     """Last step of the last round that a checkpoint contains."""
     unsaved: Annotated[list[str], Field(max_length=MAX_UNSAVED)] = Field(default_factory=list)
     """Pods without a complete checkpoint, or whose scripts do not save on request, at most 16."""
+    error: str = ""
+    """Error of the storage to which the checkpoint could not be written, with the rank."""
 
 
 class AvoidedNode(StatusModel):

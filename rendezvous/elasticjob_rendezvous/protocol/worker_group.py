@@ -38,7 +38,7 @@ class Local:
         busy_ms, ended_round, ended_step: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, cold, lost_steps, lost_ms, snapshots: see
+        saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, snapshots: see
             `members.Member`.
     """
 
@@ -59,6 +59,7 @@ class Local:
     passed: int = -1
     saved: bool = False
     completed: bool = False
+    save_error: str = ""
     cold: str | None = None
     live_until: float | None = None
     lost_steps: int = -1

@@ -40,6 +40,8 @@ BUFFERS = 2
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
 _REPLICA = "replica-"
+LOCK = "writer-"
+"""Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
 
@@ -81,7 +83,7 @@ class MemoryBuffers:
         """Return all committed parts on this node."""
         with contextlib.suppress(OSError):
             paths = sorted(self.folder.iterdir())
-            own = [path for path in paths if not path.name.startswith(_REPLICA)]
+            own = [path for path in paths if not path.name.startswith((_REPLICA, LOCK))]
             return {part: path for path in own if (part := held(path)) is not None}
         return {}
 

@@ -15,6 +15,7 @@ from elasticjob_agent.core.checkpoint_requests import (
     completed,
     is_unasked,
     record_answer,
+    save_error,
     saved,
     wants_to_save,
 )
@@ -238,6 +239,7 @@ def local_state(state: State) -> Local:
         passed=-1 if training is None or training.request is None else training.request.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),
+        save_error="" if training is None else save_error(training),
         cold=_cold(state),
         live_until=None if state.hello is None else state.hello.live_until,
         lost_steps=lost_steps,
@@ -313,9 +315,22 @@ def _directive_lines(directive: Directive, before: State) -> Iterator[LogLine]:
                     "needs more than 5 s for it",
                     warning=True,
                 )
+            error = _failed_save(before, number)
+            if not kill and error:
+                yield LogLine(
+                    f"round {number} stops without a checkpoint in storage: {error}", warning=True
+                )
 
         case Finish(Outcome(kind=OutcomeKind.STOPPED, save=SaveReport() as save)):
             yield LogLine(f"the job is closed: {save.text}", warning=not save.complete)
+
+
+def _failed_save(state: State, number: int) -> str:
+    """Return the error of the round's requested checkpoint if its workers could not write it."""
+    group = state.group
+    if group is None or group.round != number or completed(group):
+        return ""
+    return save_error(group)
 
 
 def _runtime_lines(before: State, after: State, event: object) -> Iterator[LogLine]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -182,6 +183,29 @@ def test_job_configures_snapshots_and_shows_losses_and_goodput(rig: LocalRig) ->
         lambda: re.search(r"restored (\d+) storage", rig.call("logs", "told").stdout), "storage"
     )
     assert int(resumed[1]) == stop["step"]
+
+
+@pytest.mark.timeout(180)
+def test_suspension_does_not_wait_for_storage_that_fails(rig: LocalRig) -> None:
+    storage = {"claim": "checkpoints", "everySeconds": 3600, "keep": 1}
+    manifest = configured(rig, "full", 1000, storage=storage)
+    document = json.loads(manifest.read_text())
+    document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
+    manifest.write_text(json.dumps(document))
+    runner = rig.start(manifest, "--plain", "--logs")
+    folder = rig.state / "elasticjob/.claims/default/checkpoints/full"
+    until(
+        lambda: (rig.status("full").get("snapshots") or {}).get("storedStep", -1) >= 0,
+        "the first snapshot in storage",
+    )
+    shutil.rmtree(folder)
+    folder.write_text("a file in place of the folder")
+    assert rig.call("suspend", "full").returncode == 0
+    said, _ = runner.communicate(timeout=120)  # a save would have an hour
+    stop = rig.status("full")["lastStop"]
+    assert (stop["result"], stop["unsaved"]) == ("SaveFailed", ["full-0", "full-1"]), said
+    assert stop["error"].startswith(f"rank 0: {folder}: "), stop
+    assert f"could not be written: rank 0: {folder}: " in rig.call("explain", "full").stdout
 
 
 def kill(rig: LocalRig, *parts: str) -> int:

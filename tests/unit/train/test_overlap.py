@@ -250,9 +250,9 @@ def test_interval_keeps_the_overhead_below_its_share() -> None:
         proposals.append(interval.proposed(step, now, None if cost is None else Cost(cost, cost)))
     # The first snapshots measure; a cost of 0.02 s is 1 % of 20 steps of 0.1 s.
     assert proposals == [1] * COSTS + [20]
-    cost = Cost(0.02, 0.02)
-    assert interval.proposed(step + 20, now + 20 * 0.1 + 0.02, cost) == 20
-    assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, cost) > 20
+    taken = Cost(0.02, 0.02)
+    assert interval.proposed(step + 20, now + 20 * 0.1 + 0.02, taken) == 20
+    assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, taken) > 20
 
 
 def test_interval_of_expensive_steps_is_one() -> None:

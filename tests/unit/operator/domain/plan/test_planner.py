@@ -354,6 +354,14 @@ def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReas
     assert len(deletions) == 2
 
 
+def test_failed_save_is_named_where_no_coordinator_closes_the_job() -> None:
+    reason, error = StopReason.SUSPENDED, "rank 0: /claim: No space left on device"
+    view = saving(2, step=163, checkpoint_step=120, save_error=error)
+    late = observed(*running(2), view=view, bounds=asked(reason, ENDS_AT))
+    [close] = of(CloseRendezvous, plan(STOPS[reason], late, NOW))
+    assert close.save == SaveReport(SaveResult.TIMED_OUT, 163, 120, ("job-0", "job-1"), error)
+
+
 def test_checkpoint_that_one_member_has_reported_is_that_of_all() -> None:
     reason = StopReason.SUSPENDED
     view = saving(2, step=163, checkpoint_step=163)
