@@ -48,7 +48,7 @@ class Rig:
 @pytest.fixture(params=["etcd-v2", "c10d"])
 def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Rig:
     gang.script.write_text(EACH)
-    conf = "last_call_timeout=4,settle=0.3,stop_grace=3"
+    conf = "last_call_timeout=8,settle=0.3,stop_grace=3"
     if request.param == "etcd-v2":
         gang.etcd = start_etcd("3.4", arguments=("--enable-v2",))
         return Rig(gang, "etcd-v2", (), conf, 10.0)
