@@ -25,7 +25,7 @@ def test_template_error_is_found_by_first_pod(ns: JobNamespace) -> None:
     assert ns.pods("typo") == {}
     status = ns.status("typo")
     assert (status["phase"], status["pods"]["active"]) == ("Pending", 0)
-    ns.until(lambda: "TemplateInvalid" in ns.reasons("typo"), "the event", 20)
+    ns.until(lambda: "TemplateInvalid" in ns.reasons("typo"), "the event")
 
     # The template may change while the job is suspended.
     ns.patch("typo", {"runPolicy": {"suspend": True}})

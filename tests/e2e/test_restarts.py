@@ -110,7 +110,7 @@ def test_standby_replica_takes_over_from_killed_active_replica(
         until(lambda: _name_in(installation.leader(), names), "one of them to lead")
         active = installation.leader()
         told = {name: name in active for name in names}
-        until(lambda: {name: _leads(installation, name) for name in names} == told, f"{told}", 10)
+        until(lambda: {name: _leads(installation, name) for name in names} == told, f"{told}")
 
         steady_job.kubectl("scale", f"ej/{NAME}", "--replicas=3")
         steady_job.running(NAME, 3)

@@ -6,6 +6,7 @@ it in its environment, whatever its current parent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -216,7 +217,7 @@ class LocalRig:
         """Check that no process and no temporary folder of this rig is left."""
         self.note_run_dirs()
         while found := self.processes():
-            until(lambda: not self.processes(found), f"the end of {found}", 10)
+            until(lambda: not self.processes(found), f"the end of {found}")
         # If the rig's temporary folder is too deep for sockets, /tmp is used instead.
         left = [folder for folder in (*self.run_dirs, *self.tmp.iterdir()) if folder.exists()]
         assert not left
@@ -225,9 +226,10 @@ class LocalRig:
         for runner in self.runners:
             if runner.poll() is None:
                 runner.kill()
-            runner.communicate(timeout=20)
+            runner.communicate(timeout=PATIENCE_SECONDS)
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -163,6 +163,8 @@ def _decide_end(state: State, now: float) -> Ending | None:
     if state.busy:
         return None
     match directive:
+        case Finish(reads_failure=True):
+            return None
         case Finish():
             return _end_after_finish(run, directive)
         case Refused(reason):

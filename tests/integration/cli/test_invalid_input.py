@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.etcd_server import NEWEST, binary
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -221,7 +221,7 @@ def test_second_run_of_same_name_is_refused(rig: LocalRig) -> None:
     rig.running(2)
     rig.finish()
     assert rig.call("run", rig.manifest(), "--name", "other").returncode == 0
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_unknown_name_error_lists_existing_names(rig: LocalRig) -> None:
@@ -255,7 +255,7 @@ def test_unwritable_logs_do_not_stop_training(rig: LocalRig) -> None:
         os.kill(before[1], signal.SIGKILL)
         until(lambda: set(rig.workers().values()).isdisjoint(before.values()), "the next round")
         rig.finish()
-        output, _ = runner.communicate(timeout=30)
+        output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
         assert runner.returncode == 0, output
         assert "cannot be written" in output
         rig.nothing_left()

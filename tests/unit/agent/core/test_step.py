@@ -33,9 +33,9 @@ from elasticjob_agent.worker_runtime import (
     WorkerExited,
     WorkerRuntimeLost,
 )
-from elasticjob_rendezvous.protocol.directives import Idle, Left, Refused
+from elasticjob_rendezvous.protocol.directives import Finish, Idle, Left, Refused
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
-from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from elasticjob_rendezvous.protocol.records.members import CauseKind, Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.unit.agent.builders import (
     Driven,
@@ -493,6 +493,16 @@ def test_failed_job_names_first_failure() -> None:
     message = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED, culprit)))[0].message
     assert "rank 1 (local rank 1 on node-0) in round 2: exit code 1, UserError" in message
     assert message.endswith("Traceback …\nValueError: boom")
+
+
+def test_agent_does_not_end_before_the_first_failure_is_read() -> None:
+    driven = running()
+    outcome = Outcome(OutcomeKind.FAILED, "why")
+    reading = directed(Finish(outcome, None, 0.0, reads_failure=True))
+    assert driven.only(StopGroup, driven.feed(reading)) == [StopGroup(1, 0.0)]
+    assert not driven.only(Release, driven.feed(stopped()))
+    [release] = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED)))
+    assert release.exit_code == 1
 
 
 def test_refusal_is_user_error() -> None:
