@@ -244,7 +244,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         preparing=waits and trouble is None and _is_preparing(raw, found),
         over=status.get("phase") in _OVER,
         lingering=has_ended and status.get("phase") not in _OVER,
-        stuck=started is not None and not has_ended and _gave_up(raw),
+        stuck="" if waits else _stuck(raw),
         launch_failed=phase is PodPhase.FAILED
         and not terminating
         and not is_disrupted
@@ -319,11 +319,14 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
     return waiting_trouble(trainer) if trainer else None
 
 
-def _gave_up(raw: Raw) -> bool:
-    """Return True if the agent last ended because the kernel does not end its workers."""
+def _stuck(raw: Raw) -> str:
+    """Return the last message of an agent that ended because the kernel does not end its workers;
+    empty otherwise."""
     agent = statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER) or {}
     last = ended(agent) or (agent.get("lastState") or {}).get("terminated") or {}
-    return last.get("exitCode") == STUCK_EXIT_CODE
+    if last.get("exitCode") != STUCK_EXIT_CODE:
+        return ""
+    return printable(message_of(last)) or "its workers cannot be ended"
 
 
 _SANDBOX = "PodReadyToStartContainers"

@@ -74,7 +74,7 @@ class CountedPods:
             their machine does not prepare.
         marked: pods that are to leave: marked in bounds, or terminating and not yet ended.
         failed: pods that ended in failure and are not terminating.
-        stuck: pods whose workers the kernel does not end, and that are not terminating.
+        stuck: active pods whose workers the kernel does not end.
         indices: indices held by any pod of the job or by a foreign pod; not free yet.
     """
 
@@ -111,7 +111,7 @@ def count_pods(job: ElasticJob, observed: Observed, now: datetime) -> CountedPod
             pod for pod in pods if pod.uid in drained or (pod.terminating and not pod.ended)
         ),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
-        stuck=tuple(pod for pod in pods if pod.stuck and not pod.terminating),
+        stuck=tuple(pod for pod in pods if pod.stuck and pod.active),
         indices=observed.foreign | {pod.index for pod in pods},
     )
 

@@ -299,15 +299,20 @@ def test_failing_agent_beside_running_launcher_is_no_obstacle() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"state": terminated(STUCK_EXIT_CODE)},
-        {"state": running(), "lastState": terminated(STUCK_EXIT_CODE)},
-        {"state": waiting("CrashLoopBackOff"), "lastState": terminated(STUCK_EXIT_CODE)},
+        {"state": terminated(STUCK_EXIT_CODE, message="process 7 waits")},
+        {
+            "state": running(),
+            "lastState": terminated(STUCK_EXIT_CODE, message="process 7 waits"),
+        },
+        {
+            "state": waiting("CrashLoopBackOff"),
+            "lastState": terminated(STUCK_EXIT_CODE, message="process 7 waits"),
+        },
     ],
 )
 def test_pod_is_stuck_if_its_agent_gave_up_running_workers(changes: dict[str, Any]) -> None:
-    state = changes.pop("state")
-    pod = RawPod().ready().unready().has("elasticjob-agent", state, **changes)
-    assert read(pod).stuck
+    pod = RawPod().ready().unready().has("elasticjob-agent", **changes)
+    assert read(pod).stuck == "process 7 waits"
 
 
 def test_pod_whose_agent_failed_otherwise_is_not_stuck() -> None:

@@ -244,7 +244,7 @@ def test_wait_for_quota_is_bounded() -> None:
 
 
 def test_pod_with_stuck_workers_is_deleted_and_replaced() -> None:
-    stuck = replace(pod(1).get(), stuck=True, ready=False)
+    stuck = replace(pod(1).get(), stuck="process 7 waits", ready=False)
     found = plan(job(maxNodes=3), observed(pod(0).get(), stuck, pod(2).get()), NOW)
     assert (deleted(found), created(found)) == ([("job-1", DeleteReason.STUCK)], [3])
     stuck = replace(stuck, terminating=True)
