@@ -55,7 +55,7 @@ class Worker:
 
 
 class Round:
-    """Started round; `gone` is set once all its process groups are empty, or given up as `stuck`."""
+    """Started round; `gone` is set once its process groups are empty, or given up as `stuck`."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -101,7 +101,7 @@ def test_command_of_node_that_waits_for_disk_is_given_up(
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
         await runtime.aclose()
-        runtime, events, _ = await attached(launcher, session="s2", orphan_seconds=0.5)
+        runtime, _, _ = await attached(launcher, session="s2", orphan_seconds=0.5)
         await runtime.start(start_workers(3, ("ignored",)))
         disk.freeze()
         await runtime.aclose()
