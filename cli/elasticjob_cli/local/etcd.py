@@ -224,8 +224,13 @@ class EtcdServer:
         return f"etcd cannot be started: {error}"
 
 
+GO_RUNTIME = "runtime: "
+"""Begin of the messages of Go's runtime, above its stack trace, as for too few processes."""
+
+
 def end_reason(log: str) -> str:
-    """Return the last fatal message in etcd's log; empty without one.
+    """Return the last fatal message in etcd's log, or the first ones of Go's runtime; empty without
+    any.
 
     The last line is part of a stack trace if etcd panicked.
     """
@@ -236,7 +241,8 @@ def end_reason(log: str) -> str:
             continue
         if isinstance(entry, dict) and entry.get("level") in ("panic", "fatal"):
             return printable(": ".join(str(entry[key]) for key in ("msg", "error") if key in entry))
-    return ""
+    found = [line[len(GO_RUNTIME) :] for line in log.splitlines() if line.startswith(GO_RUNTIME)]
+    return printable("; ".join(found[:2]))
 
 
 async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:

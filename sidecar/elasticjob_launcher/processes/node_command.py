@@ -60,7 +60,7 @@ COLD = "with launch: PerNode torchrun starts the workers"
 SWEEP_SECONDS = 0.02
 STUCK_SWEEP_SECONDS = 0.2
 STUCK_SECONDS = 10.0
-"""Time from SIGKILL after which processes in an uninterruptible wait are given up."""
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
 LOST_SECONDS = 1.0
@@ -138,7 +138,7 @@ class NodeCommand:
         self._round: NodeRound | None = None
         self._sweeping: Timer | None = None
         self._killing: Timer | None = None
-        self._swept_at = 0.0
+        self._swept_at = self._able_at = 0.0
         self.joined: int | None = None
         failed = self._run()
         if failed is not None:
@@ -480,19 +480,20 @@ class NodeCommand:
         """
         now = time.monotonic()
         if self._sweeping is None:
-            self._swept_at = now
+            self._swept_at = self._able_at = now
         else:
             self._sweeping.cancel()
         self.reap()
         left, stuck = descendants(os.getpid()), ""
-        waited = now - self._swept_at
-        if left and waited >= STUCK_SECONDS and all(map(is_beyond_return, left)):
+        if not all(map(is_beyond_return, left)):
+            self._able_at = now
+        if left and now - self._able_at >= STUCK_SECONDS:
             stuck = stuck_text(list(left), STUCK_SECONDS)
             self._output.write_line(stuck)
         elif left:
             for pid, began in left.items():
                 kill_unless_reused(pid, began)
-            pause = SWEEP_SECONDS if waited < 1.0 else STUCK_SWEEP_SECONDS
+            pause = SWEEP_SECONDS if now - self._swept_at < 1.0 else STUCK_SWEEP_SECONDS
             self._sweeping = self._loop.call_later(pause, self._kill_everything)
             return
         self._sweeping = None

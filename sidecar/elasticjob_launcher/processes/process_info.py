@@ -176,11 +176,12 @@ PF_EXITING = 0x4
 
 
 def is_beyond_return(pid: int, proc: Path = PROC) -> bool:
-    """Return True if no thread of a process can ever run code of its program again.
+    """Return True if no thread of a process can ever run code of its program again, and each that
+    is left waits.
 
-    That holds for a thread that exits or has exited, and for one with SIGKILL pending in an
-    uninterruptible wait: at the end of the wait the kernel ends it before it returns from its
-    system call. The process may stay for as long as a disk does not answer.
+    That holds for a thread that has exited, and for one in an uninterruptible wait that exits or
+    has SIGKILL pending: at the end of the wait the kernel ends it before it returns from its system
+    call. The process may stay for as long as a disk does not answer.
     """
     try:
         threads = list((proc / str(pid) / "task").iterdir())
@@ -193,14 +194,16 @@ def is_beyond_return(pid: int, proc: Path = PROC) -> bool:
 
 def _cannot_return(thread: Path) -> bool:
     state, flags = _state_and_flags(thread)
-    if state in "ZX" or flags & PF_EXITING:
+    if state in "ZX":
         return True
+    if state != "D" or flags & PF_EXITING:
+        return state == "D"  # an exit that does not wait makes progress
     status = (thread / "status").read_text()
     # The kernel marks each thread (SigPnd) and the process (ShdPnd).
     pending = 0
     for name in ("SigPnd:", "ShdPnd:"):
         pending |= int(status.partition(name)[2].split()[0], 16)
-    return state == "D" and bool(pending & 1 << (signal.SIGKILL - 1))
+    return bool(pending & 1 << (signal.SIGKILL - 1))
 
 
 def _state_and_flags(thread: Path) -> tuple[str, int]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
 STUCK_SECONDS = 10.0
-"""Time from SIGKILL after which processes in an uninterruptible wait are given up."""
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 # Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
@@ -68,7 +68,7 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.kill_timer: Timer | None = None
-        self.killed_at = 0.0
+        self.able_at = 0.0
         self.stuck = ""
 
 
@@ -275,7 +275,7 @@ class Workers:
         if current.gone:
             return
         if not current.killed:
-            current.killed_at = time.monotonic()
+            current.able_at = time.monotonic()
         current.terminated = current.killed = True
         if current.kill_timer is not None:
             current.kill_timer.cancel()
@@ -293,11 +293,14 @@ class Workers:
     def _give_up_if_stuck(self, current: Round) -> None:
         """End the round without the end of processes that can run no more, such as those that wait
         for a disk that does not answer."""
-        if current.gone or time.monotonic() - current.killed_at < STUCK_SECONDS:
+        if current.gone:
             return
+        now = time.monotonic()
         groups = [worker for worker in current.workers if not worker.group_gone]
         left = [pid for worker in groups for pid in members(worker.process.pid)]
         if not left or not all(is_beyond_return(pid) for pid in left):
+            current.able_at = now
+        if now - current.able_at < STUCK_SECONDS:
             return
         current.gone = True
         current.stuck = stuck_text(left, STUCK_SECONDS)

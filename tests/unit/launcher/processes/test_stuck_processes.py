@@ -53,6 +53,7 @@ def plant(
         ({"state": "t"}, False),
         ({"state": "Z", "own": NONE, "shared": NONE}, True),
         ({"state": "X", "own": NONE, "shared": NONE}, True),
+        ({"state": "R", "flags": PF_EXITING | 0x400000}, False),  # it makes progress
         ({"state": "D", "own": NONE, "shared": NONE, "flags": PF_EXITING | 0x400000}, True),
     ],
 )
