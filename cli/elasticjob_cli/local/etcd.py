@@ -86,6 +86,7 @@ def find_etcd(v2: bool = False) -> Path:
 
     Raises:
         NoEtcd: no program was found.
+        CommandError: the only program is not executable for this user.
         NoEtcdV2: none supports the v2 API.
         NoEtcdV2Client: the agents' client of the v2 API is missing.
     """
