@@ -221,6 +221,7 @@ class Launcher:
             "live_seconds": self._deadline.live_seconds,
             "slots": self._counted,
             "node_launch": self._node_launch,
+            "stuck": self._workers.stuck,
         }
 
     def _obey(self, request: Request) -> None:
@@ -358,7 +359,7 @@ class Launcher:
     def _send_event(self, event: dict[str, Any]) -> None:
         if self._agent is not None:
             self._agent.send(event)
-        if event["type"] == "stopped" and self._ending:
+        if event["type"] in ("stopped", "stuck") and self._ending:
             self._end(128 + (self._signalled or signal.SIGTERM))
 
     def _trouble(self, message: str) -> None:

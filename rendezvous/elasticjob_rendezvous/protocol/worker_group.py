@@ -9,6 +9,9 @@ from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import Round, Snapshots
 
+STUCK_EXIT_CODE = 5
+"""Exit code of an agent that gave up workers in an uninterruptible wait: its pod cannot end."""
+
 
 class Workers(StrEnum):
     NONE = "none"

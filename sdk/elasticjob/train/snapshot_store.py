@@ -17,9 +17,9 @@ from elasticjob.train.storage import StorageWriter
 if TYPE_CHECKING:
     from elasticjob.train.agreement import Part
     from elasticjob.train.buffers import StorageFolder
-    from elasticjob.train.part_files import Body
     from elasticjob.train.gang import Gang
     from elasticjob.train.job import InStorage, ReachedFile, Report
+    from elasticjob.train.part_files import Body
 
 log = logging.getLogger("elasticjob.train")
 

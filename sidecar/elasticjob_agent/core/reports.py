@@ -37,6 +37,7 @@ from elasticjob_agent.worker_runtime import (
     Prepared,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersStuck,
     WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
@@ -342,6 +343,8 @@ def _runtime_lines(before: State, after: State, event: object) -> Iterator[LogLi
             yield LogLine(f"{TOOK_OVER} {after.group.round}: its workers {state}{which}")
         case WorkerRuntimeLost(reason) if before.ending is None:
             yield LogLine(f"the launcher is gone: {reason}", warning=not before.leaving)
+        case WorkersStuck(number, message):
+            yield LogLine(f"round {number}: {message}", warning=True)
         case Prepared(ready, reason):
             yield LogLine(
                 "workers will start warm" if ready else f"workers will start cold: {reason}"

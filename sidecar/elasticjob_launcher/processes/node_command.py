@@ -27,10 +27,12 @@ from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
     MemoryCgroup,
     descendants,
+    is_beyond_return,
     kill_group,
     kill_unless_reused,
     reap_children,
     signal_if_caught,
+    stuck_text,
 )
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.wire import WireError
@@ -45,6 +47,9 @@ ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
 
 SWEEP_SECONDS = 0.02
+STUCK_SWEEP_SECONDS = 0.2
+STUCK_SECONDS = 10.0
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
 LOST_SECONDS = 1.0
@@ -104,6 +109,7 @@ class NodeCommand:
         self._round: NodeRound | None = None
         self._sweeping: Timer | None = None
         self._killing: Timer | None = None
+        self._swept_at = self._able_at = 0.0
         self.joined: int | None = None
         failed = self._command.start()
         if failed is not None:
@@ -125,6 +131,11 @@ class NodeCommand:
         if current.pids:
             return current.running_pids
         return {} if self._command.pid is None else {0: self._command.pid}
+
+    @property
+    def stuck(self) -> str:
+        """Reason for which processes of the last round were given up; empty if none were."""
+        return "" if self._round is None else self._round.stuck
 
     @property
     def exits(self) -> list[dict[str, Any]]:
@@ -398,20 +409,33 @@ class NodeCommand:
         return found
 
     def _kill_everything(self) -> None:
-        """Kill every process of the command until none is left, then end the round."""
-        if self._sweeping is not None:
+        """Kill every process of the command until none is left, then end the round.
+
+        Processes that can run no more, such as those that wait for a disk that does not answer,
+        are given up after `STUCK_SECONDS`.
+        """
+        now = time.monotonic()
+        if self._sweeping is None:
+            self._swept_at = self._able_at = now
+        else:
             self._sweeping.cancel()
         self.reap()
-        left = descendants(os.getpid())
-        if left:
+        left, stuck = descendants(os.getpid()), ""
+        if not all(map(is_beyond_return, left)):
+            self._able_at = now
+        if left and now - self._able_at >= STUCK_SECONDS:
+            stuck = stuck_text(list(left), STUCK_SECONDS)
+            self._output.write_line(stuck)
+        elif left:
             for pid, began in left.items():
                 kill_unless_reused(pid, began)
-            self._sweeping = self._loop.call_later(SWEEP_SECONDS, self._kill_everything)
+            pause = SWEEP_SECONDS if now - self._swept_at < 1.0 else STUCK_SWEEP_SECONDS
+            self._sweeping = self._loop.call_later(pause, self._kill_everything)
             return
         self._sweeping = None
         current = self._active
         if current is not None:
-            current.over()
+            current.over(stuck)
 
 
 def _refuse(connection: Connection, message: str) -> None:

@@ -27,11 +27,13 @@ from elasticjob_agent.core.model import LEFTOVER_SECONDS, ExitCode
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_runtime import (
+    Hello,
     LauncherSignalled,
     LogTrouble,
     StartRefused,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersStuck,
 )
 from elasticjob_rendezvous.protocol.directives import Finish, Idle, Left, Refused
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
@@ -380,6 +382,46 @@ def test_lost_launcher_fails_the_member_and_makes_it_leave() -> None:
     assert local.failure.kind is FailureClass.SIGNAL
     ending = driven.only(Exit, driven.feed(directed(Left())))[0].ending
     assert ending.code is ExitCode.FAILED
+
+
+STUCK = RuntimeEvent(WorkersStuck(1, "process 7 waits"))
+
+
+def test_node_with_stuck_workers_leaves_and_releases_its_launcher() -> None:
+    driven = running()
+    driven.feed(stop(1, CauseKind.FAILURE))
+    driven.feed(STUCK)
+    local = told(driven)
+    assert (local.workers, local.leaving) == (Workers.NONE, "process 7 waits")
+    assert not driven.only(StartGroup, driven.feed(run(2)))
+    released = driven.only(Release, driven.feed(directed(Left())))[0]
+    assert "left (process 7 waits)" in released.message
+    ending = driven.only(Exit, driven.feed(RuntimeEvent(WorkerRuntimeLost("released"))))[0].ending
+    assert ending.code is ExitCode.STUCK
+
+
+def test_leaving_node_names_its_stuck_workers() -> None:
+    driven = running()
+    driven.feed(LeaveRequested("SIGTERM"))
+    driven.feed(STUCK)
+    assert told(driven).leaving == "SIGTERM; process 7 waits"
+    driven.feed(STUCK)
+    assert told(driven).leaving == "SIGTERM; process 7 waits"
+
+
+def test_stuck_workers_do_not_delay_the_end_of_the_job() -> None:
+    driven = running()
+    driven.feed(finish(OutcomeKind.STOPPED))
+    assert not driven.only(Release)
+    assert driven.only(Release, driven.feed(STUCK))
+
+
+def test_next_agent_leaves_because_of_stuck_workers() -> None:
+    event = hello().event
+    assert isinstance(event, Hello)
+    driven = Driven(RuntimeEvent(replace(event, stuck="process 7 waits")), PortReserved(4000))
+    assert told(driven).leaving == "process 7 waits"
+    assert not driven.only(StartGroup, driven.feed(run(2)))
 
 
 def test_launcher_that_ends_during_leave_has_not_failed() -> None:

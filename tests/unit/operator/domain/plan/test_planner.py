@@ -243,6 +243,15 @@ def test_wait_for_quota_is_bounded() -> None:
     assert (late.expected, created(late)) == (2, [2])
 
 
+def test_pod_with_stuck_workers_is_deleted_and_replaced() -> None:
+    stuck = replace(pod(1).get(), stuck="process 7 waits", ready=False)
+    found = plan(job(maxNodes=3), observed(pod(0).get(), stuck, pod(2).get()), NOW)
+    assert (deleted(found), created(found)) == ([("job-1", DeleteReason.STUCK)], [3])
+    stuck = replace(stuck, terminating=True)
+    again = plan(job(maxNodes=3), observed(*running(1), stuck, pod(2).get(), pod(3).get()), NOW)
+    assert (deleted(again), created(again)) == ([], [])
+
+
 def test_newest_failed_pods_are_kept_for_inspection() -> None:
     failed = [pod(index).failed(100 - index).get() for index in range(KEPT_FAILED_PODS + 2)]
     living = [pod(index).get() for index in (10, 11)]
