@@ -336,7 +336,7 @@ def _is_recorded(name: str, place: str) -> bool:
 @functools.lru_cache(maxsize=None)
 def recorded_entries(folder: str) -> frozenset[str]:
     """Return the files and folders of a folder that the RECORD files of its packages list."""
-    found = set()
+    found: set[str] = set()
     for metadata in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):  # noqa: PTH118, PTH207
         with suppress(OSError), open(metadata, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
             found.update(line.lstrip('"').partition("/")[0].partition(",")[0] for line in lines)
