@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.protocol.directives import Refused
 from elasticjob_rendezvous.protocol.effects import Grant, Note, Read, Write
 from elasticjob_rendezvous.protocol.events import (
     LeaseGone,
     LocalChanged,
+    RequestFailed,
     Tick,
     WatchBroken,
 )
@@ -143,6 +145,23 @@ def test_session_whose_key_was_deleted_ends_with_a_warning() -> None:
     node.hear(Tick())
     assert node.engine.session not in ("", lost)
     assert Note("the session of a ended: its key is gone", warning=True) in node.said
+
+
+def test_refused_member_deletes_its_key_after_a_failed_request_too() -> None:
+    etcd = SimEtcd()
+    Node(etcd, "a", bounds=RendezvousParams(2, 2)).start()
+    stranger = Node(etcd, "b", bounds=RendezvousParams(2, 3))
+    stranger.held = True
+    stranger.start()
+    while not isinstance(stranger.directive, Refused):
+        answered(stranger)
+    assert isinstance(stranger.request, Write)
+    stranger.fail(RequestFailed("unavailable"))
+    stranger.held = False
+    stranger.later(1.0)
+    keys = [kv.key for kv in etcd.range(Range(KEYS.members, prefix=True)).kvs]
+    assert [key for key in keys if identity("b") in key] == []
+    assert len(keys) == 1
 
 
 # -- reads ----------------------------------------------------------------------------
