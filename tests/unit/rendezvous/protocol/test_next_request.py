@@ -211,9 +211,9 @@ def test_unknown_roster_of_a_final_round_is_read_once(state: RoundState) -> None
 @pytest.mark.parametrize(
     ("kind", "charged", "reads"),
     [
-        (OutcomeKind.FAILED, (1, 3), 1),
+        (OutcomeKind.FAILED, (1, 2, 3), 1),
         (OutcomeKind.FAILED, (), 0),
-        (OutcomeKind.STOPPED, (1, 3), 0),
+        (OutcomeKind.STOPPED, (1, 2, 3), 0),
     ],
 )
 def test_failures_that_closed_the_job_are_read_once(
