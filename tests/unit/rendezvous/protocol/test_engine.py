@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.protocol.coordinator import coordinator
-from elasticjob_rendezvous.protocol.directives import Finish, Idle, Left, Refused, Run, Stop
+from elasticjob_rendezvous.protocol.directives import (
+    Finish,
+    Idle,
+    Left,
+    RefusalKind,
+    Refused,
+    Run,
+    Stop,
+)
 from elasticjob_rendezvous.protocol.effects import (
     Grant,
     KeepAlive,
     Link,
+    Note,
     Probe,
     Read,
     Serve,
@@ -64,11 +73,12 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import DrainRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble
-from elasticjob_rendezvous.protocol.worker_group import Workers
+from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.sim.etcd.simulated_etcd import SimEtcd
 from tests.unit.rendezvous.builders import (
     KEYS,
     START,
+    UTC_MS,
     a_failure,
     a_round,
     identity,
@@ -147,6 +157,31 @@ def test_requests_are_sent_one_at_a_time() -> None:
     member = node.engine.view.member(identity("a"))
     assert member is not None
     assert member.record.master_port == 2
+
+
+def test_engine_orders_nothing_before_its_first_event() -> None:
+    engine = Node(SimEtcd(), "a").engine
+    assert engine.directive == Idle("not started")
+    assert engine.wake_at is None
+    assert (engine.session, engine.local, engine.view.members()) == ("", Local(), {})
+
+
+def test_malformed_record_is_logged_once_for_each_defect() -> None:
+    node = alone()
+
+    def warnings(value: bytes) -> list[str]:
+        before = len(node.said)
+        node.etcd.txn(Txn((), (Put(KEYS.history(3), value),)))
+        node.hear(Tick()).hear(Tick())
+        notes = [effect for effect in node.said[before:] if isinstance(effect, Note)]
+        assert all(note.warning for note in notes)
+        return [note.text for note in notes]
+
+    [text] = warnings(b"[]")
+    assert text.startswith("record ignored: ")
+    assert KEYS.history(3) in text
+    assert warnings(b"[]") == []
+    assert len(warnings(b"no JSON")) == 1
 
 
 # -- etcd fails -----------------------------------------------------------------------
@@ -794,6 +829,8 @@ def test_close_ends_all_members() -> None:
     for node in (a, b):
         assert isinstance(node.directive, Finish)
         assert node.directive.outcome == outcome
+        assert node.engine.view.round is not None
+        assert node.engine.view.round.record.since_ms == UTC_MS
         node.hear(LocalChanged(replace(READY, workers=Workers.NONE, round=1)))
     assert a.etcd.range(Range(KEYS.members, True)).kvs == ()
 
@@ -834,6 +871,7 @@ def test_member_with_other_sizes_is_refused_and_leaves_no_key() -> None:
     stranger = Node(a.etcd, "b", bounds=RendezvousParams(2, 3)).start()
     settle(a, stranger)
     assert isinstance(stranger.directive, Refused)
+    assert stranger.directive.kind is RefusalKind.BOUNDS
     assert "max_nodes=3, but the job has 2" in stranger.directive.reason
     assert len(a.etcd.range(Range(KEYS.members, True)).kvs) == 1
 

@@ -24,7 +24,7 @@ from elasticjob_rendezvous.protocol.liveness.failure_detector import (
     FailureDetector,
     gone_keys,
 )
-from elasticjob_rendezvous.protocol.liveness.peer_state import LinkState
+from elasticjob_rendezvous.protocol.liveness.peer_state import LinkState, MemberEvent
 from elasticjob_rendezvous.protocol.liveness.probes import (
     LONGEST_PROBE_SECONDS,
     PROBE_INTERVAL_SECONDS,
@@ -126,6 +126,16 @@ def test_new_link_clears_the_suspicion_of_its_member() -> None:
     assert peers.symptom([B]) == 9.0
 
 
+def test_trouble_counts_from_its_first_sign() -> None:
+    job, peers = gang(), linked(B)
+    peers.down(PeerDown(B, "s1"), job.view(), 5.0)
+    peers.down(PeerDown(B, "s1"), job.view(), 6.0)
+    assert peers.symptom([B, C]) == 5.0
+    peers.down(PeerDown(C, "s1"), job.view(), 7.0)
+    assert peers.symptom([C, B]) == 5.0
+    assert peers.symptom([C]) == 7.0
+
+
 # -- evidence of answers --------------------------------------------------------------
 
 
@@ -145,16 +155,19 @@ def test_other_probe_results_are_no_proof(verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "warning"),
-    [(Verdict.GONE, False), (Verdict.WORKERS_ALIVE, True), (Verdict.UNKNOWN, True)],
+    ("verdict", "text", "warning"),
+    [
+        (Verdict.GONE, "is gone: a probe found no workers of it", False),
+        (Verdict.WORKERS_ALIVE, "lost its agent; its workers keep running", True),
+        (Verdict.UNKNOWN, "does not answer probes: waiting for its lease to expire", True),
+    ],
 )
-def test_log_names_the_probed_member(verdict: Verdict, warning: bool) -> None:
+def test_log_names_the_probed_member(verdict: Verdict, text: str, warning: bool) -> None:
     job = Job("pod-1", "pod-2").sealed("pod-1", "pod-2")
     answer = Probed(identity("pod-2"), "s1", verdict)
     effects = linked().probed(answer, job.view(), 1.0, ORPHAN_SECONDS)
-    [note] = [effect for effect in effects if isinstance(effect, Note)]
-    assert note.text.startswith("pod-2 ")
-    assert note.warning is warning
+    notes = [effect for effect in effects if isinstance(effect, Note)]
+    assert notes == [Note(f"pod-2 {text}", warning)]
 
 
 def test_answer_about_a_replaced_session_is_ignored() -> None:
@@ -225,6 +238,22 @@ def test_orphan_whose_agent_linked_again_is_no_orphan() -> None:
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.up(PeerUp(B, "s1"), 2.0)
     assert not peers.orphaned
+
+
+def test_orphan_whose_member_linked_in_a_new_session_is_no_orphan() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.up(PeerUp(B, "s2"), 2.0)
+    assert not peers.orphaned
+    assert peers.alive(B, 2.0)
+
+
+def test_orphan_is_probed_beside_a_suspected_member() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.quiet(PeerQuiet(C, "s1"), job.view(), 5.0)
+    effects = tended(peers, job, 5.0)
+    assert [probe.member for probe in effects if isinstance(probe, Probe)] == [B, C]
 
 
 def test_orphan_adopted_by_a_new_agent_is_no_orphan() -> None:
@@ -670,6 +699,48 @@ def test_member_that_links_again_is_not_silent() -> None:
     assert not peers.cut_off((B, C))
 
 
+# -- heartbeats without a decision ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trouble", "routine"),
+    [
+        (None, True),
+        ("no link", False),
+        ("suspected", False),
+        ("silent", False),
+        ("link lost", False),
+        ("answers probes", False),
+        ("orphans elsewhere", False),
+        ("suspicion elsewhere", True),
+    ],
+)
+def test_heartbeat_is_routine_if_nothing_stands_against_its_member(
+    trouble: str | None, routine: bool
+) -> None:
+    job, peers = gang(), linked(B) if trouble != "no link" else linked()
+    match trouble:
+        case "suspected":
+            peers.quiet(PeerQuiet(B, "s1"), job.view(), 5.0)
+        case "silent":
+            peers.take(B, MemberEvent.NO_ANSWER)
+        case "link lost":
+            peers.take(B, MemberEvent.LINK_LOST)
+        case "answers probes":
+            peers = linked()
+            probed(peers, job, Verdict.AGENT_ALIVE)
+            assert not peers.is_routine(PeerUp(B, "s1"))
+        case "orphans elsewhere":
+            peers.probed(Probed(C, "s1", Verdict.WORKERS_ALIVE), job.view(), 1.0, ORPHAN_SECONDS)
+        case "suspicion elsewhere":
+            peers.quiet(PeerQuiet(C, "s1"), job.view(), 5.0)
+    assert peers.is_routine(PeerHeartbeat(B, "s1")) is routine
+
+
+def test_first_link_of_an_unsuspected_member_is_routine() -> None:
+    assert linked().is_routine(PeerUp(B, "s1"))
+
+
 # -- liveness -------------------------------------------------------------------------
 
 
@@ -681,6 +752,19 @@ def test_link_is_alive_while_messages_arrive() -> None:
     assert peers.alive(C, 11.9 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(C, 12.0 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(D, 12.0)
+
+
+def test_last_heartbeat_counts_from_either_side() -> None:
+    """A former coordinator was heard on our own link to it."""
+    peers = linked()
+    assert peers.last_heartbeat_at(B) is None
+    peers.led_by(B, 5.0)
+    assert (peers.led_at(B), peers.led_at(C)) == (5.0, None)
+    assert peers.last_heartbeat_at(B) == 5.0
+    peers.up(PeerUp(B, "s1"), 7.0)
+    assert (peers.led_at(B), peers.last_heartbeat_at(B)) == (5.0, 7.0)
+    peers.led_by(B, 9.0)
+    assert peers.last_heartbeat_at(B) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -695,6 +779,10 @@ def test_evidence_is_as_old_as_the_oldest_heartbeat(
     peers.up(PeerHeartbeat(C, "s1"), 12.0)
     peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # earlier receipts still count
     assert peers.evidence(others) == evidence
+
+
+def test_nobody_gives_no_evidence() -> None:
+    assert linked(B).evidence(()) is None
 
 
 def test_evidence_is_no_newer_than_the_last_receipt_of_the_peer() -> None:
