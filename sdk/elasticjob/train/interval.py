@@ -17,8 +17,8 @@ COSTS = 5
 """Number of measured costs, of which the median counts. The first ones include the allocation of
 the buffers."""
 PLAIN_STEPS = 20
-"""Number of steps without a copy, of whose times the median counts, and of consecutive snapshots
-after which such a step is measured anew."""
+"""Number of measured steps without a copy; their median time counts. After as many snapshots in
+consecutive steps, another one is measured."""
 
 
 class Cost(NamedTuple):
