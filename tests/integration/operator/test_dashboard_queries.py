@@ -64,7 +64,8 @@ def operator(
 def failing_replica() -> tuple[Metrics, int]:
     """Return the metrics of a second replica, and their port.
 
-    It has the errors of an operator that etcd refuses, which cannot be had beside a job that runs.
+    It has what cannot be had beside a job that runs: the errors of an operator that etcd refuses,
+    and planned stops.
     """
     metrics = Metrics()
     server, _ = start_http_server(0, addr="127.0.0.1", registry=metrics.registry)
@@ -86,6 +87,7 @@ def act(number: int, agents: Agents, ns: Namespace, failing: Metrics) -> None:
     agents.put(agents.keys.history(number), replace(record, start_ms=30, first_step_ms=70))
     ns.scale(1 if number % 2 else 2)
     failing.count_error(Retry("etcd refuses", 1.0, "EtcdRefused"))
+    failing.stops.labels("Saved").inc()
 
 
 def empty(server: Prometheus) -> dict[str, str]:
