@@ -251,7 +251,9 @@ def absorb(state: State, event: Event, now: float) -> State:
     """Record an event in the state."""
     match event:
         case DirectiveChanged(directive):
-            return _seated(_mark_as_run(replace(state, directive=directive)))
+            state = _seated(_mark_as_run(replace(state, directive=directive)))
+            begins = isinstance(directive, Run) and directive.roster.number > state.round
+            return _leaving(state, state.stuck) if state.stuck and begins else state
         case RuntimeEvent():
             return _take_runtime_event(state, event, now)
         case LeaveRequested(reason, hurry):
@@ -300,6 +302,8 @@ def _take_runtime_event(state: State, taken: RuntimeEvent, now: float) -> State:
             ran = state.ran if group is None or not group.started else state.round
             if state.hello is None:
                 state = replace(state, prepare_by=_prepare_by(state, event, now))
+            if group is not None and event.stuck and event.running is None:
+                group = replace(group, empty=True)
             group = groups.after_hello(group, taken, event, facts, now)
             state = replace(state, hello=event, group=group, ran=ran)
             return _stuck(state, event.stuck) if event.stuck else state
@@ -349,12 +353,17 @@ def _leaving(state: State, reason: str) -> State:
 
 
 def _stuck(state: State, message: str) -> State:
-    """Let the node leave: its machine can neither end these workers nor be trusted with others."""
+    """Let the node leave: its machine can neither end these workers nor be trusted with others.
+
+    If all workers here have succeeded, it ends with the job, unless another round begins.
+    """
     if state.stuck:
         return state
+    state = replace(state, stuck=message)
     if state.leaving and state.may_leave:
-        state = replace(state, leaving=f"{state.leaving}; {message}")
-    return replace(_leaving(state, message), stuck=message)
+        return replace(state, leaving=f"{state.leaving}; {message}")
+    is_done = state.group is not None and state.group.done
+    return state if is_done else _leaving(state, message)
 
 
 # -- orders -------------------------------------------------------------------------

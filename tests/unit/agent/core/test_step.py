@@ -537,6 +537,36 @@ def test_failed_job_names_first_failure() -> None:
     assert message.endswith("Traceback …\nValueError: boom")
 
 
+def test_node_whose_workers_succeeded_does_not_leave_because_of_stuck_leftovers() -> None:
+    driven = running()
+    for rank in (0, 1):
+        driven.feed(ended(rank))
+    driven.feed(Timer(), after=LEFTOVER_SECONDS)
+    driven.feed(STUCK)
+    local = told(driven)
+    assert (local.done, local.leaving) == (True, "")
+    assert driven.only(Release, driven.feed(finish()))[0].exit_code == 0
+
+
+def test_node_with_stuck_leftovers_leaves_when_another_round_begins() -> None:
+    driven = running()
+    for rank in (0, 1):
+        driven.feed(ended(rank))
+    driven.feed(Timer(), after=LEFTOVER_SECONDS)
+    driven.feed(STUCK)
+    assert not driven.only(StartGroup, driven.feed(run(2)))
+    assert told(driven).leaving == "process 7 waits"
+
+
+def test_returned_connection_with_stuck_workers_charges_no_failure() -> None:
+    driven = running()
+    event = hello().event
+    assert isinstance(event, Hello)
+    driven.feed(RuntimeEvent(replace(event, stuck="process 7 waits")))
+    local = told(driven)
+    assert (local.failure, local.workers, local.leaving) == (None, Workers.NONE, "process 7 waits")
+
+
 def test_agent_does_not_end_before_the_first_failure_is_read() -> None:
     driven = running()
     outcome = Outcome(OutcomeKind.FAILED, "why")
