@@ -167,7 +167,7 @@ def _decide_end(state: State, now: float) -> Ending | None:
         case Finish(reads_failure=True):
             return None
         case Finish():
-            return _end_after_finish(run, directive)
+            return _end_after_finish(state, run, directive)
         case Refused(reason):
             return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"{run} refused: {reason}")
         case Left():
@@ -190,7 +190,7 @@ def _end_after_leave(state: State, run: str, detail: str) -> Ending:
     return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
 
 
-def _end_after_finish(run: str, finish: Finish) -> Ending:
+def _end_after_finish(state: State, run: str, finish: Finish) -> Ending:
     outcome = finish.outcome
     detail = f": {outcome.detail}" if outcome.detail else ""
     match outcome.kind:
@@ -206,8 +206,11 @@ def _end_after_finish(run: str, finish: Finish) -> Ending:
             return Ending(code, code, f"{run} timed out{detail}")
         case OutcomeKind.STOPPED:
             saved = "" if outcome.save is None else f"; {outcome.save.text}"
-            text = f"{run} was stopped from outside{detail}{saved}"
-            return Ending(ExitCode.STOPPED, LEFT_CODE, text)
+            stuck = f"; {state.stuck}" if state.stuck else ""
+            text = f"{run} was stopped from outside{detail}{saved}{stuck}"
+            # The pod of stuck workers outlives its deletion: the code explains it.
+            code = ExitCode.STUCK if state.stuck else ExitCode.STOPPED
+            return Ending(code, LEFT_CODE, text)
         case _:
             assert_never(outcome.kind)
 

@@ -413,7 +413,10 @@ def test_stuck_workers_do_not_delay_the_end_of_the_job() -> None:
     driven = running()
     driven.feed(finish(OutcomeKind.STOPPED))
     assert not driven.only(Release)
-    assert driven.only(Release, driven.feed(STUCK))
+    [release] = driven.only(Release, driven.feed(STUCK))
+    assert release.message.endswith("; process 7 waits")
+    ending = driven.only(Exit, driven.feed(RuntimeEvent(WorkerRuntimeLost("released"))))[0].ending
+    assert ending.code is ExitCode.STUCK, "the operator explains the pod that does not end"
 
 
 def test_next_agent_leaves_because_of_stuck_workers() -> None:
