@@ -292,8 +292,10 @@ def test_node_that_leaves_because_of_stuck_workers_returns_no_result() -> None:
 
             async def with_stuck_workers() -> AsyncIterator[WorkerRuntimeEvent]:
                 async for event in events():
-                    is_stop = isinstance(event, Stopped)
-                    yield WorkersStuck(event.round, "process 7 waits") if is_stop else event
+                    if isinstance(event, Stopped):
+                        yield WorkersStuck(event.round, "process 7 waits")
+                    else:
+                        yield event
 
             runtime.events = with_stuck_workers  # type: ignore[method-assign]
             return runtime
