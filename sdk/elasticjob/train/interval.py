@@ -17,8 +17,8 @@ COSTS = 5
 """Number of measured costs, of which the median counts. The first ones include the allocation of
 the buffers."""
 PLAIN_STEPS = 20
-"""Number of steps without a copy, of whose times the median counts, and of consecutive snapshots
-after which such a step is measured anew."""
+"""Number of steps without a copy for the median of their times, and number of consecutive snapshots
+before such a step is measured again."""
 
 
 class Cost(NamedTuple):
