@@ -156,7 +156,7 @@ def run_result(
             raise error or RendezvousClosedError(f"{outcome.kind}: {outcome.detail}")
         case Refused(reason):
             raise error or RendezvousConnectionError(reason)
-    if state.gone and not isinstance(directive, Left):
+    if state.stuck or (state.gone and not isinstance(directive, Left)):
         group.state = WorkerState.UNKNOWN
         raise RuntimeError(ending.message)
     group.state = WorkerState.STOPPED

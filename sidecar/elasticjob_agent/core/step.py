@@ -167,7 +167,7 @@ def _decide_end(state: State, now: float) -> Ending | None:
         case Finish(reads_failure=True):
             return None
         case Finish():
-            return _end_after_finish(run, directive)
+            return _end_after_finish(state, run, directive)
         case Refused(reason):
             return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"{run} refused: {reason}")
         case Left():
@@ -190,7 +190,7 @@ def _end_after_leave(state: State, run: str, detail: str) -> Ending:
     return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
 
 
-def _end_after_finish(run: str, finish: Finish) -> Ending:
+def _end_after_finish(state: State, run: str, finish: Finish) -> Ending:
     outcome = finish.outcome
     detail = f": {outcome.detail}" if outcome.detail else ""
     match outcome.kind:
@@ -206,8 +206,11 @@ def _end_after_finish(run: str, finish: Finish) -> Ending:
             return Ending(code, code, f"{run} timed out{detail}")
         case OutcomeKind.STOPPED:
             saved = "" if outcome.save is None else f"; {outcome.save.text}"
-            text = f"{run} was stopped from outside{detail}{saved}"
-            return Ending(ExitCode.STOPPED, LEFT_CODE, text)
+            stuck = f"; {state.stuck}" if state.stuck else ""
+            text = f"{run} was stopped from outside{detail}{saved}{stuck}"
+            # The pod of stuck workers outlives its deletion: the code explains it.
+            code = ExitCode.STUCK if state.stuck else ExitCode.STOPPED
+            return Ending(code, LEFT_CODE, text)
         case _:
             assert_never(outcome.kind)
 
@@ -251,7 +254,9 @@ def absorb(state: State, event: Event, now: float) -> State:
     """Record an event in the state."""
     match event:
         case DirectiveChanged(directive):
-            return _seated(_mark_as_run(replace(state, directive=directive)))
+            state = _seated(_mark_as_run(replace(state, directive=directive)))
+            begins = isinstance(directive, Run) and directive.roster.number > state.round
+            return _leaving(state, state.stuck) if state.stuck and begins else state
         case RuntimeEvent():
             return _take_runtime_event(state, event, now)
         case LeaveRequested(reason, hurry):
@@ -300,6 +305,8 @@ def _take_runtime_event(state: State, taken: RuntimeEvent, now: float) -> State:
             ran = state.ran if group is None or not group.started else state.round
             if state.hello is None:
                 state = replace(state, prepare_by=_prepare_by(state, event, now))
+            if group is not None and event.stuck and event.running is None:
+                group = replace(group, empty=True)
             group = groups.after_hello(group, taken, event, facts, now)
             state = replace(state, hello=event, group=group, ran=ran)
             return _stuck(state, event.stuck) if event.stuck else state
@@ -349,12 +356,17 @@ def _leaving(state: State, reason: str) -> State:
 
 
 def _stuck(state: State, message: str) -> State:
-    """Let the node leave: its machine can neither end these workers nor be trusted with others."""
+    """Let the node leave: its machine can neither end these workers nor be trusted with others.
+
+    If all workers here have succeeded, it ends with the job, unless another round begins.
+    """
     if state.stuck:
         return state
+    state = replace(state, stuck=message)
     if state.leaving and state.may_leave:
-        state = replace(state, leaving=f"{state.leaving}; {message}")
-    return replace(_leaving(state, message), stuck=message)
+        return replace(state, leaving=f"{state.leaving}; {message}")
+    is_done = state.group is not None and state.group.done
+    return state if is_done else _leaving(state, message)
 
 
 # -- orders -------------------------------------------------------------------------

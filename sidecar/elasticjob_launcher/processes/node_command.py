@@ -26,8 +26,8 @@ from elasticjob_launcher.processes.node_round import NodeRound, Phase
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
     MemoryCgroup,
+    StuckWatch,
     descendants,
-    is_beyond_return,
     kill_group,
     kill_unless_reused,
     reap_children,
@@ -109,7 +109,8 @@ class NodeCommand:
         self._round: NodeRound | None = None
         self._sweeping: Timer | None = None
         self._killing: Timer | None = None
-        self._swept_at = self._able_at = 0.0
+        self._swept_at = 0.0
+        self._watch = StuckWatch()
         self.joined: int | None = None
         failed = self._command.start()
         if failed is not None:
@@ -416,14 +417,12 @@ class NodeCommand:
         """
         now = time.monotonic()
         if self._sweeping is None:
-            self._swept_at = self._able_at = now
+            self._swept_at, self._watch = now, StuckWatch()
         else:
             self._sweeping.cancel()
         self.reap()
         left, stuck = descendants(os.getpid()), ""
-        if not all(map(is_beyond_return, left)):
-            self._able_at = now
-        if left and now - self._able_at >= STUCK_SECONDS:
+        if self._watch.look(left) >= STUCK_SECONDS:
             stuck = stuck_text(list(left), STUCK_SECONDS)
             self._output.write_line(stuck)
         elif left:

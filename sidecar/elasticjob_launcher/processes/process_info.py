@@ -14,7 +14,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Collection, Iterator, NamedTuple, Sequence
 
 from elasticjob_launcher.loop import Loop
 
@@ -60,7 +60,13 @@ def group_exists(group: int) -> bool:
 
 
 def group_has_only_zombies(group: int) -> bool:
-    return all(stat.state in "ZX" for stat in processes() if stat.group == group)
+    """Return True if every thread of every process of the group has ended.
+
+    A process whose first thread has ended is shown as a zombie while others run or wait.
+    """
+    return all(
+        stat.state in "ZX" and _has_ended(stat.pid) for stat in processes() if stat.group == group
+    )
 
 
 def members(group: int) -> list[int]:
@@ -124,7 +130,7 @@ def kill_descendants(within_seconds: float) -> None:
     only briefly if all that are left can run no more, see `is_beyond_return`.
     """
     deadline = time.monotonic() + within_seconds
-    able_at = time.monotonic()
+    watch = StuckWatch()
     while time.monotonic() < deadline:
         for _ in reap_children():
             pass
@@ -132,9 +138,9 @@ def kill_descendants(within_seconds: float) -> None:
         left = [stat.pid for stat in processes() if stat.parent == own]
         if not left:
             return
-        if not all(is_beyond_return(pid) for pid in left):
-            able_at = time.monotonic()
-        elif time.monotonic() - able_at > STUCK_END_SECONDS:
+        if watch.look(left) > STUCK_END_SECONDS:
+            for pid, began in descendants(own).items():  # children of those that have not ended
+                kill_unless_reused(pid, began)
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -173,6 +179,8 @@ def follow_process(loop: Loop, pid: int, ended: Callable[[], object]) -> None:
 
 PF_EXITING = 0x4
 """Flag in /proc/<pid>/stat of a thread that has begun to exit."""
+UNINTERRUPTIBLE = "DI"
+"""States of a thread that no signal wakes; `I` while its process writes a core file."""
 
 
 def is_beyond_return(pid: int, proc: Path = PROC) -> bool:
@@ -196,14 +204,52 @@ def _cannot_return(thread: Path) -> bool:
     state, flags = _state_and_flags(thread)
     if state in "ZX":
         return True
-    if state != "D" or flags & PF_EXITING:
-        return state == "D"  # an exit that does not wait makes progress
+    if state not in UNINTERRUPTIBLE or flags & PF_EXITING:
+        return state in UNINTERRUPTIBLE  # an exit that does not wait makes progress
     status = (thread / "status").read_text()
     # The kernel marks each thread (SigPnd) and the process (ShdPnd).
     pending = 0
     for name in ("SigPnd:", "ShdPnd:"):
         pending |= int(status.partition(name)[2].split()[0], 16)
     return bool(pending & 1 << (signal.SIGKILL - 1))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        threads = list((PROC / str(pid) / "task").iterdir())
+        return all(_state_and_flags(thread)[0] in "ZX" for thread in threads)
+    except (FileNotFoundError, ProcessLookupError):  # reaped in the meantime
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+LONGEST_LOOK_SECONDS = 1.0
+
+
+class StuckWatch:
+    """Time for which killed processes can run no more, see `is_beyond_return`, by repeated looks.
+
+    The time between two looks counts up to `LONGEST_LOOK_SECONDS`: a launcher that was paused, or
+    had no processor, does not know it, and under load many processes wait for a moment.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
+        self._clock = clock
+        self._proc = proc
+        self._seconds = 0.0
+        self._last: float | None = None
+
+    def look(self, pids: Collection[int]) -> float:
+        """Return the seconds since the first of consecutive looks that found them all so."""
+        now = self._clock()
+        if not pids or not all(is_beyond_return(pid, self._proc) for pid in pids):
+            self._seconds, self._last = 0.0, None
+            return 0.0
+        if self._last is not None:
+            self._seconds += min(now - self._last, LONGEST_LOOK_SECONDS)
+        self._last = now
+        return self._seconds
 
 
 def _state_and_flags(thread: Path) -> tuple[str, int]:
@@ -216,7 +262,7 @@ def kernel_wait(pid: int, proc: Path = PROC) -> str:
     unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in sorted((proc / str(pid) / "task").iterdir()):
-            if _state_and_flags(thread)[0] == "D":
+            if _state_and_flags(thread)[0] in UNINTERRUPTIBLE:
                 found = (thread / "wchan").read_text().strip()
                 if found not in ("", "0"):
                     return found
@@ -225,9 +271,10 @@ def kernel_wait(pid: int, proc: Path = PROC) -> str:
 
 def stuck_text(pids: Sequence[int], seconds: float, proc: Path = PROC) -> str:
     """Return a description of processes that have not ended since their SIGKILL."""
-    first = min(pids)
+    places = {pid: kernel_wait(pid, proc) for pid in sorted(pids)}
+    first = next((pid for pid, place in places.items() if place), min(pids))
     more = f" and {len(pids) - 1} more" if len(pids) > 1 else ""
-    place = kernel_wait(first, proc)
+    place = places[first]
     return (
         f"process {first}{more} of the workers did not end within {seconds:g} s after SIGKILL: "
         f"it is in an uninterruptible wait in the kernel{f' ({place})' if place else ''}, "

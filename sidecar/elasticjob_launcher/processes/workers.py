@@ -17,10 +17,10 @@ from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
     MemoryCgroup,
+    StuckWatch,
     group_exists,
     group_has_only_zombies,
     has_handler,
-    is_beyond_return,
     kill_group,
     members,
     reap_children,
@@ -68,7 +68,7 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.kill_timer: Timer | None = None
-        self.able_at = 0.0
+        self.watch = StuckWatch()
         self.stuck = ""
 
 
@@ -274,8 +274,6 @@ class Workers:
     def _kill(self, current: Round) -> None:
         if current.gone:
             return
-        if not current.killed:
-            current.able_at = time.monotonic()
         current.terminated = current.killed = True
         if current.kill_timer is not None:
             current.kill_timer.cancel()
@@ -295,12 +293,9 @@ class Workers:
         for a disk that does not answer."""
         if current.gone:
             return
-        now = time.monotonic()
         groups = [worker for worker in current.workers if not worker.group_gone]
         left = [pid for worker in groups for pid in members(worker.process.pid)]
-        if not left or not all(is_beyond_return(pid) for pid in left):
-            current.able_at = now
-        if now - current.able_at < STUCK_SECONDS:
+        if current.watch.look(left) < STUCK_SECONDS:
             return
         current.gone = True
         current.stuck = stuck_text(left, STUCK_SECONDS)

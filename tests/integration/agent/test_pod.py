@@ -124,7 +124,8 @@ def test_pod_deletion_is_an_uncharged_leave(gang: Gang, launcher_file: Path) -> 
 
 
 def test_readiness_needs_launcher_and_lease(gang: Gang, launcher_file: Path) -> None:
-    [pod] = gang.pods(1, launcher_file)
+    # Longer than the cut-off agent and three probes take: at the lease's end the workers end.
+    [pod] = gang.pods(1, launcher_file, lease_seconds=60.0)
     [worker] = gang.started(1, 1)
     assert pod.is_ready()
     pod.agent.signal(signal.SIGKILL)

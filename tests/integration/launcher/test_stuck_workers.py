@@ -31,8 +31,11 @@ from tests.integration.launcher_rig import (
 __all__ = ["launcher_file", "process_tag", "start_launcher"]
 
 WRITER = """
-import os, sys, threading, time
+import os, subprocess, sys, threading, time
 disk, notes = sys.argv[1:]
+daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+with open(notes + ".daemon", "w") as file:
+    file.write(str(daemon.pid))
 def count():
     while True:
         time.sleep(0.01)
@@ -79,6 +82,7 @@ def test_worker_that_waits_for_disk_is_given_up_and_never_runs_again(
         await again.release(1, "")
         assert launcher.wait() == 1, "the launcher does not wait for the disk"
         assert alive(pid)
+        wait_for_end([int(notes.with_name("notes.daemon").read_text())])
         before = notes.read_text()
         disk.thaw()
         wait_for_end([pid])

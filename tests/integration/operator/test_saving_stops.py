@@ -106,7 +106,7 @@ def test_suspended_job_saves_and_resumes_there(
         ns.await_status(phase="Suspended")
         assert steps(tmp_path) == [saved(tmp_path)] * 2
         stop = {"reason": "Suspended", "result": "Saved", "step": saved(tmp_path)}
-        found = {**stop, "checkpointStep": saved(tmp_path), "unsaved": []}
+        found = {**stop, "checkpointStep": saved(tmp_path), "unsaved": [], "error": ""}
         assert ns.status()["lastStop"] == found
         text = f"saved at step {saved(tmp_path)}"
         ns.await_event("Saved", text)

@@ -72,10 +72,12 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 def may_write(pod: Pod) -> bool:
     """Return True if the pod's workers may still write a checkpoint.
 
-    On an unreachable machine they have stopped, since their leases have expired. Neither do ended
-    pods count whose object only a finalizer keeps.
+    On an unreachable machine they have stopped, since their leases have expired, and stuck ones run
+    no more. Neither do ended pods count whose object only a finalizer keeps.
     """
-    return pod.node_state is not NodeState.NOT_READY and not (pod.over and pod.terminating)
+    if pod.stuck or pod.node_state is NodeState.NOT_READY:
+        return False
+    return not (pod.over and pod.terminating)
 
 
 def next_phase(

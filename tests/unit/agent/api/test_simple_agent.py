@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,12 @@ from elasticjob_agent.api.spec import (
     WorkerGroup,
     WorkerSpec,
     WorkerState,
+)
+from elasticjob_agent.worker_runtime import (
+    Stopped,
+    WorkerRuntime,
+    WorkerRuntimeEvent,
+    WorkersStuck,
 )
 from elasticjob_rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
 from tests.unit.agent.memory_rendezvous import Gang, MemoryHandler, until
@@ -274,6 +280,36 @@ def test_leave_request_stops_agent() -> None:
     assert result.state is WorkerState.STOPPED
     assert agent.calls == ["start", "stop", "shutdown SIGTERM"]
     assert handler.calls == ["next_rendezvous", "leave"]
+
+
+def test_node_that_leaves_because_of_stuck_workers_returns_no_result() -> None:
+    """torch's launcher takes every result without failures for success."""
+
+    class Waiting(Believed):
+        def _runtime(self) -> WorkerRuntime:
+            runtime = super()._runtime()
+            events = runtime.events
+
+            async def with_stuck_workers() -> AsyncIterator[WorkerRuntimeEvent]:
+                async for event in events():
+                    if isinstance(event, Stopped):
+                        yield WorkersStuck(event.round, "process 7 waits")
+                    else:
+                        yield event
+
+            runtime.events = with_stuck_workers  # type: ignore[method-assign]
+            return runtime
+
+    agent = Waiting(spec(Gang(wanted=1).handler()))
+
+    def leave() -> None:
+        until(lambda: agent.groups, "the first round")
+        agent.leave("a test")
+
+    threading.Thread(target=leave).start()
+    with pytest.raises(RuntimeError, match="a test; process 7 waits"):
+        agent.run()
+    assert agent.get_worker_group().state is WorkerState.UNKNOWN
 
 
 def test_leave_request_while_waiting_for_peers_stops_agent() -> None:

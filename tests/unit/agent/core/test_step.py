@@ -413,7 +413,10 @@ def test_stuck_workers_do_not_delay_the_end_of_the_job() -> None:
     driven = running()
     driven.feed(finish(OutcomeKind.STOPPED))
     assert not driven.only(Release)
-    assert driven.only(Release, driven.feed(STUCK))
+    [release] = driven.only(Release, driven.feed(STUCK))
+    assert release.message.endswith("; process 7 waits")
+    ending = driven.only(Exit, driven.feed(RuntimeEvent(WorkerRuntimeLost("released"))))[0].ending
+    assert ending.code is ExitCode.STUCK, "the operator explains the pod that does not end"
 
 
 def test_next_agent_leaves_because_of_stuck_workers() -> None:
@@ -535,6 +538,36 @@ def test_failed_job_names_first_failure() -> None:
     message = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED, culprit)))[0].message
     assert "rank 1 (local rank 1 on node-0) in round 2: exit code 1, UserError" in message
     assert message.endswith("Traceback …\nValueError: boom")
+
+
+def test_node_whose_workers_succeeded_does_not_leave_because_of_stuck_leftovers() -> None:
+    driven = running()
+    for rank in (0, 1):
+        driven.feed(ended(rank))
+    driven.feed(Timer(), after=LEFTOVER_SECONDS)
+    driven.feed(STUCK)
+    local = told(driven)
+    assert (local.done, local.leaving) == (True, "")
+    assert driven.only(Release, driven.feed(finish()))[0].exit_code == 0
+
+
+def test_node_with_stuck_leftovers_leaves_when_another_round_begins() -> None:
+    driven = running()
+    for rank in (0, 1):
+        driven.feed(ended(rank))
+    driven.feed(Timer(), after=LEFTOVER_SECONDS)
+    driven.feed(STUCK)
+    assert not driven.only(StartGroup, driven.feed(run(2)))
+    assert told(driven).leaving == "process 7 waits"
+
+
+def test_returned_connection_with_stuck_workers_charges_no_failure() -> None:
+    driven = running()
+    event = hello().event
+    assert isinstance(event, Hello)
+    driven.feed(RuntimeEvent(replace(event, stuck="process 7 waits")))
+    local = told(driven)
+    assert (local.failure, local.workers, local.leaving) == (None, Workers.NONE, "process 7 waits")
 
 
 def test_agent_does_not_end_before_the_first_failure_is_read() -> None:

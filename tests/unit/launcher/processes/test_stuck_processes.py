@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from elasticjob_launcher.processes.process_info import (
     PF_EXITING,
+    StuckWatch,
+    group_has_only_zombies,
     is_beyond_return,
     kernel_wait,
     stuck_text,
@@ -55,6 +61,8 @@ def plant(
         ({"state": "X", "own": NONE, "shared": NONE}, True),
         ({"state": "R", "flags": PF_EXITING | 0x400000}, False),  # it makes progress
         ({"state": "D", "own": NONE, "shared": NONE, "flags": PF_EXITING | 0x400000}, True),
+        ({"state": "I"}, True),  # it waits for the core file of its process
+        ({"state": "I", "own": NONE, "shared": NONE}, False),
     ],
 )
 def test_process_runs_no_more_only_if_every_thread_is_ended_or_killed_in_its_wait(
@@ -85,12 +93,81 @@ def test_running_process_is_not_given_up() -> None:
 
 
 def test_description_names_processes_and_place(tmp_path: Path) -> None:
+    plant(tmp_path, 5, state="Z", wchan="0", pid=5)  # a zombie whose parent is process 7
     plant(tmp_path, 7, state="Z", wchan="0")
     plant(tmp_path, 8)
     plant(tmp_path, 9, pid=9, wchan="0")
     assert kernel_wait(7, tmp_path) == "percpu_rwsem_wait"
-    assert stuck_text([9, 7], 10, tmp_path) == (
-        "process 7 and 1 more of the workers did not end within 10 s after SIGKILL: it is in an "
+    assert stuck_text([9, 7, 5], 10, tmp_path) == (
+        "process 7 and 2 more of the workers did not end within 10 s after SIGKILL: it is in an "
         "uninterruptible wait in the kernel (percpu_rwsem_wait), as for a disk that does not answer"
     )
     assert "kernel, as for" in stuck_text([9], 10, tmp_path)
+
+
+class Clock:
+    """Clock whose time the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_pause_of_launcher_counts_little(tmp_path: Path) -> None:
+    plant(tmp_path, 7)
+    clock = Clock()
+    watch = StuckWatch(clock, tmp_path)
+    clock.now += 60
+    assert watch.look([7]) == 0.0, "it may have begun to wait just now"
+    clock.now += 0.2
+    assert watch.look([7]) == pytest.approx(0.2)
+    clock.now += 60
+    assert watch.look([7]) == pytest.approx(1.2)
+
+
+def test_wait_counts_from_the_last_time_that_any_process_could_run(tmp_path: Path) -> None:
+    plant(tmp_path, 7)
+    plant(tmp_path, 9, pid=9)
+    clock = Clock()
+    watch = StuckWatch(clock, tmp_path)
+    watch.look([7])
+    clock.now += 0.5
+    assert watch.look([7]) == 0.5
+    (tmp_path / "9/task/9/stat").write_text("9 (a) R 1 7 7 0 -1 0 0 0")
+    clock.now += 0.5
+    assert watch.look([7, 9]) == 0.0
+    clock.now += 0.5
+    assert watch.look([7]) == 0.0
+    clock.now += 0.5
+    assert watch.look([7]) == 0.5
+    assert watch.look([]) == 0.0
+
+
+LEADERLESS = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("on", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)
+"""
+
+
+def test_process_whose_first_thread_ended_is_no_zombie() -> None:
+    command = [sys.executable, "-c", LEADERLESS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + 60
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not group_has_only_zombies(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert group_has_only_zombies(process.pid)
+    finally:
+        process.kill()
+        process.communicate()

@@ -87,6 +87,7 @@ def test_phase_transitions_from_spec_and_rendezvous(
     assert next_phase(a_job, VIEWS[view], NOW) is phase
 
 
+STUCK = replace(pod(0).terminating().get(), stuck="process 7 waits")
 SUSPENSIONS: list[tuple[Phase, bool, str, Sequence[Pod], Phase]] = [
     # previous phase, suspended, backend, pods, next phase
     (P.RUNNING, True, "Etcd", RUNNING, P.SUSPENDING),
@@ -100,6 +101,7 @@ SUSPENSIONS: list[tuple[Phase, bool, str, Sequence[Pod], Phase]] = [
     (P.SUSPENDING, False, "C10d", (pod(0).terminating().get(),), P.SUSPENDING),
     (P.SUSPENDING, False, "C10d", (pod(0).over().terminating().get(),), P.SUSPENDED),
     (P.SUSPENDING, False, "C10d", (pod(0).on(NodeState.NOT_READY).get(),), P.SUSPENDED),
+    (P.SUSPENDING, False, "C10d", (STUCK,), P.SUSPENDED),
     (P.SUSPENDED, False, "C10d", (), P.PENDING),
     (P.SUSPENDED, True, "Etcd", RUNNING, P.SUSPENDING),
 ]

@@ -491,6 +491,13 @@ def test_resumption_does_not_wait_for_unreachable_machine() -> None:
     assert created(found) == [1, 2]
 
 
+def test_resumption_does_not_wait_for_stuck_workers() -> None:
+    """The kubelet cannot remove their pod, and they run no more."""
+    stuck = replace(pod(0).terminating().get(), stuck="process 7 waits")
+    found = plan(job(maxNodes=2), observed(stuck, view=SUSPENDED), NOW)
+    assert created(found) == [1, 2]
+
+
 def test_resumption_does_not_wait_for_object_with_finalizer() -> None:
     """The object has no running process any more, but its name is still taken."""
     kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
