@@ -98,9 +98,9 @@ def build_zipapp(target: Path) -> Path:
 
 
 def _bytecode(path: Path, source: bytes, shown: str) -> bytes:
-    """Return a module's bytecode; tracebacks name the file as `shown`.
+    """Return a module's bytecode, in which the file name is `shown`.
 
-    It is the same whatever the optimization of this Python and the folder of the installation.
+    It depends neither on this Python's level of optimization nor on the folder of the installation.
     """
     code: CodeType | None
     if sys.flags.optimize:
