@@ -9,16 +9,20 @@ from __future__ import annotations
 import io
 import logging
 import marshal
+import sys
 import tempfile
 import zipfile
 from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
+from types import CodeType
 
 import elasticjob
 from elasticjob_launcher import settings
 
 PACKAGE = "elasticjob_launcher"
+FILE = "launcher.pyz"
+"""Name of the launcher in tracebacks; its folder is unknown when it is built."""
 MAIN = f"""\
 import sys
 
@@ -45,10 +49,11 @@ DIST_INFO = {
     "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
 }
 """Package metadata by which torch finds the plug-in: an installed package has the same."""
-_WITHOUT_REFERENCES = 2
-"""Format of `marshal` that is the same for equal code; later ones depend on reference counts."""
-_UNCHECKED = (1).to_bytes(4, "little") + bytes(8)
-"""Flags of bytecode that is not compared with its source, and its empty hash."""
+_MARSHAL_VERSION = 2 if sys.version_info < (3, 14) else marshal.version
+"""Format that is the same for equal code: later ones depend on reference counts. Bytecode of Python
+3.14 contains slices, which only its own format can hold."""
+_UNCHECKED = (1).to_bytes(4, "little")
+"""Flags of bytecode that has its source's hash, and is not compared with it by default."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +87,7 @@ def build_zipapp(target: Path) -> Path:
     for path in source.rglob("*.py"):
         name = f"{PACKAGE}/{path.relative_to(source)}"
         files[name] = path.read_bytes()
-        files[f"{name}c"] = _bytecode(path)
+        files[f"{name}c"] = _bytecode(path, files[name], f"{FILE}/{name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with io.BytesIO(SHEBANG) as packed:
         packed.seek(0, io.SEEK_END)
@@ -92,10 +97,27 @@ def build_zipapp(target: Path) -> Path:
     return target
 
 
-def _bytecode(path: Path) -> bytes:
-    """Return a module's bytecode, which its Python does not compare with the source."""
-    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # cached, if installed so
-    return MAGIC_NUMBER + _UNCHECKED + marshal.dumps(code, _WITHOUT_REFERENCES)
+def _bytecode(path: Path, source: bytes, shown: str) -> bytes:
+    """Return a module's bytecode, in which the file name is `shown`.
+
+    It depends neither on this Python's level of optimization nor on the folder of the installation.
+    """
+    code: CodeType | None
+    if sys.flags.optimize:
+        code = compile(source, shown, "exec", dont_inherit=True, optimize=0)
+    else:
+        code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # cached, if installed so
+    assert code is not None  # a loader of source always has some
+    content = marshal.dumps(_renamed(code, shown), _MARSHAL_VERSION)
+    return MAGIC_NUMBER + _UNCHECKED + source_hash(source) + content
+
+
+def _renamed(code: CodeType, shown: str) -> CodeType:
+    """Return the code, and that of its functions and classes, with another file name."""
+    constants = (
+        _renamed(each, shown) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
+    return code.replace(co_filename=shown, co_consts=tuple(constants))
 
 
 def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:

@@ -41,6 +41,10 @@ class Refused(Exception):
         self.status = status
 
 
+class ProxyEnded(Exception):
+    """No `kubectl proxy` listens. It is no `Refused`, which callers take for a short failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """API client through the `kubectl proxy` at this address."""
@@ -112,6 +116,8 @@ class Api:
                 said = error.read().decode(errors="replace")[:300]
             raise Refused(f"{method} {path}: {said}", error.code) from error
         except OSError as error:
+            if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
+                raise ProxyEnded(f"nothing listens at {self.address}: {error}") from error
             raise Refused(f"{method} {path}: {error}") from error
 
 
@@ -129,7 +135,9 @@ def served(kubectl_command: tuple[str, ...], env: Mapping[str, str]) -> Iterator
     ) as process:
         try:
             assert process.stdout is not None
-            # Starting to serve on 127.0.0.1:37165
-            yield Api(process.stdout.readline().split()[-1])
+            words = process.stdout.readline().split()  # Starting to serve on 127.0.0.1:37165
+            if not words:
+                raise ProxyEnded(f"exit code {process.wait()} of {' '.join(command)}")
+            yield Api(words[-1])
         finally:
             process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,15 +148,14 @@ def pod_template(workload: Json) -> Json:
 
 def render(values: Json | None = None, **options: str) -> Rendered:
     """Return the objects of a release with these values, hooks included. Raise HelmRefused."""
-    documents = map(_parsed, template(values, **options).split("\n---\n"))
-    return Rendered([document for document in documents if document])
+    texts = template(values, **options).split("\n---\n")
+    return Rendered([document for text in texts if (document := pickle.loads(_parsed(text)))])
 
 
 @lru_cache(maxsize=256)
-def _parsed(document: str) -> Json | None:
-    """Return the object of one YAML document; tests do not change it."""
-    found: Json | None = yaml.load(document, _LOADER)
-    return found
+def _parsed(document: str) -> bytes:
+    """Return the pickled object of one YAML document, of which each caller gets its own copy."""
+    return pickle.dumps(yaml.load(document, _LOADER))
 
 
 def environment(pod: Json) -> dict[str, Any]:

@@ -216,7 +216,9 @@ class LocalRig:
     def nothing_left(self) -> None:
         """Check that no process and no temporary folder of this rig is left."""
         self.note_run_dirs()
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while found := self.processes():
+            assert time.monotonic() < deadline, f"processes start again and again: {found}"
             until(lambda: not self.processes(found), f"the end of {found}")
         # If the rig's temporary folder is too deep for sockets, /tmp is used instead.
         left = [folder for folder in (*self.run_dirs, *self.tmp.iterdir()) if folder.exists()]

@@ -117,7 +117,7 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
 
     `finish` takes milliseconds, in which a stack request would find no frame of the program.
     """
-    # Bytecode in a zip file has the paths of its compilation.
+    # Bytecode in a zip file has the path that it was built with.
     here = os.path.dirname(end_with_error.__code__.co_filename)  # noqa: PTH120
     hook = sys.excepthook
 

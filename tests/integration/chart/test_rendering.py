@@ -212,6 +212,14 @@ def test_rendering_is_deterministic() -> None:
     assert first == second
 
 
+def test_change_of_a_rendered_object_stays_with_its_test() -> None:
+    """Equal values are rendered and parsed once."""
+    first, second = (dict(render().pods())["Deployment/elasticjob-operator"] for _ in range(2))
+    assert first == second
+    first["spec"].clear()
+    assert second["spec"] == dict(render().pods())["Deployment/elasticjob-operator"]["spec"] != {}
+
+
 def rules(values: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     made = render(values).find("PrometheusRule", "elasticjob")
     return {group["name"]: group["rules"] for group in made["spec"]["groups"]}

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.cluster.programs import programs
-from tests.e2e.api import NOT_FOUND, Api, Refused, served
+from tests.e2e.api import NOT_FOUND, Api, ProxyEnded, Refused, served
 from tests.integration.apiserver import ApiServer
 from tests.integration.kube_helpers import pod
 
@@ -37,6 +37,11 @@ def test_objects_are_found_selected_and_annotated(api_server: ApiServer, namespa
             api.items("pods/one/no-such-subresource", namespace)
         assert refusal.value.status == NOT_FOUND
         address = api.address
-    with pytest.raises(Refused, match="Connection refused") as refusal:
+    with pytest.raises(ProxyEnded, match=f"nothing listens at {address}: .*Connection refused"):
         Api(address).find("pods", "one", namespace)
-    assert refusal.value.status == 0
+
+
+def test_proxy_that_cannot_start_is_named() -> None:
+    nowhere = ("sh", "-c", "exit 3")
+    with pytest.raises(ProxyEnded, match=r"exit code 3 of .* proxy"), served(nowhere, os.environ):
+        pass

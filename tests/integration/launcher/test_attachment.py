@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -410,6 +411,40 @@ def test_launcher_without_descriptors_reports_failed_starts_and_survives(
         await runtime.start(start_workers(2, worker))
         assert (await until(events, WorkerExited)).exit_code == 0
         await runtime.aclose()
+
+    asyncio.run(scenario())
+
+
+FAILING = [
+    ("def load():\n    raise ValueError('shard 3 is empty')\n\nload()\n", "shard 3 is empty"),
+    ("def load(:\n    pass\n", "invalid syntax"),  # raised while the launcher compiles the program
+]
+
+
+@pytest.mark.parametrize(("source", "error"), FAILING, ids=["raised", "syntax"])
+def test_traceback_of_forked_worker_has_no_frames_of_zip_file(
+    start_launcher: StartLauncher, tmp_path: Path, source: str, error: str
+) -> None:
+    """The zip file contains bytecode, whose paths are not those of the file."""
+    (tmp_path / "train.py").write_text(source)
+    worker = (sys.executable, str(tmp_path / "train.py"))
+    alone = subprocess.run(worker, capture_output=True, text=True, check=False).stderr
+    assert error in alone
+
+    async def scenario() -> None:
+        launcher = start_launcher(command=worker)
+        runtime, events, _ = await attached(launcher)
+        await runtime.prepare(PrepareWorkers(worker, {}, (), ""))
+        await until(events, Prepared, ready=True)
+        await runtime.start(start_workers(1, worker))
+        assert (await until(events, Started)).warm
+        assert (await until(events, WorkerExited)).exit_code == 1
+        await until(events, Stopped)
+        await runtime.release(1, "over")
+        launcher.wait()
+        said = launcher.stderr.read_text().splitlines()
+        lines = [line[len("[0] ") :] for line in said if line.startswith("[0] ")]
+        assert lines == alone.splitlines()
 
     asyncio.run(scenario())
 

@@ -6,11 +6,15 @@ The modules for training scripts follow the same rules.
 from __future__ import annotations
 
 import ast
+import marshal
+import os
 import re
 import subprocess
 import sys
 import zipfile
+from importlib.util import source_hash
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -135,18 +139,63 @@ def test_zipapp_build_is_reproducible(tmp_path: Path) -> None:
         }
 
 
+BUILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = {folders!r}
+from elasticjob_agent.zipapp_build import build_zipapp
+build_zipapp(Path({target!r}))
+"""
+
+
+@pytest.mark.parametrize("options", [("-X", "pycache_prefix={cache}"), ("-OO",)], ids=str)
+def test_zipapp_is_independent_of_the_process_that_builds_it(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Another seed of hashes, folder of the installation, and optimization; no cached bytecode."""
+    installed, built = tmp_path / "installed", tmp_path / "built.pyz"
+    installed.mkdir()
+    (installed / LAUNCHER.name).symlink_to(LAUNCHER)
+    source = BUILD.format(folders=[str(installed), *sys.path], target=str(built))
+    given = [option.format(cache=tmp_path / "cache") for option in options]
+    subprocess.run(
+        [sys.executable, *given, "-c", source],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        timeout=60,
+        check=True,
+    )
+    assert built.read_bytes() == build_zipapp(tmp_path / "here.pyz").read_bytes()
+
+
+def test_bytecode_in_zipapp_names_its_source(tmp_path: Path) -> None:
+    def file_names(code: CodeType) -> set[str]:
+        inner = (each for each in code.co_consts if isinstance(each, CodeType))
+        return {code.co_filename}.union(*map(file_names, inner))
+
+    with zipfile.ZipFile(build_zipapp(tmp_path / "launcher.pyz")) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".pyc")]
+        assert len(names) == len(SOURCES)
+        for name in names:
+            source, compiled = archive.read(name[:-1]), archive.read(name)
+            assert compiled[8:16] == source_hash(source)
+            assert file_names(marshal.loads(compiled[16:])) == {f"launcher.pyz/{name[:-1]}"}
+
+
 SOURCE_READ = re.compile(r"^# trying \S+/elasticjob_launcher/\S*(?<!/__init__)\.py$", re.M)
 """Search for a module's source in the zip file, which comes after that for its bytecode."""
 
 
-def start(launcher: Path) -> subprocess.CompletedProcess[str]:
+def start(launcher: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a launcher without a command; its errors name each file that Python reads."""
-    command = [sys.executable, "-vv", str(launcher)]
+    command = [sys.executable, "-vv", *options, str(launcher)]
     return subprocess.run(command, capture_output=True, text=True, env={}, check=False)
 
 
-def test_zipapp_is_run_from_bytecode_of_its_python(tmp_path: Path) -> None:
-    ran = start(build_zipapp(tmp_path / "launcher.pyz"))
+@pytest.mark.parametrize("options", [(), ("-O",), ("--check-hash-based-pycs", "always")], ids=str)
+def test_zipapp_is_run_from_bytecode_of_its_python(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    ran = start(build_zipapp(tmp_path / "launcher.pyz"), *options)
     assert (ran.returncode, "the command must follow `--`" in ran.stderr) == (2, True)
     assert SOURCE_READ.findall(ran.stderr) == []
 
