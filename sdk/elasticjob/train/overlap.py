@@ -10,6 +10,7 @@ device, not on the host.
 from __future__ import annotations
 
 import functools
+import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,8 @@ class Overlap:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        # A thread of its own for each copy would cost more than the copy of a small state.
-        self._executor = ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
+        self._executor = _executor()
+        self._pid = os.getpid()
         self._copy: Future[None] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
@@ -75,6 +76,8 @@ class Overlap:
 
     def wait(self) -> None:
         """Wait until the last copy is complete; raise its error."""
+        if self._pid != os.getpid():  # the thread and its copy are not in a fork
+            self._executor, self._pid, self._copy = _executor(), os.getpid(), None
         copy = self._copy
         if copy is not None:
             began = time.perf_counter()
@@ -135,6 +138,11 @@ class Overlap:
         if not is_source:  # the next forward may change it
             current.wait_event(event)
         return made
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return one thread: a new one for each copy would cost more than the copy of a small state."""
+    return ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
 
 
 def _before_step(overlap: weakref.ReferenceType[Overlap], *_: object) -> None:

@@ -266,6 +266,45 @@ def test_snapshots_leave_neither_hook_nor_thread_behind(memory: Path) -> None:
             assert not thread.is_alive()
 
 
+FORK_DURING_A_COPY = """
+import os, signal, sys, threading, torch
+from elasticjob.train import Snapshots
+from elasticjob.train.buffers import MemoryBuffers
+
+real, release = MemoryBuffers.commit, threading.Event()
+
+def commit(self, part, body):
+    release.wait()
+    real(self, part, body)
+
+MemoryBuffers.commit = commit
+model = torch.nn.Linear(200, 200)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+snapshots = Snapshots(sys.argv[1], every_steps=1, optimizers=optimizer)
+snapshots.restore()
+snapshots.save(1, {"model": model.state_dict()})
+child = os.fork()
+if not child:
+    signal.alarm(60)  # ends a child that waits for the thread of this process
+    optimizer.step()
+    release.set()
+    snapshots._overlap.start(lambda: None)
+    snapshots._overlap.wait()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+release.set()
+snapshots.close()
+"""
+
+
+def test_fork_waits_for_no_copy_of_its_parent(memory: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK_DURING_A_COPY, str(tmp_path / "storage")]
+    subprocess.run(command, check=True, timeout=200)
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 1
+
+
 FORKED_TRAINING = """
 import multiprocessing, sys, time, torch
 from elasticjob.train import Snapshots
