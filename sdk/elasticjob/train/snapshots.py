@@ -518,7 +518,7 @@ def _finish(
 
     Then wait for that write, as long as storage answers.
     """
-    copies, writes = overlap and overlap(), store()
+    copies, writes = None if overlap is None else overlap(), store()
     if copies is not None:
         _await(copies)
     if writes is not None:
