@@ -17,11 +17,11 @@ COSTS = 5
 """Number of measured costs, of which the median counts. The first ones include the allocation of
 the buffers."""
 PLAIN_STEPS = 20
-"""Number of steps without a copy, of whose times the median counts, and of consecutive snapshots
-after which such a step is measured anew."""
+"""Number of the last steps without a copy: the median of their times counts. As many consecutive
+snapshots precede the next measurement of such a step."""
 GROWTH = 100
-"""Largest factor between an interval and the one before it, whose steps may have been too few for
-a measurement of their time."""
+"""Largest factor between an interval and the one before it, which may have too few steps for a
+measurement of their time."""
 
 
 class Cost(NamedTuple):
