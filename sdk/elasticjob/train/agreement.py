@@ -128,6 +128,22 @@ def sizes_of(offers: Sequence[Offer]) -> set[int]:
     return {part.ranks for part in shared if part.ranks and not part.reshards}
 
 
+def interval_before(plan: Plan | None, offers: Sequence[Offer]) -> int:
+    """Return the number of steps between the snapshot to load and the one before it; 1 if unknown.
+
+    A gang that restored nothing began at step 0, and may have continued a checkpoint of another
+    kind at any step: the steps to its first snapshot are no interval. Of the two last intervals
+    the shorter counts, because the longer one may include such a jump.
+    """
+    if plan is None or plan.shared.part.before < 1:
+        return 1
+    newest = plan.shared.part
+    steps = (newest.version.step, newest.before)
+    found = {part for part in _all(offers) if part.rank == SHARED and part.version.step in steps}
+    intervals = (part.version.step - part.before for part in found | {newest})
+    return min((each for each in intervals if each > 0), default=1)
+
+
 def _all(offers: Sequence[Offer]) -> Iterable[Part]:
     return (part for offer in offers for place in PLACES for part in offer.at(place))
 

@@ -19,6 +19,9 @@ the buffers."""
 PLAIN_STEPS = 20
 """Number of measured steps without a copy; their median time counts. After as many snapshots in
 consecutive steps, another one is measured."""
+GROWTH = 100
+"""Largest factor between an interval and the one before it, which may have too few steps for a
+measurement of their time."""
 
 
 class Cost(NamedTuple):
@@ -102,6 +105,7 @@ class Interval:
         self._costs.clear()
         self._plain.clear()
         self._slowed.clear()
+        self._since_plain = 0
 
     def stepped(self, steps: int, seconds: float, *, copied: bool) -> None:
         """Add the time between two calls of `save`.
@@ -114,6 +118,7 @@ class Interval:
             return
         if copied:
             self._slowed.append((steps, seconds))
+            self._since_plain += 1
         else:
             self._plain.append(seconds / steps)
             self._since_plain = 0
@@ -136,9 +141,9 @@ class Interval:
             return self._known
         median = self._median_cost()
         step_seconds = max(0.0, seconds - median) / steps
-        self._since_plain += 1
-        found = steps_within(self._max_overhead, median, step_seconds)
-        return 2 if found == 1 and self._since_plain > PLAIN_STEPS else found
+        found = min(steps_within(self._max_overhead, median, step_seconds), GROWTH * steps)
+        # One more step than since the last snapshot: a call of `save` without one comes between.
+        return max(found, steps + 1) if self._since_plain > PLAIN_STEPS else found
 
     def _median_cost(self) -> float:
         """Return the cost of a snapshot: what it stops, and what its copy slows down.

@@ -9,7 +9,10 @@ device, not on the host.
 
 from __future__ import annotations
 
+import functools
+import os
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +33,8 @@ class Overlap:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        # A thread of its own for each copy would cost more than the copy of a small state.
-        self._executor = ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
+        self._executor = _executor()
+        self._pid = os.getpid()
         self._copy: Future[None] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
@@ -41,7 +44,9 @@ class Overlap:
         self._is_live = False
         self._waited_seconds = self._copied_seconds = 0.0
         for optimizer in self._optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
+            # The optimizer may outlive this object, with others for the next ones.
+            hook = functools.partial(_before_step, weakref.ref(self))
+            weakref.finalize(self, optimizer.register_step_pre_hook(hook).remove)
 
     def begin(self) -> None:
         """Wait for the last copy; then `stage` collects the tensors of the next one."""
@@ -71,13 +76,17 @@ class Overlap:
 
     def wait(self) -> None:
         """Wait until the last copy is complete; raise its error."""
-        copy, self._copy = self._copy, None
+        if self._pid != os.getpid():  # the thread and its copy are not in a fork
+            self._executor, self._pid, self._copy = _executor(), os.getpid(), None
+        copy = self._copy
         if copy is not None:
             began = time.perf_counter()
             try:
                 copy.result()
             finally:
                 self._waited_seconds += time.perf_counter() - began
+                if copy.done():  # not after an exception of a signal handler
+                    self._copy = None
 
     @property
     def is_on_device(self) -> bool:
@@ -99,7 +108,8 @@ class Overlap:
         finally:
             self._copied_seconds += time.thread_time() - began
 
-    def _before_step(self, *_: object) -> None:
+    def before_step(self) -> None:
+        """Let the step of an optimizer wait for the last copy."""
         for device, event in self._events:
             _cuda().current_stream(device).wait_event(event)
         if self._is_live:
@@ -128,6 +138,17 @@ class Overlap:
         if not is_source:  # the next forward may change it
             current.wait_event(event)
         return made
+
+
+def _executor() -> ThreadPoolExecutor:
+    """Return one thread: a new one for each copy would cost more than the copy of a small state."""
+    return ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
+
+
+def _before_step(overlap: weakref.ReferenceType[Overlap], *_: object) -> None:
+    found = overlap()  # a copy in progress keeps it
+    if found is not None:
+        found.before_step()
 
 
 def _changed_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:

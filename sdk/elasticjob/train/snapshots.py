@@ -27,6 +27,7 @@ from elasticjob.train.agreement import (
     Plan,
     SnapshotError,
     Version,
+    interval_before,
     next_gang,
 )
 from elasticjob.train.buffers import StorageFolder
@@ -180,7 +181,10 @@ class Snapshots:
         self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
-            None, _finish, args=(weakref.ref(self._store),), exitpriority=_EXIT_PRIORITY
+            None,
+            _finish,
+            args=(self._overlap and weakref.ref(self._overlap), weakref.ref(self._store)),
+            exitpriority=_EXIT_PRIORITY,
         )
         self._has_encoded = self._has_taken = False
         self._has_place = True
@@ -215,8 +219,7 @@ class Snapshots:
             self._memory.remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
-        known = 1 if plan is None or plan.shared.part.before < 0 else step - plan.shared.part.before
-        self._interval.start(step, time.monotonic(), known)
+        self._interval.start(step, time.monotonic(), interval_before(plan, offers))
         self._cost = self._left = None
         self._next_step = step + self._interval.first
         self._found = (offers, plan)
@@ -244,12 +247,9 @@ class Snapshots:
         The restore passes over a snapshot whose copy failed. That error is on this rank alone, and
         to raise it would leave the other ranks in their collective.
         """
-        self._claim.release()
         if self._overlap is not None:
-            try:
-                self._overlap.wait()
-            except Exception as error:
-                log.warning("the last snapshot before the restore is not complete: %s", error)
+            _await(self._overlap)
+        self._claim.release()  # no copy writes any more
         if self._replication is not None:
             self._replication.close()
             self._replication = None
@@ -372,13 +372,15 @@ class Snapshots:
 
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers."""
-        if self._overlap is not None:
-            self._overlap.wait()
-        self._store.end()
-        self._store.tell()
-        if self._replication is not None:
-            self._replication.close()
-        self._claim.release()
+        try:
+            if self._overlap is not None:
+                self._overlap.wait()
+        finally:
+            self._store.end()
+            self._store.tell()
+            if self._replication is not None:
+                self._replication.close()
+            self._claim.release()
 
     def _claimed(self) -> Claim:
         """Return the claim to the places of this rank, which the first `save` takes."""
@@ -501,11 +503,26 @@ class Snapshots:
         return begins, store_due
 
 
-def _finish(store: weakref.ReferenceType[SnapshotStore]) -> None:
-    """Wait for the write to storage at the end of the process, as long as storage answers."""
-    found = store()
-    if found is not None:
-        found.end()
+def _await(overlap: Overlap) -> None:
+    """Wait for the last copy; log its error."""
+    try:
+        overlap.wait()
+    except Exception as error:
+        log.warning("the last snapshot is not complete: %s", error)
+
+
+def _finish(
+    overlap: weakref.ReferenceType[Overlap] | None, store: weakref.ReferenceType[SnapshotStore]
+) -> None:
+    """Wait at the end of the process for the last copy, which begins the write to storage.
+
+    Then wait for that write, as long as storage answers.
+    """
+    copies, writes = None if overlap is None else overlap(), store()
+    if copies is not None:
+        _await(copies)
+    if writes is not None:
+        writes.end()
 
 
 def _first(*given: Any) -> Any:

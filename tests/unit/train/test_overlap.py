@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +17,10 @@ import pytest
 import torch
 
 from elasticjob import layout
-from elasticjob.train import Snapshots, overlap
+from elasticjob.train import Snapshots, exclusive, overlap
 from elasticjob.train.agreement import Part
 from elasticjob.train.buffers import MemoryBuffers
-from elasticjob.train.interval import COSTS, Cost, Interval
+from elasticjob.train.interval import COSTS, GROWTH, PLAIN_STEPS, Cost, Interval
 from elasticjob.train.overlap import Overlap
 from elasticjob.train.part_files import Body
 
@@ -164,6 +169,181 @@ def test_error_of_a_copy_is_raised_in_the_training(
         training.optimizer.step()
 
 
+def test_snapshots_whose_copy_failed_free_their_place_when_they_close(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: MemoryBuffers, part: Part, body: Body) -> None:
+        raise MemoryError("no memory")
+
+    training = Training()
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBuffers, "commit", fail)
+        snapshots.save(1, training.state())
+        with pytest.raises(MemoryError, match="no memory"):
+            snapshots.close()
+    other = Snapshots(every_steps=1)
+    other.restore()
+    assert other.save(1, training.state())
+
+
+def test_copy_is_awaited_after_an_interrupted_wait(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of a signal that ends the training may raise; the script then saves once more."""
+    release, copied = threading.Event(), []
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        assert release.wait(60)
+        real(self, part, body)
+        copied.append(part)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    training = Training()
+    sender = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    training.optimizer.register_step_pre_hook(lambda *_: sender.start())
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        snapshots.save(1, training.state())
+        training.backward()
+        with pytest.raises(KeyboardInterrupt):
+            training.optimizer.step()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, former)
+    assert not copied
+    timer = threading.Timer(0.2, release.set)
+    timer.start()
+    snapshots.close()
+    assert len(copied) == 1
+    timer.join()
+
+
+def test_place_stays_taken_until_the_last_copy_before_a_restore_is_complete(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, taken = threading.Event(), []
+    real = MemoryBuffers.commit
+
+    def commit(self: MemoryBuffers, part: Part, body: Body) -> None:
+        assert release.wait(60)
+        real(self, part, body)
+        taken.append(str(memory) in exclusive._writers)
+
+    monkeypatch.setattr(MemoryBuffers, "commit", commit)
+    training = Training()
+    snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+    snapshots.restore()
+    snapshots.save(1, training.state())
+    timer = threading.Timer(0.2, release.set)
+    timer.start()
+    assert snapshots.restore() is not None
+    assert taken == [True]
+    timer.join()
+
+
+def test_snapshots_leave_neither_hook_nor_thread_behind(memory: Path) -> None:
+    training = Training()
+    for step in (1, 2):
+        snapshots = Snapshots(every_steps=1, optimizers=training.optimizer)
+        snapshots.restore()
+        snapshots.save(step, training.state())
+        snapshots.close()
+        assert len(training.optimizer._optimizer_step_pre_hooks) == 1
+        copying = [each for each in threading.enumerate() if "snapshot-copy" in each.name]
+        del snapshots
+        gc.collect()
+        assert not training.optimizer._optimizer_step_pre_hooks
+        for thread in copying:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+FORK_DURING_A_COPY = """
+import os, signal, sys, threading, torch
+from elasticjob.train import Snapshots
+from elasticjob.train.buffers import MemoryBuffers
+
+real, release = MemoryBuffers.commit, threading.Event()
+
+def commit(self, part, body):
+    release.wait()
+    real(self, part, body)
+
+MemoryBuffers.commit = commit
+model = torch.nn.Linear(200, 200)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+snapshots = Snapshots(sys.argv[1], every_steps=1, optimizers=optimizer)
+snapshots.restore()
+snapshots.save(1, {"model": model.state_dict()})
+child = os.fork()
+if not child:
+    signal.alarm(60)  # ends a child that waits for the thread of this process
+    optimizer.step()
+    release.set()
+    snapshots._overlap.start(lambda: None)
+    snapshots._overlap.wait()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+release.set()
+snapshots.close()
+"""
+
+
+def test_fork_waits_for_no_copy_of_its_parent(memory: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK_DURING_A_COPY, str(tmp_path / "storage")]
+    subprocess.run(command, check=True, timeout=200)
+    found = Snapshots().restore()
+    assert found is not None
+    assert found.step == 1
+
+
+FORKED_TRAINING = """
+import multiprocessing, sys, time, torch
+from elasticjob.train import Snapshots
+from elasticjob.train.buffers import MemoryBuffers
+
+real = MemoryBuffers.commit
+
+def commit(self, part, body):
+    time.sleep(1)
+    real(self, part, body)
+
+def train():
+    MemoryBuffers.commit = commit
+    model = torch.nn.Linear(200, 200)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    snapshots = Snapshots(sys.argv[1], every_steps=1, store_every=1, optimizers=optimizer)
+    snapshots.restore()
+    snapshots.save(1, {"model": model.state_dict()})
+
+child = multiprocessing.get_context("fork").Process(target=train)
+child.start()
+child.join()
+sys.exit(child.exitcode)
+"""
+
+
+def test_process_of_multiprocessing_ends_after_its_last_copy_is_in_storage(
+    memory: Path, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_TRAINING, str(storage)]
+    subprocess.run(command, check=True, timeout=200)
+    for path in memory.iterdir():
+        path.unlink()
+    found = Snapshots(storage).restore()
+    assert found is not None
+    assert (found.step, found.place) == (1, "storage")
+
+
 class Device:
     """Order of the operations on a device with streams, in place of `torch.cuda`."""
 
@@ -302,6 +482,49 @@ def test_interval_counts_by_how_much_a_copy_slows_the_next_step(
 def test_step_without_a_copy_is_measured_anew_after_many_snapshots() -> None:
     found = proposals(Interval(None, None, 0.01), Cost(0.0001, 0.0001, 0.02), 0.0, 80)
     assert set(found[-30:]) == {1, 2}
+
+
+def test_calls_some_steps_apart_measure_a_step_without_a_copy_anew() -> None:
+    interval = Interval(None, None, 0.01)
+    interval.start(0, 0.0)
+    cost, found = Cost(0.001, 0.001, 0.02), []
+    for number in range(COSTS + PLAIN_STEPS + 1):  # a snapshot at each call
+        if number:
+            interval.stepped(10, 10.0, copied=True)
+        found.append(interval.proposed(10 * number, 10.0 * number, cost if number else None))
+    assert found == [1] * COSTS + [3] * (PLAIN_STEPS + 1 - COSTS) + [11] * COSTS
+    interval.stepped(10, 10.0, copied=True)
+    interval.stepped(10, 10.0, copied=False)
+    assert interval.proposed(10 * number + 20, 10.0 * number + 20, cost) == 3
+
+
+def test_snapshot_follows_each_expensive_step_of_a_device() -> None:
+    """The host does not wait for the steps, so their times with and without a copy are unknown."""
+    interval = Interval(None, None, 0.01)
+    interval.start(0, 0.0)
+    cost = Cost(0.001, 0.001, 0.001)
+    assert {interval.proposed(step, 1.0 * step, cost) for step in range(1, 5 * PLAIN_STEPS)} == {1}
+
+
+def test_single_fast_step_makes_no_endless_interval() -> None:
+    interval = Interval(None, None, 0.01)
+    interval.start(0, 0.0)
+    step, now, cost = 0, 0.0, Cost(0.02, 0.02)
+    for number in range(COSTS + 1):
+        step, now = step + 1, now + 0.02 + (1e-9 if number == COSTS else 0.1)
+        found = interval.proposed(step, now, cost if number else None)
+    assert found == GROWTH
+    assert interval.proposed(step + found, now + 0.02 + found * 0.1, cost) in (20, 21)
+
+
+def test_first_snapshot_after_a_checkpoint_of_another_kind_sets_no_interval(memory: Path) -> None:
+    first = Snapshots()
+    assert first.restore() is None
+    assert first.save(50001, {"x": 1})
+    first.close()
+    second = Snapshots()
+    assert second.restore() is not None
+    assert second.save(50002, {"x": 2})
 
 
 def test_interval_of_the_restored_snapshot_applies_until_new_costs_are_measured() -> None:

@@ -21,6 +21,7 @@ from elasticjob.train.agreement import (
     complete_versions,
     decide,
     expired,
+    interval_before,
     next_gang,
     sizes_of,
     steps_between,
@@ -44,6 +45,30 @@ def test_newest_version_wins_over_place_and_rank() -> None:
     plan = decide([Offer(memory=(shared(3),), storage=(shared(5),)), Offer(memory=(shared(4),))])
     assert plan is not None
     assert (plan.version.step, plan.shared.place, plan.shared.readers) == (5, STORAGE, (0,))
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "steps"),
+    [
+        ([], 1),
+        ([(1, 0)], 1),
+        ([(120, 100), (100, 80)], 20),
+        ([(100, 80)], 20),  # the worker was killed while it overwrote the one before
+        ([(101, 100), (100, 80)], 1),
+        ([(100, 100), (80, 60)], 1),  # taken anew at the same step
+        ([(120, 100), (100, 100)], 20),
+        ([(50001, 0)], 1),  # the first snapshot of a training that continued a checkpoint
+        ([(50002, 50001), (50001, 0)], 1),
+        ([(50001, 100), (100, 80)], 20),
+        ([(50001, 100), (100, 80), (70, 69)], 20),
+    ],
+)
+def test_interval_of_the_restored_snapshot_is_that_between_two_snapshots(
+    snapshots: list[tuple[int, int]], steps: int
+) -> None:
+    parts = [Part(Version(step, 1), SHARED, 0, before) for step, before in snapshots]
+    offers = [Offer(memory=tuple(parts[:1])), Offer(), Offer(storage=tuple(parts[1:]))]
+    assert interval_before(decide(offers), offers) == steps
 
 
 def test_memory_is_preferred_to_storage_of_the_same_version() -> None:
