@@ -112,8 +112,8 @@ def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher
         ProgramError: the file is a shell script.
     """
     path = program if "/" in program else shutil.which(program, path=environ.get("PATH", ""))
-    if not path:
-        return None
+    if not path or not os.path.isfile(path):  # noqa: PTH113
+        return None  # such as a pipe, which would be waited for
     try:
         with Path(path).open("rb") as file:
             head = file.read(HEAD_BYTES)

@@ -25,6 +25,7 @@ _HEADS = frozenset({"for", "select", "case", "[[", "function", "coproc"})
 _TARGET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[[^]]*\])?\+?=")
 """Beginning of an assignment, also of an array's element."""
 _DECLARING = frozenset({"export", "declare", "readonly", "typeset", "local"})
+_CLOSED = re.compile(r"\s*\)")
 _ARRAY = "an array"
 
 
@@ -139,8 +140,8 @@ class _Reader(Scanner):
     def _control(self, current: Simple, operator: str) -> Simple:
         if operator == "(" and current.words:  # f() { … }
             self._mark("a function")
-            if self.text[self.at :].lstrip().startswith(")"):
-                self.at = self.text.index(")", self.at) + 1
+            if closing := _CLOSED.match(self.text, self.at):
+                self.at = closing.end()
                 return Simple(before="\n")
         if operator == "(":
             self._mark("a subshell")

@@ -26,6 +26,10 @@ _ARCHITECTURE = re.compile(r"(x86_64|i\d86|linux\d+|aarch64|arm|ppc|s390|riscv|u
 """First argument of setarch, which may be absent."""
 
 
+_LONG = re.compile(r"-[^-].+")
+"""Long option with one dash; letters after a dash are then no options of their own."""
+
+
 class _Wrapper(NamedTuple):
     """Command line of a wrapper.
 
@@ -37,11 +41,24 @@ class _Wrapper(NamedTuple):
     valued: frozenset[str] = frozenset()
     subcommands: frozenset[str] = frozenset()
 
+    def takes_next(self, option: str) -> bool:
+        """Return True if the value of an option is the next word; `-xo` is `-x -o`."""
+        if option in self.valued:
+            return True
+        letters = option[1:]
+        if len(letters) < 2 or not letters.isalpha() or any(map(_LONG.fullmatch, self.valued)):
+            return False
+        *flags, last = (f"-{letter}" in self.valued for letter in letters)
+        return last and not any(flags)
+
 
 def _wrapper(valued: str = "", operands: int = 0, run: str = "") -> _Wrapper:
     return _Wrapper(operands, frozenset(valued.split()), frozenset(run.split()))
 
 
+_COVERAGE = _wrapper(
+    "--rcfile --source --omit --include --data-file --concurrency --context --debug", run="run"
+)
 _WRAPPERS: Mapping[str, _Wrapper] = {
     # Init processes and end of the process.
     "tini": _wrapper("-p -e"),
@@ -56,7 +73,7 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     # Users and privileges.
     "gosu": _wrapper(operands=1),
     "su-exec": _wrapper(operands=1),
-    "sudo": _wrapper("-u -g -C -p -r -t -h --user --group"),
+    "sudo": _wrapper("-u -g -C -p -r -t -h -D --user --group --chdir"),
     "doas": _wrapper("-u -C"),
     "runuser": _wrapper("-u --user -g --group -G"),
     "setpriv": _wrapper(
@@ -90,7 +107,7 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "micromamba": _wrapper("-n --name -p --prefix --cwd -a --attach -e --env", run="run"),
     "poetry": _wrapper("-C --directory -P --project", run="run"),
     "pipenv": _wrapper(run="run"),
-    "pdm": _wrapper("-p --project -s --site-packages", run="run"),
+    "pdm": _wrapper("-p --project --venv", run="run"),
     "uv": _wrapper(
         "--with --with-editable --with-requirements --extra --group --only-group --no-group "
         "--env-file --project --directory -p --python --package --index --default-index "
@@ -123,7 +140,7 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     ),
     "ncu": _wrapper(
         "-o --export -k --kernel-name -s --launch-skip -c --launch-count --set --section "
-        "--metrics --target-processes -f"
+        "--metrics --target-processes"
     ),
     "nv-nsight-cu-cli": _wrapper("-o -k -s -c --set --section --metrics"),
     "compute-sanitizer": _wrapper("--tool --log-file --target-processes"),
@@ -140,11 +157,13 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "ltrace": _wrapper("-e -o -s -p -u -l -n -x"),
     "gdb": _wrapper("-ex -x -iex -ix"),
     "valgrind": _wrapper(),
-    "perf": _wrapper("-e -F -o -g -c", run="record stat trace"),
+    "perf": _wrapper(
+        "-e --event -F --freq -o --output -c --count --call-graph", run="record stat trace"
+    ),
     "heaptrack": _wrapper("-o --output"),
     "memray": _wrapper("-o --output", run="run"),
     "scalene": _wrapper("--outfile --profile-interval"),
-    "coverage": _wrapper("--rcfile --source --omit --include --data-file", run="run"),
+    "coverage": _COVERAGE,
     "kernprof": _wrapper("-o --outfile -s --setup"),
     "viztracer": _wrapper("-o --output_file --tracer_entries"),
     "neuron_parallel_compile": _wrapper("--command"),
@@ -154,7 +173,7 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
         ("wait-for-it", "wait-for-it.sh", "wait-for", "wait-for.sh"),
         _wrapper("-h --host -p --port -t --timeout", operands=1),
     ),
-    "flock": _wrapper("-w --timeout -E", operands=1),
+    "flock": _wrapper("-w --wait --timeout -E --conflict-exit-code", operands=1),
     "chronic": _wrapper(),
     "ts": _wrapper(),
 }
@@ -165,12 +184,15 @@ _PYTHON_MODULES: Mapping[str, _Wrapper] = {
     "ipdb": _wrapper("-c"),
     "trace": _wrapper("-f --file -C --coverdir"),
     "debugpy": _wrapper("--listen --connect --log-to --configure-subProcess --pid"),
-    "coverage": _wrapper("--rcfile --source --omit --include --data-file", run="run"),
+    "coverage": _COVERAGE,
     "memray": _wrapper("-o --output", run="run"),
     "scalene": _wrapper("--outfile --profile-interval"),
     "viztracer": _wrapper("-o --output_file --tracer_entries"),
     "kernprof": _wrapper("-o --outfile -s --setup"),
     "line_profiler": _wrapper("-o --outfile -s --setup"),
+    "pyinstrument": _wrapper("-o --outfile -r --renderer -i --interval -p --render-option"),
+    "memory_profiler": _wrapper("-o --pdb-mmem --precision --backend"),
+    "pudb": _wrapper("--log-errors --pre-run"),
     "torch.utils.bottleneck": _wrapper(),
     "faulthandler": _wrapper(),
     "runpy": _wrapper(),
@@ -217,6 +239,10 @@ _LINE_RUNNERS: Mapping[str, re.Pattern[str]] = {
     **dict.fromkeys(("doppler", "infisical"), re.compile(r"--command")),
 }
 """Programs that run the text after an option in a shell, with the option."""
+_MAX_WRAPPERS = 50
+"""Number of wrappers around each other that are followed."""
+_MIXED_OPTIONS = frozenset({"doppler", "infisical"})
+"""Those of them whose options may stand anywhere before `--`."""
 
 
 def line_of(words: Sequence[str]) -> str | None:
@@ -224,11 +250,19 @@ def line_of(words: Sequence[str]) -> str | None:
     option = _LINE_RUNNERS.get(file_name(words[0]))
     if option is None:
         return None
-    for index, word in enumerate(words[1:], 1):
+    for index, word in enumerate(words[1 : _options_end(words)], 1):
         name, equals, text = word.partition("=")
         if option.fullmatch(name):
             return text if equals else "".join(words[index + 1 : index + 2]) or None
     return None
+
+
+def _options_end(words: Sequence[str]) -> int:
+    """Return the index at which the options of a program that runs lines end: those behind the
+    command that it runs instead of a line are the command's."""
+    if file_name(words[0]) in _MIXED_OPTIONS:
+        return words.index("--") if "--" in words else len(words)
+    return wrapped_at(words) or len(words)
 
 
 def program_at(words: Sequence[str], strings: bool = True) -> int:
@@ -238,8 +272,10 @@ def program_at(words: Sequence[str], strings: bool = True) -> int:
     program.
     """
     at = 0
-    while at < len(words):
+    for _ in range(_MAX_WRAPPERS):
         left = words[at:]
+        if not left:
+            break
         is_string = strings and (split_string(left) or line_of(left) is not None)
         is_program = is_shell(left[0]) or is_string
         index = None if is_program else wrapped_at(left)
@@ -260,10 +296,15 @@ def wrapped_at(words: Sequence[str]) -> int | None:
     if is_entrypoint(words[0]):
         return _checked(words, 1)
     wrapper = _WRAPPERS.get(name)
-    if wrapper is None:
+    if wrapper is None or (name == "runuser" and not _names_user(words)):
         return None
     keep = _MODULE_OPTIONS if name in _PYTHON_RUNNERS else ()
     return _command_at(wrapper, words, name, keep)
+
+
+def _names_user(words: Sequence[str]) -> bool:
+    """Return True if an option of runuser names the user; without it, runuser starts a shell."""
+    return any(re.fullmatch(r"-u.*|--user(=.*)?", word) for word in words[1:])
 
 
 def is_entrypoint(program: str) -> bool:
@@ -373,7 +414,7 @@ def _command_at(
     at = 1
     if wrapper.subcommands:
         while at < len(words) and words[at].startswith("-"):
-            at += 2 if words[at] in wrapper.valued else 1
+            at += 2 if wrapper.takes_next(words[at]) else 1
         if at >= len(words) or words[at] not in wrapper.subcommands:
             return None
         at += 1
@@ -386,7 +427,7 @@ def _command_at(
             at += 1
             break
         if word.startswith("-") and len(word) > 1:
-            is_valued = word in wrapper.valued or (
+            is_valued = wrapper.takes_next(word) or (
                 not wrapper.operands and "".join(words[at + 1 : at + 2]) in _VALUES
             )
             at += 2 if is_valued else 1

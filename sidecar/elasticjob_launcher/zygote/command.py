@@ -114,6 +114,8 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
     found = words[0] if "/" in words[0] else shutil.which(words[0], path=path)
     if found is None:
         raise ColdStart(f"{words[0]} was not found")
+    if not os.path.isfile(found):  # noqa: PTH113
+        raise ColdStart(f"{found} is no file")
     try:
         with Path(found).open("rb") as file:
             head = file.read(_FIRST_LINES_BYTES)

@@ -8,8 +8,8 @@ that the user's program sets at an unknown time or to an unknown value.
 from __future__ import annotations
 
 import functools
-import glob
 import importlib.util
+import itertools
 import os
 import site
 import sys
@@ -29,6 +29,11 @@ PLUGINS = ("elasticjob_torchrun", "elasticjob_rendezvous")
 the launcher adds to PYTHONPATH, and from an installation of ElasticJob."""
 PLUGIN_VARIABLE = "ELASTICJOB_TORCHRUN"
 """Variable that the plug-in reads then; only the command of a node has it, and no worker."""
+
+MAX_ENTRIES = 10_000
+"""Maximum number of entries of a folder among which metadata of packages is searched: a working
+folder may have a data set in it."""
+MAX_RECORD_BYTES = 8 * 1024 * 1024
 
 # Importing these has visible effects or fails.
 NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
@@ -337,10 +342,21 @@ def _is_recorded(name: str, place: str) -> bool:
 def recorded_entries(folder: str) -> frozenset[str]:
     """Return the files and folders of a folder that the RECORD files of its packages list."""
     found: set[str] = set()
-    for metadata in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):  # noqa: PTH118, PTH207
-        with suppress(OSError), open(metadata, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
-            found.update(line.lstrip('"').partition("/")[0].partition(",")[0] for line in lines)
-    return frozenset(found)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, MAX_ENTRIES):
+            if entry.name.endswith(".dist-info"):
+                found.update(_recorded(os.path.join(entry.path, "RECORD")))  # noqa: PTH118
+    return frozenset(found - {"", ".", ".."})
+
+
+def _recorded(record: str) -> Iterator[str]:
+    """Yield the first part of each path in a RECORD file, which is relative to its folder."""
+    if not os.path.isfile(record):  # noqa: PTH113
+        return  # such as a pipe, which nobody may write to
+    with suppress(OSError), open(record, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+        for line in file.read(MAX_RECORD_BYTES).splitlines():
+            path = line[1:].partition('"')[0] if line[:1] == '"' else line.partition(",")[0]
+            yield path.partition("/")[0]
 
 
 def _installed_folders() -> tuple[str, ...]:

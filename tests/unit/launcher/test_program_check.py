@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -104,6 +105,11 @@ def test_console_script_that_a_shell_starts_is_a_python_program(tmp_path: Path, 
     script = first.splitlines()[0] + "\nexec python train.py\n" + first
     with pytest.raises(ProgramError, match="is a shell script"):
         reason_of(program(tmp_path, script))
+
+
+def test_pipe_in_place_of_a_program_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train")
+    assert not reason_of(str(tmp_path / "train"))
 
 
 def test_shim_of_pyenv_is_accepted(tmp_path: Path) -> None:

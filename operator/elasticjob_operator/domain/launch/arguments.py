@@ -29,6 +29,9 @@ _NAMING = re.compile(
 """Options whose value names a launcher and runs none."""
 _LAUNCHER_ARGUMENT = re.compile(r"--(n?nproc|nnodes|standalone|rdzv)[-_\w]*(=.*)?|.*\.py")
 """Argument of a launcher, unlike one of another program."""
+MAX_ARGUMENTS = 5000
+"""Number of arguments of an unknown program among which a command is searched; each of them may
+begin one, which has all words behind it."""
 _CONFIG_FILE = re.compile(r".*\.ya?ml")
 
 
@@ -45,6 +48,7 @@ class InnerCommand(NamedTuple):
 def inner_commands(words: tuple[str, ...]) -> Iterator[InnerCommand]:
     """Yield the commands that the arguments of a program may be: a launcher, a Python program, a
     shell or a script that is no value of an option, or a text that begins with one."""
+    words = words[:MAX_ARGUMENTS]
     for index in range(1, len(words)):
         before, rest = words[index - 1], words[index:]
         is_value = index > 1 and before.startswith("-") and before not in _EXECUTING

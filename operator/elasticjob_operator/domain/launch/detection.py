@@ -170,10 +170,11 @@ def _in_line(text: str, positional: tuple[str, ...], at: Place) -> list[Finding]
     branches = Branches(at.known, at.branches)
     branches.taken.values.update({str(number): word for number, word in enumerate(positional)})
     findings: list[Finding] = []
+    last = max((at for at, one in enumerate(line.commands) if not runs_nothing(one)), default=-1)
     for number, command in enumerate(line.commands):
         branches.assign(command)
         positional = _positional(command, positional)
-        followed = at.followed or not all(map(runs_nothing, line.commands[number + 1 :]))
+        followed = at.followed or number < last
         inner = replace(at, known=branches.taken, depth=at.depth + 1, followed=followed)
         findings += _in_command(command, positional, inner)
         if any(word.expands for word in command.parts):

@@ -32,6 +32,7 @@ from elasticjob_launcher.command_line.wrappers import (
     split_string,
     wrapped_at,
 )
+from elasticjob_operator.domain.launch.arguments import MAX_ARGUMENTS
 from elasticjob_operator.domain.launch.tools import is_tool
 from elasticjob_operator.domain.launch.variables import UNKNOWN
 
@@ -155,16 +156,25 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     return Prepared((*words[:place], inserted, *rest), text[last.start : last.end], positional)
 
 
-def _nested(words: Sequence[str]) -> Whole | None:
+_MAX_DEPTH = 50
+
+
+def _nested(words: Sequence[str], depth: int = 0, searches: bool = True) -> Whole | None:
     """Return the shell line inside of a command if it is more than one plain command; None if
-    there is no such line."""
+    there is no such line.
+
+    Args:
+        searches: True if the arguments of an unknown program are searched for such a line.
+    """
     if not words:
         return None
+    if depth > _MAX_DEPTH:
+        return Whole(f"more than {_MAX_DEPTH} programs that run each other")
     name, inner = file_name(words[0]), words[1:]
     if words[0] == "exec":
-        return _nested(inner)
+        return _nested(inner, depth + 1, searches)
     if expanded := split_string(words):
-        return _nested(expanded[1:])
+        return _nested(expanded[1:], depth + 1, searches)
     if name in FOREIGN_SHELLS:
         return Whole(f"the grammar of {name}") if len(words) > 2 else None
     text = line_of(words)
@@ -174,15 +184,17 @@ def _nested(words: Sequence[str]) -> Whole | None:
         if is_python(name):
             return None
         if (index := wrapped_at(words)) is not None:
-            return _nested(words[index:])
-        starts = (at for at in range(len(inner)) if _may_run_line(inner[at:]))
-        return next((found for at in starts if (found := _nested(inner[at:]))), None)
+            return _nested(words[index:], depth + 1, searches)
+        given = inner[:MAX_ARGUMENTS] if searches else ()
+        # Each place is tried here: a search in the arguments of the arguments would repeat it.
+        tries = (given[at:] for at in range(len(given)) if _may_run_line(given[at:]))
+        return next((found for one in tries if (found := _nested(one, depth + 1, False))), None)
     try:
         line = shell.read(text)
     except Unreadable as error:
         return Whole(f"text that is no complete shell line: {error}")
     if len(line.commands) == 1 and _is_single(line):
-        return _nested(line.commands[0].values)
+        return _nested(line.commands[0].values, depth + 1, searches)
     return Whole(f"the shell line inside of {name}")
 
 

@@ -25,6 +25,8 @@ _IN_CODE = re.compile(
     r"|['\"\s/](torchrun|deepspeed|horovodrun|mpirun)['\"\s]|accelerate['\", ]+launch"
 )
 _TEXT_WORD = re.compile(r"[^\s;&|()'\"`$<>{}]+")
+_MAX_OPTIONS = 100
+"""Number of words in a text among which the subcommand of a launcher is searched."""
 _OFF = frozenset({"false", "no", "off", "none"})
 """Values of an option that is turned off."""
 
@@ -100,8 +102,8 @@ def in_text(text: str, at: Place, arguments: tuple[str, ...] = ()) -> list[Findi
     in `python $(which accelerate) launch t.py`."""
     words = [*_TEXT_WORD.findall(text), *arguments]
     for index, word in enumerate(words[: len(words) - len(arguments)]):
-        launcher = launcher_of_program(word, words[index + 1 :])
-        launcher = launcher or launcher_of_module(word, words[index + 1 :])
+        following = words[index + 1 : index + 1 + _MAX_OPTIONS]
+        launcher = launcher_of_program(word, following) or launcher_of_module(word, following)
         if launcher is not None:
             return [Finding(FindingKind.LAUNCHER, launcher.name, launcher, at.inside)]
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,9 @@ def test_script_of_another_language_starts_cold(tmp_path: Path) -> None:
     tool.write_text("#!/bin/sh\nexec python train.py\n")
     with pytest.raises(ColdStart, match="no Python program"):
         parse_command([str(tool)], PATH)
+
+
+def test_pipe_in_place_of_a_program_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train")
+    with pytest.raises(ColdStart, match="train is no file"):
+        parse_command([str(tmp_path / "train")], PATH)

@@ -239,6 +239,8 @@ def test_plain_command_runs_unchanged_for_each_worker(command: str) -> None:
 
 
 LAUNCHERS = [
+    ("pyinstrument -m torch.distributed.run t.py", "torchrun"),
+    ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
     (bash("torchrun train.py", "-euo", "pipefail", "-c"), "torchrun"),
     (bash("torchrun train.py", "-o", "pipefail", "-c"), "torchrun"),
     (bash("torchrun train.py", "-O", "extglob", "-c"), "torchrun"),
@@ -676,7 +678,6 @@ GUESSED = [
     ("systemd-run --scope torchrun t.py", "torchrun"),
     ("/init torchrun t.py", "torchrun"),
     ("dockerize -wait tcp://x torchrun t.py", "torchrun"),
-    ("pyinstrument -m torch.distributed.run t.py", "torchrun"),
     ("my-wrapper torchrun train.py", "torchrun"),
     ("my-wrapper --flag -- bash -c 'torchrun train.py'", "torchrun"),
     (bash("find . -name t.py -exec torchrun {} \\;"), "torchrun"),
@@ -687,7 +688,6 @@ GUESSED = [
     ("parallel 'torchrun {}' ::: a.py b.py", "torchrun"),
     ("tmux new-session -d 'cd x; torchrun t.py'", "torchrun"),
     ("sops exec-env secrets.yaml 'torchrun t.py'", "torchrun"),
-    ("sudo -iu user bash -c 'torchrun t.py'", "torchrun"),
     ("ssh worker-1 torchrun t.py", "torchrun"),
     ("tmux new-session -d 'mpirun -np 8 python t.py'", "mpirun"),
     ("tmux new-session -d 'torchrun -m pkg.train'", "torchrun"),

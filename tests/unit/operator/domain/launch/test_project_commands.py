@@ -9,6 +9,7 @@ import shlex
 
 import pytest
 
+from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import (
     LaunchSpec,
@@ -95,6 +96,8 @@ PLAIN = [
     "$ flock /tmp/l -c 'python t.py'",
     "$ doppler run -c dev -- python t.py",
     "$ nsys profile --stats false --sample none python t.py",
+    "$ runuser -u me -- python t.py -c c.yaml",
+    "$ python -m pyinstrument -o p.html t.py",
 ]
 
 REMOVED = [
@@ -270,6 +273,24 @@ FOUND = [
     ("$ flock -x -n /tmp/l -c 'torchrun t.py'", "torchrun"),
     ("$ doppler run --command 'torchrun t.py'", "torchrun"),
     ("$ su me --command='cd /app && torchrun t.py'", "torchrun"),
+    # Options of the program behind a wrapper, and of the wrapper itself.
+    ("$ runuser -u me -- torchrun t.py -c c.yaml", "torchrun"),
+    ("$ runuser me -s /bin/bash -c 'cd /app && torchrun t.py'", "torchrun"),
+    ("$ flock /tmp/l torchrun t.py -c c.yaml", "torchrun"),
+    ("$ flock --wait 5 /tmp/l -c 'torchrun t.py'", "torchrun"),
+    ("$ doppler run -- torchrun t.py --command x", "torchrun"),
+    ("$ infisical run --projectId x --command 'a && torchrun t.py'", "torchrun"),
+    ("$ perf record -F 99 -g torchrun t.py", "torchrun"),
+    ("$ perf record --call-graph dwarf torchrun t.py", "torchrun"),
+    ("$ pdm run -s torchrun t.py", "torchrun"),
+    ("$ ncu -f torchrun t.py", "torchrun"),
+    ("$ sudo -D /app torchrun t.py", "torchrun"),
+    ("$ memray run -fo x.bin -m torch.distributed.run t.py", "torchrun"),
+    ("$ gdb -nx torchrun t.py", "torchrun"),
+    ("$ coverage run --concurrency thread -m torch.distributed.run t.py", "torchrun"),
+    ("$ python -m pyinstrument -o p.html -m torch.distributed.run t.py", "torchrun"),
+    ("$ python -m memory_profiler -o x -m torch.distributed.run t.py", "torchrun"),
+    ("$ python -m pudb -m torch.distributed.run t.py", "torchrun"),
     ("$ python -m ray.scripts.scripts start --head", "ray"),
     ("$ env -i torchrun t.py", "torchrun"),
     ("$ env - PATH=/bin accelerate launch t.py", "accelerate launch"),
@@ -435,6 +456,17 @@ def test_launcher_in_a_command_runs_once_for_each_pod(command: str, name: str) -
         assert decide(command, nodes=2).mode is Launch.PER_NODE
     except CannotUnwrap as error:
         assert f"{name} does not join" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_pod_finds_no_launcher_where_the_operator_finds_none(command: str) -> None:
+    assert launcher_of_words(program_words(words_of(command))) is None
+
+
+@pytest.mark.parametrize(("command", "name"), FOUND, ids=[name for _, name in FOUND])
+def test_launcher_that_the_pod_finds_is_that_of_the_operator(command: str, name: str) -> None:
+    launcher = launcher_of_words(program_words(words_of(command)))
+    assert launcher is None or launcher.name == name
 
 
 @pytest.mark.parametrize("command", SCRIPT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -62,3 +64,27 @@ def test_line_is_never_changed_but_by_one_marked_insertion(first: int) -> None:
                 assert not any(mark in line for mark in ("&&", "||", "|", " & ")), line
     assert LaunchReason.PREPARATION_SPLIT in reasons
     assert LaunchReason.LAUNCHER_FOUND in reasons
+
+
+@pytest.mark.parametrize("line", ["nice " * 3000 + "t", "exec " * 3000 + "t", "env " * 3000])
+def test_line_of_too_many_wrappers_is_not_split(line: str) -> None:
+    with pytest.raises(CannotUnwrap, match="more than 50 programs that run each other"):
+        trainer_command(["bash", "-c", line], (), 8, LaunchSpec())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prog", *["su"] * 25],
+        ["prog", *["sh"] * 25],
+        ["prog", *["a"] * 200_000],
+        ["bash", "-c", "ab " * 150_000 + "'"],
+    ],
+    ids=["su", "sh", "arguments", "text"],
+)
+def test_time_of_a_decision_is_about_proportional_to_the_length(words: list[str]) -> None:
+    """Exponential or quadratic, each of these takes half a minute."""
+    began = time.process_time()
+    with suppress(CannotUnwrap):
+        trainer_command(words, (), 8, LaunchSpec())
+    assert time.process_time() - began < 10
