@@ -1,15 +1,15 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/protocol` at a
-time and runs the table tests that reach it; the simulation tries the mutants that no table kills.
-mutmut has its own environment in the cache; nothing else needs it. It works on a copy below
-`build/mutation`, so the checkout is never changed, and a stopped run continues. Without modules it
-takes all modules that decide: hours.
+mutmut, which has its own environment in the cache, changes one operator, constant, argument or
+branch of `elasticjob_rendezvous/protocol` at a time. Table tests try each mutant, then the
+simulation tries those that no table kills. The checkout is never changed: mutants and results are
+below `build/mutation`. A stopped run continues, and a later one tries the survivors again. Without
+modules it takes all modules that decide: hours.
 """
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import subprocess
 import sys
@@ -20,24 +20,19 @@ from scripts.environment import (
     IDLE_SECONDS,
     LOCKS,
     ROOT,
-    dependencies,
+    STAMP,
     forget_idle,
     install_locked,
     is_complete,
     key,
     locked,
-    site_packages,
 )
-from scripts.mutation_simulation import ALIVE, PACKAGE, simulated, statuses
+from scripts.mutation_trials import Mutant, Report, mutants, try_seeds, try_tables
 
 MUTMUT = "mutmut==3.8.1"
-PROTOCOL = "elasticjob_rendezvous/protocol"
-SOURCES = (
-    *("rendezvous/elasticjob_rendezvous", "sdk/elasticjob"),
-    *("sidecar/elasticjob_agent", "sidecar/elasticjob_launcher"),
-)
-STAMP = ".complete"
-FIRST_SEEDS, SEEDS = 20, 200
+PACKAGE = "elasticjob_rendezvous.protocol"
+WORK = ROOT / "build" / "mutation"
+SEEDS = 200
 DECIDE = (
     *("engine", "state", "clock", "handle_etcd", "handle_event", "lease", "leaving", "member_key"),
     *("next_directive", "next_request", "replica", "requests", "session", "upkeep", "watches"),
@@ -66,28 +61,17 @@ DECIDE = (
     ),
 )
 """Modules with decisions; the others hold records, keys and texts."""
-EDGE = re.compile(
-    r"(?:import|from) (?:elasticjob_(?:operator|cli|agent|launcher)|torch|grpc|tests.integration"
-    r"|elasticjob_rendezvous\.(?!protocol))|elasticjob_rendezvous import"
-)
-"""Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
-CONFIG = """
-[mutmut]
-paths_to_mutate={modules}
-tests_dir=tests/unit/rendezvous
-also_copy=
-    elasticjob_rendezvous
-    elasticjob_agent
-    elasticjob_launcher
-    elasticjob
-    tests
+MAKE = """
+import sys
+from mutmut.mutation.file_mutation import mutate_file_contents
+sys.stdout.write(mutate_file_contents("", sys.stdin.read()).code)
 """
+"""Program of mutmut's environment that reads a module and prints all its mutants."""
 
 
 def environment(cache: Path) -> Path:
-    """Return an environment with mutmut and the project's dependencies."""
-    deps = dependencies(cache)
-    wanted = key((LOCKS / "mutation.txt").read_text(), deps)
+    """Return an environment with mutmut."""
+    wanted = key((LOCKS / "mutation.txt").read_text())
     found = cache / f"mutation-{wanted}"
     lock = cache / f"mutation-{wanted}.lock"
     with locked(lock):
@@ -96,76 +80,89 @@ def environment(cache: Path) -> Path:
             shutil.rmtree(found, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", found], check=True)
             install_locked([found / "bin" / "pip"], LOCKS / "mutation.txt")
-            (site_packages(found) / "dependencies.pth").write_text(f"{site_packages(deps)}\n")
             (found / STAMP).write_text(wanted)
     return found
 
 
-def copy(work: Path, modules: list[str]) -> None:
-    """Copy the packages and tests into the layout they are imported from."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    for source in SOURCES:
-        shutil.copytree(ROOT / source, work / Path(source).name, ignore=ignored)
-    for folder in ("tests/sim", "tests/unit/rendezvous"):
-        shutil.copytree(ROOT / folder, work / folder, ignore=ignored)
-    for test in (work / "tests/unit/rendezvous").rglob("test_*.py"):
-        if EDGE.search(test.read_text()):
-            test.unlink()
-    paths = "".join(f"\n    {PROTOCOL}/{module}.py" for module in modules)
-    (work / "setup.cfg").write_text(CONFIG.format(modules=paths))
-    (work / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist -p no:cacheprovider\n")
+class Score:
+    """Mutants of one module, and the stage that killed each; kept for these mutants alone."""
+
+    def __init__(self, python: Path, module: str) -> None:
+        dotted = f"{PACKAGE}.{module.replace('/', '.')}"
+        source = (ROOT / "rendezvous" / f"{dotted.replace('.', '/')}.py").read_text()
+        made = WORK / f"{dotted.removeprefix(PACKAGE + '.')}-{key(source, MUTMUT)}.py"
+        if not made.exists():
+            # mutmut refuses a working folder without a folder of sources; `lib` counts as one.
+            made.write_bytes(
+                subprocess.run(
+                    [python, "-X", "utf8", "-c", MAKE],
+                    input=source.encode(),
+                    stdout=subprocess.PIPE,
+                    cwd=python.parent.parent,
+                    check=True,
+                ).stdout
+            )
+        self.module = module
+        self.mutants = mutants(made, dotted)
+        self._kept = made.with_suffix(".json")
+        self.killed: dict[str, str] = {}
+        """Mutant's name -> stage."""
+        if self._kept.exists():
+            self.killed = json.loads(self._kept.read_text())
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        return [mutant for mutant in self.mutants if mutant.name not in self.killed]
+
+    def kill(self, mutant: Mutant, stage: str) -> None:
+        self.killed[mutant.name] = stage
+        self._kept.write_text(json.dumps(self.killed, indent=1, sort_keys=True))
 
 
 def main() -> None:
-    """Test the modules; print the survivors and each module's score.
-
-    A few seeds come first: they kill most mutants sooner than the table tests do.
-    """
+    """Try the modules' mutants; print the survivors and each module's score."""
     cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
-    mutmut = environment(cache) / "bin" / "mutmut"
-    work = ROOT / "build" / "mutation" / "-".join(modules).replace("/", ".")[:80]
-    if not work.exists():
-        copy(work, modules)
-        # Without a mutant of this name mutmut only makes the mutants.
-        subprocess.run([mutmut, "run", "none"], cwd=work, check=False)
-    simulate(work, FIRST_SEEDS)
-    killed = {name for name, result in simulated(work).items() if result["killed"]}
-    alive = [name for name, exit_code in statuses(work) if exit_code is None and name not in killed]
-    if alive:
-        subprocess.run([mutmut, "run", "--max-children", "2", *alive], cwd=work, check=False)
-    simulate(work, SEEDS)
-    report(work)
+    python = environment(cache) / "bin" / "python"
+    WORK.mkdir(parents=True, exist_ok=True)
+    scores = [Score(python, module) for module in modules]
+    try_tables(survivors(scores), results(scores, "tables"))
+    try_seeds(survivors(scores), SEEDS, results(scores, "simulation"))
+    print_scores(scores)
 
 
-def simulate(work: Path, seeds: int) -> None:
-    """Simulate the mutants that are alive."""
-    command = [sys.executable, "-m", "scripts.mutation_simulation", str(work), f"--seeds={seeds}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+def survivors(scores: list[Score]) -> list[Mutant]:
+    return [mutant for score in scores for mutant in score.survivors]
 
 
-def report(work: Path) -> None:
+def results(scores: list[Score], stage: str) -> Report:
+    """Return a function that keeps and prints the results of a stage."""
+    of = {id(mutant): score for score in scores for mutant in score.mutants}
+    left = len(survivors(scores))
+
+    def report(mutant: Mutant, killed: bool) -> None:
+        nonlocal left
+        left -= 1
+        if killed:
+            of[id(mutant)].kill(mutant, stage)
+        outcome = "killed" if killed else "survived"
+        print(f"{stage}, {left} left: {of[id(mutant)].module} {mutant.name}: {outcome}", flush=True)
+
+    return report
+
+
+def print_scores(scores: list[Score]) -> None:
     """Print each survivor's name, then a table of scores per module."""
-    results = simulated(work)
-    scores: dict[str, Counter[str]] = {}
-    for name, exit_code in statuses(work):
-        module = name.removeprefix(f"{PACKAGE}.").rpartition(".")[0].replace(".", "/")
-        if exit_code not in ALIVE:
-            result = "tables"
-        elif results.get(name, {}).get("killed"):
-            result = "simulation"
-        elif exit_code is None:
-            result = "untried"
-        else:
-            result = "survived"
-            print(name)
-        scores.setdefault(module, Counter())[result] += 1
+    for score in scores:
+        for mutant in score.survivors:
+            print(score.module, mutant.name)
+    rows = [(score.module, len(score.mutants), Counter(score.killed.values())) for score in scores]
+    rows.append(("all", sum(row[1] for row in rows), sum((row[2] for row in rows), Counter())))
     print("| module | mutants | killed by tables | by simulation | survived | score |")
     print("|---|---|---|---|---|---|")
-    for module, score in [*sorted(scores.items()), ("all", sum(scores.values(), Counter()))]:
-        killed, tried = score["tables"] + score["simulation"], score.total() - score["untried"]
-        share = f"{killed / tried:.1%}" if tried else "not tried"
-        row = (module, tried, score["tables"], score["simulation"], score["survived"], share)
-        print("|", " | ".join(map(str, row)), "|")
+    for module, total, killed in rows:
+        share = f"{killed.total() / total:.1%}" if total else "no mutants"
+        by = (killed["tables"], killed["simulation"], total - killed.total())
+        print("|", " | ".join(map(str, (module, total, *by, share))), "|")
 
 
 if __name__ == "__main__":
