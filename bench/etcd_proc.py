@@ -30,7 +30,7 @@ _SAMPLE = re.compile(
 
 
 class EtcdFailed(Exception):
-    """The server did not start; the text has the end of its log."""
+    """Server that did not start; the text has the end of its log."""
 
 
 def count_requests(metrics: str) -> Counter[str]:

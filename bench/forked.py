@@ -26,7 +26,7 @@ result is kept until the process is killed: a handler may serve others."""
 
 
 class CaseFailed(Exception):
-    """Not all members of a case got a rank in time; the text gives the reason."""
+    """Case in which not all members got a rank in time; the text gives the reason."""
 
 
 class Forked:

@@ -42,7 +42,7 @@ END_SECONDS = 10.0
 
 
 class NotRecovered(Exception):
-    """The gang did not form a new world in time; the text describes its state."""
+    """Gang that did not form a new world in time; the text describes its state."""
 
 
 @dataclass(slots=True)

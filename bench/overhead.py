@@ -34,12 +34,12 @@ MOST_RESIDENT_MIB = 60.0
 
 
 class NoSteps(Exception):
-    """The training loop did not start in time; the text has the end of the pod's log."""
+    """Training loop that did not start in time; the text has the end of the pod's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A few training steps: their end time, and their median in seconds."""
+    """Several training steps: their end time, and their median in seconds."""
 
     at: float
     step: float

@@ -35,7 +35,7 @@ HandlerFactory = Callable[[int], Handler]
 
 
 class WrongRendezvous(Exception):
-    """A rendezvous completed with inconsistent ranks or sizes."""
+    """Rendezvous that completed with inconsistent ranks or sizes."""
 
 
 @dataclass(frozen=True, slots=True)

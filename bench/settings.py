@@ -15,7 +15,7 @@ PEERS_ETCD_VERSION = "3.4"
 
 
 class ProgramMissing(Exception):
-    """A server needed by a benchmark is not installed."""
+    """Server that a benchmark needs and that is not installed."""
 
 
 def etcd_binary(version: str) -> Path:

@@ -34,7 +34,7 @@ _KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(?: |$)")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A documented value: its dotted path, its default as JSON, and its description."""
+    """Documented value: its dotted path, its default as JSON, and its description."""
 
     path: str
     default: str

@@ -45,12 +45,16 @@ def main(arguments: Sequence[str]) -> int:
     failed = _failed()
     if status != TESTS_FAILED or not worth_a_second_look(failed):
         return status
-    print(f"\nOnce more, alone: {', '.join(failed)}\n", flush=True)
+    _print("Once more, alone:", failed)
     options = [one for one in arguments if not one.startswith("tests/")]
     status = _pytest([*options, "-n0", *failed])
     verdict = "passed alone, so time is to blame or a race" if status == 0 else "failed again"
-    print(f"\nFailed at first, then {verdict}: {', '.join(failed)}", flush=True)
+    _print(f"Failed at first, then {verdict}:", failed)
     return status
+
+
+def _print(title: str, tests: Sequence[str]) -> None:
+    print(f"\n{title}", *tests, sep="\n  ", flush=True)
 
 
 if __name__ == "__main__":

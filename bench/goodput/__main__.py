@@ -12,7 +12,9 @@ and so do the victims; a killed or drained node is replaced after two seconds:
 The numbers and a plot of the steps over time go to build/bench/goodput.json and goodput.png. The
 packages of the compared systems are in an environment of their own. A full run takes five hours:
 `--length 90 --intervals 30 --models 8MB` takes a quarter of an hour. With `--add` a call measures a
-part: its runs go to those in goodput.json, each with the undisturbed run of its own part.
+part: its runs go to those in goodput.json, each with the undisturbed run of its own part. With
+`--cores N` the runs go side by side, each on N processor cores of its own: on 16 cores with
+`--cores 2` all systems of a model take as long as one.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -45,6 +50,7 @@ REPLACED_SECONDS = 2.0
 START_SECONDS = 120.0
 POINTS = 400
 BASELINE = "undisturbed"
+_KNOWN = {system.name: system for system in SYSTEMS}
 
 
 class Kind(StrEnum):
@@ -80,11 +86,19 @@ class Run:
         return f"{self.system}/{self.model}/{self.interval or 0:g}s"
 
 
-def run(system: System, run: Run, options: argparse.Namespace, logs: Path) -> None:
-    """Train with faults; fill in the work or the error."""
-    interpreter = (
-        environment(cache(), system.needs) / "bin" / "python" if system.needs is not None else None
-    )
+def run(system: str, run: Run, options: argparse.Namespace, logs: Path) -> Run:
+    """Train with faults; return the run with its work, or with the error."""
+    _train(_KNOWN[system], run, options, logs)
+    print(f"{run.name}: {run.work} {run.error or ''}", flush=True)
+    return run
+
+
+def _train(system: System, run: Run, options: argparse.Namespace, logs: Path) -> None:
+    interpreter = None
+    if system.needs is not None:
+        interpreter = options.peers_python or (
+            environment(cache(), system.needs) / "bin" / "python"
+        )
     with contextlib.ExitStack() as stack:
         log = logs / f"goodput-{system.name}-lighthouse.log"
         made = stack.enter_context(prepared(system, interpreter, log))
@@ -248,11 +262,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=2, help="one worker each (2)")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="minimum (0.05)")
     parser.add_argument("--store-seconds", type=float, default=30.0, help="between checkpoints")
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="runs side by side, N cores for each"
+    )
+    parser.add_argument(
+        "--peers-python", type=Path, metavar="PATH", help="interpreter with torchft and NVRx"
+    )
     parser.add_argument("--add", action="store_true", help="keep the other runs of earlier calls")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     options = parser.parse_args(arguments)
     if max(options.intervals) > options.length:
         parser.error(f"--length must be at least the longest interval, {max(options.intervals):g}")
+    available = len(os.sched_getaffinity(0))
+    if options.cores is not None and not 1 <= options.cores <= available:
+        parser.error(f"--cores must be from 1 to {available}, the cores of this process")
     return options
 
 
@@ -264,7 +287,33 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": options.step_seconds,
         "store_seconds": options.store_seconds,
         "kinds": list(options.kinds),
+        "cores": options.cores,
     }
+
+
+def slots(cores: int | None) -> list[set[int]]:
+    """Return the processor cores of each run of those side by side; one set of all with None."""
+    available = sorted(os.sched_getaffinity(0))
+    size = cores or len(available)
+    return [set(available[at : at + size]) for at in range(0, len(available) - size + 1, size)]
+
+
+def run_all(
+    planned: Sequence[tuple[Run, str]], options: argparse.Namespace, logs: Path
+) -> list[Run]:
+    """Run each with its system, as many at a time as there are slots; return them in this order."""
+    context = multiprocessing.get_context("fork")
+    free = context.SimpleQueue()
+    found = slots(options.cores)
+    for slot in found:
+        free.put(slot)
+    with ProcessPoolExecutor(len(found), context, _pin, (free,)) as pool:
+        waiting = [pool.submit(run, system, one, options, logs) for one, system in planned]
+        return [done.result() for done in waiting]
+
+
+def _pin(free: multiprocessing.SimpleQueue[set[int]]) -> None:
+    os.sched_setaffinity(0, free.get())  # also of the processes that this one starts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -272,20 +321,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    known = {system.name: system for system in SYSTEMS}
     path, settings = options.output / "goodput.json", settings_of(options)
     earlier = read_parts(path, settings) if options.add else []
-    runs: list[Run] = []
+    planned: list[tuple[Run, str]] = []
     for model in options.models:
         part = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        cases: list[tuple[str, System, float | None]] = [(BASELINE, known[UNDISTURBED], None)]
+        calm = Run(BASELINE, model, None, options.length, part=part)
+        planned.append((calm, UNDISTURBED))
         for interval in options.intervals:
-            cases += [(name, known[name], interval) for name in options.systems]
-        for name, system, interval in cases:
-            one = Run(name, model, interval, options.length, part=part)
-            run(system, one, options, logs)
-            runs.append(one)
-            print(f"{one.name}: {one.work} {one.error or ''}", flush=True)
+            for name in options.systems:
+                planned.append((Run(name, model, interval, options.length, part=part), name))
+    runs = run_all(planned, options, logs)
     found = results(added(earlier, runs))
     content = {"benchmark": "goodput", "machine": machine_facts(), **settings, **found}
     keep(path, content)

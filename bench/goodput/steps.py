@@ -12,7 +12,7 @@ from bench.peers.trainee import RECORD
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A completed step of one worker; `at` is on the machine's monotonic clock."""
+    """Completed step of one worker; `at` is on the machine's monotonic clock."""
 
     at: float
     number: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +16,13 @@ from pathlib import Path
 from bench.etcd_proc import free_port
 from bench.peers.commands import OWN_STORE
 from bench.processes import die_with_parent
-from bench.settings import OUR_ETCD_VERSION, PEERS_ETCD_VERSION, REPOSITORY, child_environment
+from bench.settings import (
+    OUR_ETCD_VERSION,
+    PEERS_ETCD_VERSION,
+    REPOSITORY,
+    ProgramMissing,
+    child_environment,
+)
 
 SCRIPT = REPOSITORY / "bench" / "peers" / "trainee.py"
 UNDISTURBED = "torchrun-c10d"
@@ -119,7 +127,12 @@ def _path() -> str:
 def _lighthouse(programs: Path, log: Path) -> Iterator[str]:
     """Run torchft's lighthouse on loopback with the settings of its documentation."""
     port = free_port()
-    command = [str(programs / "torchft_lighthouse"), "--min_replicas=1", f"--bind=[::]:{port}"]
+    searched = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    if (program := shutil.which("torchft_lighthouse", path=searched)) is None:
+        raise ProgramMissing(
+            f"no torchft_lighthouse beside the interpreter, {programs}, nor on PATH"
+        )
+    command = [program, "--min_replicas=1", f"--bind=[::]:{port}"]
     command += ["--quorum_tick_ms=100", "--join_timeout_ms=10000"]
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -19,7 +19,7 @@ _OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 @dataclass(frozen=True, slots=True)
 class MixedBackend:
-    """A backend with its settings, the same on both sides.
+    """Backend with its settings, the same on both sides.
 
     Args:
         torchrun: its name in torchrun; ours is the same.

@@ -31,7 +31,7 @@ _MARK = "MIXED_GANG"
 
 
 class NotTraining(Exception):
-    """The gang did not train in the expected world; the text describes its state."""
+    """Gang that did not train in the expected world; the text describes its state."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """A worker's settings and first step; `at` is on the machine's monotonic clock."""
+    """Settings and first step of a worker; `at` is on the machine's monotonic clock."""
 
     token: str
     at: float

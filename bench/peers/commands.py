@@ -24,7 +24,7 @@ _TUNED = MappingProxyType({"last_call_timeout": "1"})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A system with its settings.
+    """System with its settings.
 
     Args:
         name: name of the system with its settings.

@@ -116,7 +116,7 @@ def shard(model: nn.Module) -> None:
 
 
 class Storage:
-    """A checkpoint in a shared folder at an interval, written in the background from a copy.
+    """Checkpoint in a shared folder at an interval, written in the background from a copy.
 
     The interval continues after a restart: faults do not postpone the next checkpoint.
     """
@@ -151,7 +151,7 @@ class Storage:
             self._thread.join()
 
     def _write(self, state: Any) -> None:
-        draft = self._path.with_name(f".{os.getpid()}")
+        draft = self._path.with_name(f"draft-{os.getpid()}.pt")  # torch.save refuses ".123"
         torch.save(state, draft)
         draft.replace(self._path)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.machine import hardware
-from bench.pods.api import Lives, api
+from bench.pods.api import Lives
 from bench.pods.gang import NAMESPACE, Gang, manifests
 from bench.pods.hands import Hands
 from bench.pods.runs import Fault, Runs
@@ -27,7 +27,7 @@ from bench.results import keep
 from bench.settings import OUTPUT
 from tests.cluster import images, lifecycle
 from tests.cluster.cluster import Cluster
-from tests.e2e.console import Console
+from tests.e2e.console import Console, opened
 from tests.e2e.installation import Installation
 
 
@@ -36,39 +36,34 @@ def installed(cluster: Cluster) -> Iterator[Console]:
     """Install ElasticJob and create a namespace; remove earlier ones first and both at the end."""
     images.build(lifecycle.builder_engine(cluster))
     images.load(cluster)
-    console = Console(
-        (str(cluster.kubectl_program), "--context", cluster.context),
-        (str(cluster.helm_program), "--kube-context", cluster.context),
-        cluster.environment(),
-    )
-    installation = Installation(console)
-    if installation.installed:
-        installation.uninstall()
-    gone = ("delete", "namespace", NAMESPACE, "--ignore-not-found")
-    console.kubectl(*gone, seconds=180)
-    installation.install()
-    try:
-        console.kubectl("create", "namespace", NAMESPACE)
-        yield console
-    finally:
+    with opened(cluster, cluster.environment()) as console:
+        installation = Installation(console)
+        if installation.installed:
+            installation.uninstall()
+        gone = ("delete", "namespace", NAMESPACE, "--ignore-not-found")
         console.kubectl(*gone, seconds=180)
-        installation.uninstall()
+        installation.install()
+        try:
+            console.kubectl("create", "namespace", NAMESPACE)
+            yield console
+        finally:
+            console.kubectl(*gone, seconds=180)
+            installation.uninstall()
 
 
 def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> Runs:
     """Run every fault as often as requested."""
     runs = Runs(options.gang)
     bundle = {"apiVersion": "v1", "kind": "List", "items": manifests(options.gang, options.warm)}
-    with api(console) as opened:
-        lives = Lives(opened, NAMESPACE)
-        lives.begin()
-        gang, hands = Gang(opened, lives), Hands(opened, cluster)
-        console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
-        # An interruption keeps the results so far.
-        with suppress(KeyboardInterrupt):
-            for turn in range(options.repeat):
-                for fault in [fault for fault in Fault if str(fault) in options.faults]:
-                    runs.run(gang, hands, fault, turn)
+    lives = Lives(console.api, NAMESPACE)
+    lives.begin()
+    gang, hands = Gang(console.api, lives), Hands(console.api, cluster)
+    console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
+    # An interruption keeps the results so far.
+    with suppress(KeyboardInterrupt):
+        for turn in range(options.repeat):
+            for fault in [fault for fault in Fault if str(fault) in options.faults]:
+                runs.run(gang, hands, fault, turn)
     return runs
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from bench.pods.api import Api, Json, Lives, Refused
+from bench.pods.api import Lives
 from bench.pods.seen import First, Outcome, firsts, join, recovery, together
+from tests.e2e.api import Api, Json, Refused
 from tests.e2e.manifests import IMAGE, job
 
 NAMESPACE, NAME = "bench-pods", "gang"
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 class NotRecovered(Exception):
-    """A wait timed out; the text names the awaited state."""
+    """Wait that timed out; the text names the awaited state."""
 
 
 def manifests(nodes: int, warm: bool) -> list[Json]:

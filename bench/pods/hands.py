@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.pods.api import Api, Json
 from bench.pods.gang import AGENT, JOB, NAMESPACE, PODS, TRAINER
 from bench.pods.seen import First
 from tests.cluster.cluster import Cluster
+from tests.e2e.api import Api, Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any, assert_never
 
 from bench.numbers import median_or_none
-from bench.pods.api import Refused
 from bench.pods.gang import Gang, NotRecovered
 from bench.pods.hands import Hands
 from bench.pods.seen import Outcome
+from tests.e2e.api import Refused
 
 
 class Fault(StrEnum):

@@ -15,7 +15,7 @@ PHASES = ("detect", "stop", "backoff", "join", "confirm", "start")
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """A worker's first step.
+    """First step of a worker.
 
     Args:
         launched: start time of its container.

@@ -12,14 +12,14 @@ import re
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Self
 
 from bench.soak.disturbances import ON_A_CLUSTER, Disturbance, JobState, Kind, job_state
 from bench.soak.run import NAME, SCRIPT, Soaked, spec_of, training
 from tests.cluster import images, lifecycle
 from tests.cluster.borrowing import borrowed, named
-from tests.e2e.console import CommandFailed, Console, Json, until
+from tests.e2e.api import Json, Refused
+from tests.e2e.console import CommandFailed, opened, until
 from tests.e2e.dump import dump
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
 from tests.e2e.job_namespace import JobNamespace
@@ -77,11 +77,7 @@ class SoakedPods(Soaked):
         if cluster.engine is not None:
             images.build(lifecycle.builder_engine(cluster))
             images.load(cluster)
-        self._console = Console(
-            (str(cluster.kubectl_program), "--context", cluster.context),
-            (str(cluster.helm_program), "--kube-context", cluster.context),
-            cluster.environment(),
-        )
+        self._console = self._stack.enter_context(opened(cluster, cluster.environment()))
         self._cluster, self._nodes = cluster, Nodes(cluster, self._console)
         self._installation = Installation(self._console)
         self._corner = JobNamespace(self._console, NAMESPACE)
@@ -134,8 +130,9 @@ class SoakedPods(Soaked):
     def _lines(self, pod: str) -> list[tuple[str, str]]:
         """Return the steps and accuracies in the end of a trainer's log."""
         try:
-            text = self._corner.kubectl("logs", pod, "-c", "trainer", "--tail=5", seconds=10)
-        except (CommandFailed, TimeoutExpired):
+            options = {"container": "trainer", "tailLines": "5"}
+            text = self._console.api.log(NAMESPACE, pod, options, 10)
+        except Refused:
             return []
         return _LINE.findall(text)
 
@@ -240,11 +237,11 @@ class SoakedPods(Soaked):
         )
 
     def _pod(self, name: str) -> Json:
-        return self._corner.find("pod", name) or {}
+        return self._corner.find("pods", name) or {}
 
     def _etcd(self) -> Json:
         empty: Json = {"metadata": {"uid": self._killed}}
-        return self._console.find("-n", SYSTEM, "pod", ETCD_POD) or empty
+        return self._console.api.find("pods", ETCD_POD, SYSTEM) or empty
 
     def _restarts(self, name: str) -> int:
         found = (self._pod(name).get("status") or {}).get("initContainerStatuses") or ()

@@ -41,11 +41,11 @@ _LOG_LETTERS = 2000
 
 
 class JobFailed(Exception):
-    """The job ended, or did not reach a state in time; the text has the end of its log."""
+    """Job that ended, or did not reach a state in time; the text has the end of its log."""
 
 
 class TrainingJob(ABC):
-    """A running job. The victim of faults is the worker of the last node.
+    """Running job. The victim of faults is the worker of the last node.
 
     Args:
         folder: the job's folder; it holds the script, its checkpoints and logs.

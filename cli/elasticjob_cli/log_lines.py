@@ -129,7 +129,7 @@ def selected(
     each batch.
     """
     oldest = "" if options.since is None else stamp(now - options.since)
-    separators = _Marks(options)
+    marks = _Marks(options)
     for at, batch in enumerate(batches):
         batch = batch if at == 0 else list(batch)  # read before the rounds, which may be new
         known = rounds()
@@ -142,7 +142,7 @@ def selected(
         )
         if at == 0 and options.tail is not None:
             lines = deque(lines, maxlen=options.tail)
-        yield from separators.between(lines, known)
+        yield from marks.between(lines, known)
 
 
 def check_round(rounds: Iterable[Round], number: int | None) -> None:
@@ -178,9 +178,9 @@ def _round_at(rounds: list[Round], time: str) -> int:
 
 
 class _Marks:
-    """Inserts the marks of rounds, each once.
+    """Marks of the rounds between the lines of a log, each inserted once.
 
-    Before the first line there is the latest, or none if earlier lines were left out.
+    Before the first line stands the latest mark, or none if earlier lines were left out.
     """
 
     def __init__(self, options: LogOptions) -> None:

@@ -38,6 +38,12 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.stops = Counter(
+            "elasticjob_stops",
+            "Planned stops of jobs, by the result of the checkpoint before them, as in the status.",
+            ["result"],
+            registry=self.registry,
+        )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
             "Cost of a round by part: detect, stop, backoff, join, confirm, start; total is their "
@@ -127,6 +133,8 @@ class Metrics:
             more = getattr(new, kind) - getattr(old, kind)
             if more > 0:
                 self.interruptions.labels(kind).inc(more)
+        if after.last_stop is not None and after.last_stop != before.last_stop:
+            self.stops.labels(after.last_stop.result).inc()
 
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

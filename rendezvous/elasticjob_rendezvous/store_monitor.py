@@ -1,7 +1,7 @@
 """Periodic health probe of a rendezvous store; reports outages and recoveries.
 
 The state machine is `protocol.store_health`; each backend has its own probe (`etcd.probe`,
-`etcd_v2.probe`, `c10d.probe`).
+`etcd_v2.probe`, `c10d.native`).
 """
 
 from __future__ import annotations

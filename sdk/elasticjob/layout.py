@@ -7,7 +7,8 @@ replace the file with a JSON object instead (docs/training.md).
 The agent writes `ELASTICJOB_REQUEST_FILE`: one line of text of `REQUEST_BYTES`, blank until it
 requests a checkpoint.
 
-A report on snapshots follows the record in the progress file; earlier releases do not read it.
+A report on snapshots and an answer to requests follow the record in the progress file; earlier
+releases do not read them.
 
 `ELASTICJOB_SAVED_FILE` is for programs that cannot use the other files: its existence announces
 that the worker saves on request, and each write to it reports a complete checkpoint.
@@ -137,7 +138,7 @@ def metrics_of(record: Record) -> dict[str, float]:
 _REPORT_MAGIC = b"EJS1"
 _REPORT = struct.Struct("<qqqqQIqqQQ")
 REPORT_BYTES = _HEAD.size + _REPORT.size
-FILE_BYTES = RECORD_BYTES + REPORT_BYTES
+_REPORT_END = RECORD_BYTES + REPORT_BYTES
 FITS, NO_ROOM, UNUSABLE = range(3)
 """State of the memory for snapshots: it holds two; two do not fit; another error."""
 _ERRNO_AT, _STORAGE_AT = 8, 20
@@ -203,13 +204,56 @@ def pack_report(report: SnapshotReport) -> bytes:
 
 def unpack_report(content: bytes) -> SnapshotReport | None:
     """Decode the report in a progress file; return None if it is missing or incomplete."""
-    content = content[RECORD_BYTES:FILE_BYTES]
+    content = content[RECORD_BYTES:_REPORT_END]
     if len(content) < REPORT_BYTES or content[:4] != _REPORT_MAGIC:
         return None
     body = content[_HEAD.size :]
     if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
         return None
     return SnapshotReport(*_REPORT.unpack(body))
+
+
+# -- answers ------------------------------------------------------------------------
+
+_ANSWER_MAGIC = b"EJA1"
+ERROR_BYTES = 400
+"""Maximum size of an error in an answer, in UTF-8."""
+_ANSWER = struct.Struct(f"<QQ{ERROR_BYTES}s")
+ANSWER_BYTES = _HEAD.size + _ANSWER.size
+FILE_BYTES = _REPORT_END + ANSWER_BYTES
+
+
+class Answer(NamedTuple):
+    """Answer of a worker to requests for a checkpoint, by the points that it had passed.
+
+    Args:
+        saved: points passed at the last report of a complete checkpoint; 0 before the first.
+        failed: points passed when the last checkpoint failed on all ranks; 0 if none has.
+        error: text of that failure.
+    """
+
+    saved: int = 0
+    failed: int = 0
+    error: str = ""
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """Encode an answer; its error is cut to `ERROR_BYTES`."""
+    error = answer.error.encode("utf-8", "replace")[:ERROR_BYTES]
+    body = _ANSWER.pack(answer.saved, answer.failed, error)
+    return _HEAD.pack(_ANSWER_MAGIC, binascii.crc32(body)) + body
+
+
+def unpack_answer(content: bytes) -> Answer | None:
+    """Decode the answer in a progress file; return None if it is missing or incomplete."""
+    content = content[_REPORT_END:FILE_BYTES]
+    if len(content) < ANSWER_BYTES or content[:4] != _ANSWER_MAGIC:
+        return None
+    body = content[_HEAD.size :]
+    if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
+        return None
+    saved, failed, error = _ANSWER.unpack(body)
+    return Answer(saved, failed, error.rstrip(b"\0").decode("utf-8", "replace"))
 
 
 # -- requests -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from elasticjob_agent.worker_runtime import (
     WorkerRuntime,
     WorkerRuntimeError,
     WorkerRuntimeLost,
+    WorkersStuck,
 )
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ class BlockingRuntime:
                 self._exits[event.local_rank] = event
             case Stopped(number) if number == self._round:
                 self._empty = True
-            case WorkerRuntimeLost(reason):
+            case WorkerRuntimeLost(reason) | WorkersStuck(_, reason):
                 self._lost, self._empty = reason, True
 
     def _lose(self, reason: str) -> None:

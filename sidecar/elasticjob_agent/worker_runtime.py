@@ -71,7 +71,7 @@ class NodeCommand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker ended: by exit code or by signal, never both.
+    """End of a worker: by exit code or by signal, never both.
 
     A command that could not be started is an exit with code 127 (not found) or 126 (not
     executable), pid 0 and a `message` that names the fix. `stderr_tail` is the end of its standard
@@ -104,7 +104,8 @@ class Hello:
     the signal that the user chose to request checkpoints; 0 for none. `live_until` is the workers'
     deadline on the monotonic clock; None for none. `slots` is the number of workers that the
     launcher counted; None if it did not count. `node_launch` is the launcher's reason to run the
-    command once for the node, found in the program's files; empty for none.
+    command once for the node, found in the program's files; empty for none. `stuck` is the message
+    of a `WorkersStuck` of the round started last; empty for none.
     """
 
     argv: tuple[str, ...]
@@ -121,6 +122,7 @@ class Hello:
     live_until: float | None = None
     slots: int | None = None
     node_launch: str = ""
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,10 @@ class StoreServed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The round's workers run. A worker that could not be started has no pid; its exit follows.
+    """Start of the round's workers.
 
-    `warm`: all were forked from the preloaded interpreter; else `cold_reason` has the reason.
+    A worker that could not be started has no pid; its exit follows. `warm`: all were forked from
+    the preloaded interpreter; else `cold_reason` has the reason.
     """
 
     round: int
@@ -171,22 +174,34 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersStuck:
+    """End of a round, instead of `Stopped`, although the kernel has not ended some processes.
+
+    They wait uninterruptibly in the kernel, as for a disk that does not answer, and run no more:
+    SIGKILL is pending for each of their threads. No other round can start here.
+    """
+
+    round: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class LauncherSignalled:
-    """The launcher received SIGTERM; the agent decides the fate of the workers."""
+    """SIGTERM received by the launcher; the agent decides the fate of the workers."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRuntimeLost:
-    """The worker runtime is lost permanently; last event."""
+    """Permanent loss of the worker runtime; last event."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersSucceeded:
-    """All workers of a node's command exited with 0; the rest of the command runs."""
+    """Success of all workers of a node's command; the rest of the command runs."""
 
     round: int
 
@@ -206,6 +221,7 @@ WorkerRuntimeEvent: TypeAlias = (
     | StartRefused
     | WorkerExited
     | Stopped
+    | WorkersStuck
     | WorkersSucceeded
     | LauncherSignalled
     | WorkerRuntimeLost
@@ -254,7 +270,8 @@ class WorkerRuntime(Protocol):
         ...
 
     async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
-        """End the round's process groups; `Stopped` always follows, also if nothing runs.
+        """End the round's process groups; `Stopped` or `WorkersStuck` always follows, also if
+        nothing runs.
 
         Grace 0 sends SIGKILL at once, else SIGTERM and then SIGKILL after the grace period. A
         repeated call can shorten the grace period but never extend it. With `dump`, workers that

@@ -7,12 +7,12 @@ scripts may import beside it.
 from __future__ import annotations
 
 import io
-import itertools
 import logging
+import marshal
 import tempfile
-import tokenize
 import zipfile
-from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import elasticjob
@@ -34,7 +34,7 @@ from {PACKAGE}.__main__ import main
 
 main()
 """
-# The earliest time a zip file can store: the same sources give the same bytes.
+# The earliest time that a zip file can store: the same sources give the same bytes.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
@@ -45,7 +45,10 @@ DIST_INFO = {
     "entry_points.txt": "[torchrun.handlers]\nelasticjob-node = elasticjob_torchrun:plugin\n",
 }
 """Package metadata by which torch finds the plug-in: an installed package has the same."""
-_BREAKS = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+_WITHOUT_REFERENCES = 2
+"""Format of `marshal` that is the same for equal code; later ones depend on reference counts."""
+_UNCHECKED = (1).to_bytes(4, "little") + bytes(8)
+"""Flags of bytecode that is not compared with its source, and its empty hash."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,42 +71,18 @@ def install(launcher: Path) -> None:
         _write_file(about / name, text.encode())
 
 
-def lean(source: bytes) -> bytes:
-    """Return the program without comments and docstrings; each line keeps its number."""
-    lines = source.decode().splitlines(keepends=True)
-    tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
-    for token, following in reversed(list(_prose(tokens))):
-        (row, start), (last, end) = token.start, token.end
-        prose = following == tokenize.NEWLINE and token.type == tokenize.STRING
-        if token.type == tokenize.COMMENT:
-            lines[row - 1] = lines[row - 1][:start].rstrip() + "\n"
-        elif prose:
-            rest = lines[last - 1][end:]
-            lines[row - 1] = lines[row - 1][:start] + '"""' + ("\n" if row != last else "")
-            lines[row : last - 1] = ["\n"] * (last - 1 - row)
-            if row == last:
-                lines[row - 1] += '"""' + rest
-            else:
-                lines[last - 1] = '"""' + rest
-    return "".join(lines).encode()
-
-
-def _prose(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[tokenize.TokenInfo, int]]:
-    """Yield comments and strings that begin a statement, each with the type of the next token."""
-    begins = True
-    for token, following in itertools.pairwise(tokens):
-        if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
-            yield token, following.type
-        if token.type not in (tokenize.COMMENT, tokenize.NL):
-            begins = token.type in _BREAKS
-
-
 def build_zipapp(target: Path) -> Path:
-    """Write the launcher to `target` atomically, log its size, and return `target`."""
+    """Write the launcher to `target` atomically, log its size, and return `target`.
+
+    It contains the modules as source and as bytecode of this Python. Another Python ignores the
+    bytecode, and compiles the source at each start.
+    """
     source = Path(settings.__file__).parent
-    paths = source.rglob("*.py")
-    files = {f"{PACKAGE}/{path.relative_to(source)}": lean(path.read_bytes()) for path in paths}
-    files["__main__.py"] = MAIN.encode()
+    files = {"__main__.py": MAIN.encode()}
+    for path in source.rglob("*.py"):
+        name = f"{PACKAGE}/{path.relative_to(source)}"
+        files[name] = path.read_bytes()
+        files[f"{name}c"] = _bytecode(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with io.BytesIO(SHEBANG) as packed:
         packed.seek(0, io.SEEK_END)
@@ -111,6 +90,12 @@ def build_zipapp(target: Path) -> Path:
         _write_file(target, packed.getvalue(), 0o755)
     logger.info("launcher written: path=%s bytes=%d", target, target.stat().st_size)
     return target
+
+
+def _bytecode(path: Path) -> bytes:
+    """Return a module's bytecode, which its Python does not compare with the source."""
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # cached, if installed so
+    return MAGIC_NUMBER + _UNCHECKED + marshal.dumps(code, _WITHOUT_REFERENCES)
 
 
 def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:
@@ -127,7 +112,7 @@ def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def _write_zip(file: io.BytesIO, files: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, TIMESTAMP)
             entry.compress_type = zipfile.ZIP_DEFLATED

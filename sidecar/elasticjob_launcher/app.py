@@ -15,14 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticjob_launcher.launchers import may_ask_for_no_workers
 from elasticjob_launcher.loop import Loop, Timer
 from elasticjob_launcher.probe import ProbeServer
-from elasticjob_launcher.processes.node_command import (
-    FRAMEWORK_WORKERS,
-    TORCHRUN_WORKERS,
-    NodeCommand,
-)
+from elasticjob_launcher.processes.command_process import TORCHRUN_WORKERS
+from elasticjob_launcher.processes.node_command import NodeCommand
 from elasticjob_launcher.processes.output import Output, write_termination_message
 from elasticjob_launcher.processes.process_info import follow_process, kill_descendants
 from elasticjob_launcher.processes.spawn import become_subreaper, spawn
@@ -53,13 +49,7 @@ from elasticjob_launcher.wire import (
     WireError,
     parse_request,
 )
-from elasticjob_launcher.worker_count import (
-    ACCELERATORS,
-    CountError,
-    device_files,
-    expected_workers,
-    torchrun_word,
-)
+from elasticjob_launcher.worker_count import ACCELERATORS, torchrun_word
 from elasticjob_launcher.zygote.manager import ZygoteManager
 
 if TYPE_CHECKING:
@@ -231,6 +221,7 @@ class Launcher:
             "live_seconds": self._deadline.live_seconds,
             "slots": self._counted,
             "node_launch": self._node_launch,
+            "stuck": self._workers.stuck,
         }
 
     def _obey(self, request: Request) -> None:
@@ -274,31 +265,11 @@ class Launcher:
                 self._spawn,
                 self._settings.argv,
                 path,
-                request._replace(env=self._with_framework_workers(request.env)),
+                request,
                 self._send_joined,
             )
         except SettingsError as error:
             raise WireError(str(error)) from error
-
-    def _with_framework_workers(self, env: dict[str, str]) -> dict[str, str]:
-        """Return the command's variables with the number of workers for frameworks that pass it to
-        torchrun, or use torchrun only if it is set; torchrun itself counts where it is absent."""
-        try:
-            number = self._framework_workers(
-                self._env.get(TORCHRUN_WORKERS, env.get(TORCHRUN_WORKERS, ""))
-            )
-        except CountError:  # torchrun itself reports it
-            number = 0
-        return {FRAMEWORK_WORKERS: str(number), **env} if number else env
-
-    def _framework_workers(self, word: str) -> int:
-        """Return the number for a word of torchrun's option, empty if it is absent; 0 if the
-        framework or torchrun counts."""
-        if word:
-            is_number = word.isascii() and word.isdigit()
-            return int(word) if is_number else expected_workers(word, self._env)
-        wants = may_ask_for_no_workers(self._settings.argv)
-        return 1 if wants and not device_files(self._env) else 0
 
     def _send_joined(self, workers: int) -> None:
         self._send_event({"type": "joined", "workers": workers})
@@ -388,7 +359,7 @@ class Launcher:
     def _send_event(self, event: dict[str, Any]) -> None:
         if self._agent is not None:
             self._agent.send(event)
-        if event["type"] == "stopped" and self._ending:
+        if event["type"] in ("stopped", "stuck") and self._ending:
             self._end(128 + (self._signalled or signal.SIGTERM))
 
     def _trouble(self, message: str) -> None:

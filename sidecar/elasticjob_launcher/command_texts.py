@@ -11,13 +11,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from elasticjob_launcher.command_line.interpreters import SHELLS
+
 MAX_FILES = 20
 MAX_FILE_BYTES = 256 * 1024
 MAX_LOOKUPS = 300
 MAX_HERE_DOCUMENTS = 200
 _SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".env")
-_NAMES = ("sh", "bash", "dash", "ash", "ksh", "zsh")
-_SHELLS = frozenset({*_NAMES, "source", "."})
+_RUNNING = SHELLS | {"source", "."}
+"""Programs and builtins that run a script file."""
 _LEXEME = re.compile(
     r"(?P<escaped>\\.)|(?P<quoted>\$'(?:\\.|[^'\\])*'|'[^']*')|(?P<double>\")"
     r"|(?P<comment>(?<![^\s;&|()])#[^\n]*)"
@@ -25,7 +27,7 @@ _LEXEME = re.compile(
     re.DOTALL,
 )
 _IN_DOUBLE = re.compile(r"(?P<escaped>\\.)|(?P<double>\")", re.DOTALL)
-_SHELL_WORD = re.compile(rf"\b(?:{'|'.join(_NAMES)})\b")
+_SHELL_WORD = re.compile(rf"\b(?:{'|'.join(sorted(SHELLS))})\b")
 _FOR_A_SHELL = re.compile(rf"(?:{_SHELL_WORD.pattern}[^\n;|&]*\s-\w*c|\beval)\s+$")
 _LITERAL = str.maketrans({"$": "", "(": " ", "#": " ", ";": " ", "\n": " "})
 """Characters without a meaning in single quotes."""
@@ -83,7 +85,7 @@ def _code(text: str) -> str:
             if ending is not None:
                 body, at = text[at : ending.start()], ending.end()
                 kept = not match["literal"] or _SHELL_WORD.search(before)
-                parts.append(body.replace("\\$", " ") if kept else "\n")
+                parts += [body.replace("\\$", " ") if kept else "\n", ending[0]]
         elif kind == "escaped":
             parts.append(found[1:] if is_inner else " " if found[1] in "$\n" else found)
         elif kind == "quoted":
@@ -114,7 +116,7 @@ def _named(text: str, given: Mapping[str, str], folders: list[Path]) -> Iterator
             likely[name, is_after_shell] = None
         elif name and word.startswith(("./", "/", _UNKNOWN)):
             others[name, False] = None
-        is_after_shell, skips = word.rpartition("/")[2] in _SHELLS, False
+        is_after_shell, skips = word.rpartition("/")[2] in _RUNNING, False
     for names in (likely, others):
         for name, runs in names:
             for place in places:
@@ -154,4 +156,4 @@ def _script(path: Path, runs: bool) -> str:
         words = shlex.split(first[2:]) if first.startswith("#!") else []
     except ValueError:
         return ""
-    return text if any(word.rpartition("/")[2] in _SHELLS for word in words) else ""
+    return text if any(word.rpartition("/")[2] in _RUNNING for word in words) else ""

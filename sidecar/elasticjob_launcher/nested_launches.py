@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.launchers import (
+from elasticjob_launcher.command_line.launchers import (
     Launcher,
     is_for_any_program,
     launcher_of_function,

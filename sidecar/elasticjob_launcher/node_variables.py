@@ -11,11 +11,13 @@ as a worker, and wait for peers at an address that is not theirs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from elasticjob_launcher.command_line import shell
+from elasticjob_launcher.command_line.launchers import names_joining_launcher
+from elasticjob_launcher.command_line.shell_words import Unreadable
 from elasticjob_launcher.command_texts import command_texts
-from elasticjob_launcher.launchers import names_joining_launcher
 
 NUMBERS = ("NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "SKYPILOT_NODE_RANK")
 """Variables with the number of the node, of Kubeflow, indexed Jobs, Volcano and SkyPilot."""
@@ -45,14 +47,6 @@ _PRESENCE = (
 )
 """Forms of a test that a variable is set. A default that is a number is none: `${RANK:-0} = 0`
 selects a node."""
-_WORD = re.compile(r"&&|\|\||[;&|()\n]|[^\s;&|()]+")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
-_OPENING = frozenset({"if", "case", "for", "while", "until", "select", "{"})
-_CLOSING = frozenset({"fi", "esac", "done", "}"})
-_BEFORE_COMMAND = frozenset(
-    {"then", "do", "else", "{", "!", "if", "while", "until", "time", "env", "exec"}
-)
-_DECLARATIONS = frozenset({"export", "declare", "local", "typeset", "readonly", "read"})
 _PROCESSES = re.compile(
     r"(?:^|(?<=\s))--?(?:nproc[\w-]*|num[-_]proc\w*|np|n|ntasks)(?:=|\s+)([^\s;&|)]*)"
 )
@@ -86,7 +80,7 @@ def node_variables(
         "PET_MASTER_PORT": PORT,
     }
     texts = list(command_texts(argv, given, folder or Path.cwd()))
-    omitted = set().union(*map(_assigned, texts))
+    omitted = set().union(*(_assigned(text, known) for text in texts))
     if any(name in omitted or _tests_presence(name, texts) for name in _PAIR):
         omitted.update(_PAIR)
     if _counts_processes(texts):
@@ -119,38 +113,32 @@ def _references(text: str) -> dict[str, int]:
     return found
 
 
-def _assigned(text: str) -> set[str]:
-    """Return the names that a text certainly assigns before it refers to them."""
-    references, found = _references(text), set()
-    depth, is_start, declares, last, before = 0, True, False, "", ""
-    for match in _WORD.finditer(text):
-        word = match[0]
-        if word in ("&&", "||") or word in ";&|()\n":
-            is_start, declares, last = True, False, word
-            before = word
+def _assigned(text: str, names: Collection[str]) -> set[str]:
+    """Return those of the names that a text certainly assigns before it refers to them."""
+    if not any(name in text for name in names):
+        return set()
+    try:
+        line = shell.read(text)
+    except Unreadable:
+        return set()
+    places = {word.raw: word.start for word in reversed(line.loop_names)}
+    for command in line.commands:
+        if command.conditional:
             continue
-        name, is_value = word, declares and _ASSIGNMENT.match(word) is None
-        assignment = _ASSIGNMENT.match(word) if is_start or declares else None
-        if assignment is not None:
-            name = assignment[1]
-        is_loop = before == "for"
-        is_read = is_value and declares and last == "read"
-        is_certain = is_loop or (depth == 0 and last not in ("&&", "||"))
-        if (assignment is not None or is_read or is_loop) and is_certain:
-            end = text.find("\n", match.end())
-            end = match.end() + 300 if end < 0 else min(end, match.end() + 300)
-            of_itself = name in _references(text[match.start() : end].partition(";")[0])
-            first = references.get(name, len(text))
-            if first > match.start() and not (of_itself and assignment is not None):
-                found.add(name)
-        if is_start:
-            depth += (word in _OPENING) - (word in _CLOSING)
-            if word in _DECLARATIONS:
-                declares = True
-                last = "read" if word == "read" else last
-            is_start = word in _BEFORE_COMMAND or assignment is not None
-        before = word
-    return found
+        own = _references(text[command.start : command.end])
+        for name, place in _assignments(command):
+            if name not in own:
+                places.setdefault(name, place)
+    references = _references(text)
+    return {name for name, place in places.items() if references.get(name, len(text)) > place}
+
+
+def _assignments(command: shell.Simple) -> Iterator[tuple[str, int]]:
+    """Yield the names that a command assigns or reads in its shell, and their places."""
+    for word in command.assigned:
+        yield word.value.partition("=")[0], word.start
+    if command.words and command.words[0].value == "read":
+        yield from ((word.raw, word.start) for word in command.words[1:])
 
 
 def _tests_presence(name: str, texts: Sequence[str]) -> bool:

@@ -1,13 +1,13 @@
 """Probe server: reports to other nodes if this member's workers and agent are alive.
 
-Format: `proof`. A prober first proves that it holds the job's key; only then does the launcher act
-on its round number and answer, so that a stranger gets no information and costs no code.
-The answer is authenticated so that no other process at this address can answer for the member.
+`proof` defines the messages. A prober first proves that it holds the job's key; only then does the
+launcher act on its round number and answer. A stranger gets no information. The answer is
+authenticated, so that no other process at this address can answer for the member.
 The newest round known to the prober makes a launcher without an agent stop older workers.
 
 A coordinator that keeps the lease of a member without an agent sends "extends": true, and a second
-line with its permission. The permission covers the code of the answer, which covers a nonce of the
-launcher: it counts from the answer, and only once.
+line with its permission. The permission is signed together with the answer, and the answer with a
+nonce of the launcher: a permission is valid once, from the time of that answer.
 """
 
 from __future__ import annotations

@@ -15,13 +15,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elasticjob_launcher.launchers import (
+from elasticjob_launcher.command_line.interpreters import file_name, is_python, is_shell
+from elasticjob_launcher.command_line.launchers import (
     Launcher,
     launcher_of_module,
-    launcher_of_program,
-    launcher_of_script,
     trains_by_function,
 )
+from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
+from elasticjob_launcher.command_line.wrappers import program_at, split_string
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
 from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
@@ -38,18 +39,7 @@ _PYENV_SHIM = re.compile(rb'^exec "[^"\n]*pyenv" exec "\$program" "\$@"\s*\Z', r
 _IMPORT = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import[ \t]+(\w+))?", re.MULTILINE
 )
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?d?")
-# Names of interpreters of shell scripts.
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"})
-_WRAPPERS = frozenset(
-    {"env", "nice", "ionice", "nohup", "setsid", "timeout", "time", "numactl", "taskset", "stdbuf"}
-    | {"chrt", "gosu", "su-exec", "tini", "dumb-init", "catatonit"}
-)
-"""Programs that run their last arguments as a command."""
-_USER_WRAPPERS = frozenset({"gosu", "su-exec"})
-"""Wrappers whose first argument is a user."""
-_WRAPPER_ARGUMENT = re.compile(r"-.*|[A-Za-z_]\w*=.*|[\d.,:-]+[smhd]?|0x[\da-f]+", re.DOTALL)
-_OPTION_VALUE = re.compile(r"[\w.,:+-]+")
+_OTHER_SHELLS = frozenset({"csh", "tcsh", "fish"})
 _FIX = "set spec.launch to PerNode if it does, or to PerWorker if it does not"
 
 
@@ -68,7 +58,7 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
     """
     found = _in_program(settings.program, environ) if settings.program else None
     if found is None and settings.check:
-        launcher = _launcher_of(settings.argv)
+        launcher = launcher_of_words(program_words(settings.argv))
         found = None if launcher is None else (f"the command {settings.argv[0]}", launcher)
     if found is None and settings.check:
         try:
@@ -133,7 +123,7 @@ def _in_program(program: str, environ: Mapping[str, str]) -> tuple[str, Launcher
     if found is None:
         return None
     interpreter = "python" if _TRAMPOLINE.match(head) else _interpreter(found[1], found[2])
-    if interpreter in _SHELLS and not _PYENV_SHIM.search(head):
+    if (is_shell(interpreter) or interpreter in _OTHER_SHELLS) and not _PYENV_SHIM.search(head):
         raise ProgramError(
             f"{path} is a shell script, which may start the workers itself and would run once for "
             f"each worker: {_FIX}"
@@ -166,80 +156,18 @@ def find_in_command(
     return found._replace(path=os.path.relpath(found.path, folder))
 
 
-def _launcher_of(argv: Sequence[str]) -> Launcher | None:
-    """Return the launcher that a command itself is, behind wrappers such as `nice`; None if it is
-    none. The operator may have missed it behind variables of a preparation."""
-    argv = _simple_line(argv)
-    index = 0
-    while index < len(argv):
-        name, rest = argv[index].rpartition("/")[2], argv[index + 1 :]
-        launcher = launcher_of_program(argv[index], rest)
-        if launcher is not None:
-            return launcher
-        if _PYTHON.fullmatch(name):
-            return _launcher_of_python(rest)
-        if name not in _WRAPPERS:
-            return None
-        index += 2 if name in _USER_WRAPPERS else 1
-        index += _wrapper_arguments(argv[index:])
-    return None
-
-
-def _wrapper_arguments(words: Sequence[str]) -> int:
-    """Return the number of words that are a wrapper's own arguments."""
-    option = ""
-    for count, word in enumerate(words):
-        known = word.rpartition("/")[2] in _WRAPPERS or _PYTHON.fullmatch(word)
-        begins = known or launcher_of_program(word, words[count + 1 :]) is not None
-        is_value = option not in ("", "--") and _OPTION_VALUE.fullmatch(word) is not None
-        if begins or not (is_value or _WRAPPER_ARGUMENT.fullmatch(word)):
-            return count
-        option = word if word.startswith("-") and "=" not in word else ""
-    return len(words)
-
-
-def _launcher_of_python(words: Sequence[str]) -> Launcher | None:
-    """Return the launcher that Python runs as a module or a script; None if it is none."""
-    for index, word in enumerate(words):
-        if word == "-m":
-            return launcher_of_module("".join(words[index + 1 : index + 2]), words[index + 2 :])
-        if not word.startswith("-"):
-            return launcher_of_script(word, words[index + 1 :])
-        if word.startswith("-c"):
-            return None
-    return None
-
-
 def _python_words(argv: Sequence[str]) -> Sequence[str]:
-    """Return a command from its Python interpreter on, behind wrappers such as `nice`."""
-    argv = _simple_line(argv)
-    for index, word in enumerate(argv):
-        if _PYTHON.fullmatch(word.rpartition("/")[2]):
-            return argv[index:]
-        if word.endswith(".py") and "run" in argv[1:index]:  # uv run train.py
-            return ("python", *argv[index:])
-    return argv
-
-
-def _simple_line(argv: Sequence[str]) -> Sequence[str]:
-    """Return a command, or the words of a shell's line that is one command without expansions;
-    empty for other lines."""
-    if not argv or argv[0].rpartition("/")[2] not in _SHELLS:
-        return argv
-    line = next((at for at, word in enumerate(argv) if re.fullmatch(r"-\w*c", word)), len(argv))
-    text = "".join(argv[line + 1 : line + 2])
-    try:
-        return () if re.search(r"[;&|<>()`$\n]", text) else shlex.split(text)
-    except ValueError:
-        return ()
+    """Return a command from its Python interpreter on; the command itself if there is none."""
+    words = program_words(argv)
+    starts = (index for index, word in enumerate(words) if is_python(word))
+    return words[next(starts, 0) :]
 
 
 def _interpreter(program: bytes, rest: bytes) -> str:
     """Return the name of the interpreter in the first line of a script; `env` names it last."""
-    words = [os.fsdecode(program), *os.fsdecode(rest).split()]
-    if words[0].rpartition("/")[2] == "env":
-        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
-    return words[0].rpartition("/")[2] if words else ""
+    words: Sequence[str] = [os.fsdecode(program), *os.fsdecode(rest).split()]
+    words = split_string(words) or words
+    return file_name(words[program_at(words)])
 
 
 def _launcher_in(head: bytes) -> Launcher | None:

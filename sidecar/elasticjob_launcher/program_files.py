@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from elasticjob_launcher.launchers import (
+from elasticjob_launcher.command_line.launchers import (
     launcher_of_function,
     launcher_of_module,
     trains_by_function,

@@ -1,4 +1,4 @@
-"""The user's functions and classes that an expression of a program may be; the code is not run."""
+"""Functions and classes of the user that an expression of a program may be; the code is not run."""
 
 from __future__ import annotations
 

@@ -11,12 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from elasticjob_launcher.launchers import (
+from elasticjob_launcher.command_line.interpreters import invocation, is_shell, python_target
+from elasticjob_launcher.command_line.launchers import (
     Launcher,
     launcher_of_module,
     launcher_of_program,
-    launcher_of_script,
 )
+from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT
+from elasticjob_launcher.command_line.wrappers import PASSING, program_at
 
 UNKNOWN = "\0"
 _MAX_DEPTH = 8
@@ -32,11 +35,6 @@ _KEYWORDS = _BEGIN | _END | {"then", "else", "elif", "while", "until", "do", "do
 _TESTS = frozenset({"test", "[", "[[", "command", "which", "type", "hash", "grep", "pgrep"})
 """Commands whose result is a condition for the command after `&&`."""
 _QUESTIONS = frozenset({"--version", "-V", "--help", "-h"})
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?")
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
-_BEFORE = frozenset({"env", "exec", "nohup", "time", "nice", "sudo", "setsid", "stdbuf"})
-"""Words before a command of a shell line, whose options have no value of their own."""
 _FIRST = ("run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput")
 _STARTERS: Mapping[str, int] = {
     **{f"subprocess.{name}": 0 for name in _FIRST},
@@ -235,29 +233,21 @@ def _simple_commands(text: str) -> Iterator[tuple[list[str], str]]:
     yield ([*words, word] if word or is_quoted else words), ""
 
 
-def _of_words(words: list[str]) -> Launcher | None:
-    while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in _BEFORE):
-        del words[0]
-        while words and words[0].startswith("-") and len(words[0]) > 1:
-            del words[0]
-    if not words:
+def _of_words(words: Sequence[str]) -> Launcher | None:
+    while words and (ASSIGNMENT.fullmatch(words[0]) or words[0] in PASSING):
+        words = words[1:]
+    words = words[program_at(words) :]
+    if words and is_shell(words[0]):
+        line = invocation(words).line_at
+        return None if line is None else _in_text(" ".join(words[line:]))
+    words = program_words(words)
+    arguments = words[1:]
+    if not words or (len(arguments) < 4 and arguments[-1:] and arguments[-1] in _QUESTIONS):
         return None
-    program, arguments = words[0], words[1:]
-    if len(arguments) < 4 and arguments[-1:] and arguments[-1] in _QUESTIONS:
-        return None
-    name = program.rpartition("/")[2]
-    if name in _SHELLS:
-        line = next((i for i, word in enumerate(arguments) if re.fullmatch(r"-\w*c", word)), None)
-        return None if line is None else _in_text(" ".join(arguments[line + 1 :]))
-    if UNKNOWN in program or _PYTHON.fullmatch(name):
-        while arguments and arguments[0].startswith("-") and arguments[0] != "-m":
-            del arguments[0]
-        if arguments[:1] == ["-m"]:
-            return launcher_of_module("".join(arguments[1:2]), arguments[2:])
-        if _PYTHON.fullmatch(name) and arguments:
-            return launcher_of_script(arguments[0], arguments[1:])
-        return None
-    return launcher_of_program(program, arguments)
+    if UNKNOWN not in words[0]:
+        return launcher_of_words(words)
+    option, module, rest = python_target(arguments) or ("", "", ())
+    return launcher_of_module(module, rest) if option == "-m" else None
 
 
 def _is_nothing(node: Any) -> bool:

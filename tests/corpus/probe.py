@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 450.0
-SETTLED_SECONDS, INTERVAL_SECONDS = 2.0, 0.1
+SETTLED_SECONDS, INTERVAL_SECONDS = 10.0, 0.1
 """Maximum wait for threads to be named, and the interval between two looks at them."""
 FAILS = 1
 """Rank that fails in the first round."""
@@ -231,22 +231,30 @@ def _shared_maps() -> list[str]:
 
 
 def _settled_threads() -> list[str]:
-    """Return the names of the threads once they stay the same: a thread names itself late."""
+    """Return the names of the threads once all others sleep and the names stay the same.
+
+    A thread names itself late; on a busy machine a new one may not have run at all.
+    """
     deadline = time.monotonic() + SETTLED_SECONDS
-    before, now = None, sorted(_threads())
-    while now != before and time.monotonic() < deadline:
+    before, now, sleep = None, *_threads()
+    while not (sleep and now == before) and time.monotonic() < deadline:
         time.sleep(INTERVAL_SECONDS)
-        before, now = now, sorted(_threads())
+        before, (now, sleep) = now, _threads()
     return now
 
 
-def _threads() -> Iterator[str]:
+def _threads() -> tuple[list[str], bool]:
+    """Return the names of the threads, and True if all but this one sleep."""
+    names, sleep = [], True
     for task in list(Path("/proc/self/task").iterdir()):
         try:
             name = (task / "comm").read_text().strip()
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        yield "main" if int(task.name) == os.getpid() else name
+        sleep = sleep and (state == "S" or int(task.name) == threading.get_native_id())
+        names.append("main" if int(task.name) == os.getpid() else name)
+    return sorted(names), sleep
 
 
 def _children() -> Iterator[str]:

@@ -18,7 +18,7 @@ from tests.cluster.borrowing import Ledger
 from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
-from tests.e2e.console import Console
+from tests.e2e.console import Console, opened
 from tests.e2e.dump import dump
 from tests.e2e.groups import ByGroup, Claimed, group_of, is_pinned, place_of
 from tests.e2e.installation import DENYING, Installation
@@ -87,16 +87,12 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def console(cluster: Cluster) -> Console:
+def console(cluster: Cluster) -> Iterator[Console]:
     environment = cluster.environment()
     own = Path(sys.executable).parent  # kubectl's plug-in is here
-    made = Console(
-        (str(cluster.kubectl_program), "--context", cluster.context),
-        (str(cluster.helm_program), "--kube-context", cluster.context),
-        {**environment, "PATH": f"{own}:{environment['PATH']}"},
-    )
-    CONSOLES.append(made)
-    return made
+    with opened(cluster, {**environment, "PATH": f"{own}:{environment['PATH']}"}) as made:
+        CONSOLES.append(made)
+        yield made
 
 
 @pytest.fixture(scope="session")

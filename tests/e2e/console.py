@@ -1,16 +1,23 @@
-"""kubectl and helm, run as their users run them. Stateless."""
+"""kubectl and helm, run as their users run them, and reads of the cluster. Stateless."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-Json = dict[str, Any]
+from tests.cluster.cluster import Cluster
+from tests.e2e.api import Api, served
+from tests.e2e.api import Json as Json
+
 POLL_SECONDS = 0.25
+"""Pause between reads of the API."""
+CALL_POLL_SECONDS = 1.0
+"""Pause between calls of kubectl, which take the processor from the program that is waited for."""
 
 
 class CommandFailed(AssertionError):
@@ -29,6 +36,7 @@ class Console:
     kubectl_command: tuple[str, ...]
     helm_command: tuple[str, ...]
     env: Mapping[str, str]
+    api: Api
 
     def kubectl(
         self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
@@ -48,16 +56,6 @@ class Console:
         """Return the parsed output of `kubectl … -o json`."""
         found: Json = json.loads(self.kubectl(*arguments, "-o", "json", seconds=seconds))
         return found
-
-    def items(self, *arguments: object) -> list[Json]:
-        """Return the objects that `kubectl get …` lists."""
-        found: list[Json] = self.json("get", *arguments)["items"]
-        return found
-
-    def find(self, *arguments: object) -> Json | None:
-        """Return the object that `kubectl get …` names, None if there is none."""
-        printed = self.kubectl("get", *arguments, "--ignore-not-found", "-o", "json")
-        return json.loads(printed) if printed.strip() else None
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         """Start kubectl in the background, for commands that follow something."""
@@ -93,11 +91,22 @@ class Console:
         return ended.stdout if check else ended.stdout + ended.stderr
 
 
-def until(look: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+@contextmanager
+def opened(cluster: Cluster, env: Mapping[str, str]) -> Iterator[Console]:
+    """Yield the console of a cluster's administrator with this environment."""
+    kubectl = (str(cluster.kubectl_program), "--context", cluster.context)
+    helm = (str(cluster.helm_program), "--kube-context", cluster.context)
+    with served(kubectl, env) as api:
+        yield Console(kubectl, helm, env, api)
+
+
+def until(
+    look: Callable[[], Any], what: str, seconds: float = 60.0, pause: float = POLL_SECONDS
+) -> Any:
     """Poll `look` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := look()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:g} s in vain for {what}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
     return value

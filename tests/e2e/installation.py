@@ -32,7 +32,7 @@ class Installation:
 
     def install(self) -> None:
         """Install as the README describes, with this checkout's chart and images."""
-        if self.console.find("namespace", DENYING) is None:
+        if self.console.api.find("namespaces", DENYING) is None:
             self.console.kubectl("create", "namespace", DENYING)
         # The label makes the next run remove this namespace at its beginning.
         self.console.kubectl("label", "--overwrite", "namespace", DENYING, "elasticjob-e2e=")
@@ -70,12 +70,12 @@ class Installation:
 
     def operators(self) -> list[Json]:
         """Return the operator's pods that are not being deleted."""
-        found = self.console.items("-n", SYSTEM, "pods", "-l", _OPERATOR_LABELS)
+        found = self.console.api.items("pods", SYSTEM, labels=_OPERATOR_LABELS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
     def leader(self) -> str:
         """Return the holder of the leader lease, empty if there is none."""
-        lease = self.console.find("-n", SYSTEM, "lease", LEASE) or {}
+        lease = self.console.api.find("leases", LEASE, SYSTEM) or {}
         return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
     def ready(self, operators: int = 1, seconds: float = 90) -> None:
@@ -86,7 +86,7 @@ class Installation:
             seconds,
         )
         until(
-            lambda: is_ready(self.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}),
+            lambda: is_ready(self.console.api.find("pods", ETCD_POD, SYSTEM) or {}),
             "etcd to be ready",
             seconds,
         )
@@ -107,14 +107,15 @@ class Installation:
         return [key for key in printed.split() if f"/{uid}/" in key]
 
 
-def is_ready(pod: Json) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+def is_ready(found: Json) -> bool:
+    """Return True if a pod or a node is Ready."""
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def etcdctl(console: Console, *words: str) -> list[str]:
     """Return an etcdctl command for etcd's container, as root with the Secret's password."""
-    secret = console.find("-n", SYSTEM, "secret", "elasticjob-etcd") or {"data": {"password": ""}}
+    secret = console.api.find("secrets", "elasticjob-etcd", SYSTEM) or {"data": {"password": ""}}
     password = base64.b64decode(secret["data"]["password"]).decode()
     endpoint = f"--endpoints=https://elasticjob-etcd.{SYSTEM}.svc:2379"
     folder = "/etc/etcd/tls"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from subprocess import TimeoutExpired
 from typing import Any
 
-from tests.e2e.console import CommandFailed, Console, Json, until
+from tests.e2e.api import Json, Refused
+from tests.e2e.console import Console, until
 from tests.e2e.manifests import on_control_plane
 
 START_SECONDS = 120.0
@@ -64,15 +65,16 @@ class JobNamespace:
 
     # -- objects -----
 
-    def find(self, *arguments: object) -> Json | None:
-        return self.console.find("-n", self.namespace, *arguments)
+    def find(self, resource: str, name: str) -> Json | None:
+        """Return an object of a resource (`pods`), None if there is none."""
+        return self.console.api.find(resource, name, self.namespace)
 
-    def items(self, *arguments: object) -> list[Json]:
-        return self.console.items("-n", self.namespace, *arguments)
+    def items(self, resource: str, labels: str = "", fields: str = "") -> list[Json]:
+        return self.console.api.items(resource, self.namespace, labels, fields)
 
     def job(self, name: str) -> Json:
         """Return the job, empty if there is none."""
-        return self.find("ej", name) or {}
+        return self.find("elasticjobs", name) or {}
 
     def status(self, name: str) -> Json:
         found: Json = self.job(name).get("status") or {}
@@ -85,7 +87,7 @@ class JobNamespace:
 
     def pods(self, name: str) -> dict[str, Json]:
         """Return every pod of the job, by name."""
-        found = self.items("pods", "-l", f"elasticjob.dev/job-name={name}")
+        found = self.items("pods", labels=f"elasticjob.dev/job-name={name}")
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def active(self, name: str) -> dict[str, Json]:
@@ -99,12 +101,17 @@ class JobNamespace:
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """Return reason and message of each event of the job, in order of time."""
-        found = self.items("events", "--field-selector", f"involvedObject.name={name}")
+        found = self.items("events", fields=f"involvedObject.name={name}")
         found.sort(key=lambda event: str(event.get("eventTime") or event.get("firstTimestamp")))
         return [(event["reason"], event.get("message", "")) for event in found]
 
     def reasons(self, name: str) -> list[str]:
         return [reason for reason, _ in self.events(name)]
+
+    def look_again(self, pod: str) -> None:
+        """Make the kubelet read a pod's Secrets now, instead of within a minute or two."""
+        now = {"e2e/looked-at": str(time.monotonic_ns())}
+        self.console.api.annotate("pods", pod, self.namespace, **now)
 
     def exec(self, pod: str, container: str, script: str) -> str:
         """Run a shell script in a container and return its output."""
@@ -126,8 +133,8 @@ class JobNamespace:
 
     # -- output of trainers
 
-    def log(self, pod: str, container: str = "trainer", *options: str) -> str:
-        return self.kubectl("logs", pod, "-c", container, *options)
+    def log(self, pod: str, container: str = "trainer") -> str:
+        return self.console.api.log(self.namespace, pod, {"container": container})
 
     def started(self, name: str) -> list[str]:
         """Return the pods of a job whose trainer has a log."""
@@ -144,10 +151,10 @@ class JobNamespace:
             return sorted(step for steps in found for step in steps)
 
     def _steps_of(self, pod: str, tail: int) -> list[Step]:
-        words = ("logs", pod, "-c", "trainer", "--timestamps", f"--tail={tail}")
+        options = {"container": "trainer", "timestamps": "true", "tailLines": str(tail)}
         try:
-            text = self.kubectl(*words, seconds=LOG_SECONDS)
-        except (CommandFailed, TimeoutExpired):
+            text = self.console.api.log(self.namespace, pod, options, LOG_SECONDS)
+        except Refused:
             return []
         return [
             Step(seconds(at), int(number), pod, rest) for at, number, rest in _STEP.findall(text)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.cluster.cluster import Cluster
-from tests.e2e.console import Console, Json
+from tests.e2e.console import Console, Json, until
+from tests.e2e.installation import is_ready
 
 JOBS = "elasticjob.dev/job-name"
 READY_SECONDS = 90.0
@@ -26,10 +27,13 @@ class Nodes:
         return sorted(self.cluster.workers)
 
     def wait_ready(self, node: str) -> None:
-        self.cluster.wait_for_node(node, timeout=READY_SECONDS)
+        until(lambda: self._is_ready(node), f"{node} to be ready", READY_SECONDS)
 
     def wait_not_ready(self, node: str) -> None:
-        self.cluster.wait_for_node(node, ready=False, timeout=READY_SECONDS)
+        until(lambda: not self._is_ready(node), f"{node} to be not ready", READY_SECONDS)
+
+    def _is_ready(self, node: str) -> bool:
+        return is_ready(self.console.api.find("nodes", node) or {})
 
     def drain(self, node: str) -> None:
         """Drain a node, as an administrator does before a machine is taken away."""

@@ -30,7 +30,7 @@ def start(cluster: Cluster, ns: JobNamespace) -> str:
     if cluster.engine is not None and cluster.engine.ours:
         _give_to_control_plane(cluster)  # no registry has it there
     ns.apply(_service(), _pod())
-    ns.until(lambda: is_ready(ns.find("pod", "etcd-v2") or {}), "etcd-v2 to be ready", 120)
+    ns.until(lambda: is_ready(ns.find("pods", "etcd-v2") or {}), "etcd-v2 to be ready", 120)
     return ENDPOINT
 
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.cluster.cluster import Cluster
-from tests.e2e.console import CommandFailed, Console, Json
+from tests.e2e.api import Json, Refused
+from tests.e2e.console import Console
 
 POLL_SECONDS = 1.0
 """A quarter of the time that the pods under test wait before their first traffic."""
@@ -104,11 +105,12 @@ def _matches(selector: Json, labels: Json) -> bool:
 
 
 def _read(console: Console, namespace: str) -> str:
-    policies = console.items("-n", namespace, "networkpolicies")
+    policies = console.api.items("networkpolicies", namespace)
     namespaces = {
-        found["metadata"]["name"]: found["metadata"]["labels"] for found in console.items("ns")
+        found["metadata"]["name"]: found["metadata"]["labels"]
+        for found in console.api.items("namespaces")
     }
-    pods = [pod for pod in console.items("-A", "pods") if not pod["spec"].get("hostNetwork")]
+    pods = [pod for pod in console.api.items("pods") if not pod["spec"].get("hostNetwork")]
     return ruleset(namespace, policies, World(pods, namespaces))
 
 
@@ -125,7 +127,7 @@ def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[Non
         while not over.wait(POLL_SECONDS):
             try:
                 found = _read(console, namespace)
-            except CommandFailed:
+            except Refused:
                 continue
             if found != told:
                 _run_commands(cluster, found)

@@ -111,7 +111,7 @@ class Recorder:
                 found.append(max(0.0, min(later) - change.at))
         return found
 
-    def final_at(self, job: str, number: int, within: float = 30.0) -> float:
+    def final_at(self, job: str, number: int, within: float = 60.0) -> float:
         """Return the time at which this round became final, by its coordinator's clock."""
         place = (number, STATES.index("final"))
 
@@ -121,7 +121,7 @@ class Recorder:
         until(found, f"etcd to make round {number} of {job} final", within)
         return float(found()[0].what["sinceMs"]) / 1000
 
-    def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
+    def leave_seconds(self, pod_uid: str, within: float = 60.0) -> float:
         """Wait for a pod's deletion and its member's leave; return the seconds between them."""
 
         def told() -> list[Seen]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from elasticjob_operator.domain.manifests.names import ACCESS_PATH, ROTATE_ANNOTATION
-from tests.e2e.console import Json
+from tests.e2e.console import CALL_POLL_SECONDS, Json, until
 from tests.e2e.installation import Installation, is_ready
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.nodes import Nodes
@@ -20,7 +18,7 @@ def kill_the_agent(steady_job: JobNamespace, nodes: Nodes, index: int) -> None:
     """Kill one agent: the workers do not notice, and the job can still recover afterwards."""
 
     def pod() -> Json:
-        found = steady_job.find("pod", f"{NAME}-{index}")
+        found = steady_job.find("pods", f"{NAME}-{index}")
         assert found is not None
         return found
 
@@ -58,14 +56,13 @@ def test_running_agents_log_in_as_the_rotated_etcd_user(
     def renewed() -> bool:
         # The kubelet reads the Secrets of a changed pod at once, otherwise within a minute or two.
         for index in range(2):
-            look = f"e2e/looked-at={time.monotonic_ns()}"
-            steady_job.kubectl("annotate", "pod", f"{NAME}-{index}", "--overwrite", look)
+            steady_job.look_again(f"{NAME}-{index}")
         found = {steady_job.exec(f"{NAME}-{index}", *mounted).strip() for index in range(2)}
         return len(found) == 1 and former not in found
 
     survive(
         steady_job,
-        lambda: steady_job.until(renewed, "the kubelets to renew the Secret", 180),
+        lambda: until(renewed, "the kubelets to renew the Secret", 180, CALL_POLL_SECONDS),
         lambda: installation.etcdctl("user", "delete", former),
     )
     (user,) = users_of(installation, uid)

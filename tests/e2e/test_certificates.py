@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterable
 
 import pytest
 
 from elasticjob_operator.domain.manifests import names
 from elasticjob_operator.domain.manifests.owned_objects import CA
-from tests.e2e.console import Json, until
+from tests.e2e.console import CALL_POLL_SECONDS, Json, until
 from tests.e2e.installation import ETCD_POD, SYSTEM, Installation
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
@@ -31,11 +30,11 @@ def data_of(secret: Json | None, key: str) -> bytes:
 
 def read_again(installation: Installation, ns: JobNamespace, pods: Iterable[str]) -> None:
     """Make the kubelets read the Secrets of these pods now, instead of within a minute or two."""
-    everyone = [(SYSTEM, pod["metadata"]["name"]) for pod in installation.operators()]
-    everyone += [(SYSTEM, ETCD_POD), *((ns.namespace, pod) for pod in pods)]
-    for namespace, pod in everyone:
-        words = ("annotate", "pod", pod, "--overwrite", f"e2e/looked-at={time.monotonic_ns()}")
-        installation.console.kubectl("-n", namespace, *words)
+    system = JobNamespace(installation.console, SYSTEM)
+    for pod in [*(each["metadata"]["name"] for each in installation.operators()), ETCD_POD]:
+        system.look_again(pod)
+    for pod in pods:
+        ns.look_again(pod)
 
 
 def renew(installation: Installation) -> str:
@@ -59,7 +58,7 @@ def test_new_authority_is_trusted_beside_the_old_one(
     ns.apply(job(NAME, counting(), nodes=2))
     before = ns.running(NAME, 2)
     workers = {step.pod: step.pid for step in ns.steps(NAME, tail=5)}
-    old = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
+    old = data_of(console.api.find("secrets", SECRET, SYSTEM), CA)
 
     # Without its key the authority cannot sign: the next one must take over at once.
     lost = json.dumps([{"op": "remove", "path": "/data/ca.key"}])
@@ -67,13 +66,13 @@ def test_new_authority_is_trusted_beside_the_old_one(
         "-n", SYSTEM, "patch", "secret", f"{SECRET}-authority", "--type=json", "-p", lost
     )
     assert "made a certificate authority" in renew(installation)
-    bundle = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
+    bundle = data_of(console.api.find("secrets", SECRET, SYSTEM), CA)
     assert old.strip() in bundle, "what was signed by the old one is trusted until it expires"
     assert bundle.count(BEGIN) == old.count(BEGIN) + 1
 
     def everywhere() -> bool:
         read_again(installation, ns, workers)
-        if data_of(ns.find("secret", f"{NAME}-elasticjob"), CA) != bundle:
+        if data_of(ns.find("secrets", f"{NAME}-elasticjob"), CA) != bundle:
             return False
         script = f"print(open('{names.ACCESS_PATH}/{CA}').read().count('BEGIN'))"
         return all(
@@ -82,7 +81,7 @@ def test_new_authority_is_trusted_beside_the_old_one(
             for pod in workers
         )
 
-    until(everywhere, "the bundle to reach the agents", 150)
+    until(everywhere, "the bundle to reach the agents", 150, CALL_POLL_SECONDS)
     console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD)  # all connections are made anew
     installation.ready()
     ns.advances(NAME, ns.latest(NAME) + 20)

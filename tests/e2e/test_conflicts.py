@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(180, func_only=True)
 def test_template_typo_is_refused_by_apply(ns: JobNamespace) -> None:
     with pytest.raises(CommandFailed, match="imagePulPolicy"):
         ns.apply(job("typo", nodes=2, trainer={"imagePulPolicy": "Never"}))
-    assert ns.find("ej", "typo") is None
+    assert ns.find("elasticjobs", "typo") is None
 
 
 def test_template_error_is_found_by_first_pod(ns: JobNamespace) -> None:
@@ -25,7 +25,7 @@ def test_template_error_is_found_by_first_pod(ns: JobNamespace) -> None:
     assert ns.pods("typo") == {}
     status = ns.status("typo")
     assert (status["phase"], status["pods"]["active"]) == ("Pending", 0)
-    ns.until(lambda: "TemplateInvalid" in ns.reasons("typo"), "the event", 20)
+    ns.until(lambda: "TemplateInvalid" in ns.reasons("typo"), "the event")
 
     # The template may change while the job is suspended.
     ns.patch("typo", {"runPolicy": {"suspend": True}})
@@ -46,7 +46,7 @@ def test_foreign_pod_with_same_name_is_not_touched(ns: JobNamespace) -> None:
         "spec": {"containers": [sleeper], "terminationGracePeriodSeconds": 0},
     }
     ns.apply(stranger)
-    before = ns.find("pod", "taken-0")
+    before = ns.find("pods", "taken-0")
     assert before is not None
     ns.apply(job("taken", nodes=2))
     condition = ns.told("taken", "NameConflict")
@@ -56,7 +56,7 @@ def test_foreign_pod_with_same_name_is_not_touched(ns: JobNamespace) -> None:
 
     ns.delete("taken")
     ns.until(lambda: len(ns.pods("taken")) == 1, "the job's own pods to be gone")
-    after = ns.find("pod", "taken-0")
+    after = ns.find("pods", "taken-0")
     assert after is not None
     for untouched in ("uid", "labels", "ownerReferences", "annotations"):
         assert after["metadata"].get(untouched) == before["metadata"].get(untouched)
@@ -72,12 +72,12 @@ def test_taken_service_name_is_reported(ns: JobNamespace) -> None:
         "spec": {"ports": [{"port": 80}], "selector": {"app": "somebody-elses"}},
     }
     ns.apply(service)
-    before = ns.find("service", "occupied")
+    before = ns.find("services", "occupied")
     ns.apply(job("occupied", nodes=1))
     condition = ns.told("occupied", "NameConflict")
     assert "occupied" in condition["message"]
     ns.delete("occupied")
-    after = ns.find("service", "occupied")
+    after = ns.find("services", "occupied")
     assert after is not None
     assert before is not None
     assert after["metadata"]["uid"] == before["metadata"]["uid"]

@@ -71,7 +71,7 @@ def test_viewer_sees_job_and_logs_and_a_stranger_is_refused(
     assert answer(port, page)[0] == 401, "without a token"
     status, text = answer(port, page, viewer)
     assert (status, "shown-0" in text) == (200, True)
-    until(lambda: "shown-1" in answer(port, f"{page}logs/", viewer)[1], "lines of both pods", 30)
+    until(lambda: "shown-1" in answer(port, f"{page}logs/", viewer)[1], "lines of both pods")
     status, text = answer(port, page, stranger)
     assert (status, "shown-0" in text) == (403, False)
     ns.delete("shown")

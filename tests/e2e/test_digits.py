@@ -67,7 +67,7 @@ def test_applied_example_trains_to_the_end(
     ns = example_namespace
     wait = ("wait", "--for=condition=Finished", "ej/digits", "--timeout=240s")
     ns.kubectl(*wait, seconds=250)
-    ns.until(lambda: ("Succeeded", "closed") in watch.words(), "the last line", 10)
+    ns.until(lambda: ("Succeeded", "closed") in watch.words(), "the last line")
     header = watch.lines[0].split()
     assert header == ["NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE"]
     words = watch.words()

@@ -60,7 +60,7 @@ def test_first_failure_is_attributed_to_its_worker(failed_jobs: JobNamespace) ->
 
 def test_describe_shows_job_history_in_events(failed_jobs: JobNamespace) -> None:
     failed_jobs.in_phase("culprit", "Failed")
-    failed_jobs.until(lambda: "Failed" in failed_jobs.reasons("culprit"), "the last event", 20)
+    failed_jobs.until(lambda: "Failed" in failed_jobs.reasons("culprit"), "the last event")
     reasons = failed_jobs.reasons("culprit")
     # The second round may have formed before the operator looked.
     story = ["PodsCreated", "Running", "WorkerFailed", "Failed"]

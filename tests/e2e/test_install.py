@@ -51,13 +51,14 @@ def test_uninstall_keeps_jobs_training_and_leaves_no_stuck_object(
     workers = {step.pod: step.pid for step in ns.steps("lasting", tail=5)}
     installation.uninstall()
     assert not installation.installed
-    assert console.find("crd", CRD) is not None, "the definition is kept, and so are the jobs"
+    assert console.api.find("customresourcedefinitions", CRD) is not None, "kept, and so are jobs"
     assert ns.job("lasting")["status"]["phase"] == "Running"
     trains_on(ns, workers)
 
     ns.delete("deleted")
     ns.without_pods("deleted")
-    left = console.items("-n", SYSTEM, "all,configmaps,leases,networkpolicies,secrets")
+    kinds = "all,configmaps,leases,networkpolicies,secrets"
+    left = console.json("-n", SYSTEM, "get", kinds)["items"]
     names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
     own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
     kept = {"Secret/elasticjob-etcd", "Secret/elasticjob-etcd-authority"}
@@ -86,5 +87,5 @@ def test_namespace_with_jobs_is_deletable_without_operator(
     ns.running("left", 2)
     installation.uninstall()
     console.kubectl("delete", "namespace", "e2e-stuck", "--timeout=90s", seconds=100)
-    until(lambda: console.find("namespace", "e2e-stuck") is None, "the namespace to be gone")
+    until(lambda: console.api.find("namespaces", "e2e-stuck") is None, "the namespace to be gone")
     console.kubectl("create", "namespace", "e2e-stuck")  # for the fixture's own clean-up

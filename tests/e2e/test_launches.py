@@ -77,7 +77,7 @@ def test_launcher_found_in_the_pod_joins_the_job_and_is_shown(ns: JobNamespace) 
     launch = ns.status(NAME)["launch"]
     assert (launch["mode"], launch["reason"]) == ("PerNode", "LauncherFound")
     assert launch["message"] == FOUND
-    ns.until(lambda: ("LaunchDecided", f"PerNode: {FOUND}") in ns.events(NAME), "the event", 20)
+    ns.until(lambda: ("LaunchDecided", f"PerNode: {FOUND}") in ns.events(NAME), "the event")
     assert FOUND in ns.kubectl("describe", f"ej/{NAME}")
     for pod in ns.active(NAME):
         said = ns.log(pod)
@@ -86,7 +86,7 @@ def test_launcher_found_in_the_pod_joins_the_job_and_is_shown(ns: JobNamespace) 
     restarts = ns.status(NAME)["restarts"]
     ns.exec(f"{NAME}-1", "trainer", KILL_A_WORKER)
     number = trains_together(ns, number)
-    ns.until(lambda: ns.status(NAME)["restarts"] == restarts + 1, "the charge", 20)
+    ns.until(lambda: ns.status(NAME)["restarts"] == restarts + 1, "the charge")
     failure = ns.status(NAME)["lastFailure"]
     assert failure["pod"] == f"{NAME}-1"
     assert "Last interruption: a worker of launches-1 failed" in ns.plugin("explain", NAME)

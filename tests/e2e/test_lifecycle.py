@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.e2e.conftest import MakeNamespace
-from tests.e2e.console import Json, until
+from tests.e2e.console import CALL_POLL_SECONDS, Json, until
 from tests.e2e.installation import Installation
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import IMAGE, counting, job
@@ -107,10 +107,10 @@ def test_deleted_job_ends_within_its_grace_period(ns: JobNamespace) -> None:
     assert time.monotonic() - began < 10, "nothing holds the object up"
     ns.without_pods("ended", within=25)
     assert time.monotonic() - began < 25, "the pods' grace, and what garbage collection takes"
-    own = "services,secrets,poddisruptionbudgets"
+    label, own = f"elasticjob.dev/job-uid={uid}", ("services", "secrets", "poddisruptionbudgets")
     ns.until(
-        lambda: not ns.items(own, "-l", f"elasticjob.dev/job-uid={uid}"),
-        f"{own} to be gone",
+        lambda: not any(ns.items(resource, label) for resource in own),
+        f"{', '.join(own)} to be gone",
     )
     GONE.append(uid)
 
@@ -169,4 +169,4 @@ def test_deleted_jobs_leave_nothing_in_etcd(installation: Installation) -> None:
         who = installation.etcdctl("user", "list") + installation.etcdctl("role", "list")
         return found + [uid for uid in GONE if uid in who]
 
-    until(lambda: not left(), "etcd to forget the deleted jobs", 120)
+    until(lambda: not left(), "etcd to forget the deleted jobs", 120, CALL_POLL_SECONDS)

@@ -54,7 +54,7 @@ def test_killed_etcd_does_not_disturb_training(
     steady_job: JobNamespace, nodes: Nodes, installation: Installation
 ) -> None:
     def etcd() -> Json:
-        return installation.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}
+        return installation.console.api.find("pods", ETCD_POD, SYSTEM) or {}
 
     killed = restarts_of(etcd(), "etcd")
     survive(
@@ -86,7 +86,7 @@ def test_etcd_that_lost_its_volume_does_not_disturb_training(
 
     def lose_volume() -> None:
         console.kubectl(*scale, "--replicas=0")
-        until(lambda: console.find("-n", SYSTEM, "pod", ETCD_POD) is None, "etcd to be gone")
+        until(lambda: console.api.find("pods", ETCD_POD, SYSTEM) is None, "etcd to be gone")
         console.kubectl("-n", SYSTEM, "delete", "pvc", f"data-{ETCD_POD}")
         console.kubectl(*scale, "--replicas=1")
 
@@ -110,7 +110,7 @@ def test_standby_replica_takes_over_from_killed_active_replica(
         until(lambda: _name_in(installation.leader(), names), "one of them to lead")
         active = installation.leader()
         told = {name: name in active for name in names}
-        until(lambda: {name: _leads(installation, name) for name in names} == told, f"{told}", 10)
+        until(lambda: {name: _leads(installation, name) for name in names} == told, f"{told}")
 
         steady_job.kubectl("scale", f"ej/{NAME}", "--replicas=3")
         steady_job.running(NAME, 3)
@@ -133,5 +133,4 @@ def _name_in(holder: str, names: set[str]) -> bool:
 def _leads(installation: Installation, pod: str) -> bool:
     """Return True if the pod's own metrics report it as the leader."""
     path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics"
-    metrics = installation.console.kubectl("get", "--raw", path)
-    return "elasticjob_leader 1.0" in metrics
+    return "elasticjob_leader 1.0" in installation.console.api.text("GET", path)

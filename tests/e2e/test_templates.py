@@ -174,7 +174,7 @@ def applied(
          "spec": {"hard": {"pods": "1"}}}
     )  # fmt: skip
     quota.until(
-        lambda: (quota.find("resourcequota", "one") or {}).get("status"), "the quota to count"
+        lambda: (quota.find("resourcequotas", "one") or {}).get("status"), "the quota to count"
     )
     quota.apply(job("limited", nodes=2, elasticity={"pendingTimeoutSeconds": 5}))
     denying = JobNamespace(console, DENYING)
@@ -239,11 +239,11 @@ def test_job_runs_in_restricted_namespace(applied: Namespaces) -> None:
 
 def test_job_runs_in_namespace_with_default_deny_policy(applied: Namespaces) -> None:
     """The chart's networkPolicy.jobNamespaces permits the job's traffic: torch opens any port."""
-    assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
+    assert applied.denying.find("networkpolicies", "elasticjob-jobs") is not None
     denying = applied.denying
     denying.in_phase("denied", "Succeeded")
     denying.until(
-        lambda: (denying.find("pod", "stranger") or {})["status"]["phase"] == "Succeeded",
+        lambda: (denying.find("pods", "stranger") or {})["status"]["phase"] == "Succeeded",
         "the stranger to have tried",
     )
     assert "denied" in denying.log("stranger", "main"), "the policy is in force"

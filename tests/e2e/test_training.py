@@ -158,13 +158,13 @@ def test_replacement_workers_start_warm(training: TrainingJob) -> None:
     assert (cost["cause"], cost["members"]) == ("failure", [victim])
     assert cost["coldNodes"] == 0
     assert cost["recoveryMs"] < 1000 * RECOVERY_SECONDS
-    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge", 20)
+    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge")
     explained = training.explained()
     assert f"Last interruption: a worker of {victim} failed" in explained
     assert ", recovered in " in explained
     assert f"on {victim} (" in explained
     assert "a signal ended it: " in explained
-    training.ns.until(lambda: "Recovered" in training.ns.reasons(NAME), "the event", 20)
+    training.ns.until(lambda: "Recovered" in training.ns.reasons(NAME), "the event")
 
 
 def test_hung_rank_is_reported_with_its_stack(training: TrainingJob) -> None:
@@ -191,7 +191,7 @@ def test_hung_rank_is_reported_with_its_stack(training: TrainingJob) -> None:
         20,
     )
     assert "it was in read_batch" in training.explained()
-    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge", 20)
+    training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge")
 
 
 def test_newcomer_joins_after_a_checkpoint(training: TrainingJob) -> None:

@@ -121,7 +121,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def until(self, script: str, seconds: float = 30.0) -> None:
+    def until(self, script: str, seconds: float = 60.0) -> None:
         """Wait until an expression is true in the page."""
         due = time.monotonic() + seconds
         while not self.evaluate(script):

@@ -27,8 +27,8 @@ from tests.integration.certificates import Certificates
 VERSIONS = ("3.4", "3.5", "3.6", "3.7")
 NEWEST = VERSIONS[-1]
 
-_START_SECONDS = 30.0
-_STOP_SECONDS = 10.0
+_START_SECONDS = 60.0
+_STOP_SECONDS = 60.0
 _HTTP_SECONDS = 2.0
 
 

@@ -15,7 +15,7 @@ NO_SPACE = "etcdserver: mvcc: database space exceeded"
 SMALL = f"--quota-backend-bytes={4 * 1024 * 1024}"
 _WASTE = "/waste/"
 _PIECES = 32
-_SECONDS = 30.0
+_SECONDS = 60.0
 
 
 def fill(etcd: EtcdServer, user: str = "", password: str = "") -> None:

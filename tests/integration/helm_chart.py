@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,13 @@ def template(
     kubernetes: str = KUBERNETES_VERSION,
 ) -> str:
     """Return the manifests of a release with these values, as text. Raise HelmRefused."""
+    return _template(json.dumps(values or {}), *options, name=name, kubernetes=kubernetes)
+
+
+@lru_cache(maxsize=64)
+def _template(values: str, *options: str, name: str, kubernetes: str) -> str:
     words = ("--namespace", NAMESPACE, "--kube-version", kubernetes)
-    return helm("template", name, str(CHART), *words, *options, values=values or {})
+    return helm("template", name, str(CHART), *words, *options, values=json.loads(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +147,15 @@ def pod_template(workload: Json) -> Json:
 
 def render(values: Json | None = None, **options: str) -> Rendered:
     """Return the objects of a release with these values, hooks included. Raise HelmRefused."""
-    documents = yaml.load_all(template(values, **options), _LOADER)
+    documents = map(_parsed, template(values, **options).split("\n---\n"))
     return Rendered([document for document in documents if document])
+
+
+@lru_cache(maxsize=256)
+def _parsed(document: str) -> Json | None:
+    """Return the object of one YAML document; tests do not change it."""
+    found: Json | None = yaml.load(document, _LOADER)
+    return found
 
 
 def environment(pod: Json) -> dict[str, Any]:

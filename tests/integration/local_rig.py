@@ -6,13 +6,14 @@ it in its environment, whatever its current parent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,15 @@ class LocalRig:
     def finish(self) -> None:
         (self.job / "finish").touch()
 
-    def processes(self) -> dict[int, str]:
-        """Return every living process of this rig, with its command line."""
+    def processes(self, among: Iterable[int] = ()) -> dict[int, str]:
+        """Return every living process of this rig, with its command line.
+
+        `among` limits the search, for loops: the machine has hundreds of processes.
+        """
         marker = f"XDG_STATE_HOME={self.state}".encode()
         found = {}
-        for entry in Path("/proc").iterdir():
+        entries = [Path("/proc", str(pid)) for pid in among] or Path("/proc").iterdir()
+        for entry in entries:
             try:
                 if not entry.name.isdigit() or int(entry.name) == os.getpid():
                     continue
@@ -211,7 +216,8 @@ class LocalRig:
     def nothing_left(self) -> None:
         """Check that no process and no temporary folder of this rig is left."""
         self.note_run_dirs()
-        until(lambda: not self.processes(), "every process to be gone", 10)
+        while found := self.processes():
+            until(lambda: not self.processes(found), f"the end of {found}")
         # If the rig's temporary folder is too deep for sockets, /tmp is used instead.
         left = [folder for folder in (*self.run_dirs, *self.tmp.iterdir()) if folder.exists()]
         assert not left
@@ -220,9 +226,10 @@ class LocalRig:
         for runner in self.runners:
             if runner.poll() is None:
                 runner.kill()
-            runner.communicate(timeout=20)
+            runner.communicate(timeout=PATIENCE_SECONDS)
         for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.integration.kube_helpers import ELASTICJOBS_PATH, elasticjob
 Json = dict[str, Any]
 SECONDS = 60.0
 SIDECAR_IMAGE = "sidecar:test"
-_STOP_SECONDS = 20.0
+_STOP_SECONDS = 60.0
 
 
 @dataclass

@@ -31,7 +31,7 @@ from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import Roster
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 JOB_KEY = b"the key of this test's job"
 _ports = itertools.count(20_000)
 

@@ -51,6 +51,7 @@ class Plan:
         asks_to_save: whether scripts want to save before a planned stop.
         save_seconds: approximate duration of that save.
         stuck_share: share of nodes that never reach the save.
+        saves_fail: every save fails, and the nodes report it.
         endpoints: number of etcd endpoints known to each client.
     """
 
@@ -76,6 +77,7 @@ class Plan:
     asks_to_save: bool = False
     save_seconds: float = 0.5
     stuck_share: float = 0.0
+    saves_fail: bool = False
     endpoints: int = 1
     strikes: tuple[Kind, ...] = ()
     strike_share: float = 0.0

@@ -74,6 +74,7 @@ def stopping(seed: int, kind: str = "") -> Plan:
         asks_to_save=rng.random() < 0.8,
         quiet_at=max(base.quiet_at, begin + 5.0),
         actions=tuple(sorted(actions, key=lambda action: action.at)),
+        saves_fail=rng.random() < 0.2,
     )
 
 

@@ -35,5 +35,5 @@ def test_stops_of_the_schedules_have_every_result() -> None:
         closed = simulate(seed, plan=schedule.stopping(seed)).world.checker.closed
         outcome = None if closed is None else closed.outcome
         if outcome is not None and outcome.save is not None:
-            found.add(outcome.save.result)
+            found.add(outcome.save.kind)
     raise AssertionError(f"only {found}")

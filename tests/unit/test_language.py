@@ -26,7 +26,13 @@ SPEECH = re.compile(
     re.I,
 )
 """Verbs of people: a program reports, records, receives or has."""
+DATED = re.compile(r"\b(anew|hence|whence|thereby|likewise)\b", re.I)
+"""Words with a plainer form: again, thus, by which, also."""
 CLAUSE_AS_NOUN = re.compile(r"\b(reasons? why|(who|what|which|whom)(so)?ever)\b", re.I)
+DETERMINER = re.compile(r"(an?|the|this|that|these|those|its?|they|their|we|our|there)\b", re.I)
+"""First words before a noun, or in place of one."""
+THIRD_PERSON = re.compile(r"(?!Pass|Process|Discard)[A-Z][a-z]*s\b")
+"""First word of a function's docstring that is no imperative."""
 QUOTED = re.compile(r"``?[^`]*``?|\"[^\"]*\"")
 LONGEST_SUBJECT = 72
 
@@ -65,6 +71,57 @@ def test_docstrings_open_with_noun_phrase_or_verb(folder: str) -> None:
     assert [found for path in paths for found in clauses(path)] == []
 
 
+def openings(text: str) -> list[tuple[int, str]]:
+    """Return the docstrings that open with neither a noun nor, in functions, an imperative."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        documented = ast.get_docstring(node)
+        if documented is None:
+            continue
+        calls = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_property(node)
+        verb = THIRD_PERSON if calls else re.compile("Returns?")
+        is_named = not isinstance(node, ast.Module | ast.ClassDef)
+        if DETERMINER.match(documented) or (is_named and verb.match(documented)):
+            found.append((getattr(node, "lineno", 1), documented.splitlines()[0]))
+    return found
+
+
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(one).endswith("property") for one in node.decorator_list)
+
+
+@pytest.mark.parametrize("folder", PRODUCT)
+def test_docstrings_open_with_noun_and_functions_with_imperative(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    found = [(path, *one) for path in paths for one in openings(path.read_text())]
+    assert [f"{path.relative_to(ROOT)}:{line}: {text}" for path, line, text in found] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""The queue of jobs."""',
+        'class Queue:\n    """A queue of jobs."""',
+        'class NoAnswer(Exception):\n    """It did not answer."""',
+        'def size():\n    """Returns the size."""',
+        'def size():\n    """The size."""',
+        'class Queue:\n    @property\n    def size(self):\n        """Return the size."""',
+    ],
+)
+def test_planted_openings_are_found(text: str) -> None:
+    assert len(openings(text)) == 1
+
+
+def test_nouns_in_classes_and_imperatives_that_end_in_s_are_no_finding() -> None:
+    assert not openings(
+        '"""Rows of a table."""\nclass Rows:\n    """Rows."""\n    @cached_property\n'
+        '    def names(self):\n        """Names."""\n    def go(self):\n        """Pass on."""\n'
+    )
+
+
 def comments(text: str) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each comment, without those that steer tools."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -79,7 +136,7 @@ def nonstandard(text: str) -> list[tuple[int, str]]:
     return [
         (line, found.strip().splitlines()[0])
         for line, found, plain in words
-        if SPEECH.search(plain) or CLAUSE_AS_NOUN.search(plain)
+        if any(rule.search(plain) for rule in (SPEECH, CLAUSE_AS_NOUN, DATED))
     ]
 
 
@@ -99,6 +156,7 @@ def test_docstrings_and_comments_use_verbs_for_programs(folder: str) -> None:
         '"""Return the reason why a node waits."""',
         'SIZE = 1\n"""Maximum size, whatever the number."""',
         "x = 1  # the launcher said hello",
+        "x = 1  # the count begins anew",
     ],
 )
 def test_planted_verbs_of_people_are_found(text: str) -> None:

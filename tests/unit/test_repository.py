@@ -32,6 +32,7 @@ CORES = sorted(
         "rendezvous/elasticjob_rendezvous/dynamic/core/*.py",
         "rendezvous/elasticjob_rendezvous/etcd_v2/core/*.py",
         "sidecar/elasticjob_agent/core/*.py",
+        "sidecar/elasticjob_launcher/command_line/*.py",
     )
     for module in ROOT.glob(pattern)
 )
@@ -204,6 +205,7 @@ def test_core_module_makes_no_impure_call(module: Path) -> None:
 def test_core_modules_are_found() -> None:
     assert {path.relative_to(ROOT).parts[1] for path in CORES} == {
         "elasticjob_agent",
+        "elasticjob_launcher",
         "elasticjob_operator",
         "elasticjob_rendezvous",
     }

@@ -63,3 +63,5 @@ def test_rerun_of_failed_tests(
     assert len((tmp_path / "ran").read_text()) == runs
     assert ("Once more, alone" in ended.stdout) is (runs == 2)
     assert said in ended.stdout
+    named = ended.stdout.splitlines().count(f"  tests/{room}/test_once.py::test_here")
+    assert named == 2 * (runs - 1), "before its rerun and after it"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from elasticjob_cli.client.cluster_place import ClusterPlace
 from elasticjob_cli.client.definition import ElasticJob
-from elasticjob_cli.client.local_place import LocalPlace
-from elasticjob_cli.client.places import Place
+from elasticjob_cli.client.places import ClusterPlace, LocalPlace, Place
 from elasticjob_cli.client.submitted import SubmittedJob
 from elasticjob_cli.cluster import Kubectl, selects_cluster
 from elasticjob_cli.errors import BadInput

@@ -359,6 +359,8 @@ def without_step(ended: RunOutcome) -> list[str]:
         rest = f"; the output of rank 0 ends{last}"
     elif last := last_line(*command_logs(folder.logs, worker["pod"])):
         rest = f"; the output of {worker['pod']} ends{last}"
+    elif ended.has_lost_files:
+        rest = ", and its files and logs could not be written"
     else:
         rest = f" and rank 0 printed nothing; {DONE}"
     return [f"{metadata.name}: no worker reported a training step{rest}"]

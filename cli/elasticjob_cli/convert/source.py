@@ -30,7 +30,7 @@ class Unconvertible(ValueError):
 
 
 class Part:
-    """A mapping of the source that records which keys were read."""
+    """Mapping of the source that records which keys were read."""
 
     def __init__(self, value: Mapping[str, Any], location: Location, remarks: list[Remark]) -> None:
         self._value = value

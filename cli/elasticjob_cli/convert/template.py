@@ -31,7 +31,7 @@ _KEPT = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command without its launcher.
+    """Command without its launcher.
 
     Args:
         launched: set if a launcher such as torchrun was removed, or runs once for each pod.

@@ -82,7 +82,7 @@ class LocalJobs:
 def _end_of(path: Path) -> Iterator[str]:
     """Yield the last lines of a file, of which at most `BYTES_PER_POD` are read.
 
-    A file that was rotated not long ago goes on from its `.1`.
+    The lines before a rotation are those of its `.1`.
     """
     try:
         with path.open("rb") as file:

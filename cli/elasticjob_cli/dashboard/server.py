@@ -267,7 +267,7 @@ class Server(ThreadingHTTPServer):
 class Timed(io.RawIOBase):
     """Connection whose reads, or whose writes after `restart`, end at one deadline.
 
-    A timeout of the socket would begin anew with each byte of a slow peer.
+    A timeout of the socket would restart with each byte of a slow peer.
     """
 
     def __init__(self, link: socket.socket) -> None:

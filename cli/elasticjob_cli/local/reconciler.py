@@ -26,11 +26,9 @@ from elasticjob_operator.domain.plan.saving import save_report, save_seconds
 from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import Phase
-from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.jobs import JobMemory
-from elasticjob_operator.reconcile.observer import Observer
-from elasticjob_operator.reconcile.plan_pass import run_pass
+from elasticjob_operator.reconcile.plan_pass import Applier, Observer, run_pass
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 

@@ -47,6 +47,7 @@ from elasticjob_cli.log_lines import without_time
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.state import Observed
+from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.types import Backend
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory, RendezvousMemory
@@ -99,6 +100,7 @@ class LocalRun:
     async def _run(self, user_umask: int) -> RunOutcome:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
+            etcd.check_open_files(wanted_size(self._stored.job).nodes)
         lock = self._folder.acquire()
         try:
             self._stored.continue_former()
@@ -118,7 +120,11 @@ class LocalRun:
         finally:
             self._folder.release()
         return RunOutcome(
-            self._stored.job, self._round_log.rounds(), self._exit_code(), self._elapsed()
+            self._stored.job,
+            self._round_log.rounds(),
+            self._exit_code(),
+            self._elapsed(),
+            bool(self._troubles),
         )
 
     async def _until_all_ended(self, scratch: TempDir) -> None:

@@ -33,12 +33,16 @@ def read_job(folder: JobFolder) -> ElasticJob:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Outcome: the last object, every round as in `rounds.json`, and the exit code."""
+    """Outcome: the last object, every round as in `rounds.json`, and the exit code.
+
+    `has_lost_files` is True if logs or other files could not be written.
+    """
 
     job: ElasticJob
     rounds: list[dict[str, Any]]
     exit_code: ExitCode
     seconds: float
+    has_lost_files: bool = False
 
 
 class StoredJob:

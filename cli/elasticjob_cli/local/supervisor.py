@@ -312,7 +312,7 @@ def kill_all_descendants(seconds: float) -> bool:
 
     Repeats, because a process may fork between the listing and the kill.
     """
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.005
     while pids := descendants({os.getpid()}):
         kill(pids)
         if time.monotonic() > deadline:
@@ -320,7 +320,8 @@ def kill_all_descendants(seconds: float) -> bool:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)  # a process in an uninterruptible wait outlasts all of them
     return True
 
 

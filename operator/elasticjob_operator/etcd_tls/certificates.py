@@ -43,7 +43,7 @@ _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its private key in PEM."""
+    """Certificate and its private key in PEM."""
 
     cert: bytes
     key: bytes

@@ -114,7 +114,7 @@ class Forbidden(KubeError):
 
 
 class QuotaExceeded(Forbidden):
-    """A ResourceQuota is used up."""
+    """Request that exceeds a ResourceQuota."""
 
 
 _BY_REASON: dict[str, type[KubeError]] = {

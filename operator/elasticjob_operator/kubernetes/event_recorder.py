@@ -54,7 +54,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The job that an event is about."""
+    """Job that an event is about."""
 
     namespace: str
     name: str

@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and its API path.
+    """Kind of object and its API path.
 
     `group` is empty for the core group, `singular` if it is `plural` without its last letter.
     """

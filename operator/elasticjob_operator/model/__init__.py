@@ -1,4 +1,4 @@
-"""The ElasticJob API object: its models, its validation and the CRD made from it."""
+"""ElasticJob API object: its models, its validation and the CRD made from it."""
 
 from elasticjob_operator.model.job import ElasticJob, ElasticJobSpec, Metadata
 from elasticjob_operator.model.parse import parse_manifest

@@ -69,7 +69,7 @@ Quantity = Annotated[
 
 
 class EnvVar(OpenModel):
-    """An environment variable of a container."""
+    """Environment variable of a container."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_VARIABLE_NAME)]
     """Name of the variable."""
@@ -87,7 +87,7 @@ class Resources(OpenModel):
 
 
 class Container(OpenModel):
-    """A container of the pod template."""
+    """Container of the pod template."""
 
     name: Annotated[str, Field(pattern=LABEL, min_length=1, max_length=63)]
     """A DNS label, unique in the pod."""
@@ -129,7 +129,7 @@ class TemplateMetadata(OpenModel):
 
 
 class PodTemplate(OpenModel):
-    """A PodTemplateSpec."""
+    """PodTemplateSpec."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of every pod."""
@@ -391,7 +391,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 class ElasticJob(SpecModel):
-    """An elastic PyTorch job."""
+    """Elastic PyTorch job."""
 
     api_version: Literal["elasticjob.dev/v1alpha1"]
     kind: Literal["ElasticJob"]

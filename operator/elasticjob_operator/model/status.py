@@ -171,7 +171,7 @@ class RoundStatus(StatusModel):
     """Milliseconds from the start of all workers until each had reported a step; absent if they
     report none."""
     cold_nodes: int | None = None
-    """Number of nodes whose workers were started cold and had to import everything anew; absent if
+    """Number of nodes whose workers were started cold and had to import everything again; absent if
     recovery.warmStart is Never."""
     cold_reason: str | None = None
     """Reason for the cold start on the slowest node."""
@@ -214,13 +214,15 @@ class StopStatus(StatusModel):
     reason: str
     """Reason for the stop: Suspended, DeadlineExceeded or Deleted."""
     result: str
-    """Saved, TimedOut, Interrupted, NotSupported, NoTime or NotTraining."""
+    """Saved, TimedOut, SaveFailed, Interrupted, NotSupported, NoTime or NotTraining."""
     step: Step | None = None
     """Last step that the workers reported before the stop."""
     checkpoint_step: Step | None = None
     """Last step of the last round that a checkpoint contains."""
     unsaved: Annotated[list[str], Field(max_length=MAX_UNSAVED)] = Field(default_factory=list)
     """Pods without a complete checkpoint, or whose scripts do not save on request, at most 16."""
+    error: str = ""
+    """Error of the storage to which the checkpoint could not be written, with the rank."""
 
 
 class AvoidedNode(StatusModel):
@@ -337,7 +339,7 @@ class SnapshotsStatus(StatusModel):
     """Start of the current pause; absent while the job trains."""
     goodput_percent: int | None = None
     """Share of the time since the first step in which steps were completed that were kept: neither
-    repeated nor paused. The time ends with the job or its suspension, and begins anew with the
+    repeated nor paused. The time ends with the job or its suspension, and begins again with the
     first step after a resumption; absent if the script reports no steps."""
     counted_round: int = 0
     """Last round in lostSteps, lostMs and pausedMs."""

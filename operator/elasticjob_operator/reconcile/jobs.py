@@ -1,4 +1,4 @@
-"""In-memory state of each job between two reconciles.
+"""State in memory of each job between two reconciles.
 
 Only a cache: after a restart it is rebuilt, or costs one more request.
 """

@@ -1,4 +1,4 @@
-"""A job's Service, Secret, NetworkPolicy and budget: created when absent, never adopted.
+"""Service, Secret, NetworkPolicy and budget of a job: created when absent, never adopted.
 
 They are read by name only, so the operator needs no permission to list Secrets. The results are
 cached with the job and refreshed periodically.
@@ -250,6 +250,7 @@ class OwnedObjects:
     async def _ensure_access(
         self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
     ) -> Access:
+        """Create the job's Secret, or update it to the access that the source grants now."""
         namespace, name = job.metadata.namespace, secret_name(job)
         raw = None if _is_new(job) else await self._get(SECRETS, namespace, name)
         if raw is not None:
@@ -300,6 +301,7 @@ class OwnedObjects:
     async def _find_or_create(
         self, job: ElasticJob, memory: JobMemory, kind: Kind, wanted: Json
     ) -> Json:
+        """Return the object of this kind and name, created if absent. Raises `NameTaken`."""
         namespace, name = job.metadata.namespace, wanted["metadata"]["name"]
         found = None if _is_new(job) else await self._get(kind, namespace, name)
         if found is None:
@@ -311,6 +313,7 @@ class OwnedObjects:
         return found
 
     def _check_owner(self, job: ElasticJob, memory: JobMemory, kind: Kind, found: Json) -> None:
+        """Raise `NameTaken` for an object of another owner; wait for one of a deleted job."""
         if owned_objects.is_owned(job, found):
             return
         name = found["metadata"]["name"]

@@ -5,15 +5,140 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from itertools import groupby
+from typing import Protocol, assert_never
 
-from elasticjob_operator.domain.observed.state import Observation, Observed
-from elasticjob_operator.domain.plan.actions import WriteNodes
+from elasticjob_operator.domain.observed.state import Observation, Observed, Pod
+from elasticjob_operator.domain.plan.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    RemoveMembers,
+    WriteNodes,
+    WriteParams,
+)
 from elasticjob_operator.domain.plan.planner import Plan, plan
+from elasticjob_operator.kubernetes.errors import KubeError
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
+from elasticjob_operator.reconcile.cluster import Applied, Cluster, NameTaken, ReconcileContext
 from elasticjob_operator.reconcile.jobs import JobMemory
-from elasticjob_operator.rendezvous.sources import RendezvousSource
+from elasticjob_operator.reconcile.workqueue import Retry
+from elasticjob_operator.rendezvous.informer_cache import Contended
+from elasticjob_operator.rendezvous.sources import PodReader, RendezvousSource
+from elasticjob_rendezvous.etcd.errors import EtcdError
+
+EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
+"""Errors of a pass that are not bugs in this program."""
+
+
+class ObservedPods(PodReader, Protocol):
+    """Reader of a job's pods that knows them after a plan, too."""
+
+    def after(
+        self, job: ElasticJob, memory: JobMemory, before: tuple[Pod, ...], applied: Applied
+    ) -> tuple[Pod, ...]:
+        """Return the pods after a plan was applied, and keep them."""
+
+
+class Observer:
+    """Reader of the observed state of jobs: the rendezvous first, then the pods."""
+
+    def __init__(self, pods: ObservedPods) -> None:
+        self._pods = pods
+
+    async def observe(
+        self, job: ElasticJob, memory: JobMemory, source: RendezvousSource
+    ) -> Observation:
+        """Observe a job."""
+        observation = await source.observe(job, memory, self._pods)
+        return replace(observation, observed=_with_memory(observation.observed, memory))
+
+    def observe_again(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        source: RendezvousSource,
+        before: Observed,
+        applied: Applied,
+    ) -> Observed:
+        """Return the observation after a plan: the pods as the plan left them, the
+        rendezvous read again."""
+        seen = replace(before, pods=self._pods.after(job, memory, before.pods, applied))
+        return source.observe_again(job, memory, _with_memory(seen, memory))
+
+
+def _with_memory(seen: Observed, memory: JobMemory) -> Observed:
+    """Return the observation with the obstacles to creating pods."""
+    return replace(seen, refusal=memory.refusal, foreign=memory.pods.foreign)
+
+
+class Applier:
+    """Applier of plans to a cluster and to the rendezvous. `now` is UTC.
+
+    It performs the actions in order, up to the first failure; the cluster gets consecutive
+    creations or deletions of pods together.
+    """
+
+    def __init__(self, cluster: Cluster, now: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._now = now
+
+    async def apply(self, context: ReconcileContext, planned: Plan) -> Applied:
+        """Apply the plan. Return `EXPECTED` errors in the result instead of raising them."""
+        applied = Applied(refusal=context.memory.refusal)
+        creates = any(isinstance(action, CreatePod) for action in planned.actions)
+        if not creates and context.source.usable:
+            applied.refusal = None  # it concerned pods that are no longer wanted
+        try:
+            for kind, group in groupby(planned.actions, key=type):
+                if applied.unfinished:
+                    break
+                await self._apply_alike(context, planned, kind, list(group), applied)
+            if not creates:
+                await self._cluster.update_owned(context, planned, applied)
+        except EXPECTED as error:
+            applied.error = error
+        return applied
+
+    async def _apply_alike(
+        self,
+        context: ReconcileContext,
+        planned: Plan,
+        kind: type,
+        actions: list[Action],
+        applied: Applied,
+    ) -> None:
+        """Apply consecutive actions of one kind."""
+        if kind is CreatePod:
+            creations = [one for one in actions if isinstance(one, CreatePod)]
+            await self._cluster.create_pods(context, planned, creations, applied)
+        elif kind is DeletePod:
+            deletions = [one for one in actions if isinstance(one, DeletePod)]
+            await self._cluster.delete_pods(context, deletions, applied)
+        else:
+            for action in actions:
+                await self._do(context, action)
+                applied.actions.append(action)
+
+    async def _do(self, context: ReconcileContext, action: Action) -> None:
+        match action:
+            case WriteNodes(nodes):
+                await self._cluster.write_nodes(context.job, nodes)
+            case WriteParams(incarnation, bounds, revision):
+                await context.source.write_params(context.memory, incarnation, bounds, revision)
+            case CloseRendezvous(incarnation):
+                now_ms = int(self._now().timestamp() * 1000)
+                await context.source.close(incarnation, action.outcome, now_ms)
+            case RemoveMembers(incarnation, members):
+                await context.source.remove_members(incarnation, members)
+            case DeleteJob():
+                await self._cluster.delete_job(context.job)
+            case CreatePod() | DeletePod():
+                raise AssertionError(f"{action} is applied with its like")
+            case _:
+                assert_never(action)
 
 
 class JobObserver(Protocol):

@@ -41,7 +41,6 @@ from elasticjob_operator.model import (
     Status,
     parse_manifest,
 )
-from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.fault_guard import (
     NOW_SECONDS,
@@ -52,7 +51,7 @@ from elasticjob_operator.reconcile.fault_guard import (
 )
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
-from elasticjob_operator.reconcile.plan_pass import JobObserver, PlanApplier, run_pass
+from elasticjob_operator.reconcile.plan_pass import EXPECTED, JobObserver, PlanApplier, run_pass
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.resync import CLEANUP_ERRORS
 from elasticjob_operator.reconcile.workqueue import Retry

@@ -36,9 +36,9 @@ from elasticjob_operator.kubernetes.client import (
     Kube,
     TooManyObjects,
 )
-from elasticjob_operator.reconcile.applier import EXPECTED
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
+from elasticjob_operator.reconcile.plan_pass import EXPECTED
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck
 from elasticjob_operator.rendezvous.etcd_registry import EtcdRegistry
 from elasticjob_operator.rendezvous.etcd_source import Etcd

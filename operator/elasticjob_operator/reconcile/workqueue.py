@@ -25,9 +25,9 @@ FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
 
 BURST = 20
-"""Reconciles of one job that may follow each other at once."""
+"""Number of reconciles of one job that may follow each other without a pause."""
 RENEWAL_SECONDS = 0.5
-"""Interval at which a job that has used them up may be reconciled."""
+"""Interval in seconds between the reconciles of a job that has used up its burst."""
 
 Work = Callable[[JobKey], Awaitable[float | None]]
 """Reconcile of one job; returns the seconds until the next one, None for no further one."""
@@ -128,15 +128,15 @@ class WorkQueue:
         self._clock = clock
         self._slots = asyncio.Semaphore(workers)
         self._queue = DelayingQueue()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._failed = failed
-        self._complaints: dict[JobKey, str] = {}
+        self._logged: dict[JobKey, str] = {}
         self._ending = False
 
     def wake(self, key: JobKey, delay_seconds: float = 0.0) -> None:
         """Schedule a reconcile after the delay, or earlier if another wake-up demands it."""
         self._queue.schedule(key, self._clock() + delay_seconds)
-        self._news.set()
+        self._changed.set()
 
     @property
     def depth(self) -> int:
@@ -161,12 +161,12 @@ class WorkQueue:
         """Stop starting reconciles and wait for the running ones."""
         self._ending = True
         while self._queue.oldest_began() is not None:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _next(self) -> JobKey:
         while True:
-            self._news.clear()
+            self._changed.clear()
             key = None if self._ending else self._queue.take(self._clock())
             if key is not None:
                 return key
@@ -174,7 +174,7 @@ class WorkQueue:
             seconds = None if at is None else max(at - self._clock(), 0.0)
             try:
                 async with asyncio.timeout(seconds):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 
@@ -184,21 +184,21 @@ class WorkQueue:
         except Exception as error:  # a job's top-level task: every error is retried
             self._retry(key, error)
         else:
-            self._complaints.pop(key, None)
+            self._logged.pop(key, None)
             if seconds is not None:
                 self._queue.schedule(key, self._clock() + seconds)
             self._queue.succeed(key)
         finally:
             self._slots.release()
-            self._news.set()
+            self._changed.set()
 
     def _retry(self, key: JobKey, error: Exception) -> None:
         least = error.delay_seconds if isinstance(error, Retry) else 0.0
         delay = self._queue.fail(key, self._clock(), least)
         self._failed(error)
-        complaint = f"{type(error).__name__}: {error}"
-        if complaint == self._complaints.get(key):
+        text = f"{type(error).__name__}: {error}"
+        if text == self._logged.get(key):
             return  # already logged
-        self._complaints[key] = complaint
+        self._logged[key] = text
         trace = None if isinstance(error, Retry) else error
         log.warning("retry in %.0f s: %s", delay, error, exc_info=trace, extra=of_job(key))

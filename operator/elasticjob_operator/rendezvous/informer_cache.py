@@ -58,7 +58,7 @@ SEEN_SECONDS = 2.0
 OPERATIONS_A_TXN = 100
 """Maximum operations per transaction; etcd's own limit is 128."""
 PAGE_KEYS = 64
-"""Keys of one page of the range. etcd limits a value to 1.5 MiB by default, hence a page to 96."""
+"""Keys of one page of the range. etcd's default limit of a value, 1.5 MiB, allows for 96."""
 
 
 class RecordReader(Protocol):

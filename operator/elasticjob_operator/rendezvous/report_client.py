@@ -33,7 +33,7 @@ POLL_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent to poll: its pod's uid and address."""
+    """Agent to poll: its pod's uid and address."""
 
     member: str
     address: str

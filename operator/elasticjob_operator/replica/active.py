@@ -22,13 +22,12 @@ from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.kubernetes.client import Kube, KubeError
 from elasticjob_operator.kubernetes.event_recorder import EventRecorder
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.jobs import Jobs
 from elasticjob_operator.reconcile.kube_cluster import KubeCluster
 from elasticjob_operator.reconcile.live_pods import LivePods
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
-from elasticjob_operator.reconcile.observer import Observer
 from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
+from elasticjob_operator.reconcile.plan_pass import Applier, Observer
 from elasticjob_operator.reconcile.processor_time import ProcessorTime
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.resync import Resync, close_deleted_job

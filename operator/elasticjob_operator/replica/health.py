@@ -22,7 +22,7 @@ REQUEST_SECONDS = 5.0
 _MAX_HEAD_BYTES = 8192
 BACKLOG = 128
 CAPS = Caps(unproven=256, per_address=64)
-"""The kubelet and Prometheus each send one request at a time."""
+"""Enough for the kubelet and Prometheus, which each send one request at a time."""
 
 Check = Callable[[], str]
 """Health check: returns a description of the problem, or an empty string."""

@@ -50,7 +50,7 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A Lease object. `holder` is "" if it is free; `renewed` is only compared for equality."""
+    """Lease object. `holder` is "" if it is free; `renewed` is only compared for equality."""
 
     version: str
     holder: str = ""
@@ -61,7 +61,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease held by another replica, and the monotonic time at which its present form was first
+    """Lease held by another replica, and the monotonic time at which its present form was first
     seen."""
 
     lease: Lease

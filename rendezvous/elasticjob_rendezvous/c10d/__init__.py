@@ -4,8 +4,7 @@ Requires torch (the extra `torch`), which is imported only when a store is creat
 """
 
 from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend
-from elasticjob_rendezvous.c10d.handler import create_handler, create_rdzv_handler
-from elasticjob_rendezvous.c10d.stores import create_backend
+from elasticjob_rendezvous.c10d.stores import create_backend, create_handler, create_rdzv_handler
 
 __all__ = [
     "C10dRendezvousBackend",

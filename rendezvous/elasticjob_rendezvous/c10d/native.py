@@ -1,7 +1,7 @@
 """c10d rendezvous without torch: state and rounds' stores in our own TCPStore implementation.
 
 One process hosts the store (`Host`); all nodes connect to it. The store and its contents end with
-that process. Unlike torch's, this backend then connects to the store's next host and starts anew
+that process. Unlike torch's, this backend then connects to the store's next host and starts again
 there; the round numbers of the dynamic rendezvous continue (`dynamic.core.state.joined`).
 """
 
@@ -15,6 +15,8 @@ from typing import Any
 from elasticjob_rendezvous.api import RendezvousConnectionError
 from elasticjob_rendezvous.c10d.backend import NOTHING, C10dRendezvousBackend
 from elasticjob_rendezvous.c10d.stores import empty
+from elasticjob_rendezvous.protocol.store_health import Failed
+from elasticjob_rendezvous.protocol.store_trouble import StoreState
 from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 EMPTY_SECONDS = 5.0
 READ_SECONDS = 20.0
 """Maximum wait for a key of a round, since the node that should set it may have died."""
+PROBE_KEY = "elasticjob/probe"
 
 
 class Host:
@@ -123,3 +126,33 @@ def connect(
     for store in made:
         store.set_timeout(timedelta(seconds=read_seconds))
     return backend, made[1], made[0]
+
+
+class C10dProbe:
+    """Probe of a store for `store_monitor.StoreProbe`: one request over a separate connection.
+
+    One call at a time.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._store: TCPStore | None = None
+        self._closed = False
+
+    def __call__(self, seconds: float) -> Failed | None:
+        if self._closed:
+            return None
+        try:
+            if self._store is None:
+                self._store = TCPStore(self._host, self._port, timedelta(seconds=seconds / 2))
+            self._store.check([PROBE_KEY])
+        except (StoreGone, StoreTimeout, OSError) as error:
+            return Failed(StoreState.UNREACHABLE, str(error.__cause__ or error))
+        return None
+
+    def close(self) -> None:
+        """Stop probing and disconnect: the store's host waits for its clients to disconnect."""
+        self._closed = True
+        if self._store is not None:
+            self._store.close()

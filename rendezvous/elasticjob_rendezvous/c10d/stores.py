@@ -1,4 +1,4 @@
-"""Stores of a c10d rendezvous: a TCPStore hosted by one process, or a shared file."""
+"""Stores and handlers of a c10d rendezvous: a TCPStore hosted by one process, or a shared file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.c10d.backend import STATE_PREFIX, C10dRendezvousBackend, state_key
+from elasticjob_rendezvous.dynamic.create import create_handler as create_dynamic_handler
 from elasticjob_rendezvous.dynamic.endpoint import (
     DEFAULT_C10D_PORT,
     is_this_machine,
     parse_endpoint,
 )
+from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
 from elasticjob_rendezvous.dynamic.master_address import Sharing
+from elasticjob_rendezvous.dynamic.ports import RendezvousBackend
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger(__name__)
@@ -183,3 +186,20 @@ def _file_store(path: str) -> Any:
         raise RendezvousConnectionError(
             f"could not open the c10d store in {path}: {error}"
         ) from error
+
+
+def create_handler(
+    store: Any, backend: RendezvousBackend, params: RendezvousParameters
+) -> DynamicRendezvousHandler:
+    """Create a handler on any backend, with a `torch.distributed.Store` for its rounds.
+
+    Settings and errors: see `dynamic.create.create_handler`.
+    """
+    prefixed = torch_distributed().PrefixStore
+    return create_dynamic_handler(store, backend, params, prefixed, sharing(params, store))
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """Create a c10d handler from torch's parameters."""
+    backend, store = create_backend(params)
+    return create_handler(store, backend, params)

@@ -25,7 +25,6 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core import decisions
-from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
@@ -33,6 +32,8 @@ from elasticjob_rendezvous.dynamic.core.settings import (
     RendezvousTimeout,
 )
 from elasticjob_rendezvous.dynamic.core.state import (
+    OUR_LOCAL_IDS,
+    NodeDesc,
     RankAssignment,
     State,
     assignment,

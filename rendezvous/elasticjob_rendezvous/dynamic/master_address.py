@@ -15,8 +15,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torch_node
-from elasticjob_rendezvous.dynamic.core.state import RankAssignment
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, RankAssignment, is_torch_node
 from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
 
 

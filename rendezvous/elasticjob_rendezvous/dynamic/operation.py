@@ -17,9 +17,8 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied, join
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torch_node
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, is_torch_node
 from elasticjob_rendezvous.dynamic.ports import Clock
 from elasticjob_rendezvous.dynamic.shared import SharedState
 

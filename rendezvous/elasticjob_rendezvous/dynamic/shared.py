@@ -6,9 +6,8 @@ import logging
 
 from elasticjob_rendezvous.dynamic import wire
 from elasticjob_rendezvous.dynamic.core.liveness import Memory, dead, observe
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, rank_order
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
-from elasticjob_rendezvous.dynamic.core.state import State, without
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, rank_order, without
 from elasticjob_rendezvous.dynamic.ports import Clock, RendezvousBackend, Token
 
 log = logging.getLogger(__name__)

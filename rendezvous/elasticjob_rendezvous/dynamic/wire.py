@@ -14,8 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from elasticjob_rendezvous.api import RendezvousStateError
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 from elasticjob_rendezvous.dynamic.pickles import Draft, Make, Name, load
 
 TORCH_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
@@ -132,7 +131,7 @@ _MAKE: Mapping[Name, Make] = {
 
 
 class _Writer:
-    """Writer of pickle opcodes; `pickle.dumps` would import the classes by name, hence torch."""
+    """Writer of pickle opcodes; `pickle.dumps` would import torch for the classes."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()

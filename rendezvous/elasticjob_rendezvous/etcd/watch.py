@@ -1,7 +1,7 @@
 """Watch of several ranges over one gRPC stream, ended by a typed error.
 
 A watch never resumes by itself: only a new read of the ranges recovers missed
-events, so any doubt ends the watch and the caller starts anew.
+events, so any doubt ends the watch and the caller starts again.
 """
 
 from __future__ import annotations

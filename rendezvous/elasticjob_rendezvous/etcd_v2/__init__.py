@@ -5,7 +5,7 @@ Requires the extra `etcd-v2`, and an etcd 3.4 or 3.5 started with `--enable-v2`.
 
 from elasticjob_rendezvous.etcd_v2.client import DEFAULT_READ_TIMEOUT_SECONDS, create_client
 from elasticjob_rendezvous.etcd_v2.core import records
-from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX, Paths
+from elasticjob_rendezvous.etcd_v2.core.records import DEFAULT_PREFIX, Paths
 from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,

@@ -7,8 +7,7 @@ from typing import Any
 import etcd
 
 from elasticjob_rendezvous.api import RendezvousStateError
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths
-from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, read
+from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, Paths, State, read
 from elasticjob_rendezvous.etcd_v2.core.transitions import Write
 from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
 

@@ -17,7 +17,7 @@ import urllib3
 
 from elasticjob_rendezvous.api import RendezvousGracefulExitError, RendezvousTimeoutError
 from elasticjob_rendezvous.etcd_v2.core.delays import Retries, takes_part
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
+from elasticjob_rendezvous.etcd_v2.core.records import Paths, is_keep_alive
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from elasticjob_rendezvous.api import (
 )
 from elasticjob_rendezvous.etcd_v2.client import create_client
 from elasticjob_rendezvous.etcd_v2.core.delays import Retries
-from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX
 from elasticjob_rendezvous.etcd_v2.core.records import (
     DEFAULT_LAST_CALL_SECONDS,
+    DEFAULT_PREFIX,
     DEFAULT_TIMEOUT_SECONDS,
 )
 from elasticjob_rendezvous.etcd_v2.rendezvous import NOTICE_SECONDS, EtcdRendezvous

@@ -15,8 +15,7 @@ from typing import Any
 import etcd
 
 from elasticjob_rendezvous.etcd_v2.core.delays import Retries
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths
-from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Status, read
+from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Paths, Status, read
 from elasticjob_rendezvous.etcd_v2.layout import is_lost, put_back
 
 log = logging.getLogger(__name__)

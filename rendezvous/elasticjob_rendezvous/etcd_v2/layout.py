@@ -11,8 +11,7 @@ from typing import Any
 
 import etcd
 
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths
-from elasticjob_rendezvous.etcd_v2.core.records import RUN_TTL_SECONDS
+from elasticjob_rendezvous.etcd_v2.core.records import RUN_TTL_SECONDS, Paths
 
 
 def make_folder(client: Any, path: str, ttl_seconds: int | None = None) -> None:

@@ -22,11 +22,11 @@ from elasticjob_rendezvous.api import RendezvousClosedError
 from elasticjob_rendezvous.etcd_v2 import store
 from elasticjob_rendezvous.etcd_v2.active import parsed
 from elasticjob_rendezvous.etcd_v2.core import delays
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FIRST_VERSION,
     KEEPALIVE_TTL_SECONDS,
     RUN_TTL_SECONDS,
+    Paths,
     Status,
 )
 from elasticjob_rendezvous.etcd_v2.core.transitions import (

@@ -17,13 +17,14 @@ import urllib3
 from elasticjob_rendezvous.api import RendezvousStateError
 from elasticjob_rendezvous.etcd_v2.active import ActiveVersion, parsed
 from elasticjob_rendezvous.etcd_v2.core import delays, transitions
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FIRST_VERSION,
     JOINABLE_TTL_SECONDS,
     KEEPALIVE_TTL_SECONDS,
+    Paths,
     State,
     Status,
+    is_keep_alive,
 )
 from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,

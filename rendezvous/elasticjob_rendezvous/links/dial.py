@@ -24,7 +24,6 @@ from elasticjob_launcher.proof import (
     read_probe_answer,
 )
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,
@@ -115,7 +114,7 @@ async def _greet(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     times: wire.LinkTimes,
-) -> Channel:
+) -> wire.Channel:
     """Prove possession of the job's key and verify that the coordinator holds it, too."""
     exchange = await _exchange(me, Peer(link.member, link.session), reader, times)
     question = link_question(job_key, exchange)
@@ -125,7 +124,7 @@ async def _greet(
     if exchange.answerer.member != link.member:
         text = f"the agent at {link.address}:{link.port} is {exchange.answerer.member!r}"
         raise BadPeer(Refusal.OTHER_MEMBER, text)
-    return Channel(job_key, exchange, mac, coordinates=False)
+    return wire.Channel(job_key, exchange, mac, coordinates=False)
 
 
 async def _exchange(
@@ -138,7 +137,7 @@ async def _exchange(
 
 async def _listen(
     link: Link,
-    channel: Channel,
+    channel: wire.Channel,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     post: Callable[[Event], None],

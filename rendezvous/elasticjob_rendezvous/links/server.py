@@ -24,7 +24,6 @@ from elasticjob_launcher.proof import (
     read_question,
 )
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.listener import Keep, Listener, listening_socket, refusals
 from elasticjob_rendezvous.protocol.events import (
     Event,
@@ -48,7 +47,7 @@ class _Link:
     """Established link of one member."""
 
     writer: asyncio.StreamWriter
-    channel: Channel
+    channel: wire.Channel
     count: wire.Count
 
 
@@ -167,7 +166,7 @@ class PeerServer:
             raise BadPeer(Refusal.TOO_MANY, f"there are {CAPS.kept} links already")
         answer = link_answer(self._job_key, exchange, question.mac)
         writer.write(wire.line(answer))
-        channel = Channel(self._job_key, exchange, answer["mac"], coordinates=True)
+        channel = wire.Channel(self._job_key, exchange, answer["mac"], coordinates=True)
         await self._keep(question, reader, _Link(writer, channel, wire.Count(asked_at)))
 
     def _facts(self, writer: asyncio.StreamWriter) -> Message:

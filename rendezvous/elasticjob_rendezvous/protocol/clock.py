@@ -25,7 +25,7 @@ class Alarm:
 
 @dataclass(slots=True)
 class Timers:
-    """First sightings, and the next wake-up time.
+    """Stopwatches by key, and the next wake-up time requested during one step.
 
     `since` starts a stopwatch at its first call; `over` also requests a wake-up at its end.
     `forget` stops it.
@@ -44,6 +44,7 @@ class Timers:
         return self._started.setdefault(key, self.now)
 
     def known(self, key: object) -> float | None:
+        """Return the time at which `key` was first seen; None if it was not."""
         return self._started.get(key)
 
     def start(self, key: object, at: float) -> None:

@@ -52,11 +52,15 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Order to end what still runs, then exit with the outcome: the job is closed."""
+    """Order to end what still runs, then exit with the outcome: the job is closed.
+
+    While `reads_failure` is set, `failure` is being read, and the agent does not exit.
+    """
 
     outcome: Outcome
     failure: Failure | None = None
     grace_seconds: float = 10.0
+    reads_failure: bool = False
 
 
 class RefusalKind(StrEnum):

@@ -3,7 +3,7 @@
 `Engine.step` takes one event and returns effects; between events nothing happens. After each event
 it looks at its whole state and does what is due (level-triggered), so a lost or repeated event
 costs time and never correctness. At most one request to etcd is in flight; when its outcome is in
-doubt the engine reads again before it decides anew.
+doubt the engine reads again before it decides.
 
 This module holds the order of the parts: `state` (the data), `handle_event` and `handle_etcd`
 (handling of events), `upkeep` (upkeep without requests), `next_request` (the next request) and
@@ -32,7 +32,8 @@ from elasticjob_rendezvous.protocol.liveness.worker_deadlines import (
     may_go_on,
 )
 from elasticjob_rendezvous.protocol.next_directive import Facts, direct
-from elasticjob_rendezvous.protocol.next_request import next_request
+from elasticjob_rendezvous.protocol.next_request import next_request, reads_failure
+from elasticjob_rendezvous.protocol.records.members import RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.replica import View
 from elasticjob_rendezvous.protocol.state import EngineState
@@ -100,6 +101,10 @@ class Engine:
         state.effects = []
         take(state, event)
         self._name_malformed()
+        if not state.round_is(RoundState.CLOSED):
+            state.closed_at = None
+        elif state.closed_at is None:
+            state.closed_at = clock.now
         if state.rounds.update(state.view):
             state.link_delay.sealed_at = clock.now
             leave_notices.forget(state)
@@ -154,4 +159,5 @@ class Engine:
         late = state.worker_group.is_late(state.current, grace_seconds, state.now, state.alarm)
         saving = is_saving(state)
         roster = state.rounds.roster
-        return direct(Facts(state.own, bounds, may_go_on(state), roster, late, saving, state.store))
+        safe, reads = may_go_on(state), reads_failure(state)
+        return direct(Facts(state.own, bounds, safe, roster, late, saving, state.store, reads))

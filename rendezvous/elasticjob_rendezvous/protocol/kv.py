@@ -135,7 +135,7 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """A watch event: `key` was deleted (or its lease ran out) at `mod_revision`."""
+    """Watch event: `key` was deleted (or its lease ran out) at `mod_revision`."""
 
     key: str
     mod_revision: int

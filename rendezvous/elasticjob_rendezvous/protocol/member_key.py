@@ -52,7 +52,7 @@ class MemberKey:
 
     @property
     def stored(self) -> Versioned[Member] | None:
-        """This member's key as it stands in etcd, as far as known."""
+        """Key of this member as it stands in etcd, as far as known."""
         return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     @property
@@ -123,6 +123,7 @@ class MemberKey:
             passed=local.passed,
             saved=local.saved,
             completed=local.completed,
+            save_error=local.save_error,
             cold=local.cold if local.workers is Workers.RUNNING else None,
             lost_steps=local.lost_steps if local.workers is Workers.RUNNING else -1,
             lost_ms=local.lost_ms if local.workers is Workers.RUNNING else 0,
@@ -173,7 +174,7 @@ def write_leaving(own: MemberKey, stored: Versioned[Member]) -> Txn | None:
 
 
 def _repeats_leave(stored: Member, now: Member) -> bool:
-    names = ("stopped", "saves", "passed", "saved", "completed")
+    names = ("stopped", "saves", "passed", "saved", "completed", "save_error")
     return all(getattr(stored, name) == getattr(now, name) for name in names)
 
 

@@ -30,9 +30,10 @@ class Facts:
 
     `safe`: the workers may continue (see `self_fencing`).
     `last_roster`: last roster that this member ran in.
-    `late`: the workers were ordered to stop long ago and get no more grace.
+    `late`: the workers are overdue to stop and get no more grace.
     `saving`: the member leaves, but its workers run on to save together with the gang.
     `store`: trouble that makes etcd unusable, or None; members without workers wait for its end.
+    `reads_failure`: the failure that ended the job is being read.
     """
 
     own: MemberKey
@@ -42,6 +43,7 @@ class Facts:
     late: bool = False
     saving: bool = False
     store: StoreTrouble | None = None
+    reads_failure: bool = False
 
     @property
     def grace_seconds(self) -> float:
@@ -134,4 +136,4 @@ def _finish(facts: Facts, current: Round) -> Finish:
         failures = facts.own.view.failures_of(current.charged[-1])
     grace_seconds = 0.0 if failed else facts.grace_seconds
     failure = failure_policy.blamed(failures.values(), outcome.culprit)
-    return Finish(outcome, failure, grace_seconds)
+    return Finish(outcome, failure, grace_seconds, facts.reads_failure)

@@ -19,6 +19,9 @@ from elasticjob_rendezvous.protocol.replica import Versioned
 from elasticjob_rendezvous.protocol.requests import Request
 from elasticjob_rendezvous.protocol.state import EngineState
 
+FAILURE_SECONDS = 3.0
+"""Maximum time in which an agent waits for the failure that ended the job."""
+
 
 def next_request(state: EngineState) -> Request | None:
     """Return the request that is due, if there is one."""
@@ -94,11 +97,32 @@ def _missing(state: EngineState) -> Read | None:
     roster = Range(state.keys.roster(number))
     if final and number not in state.view.rosters and roster.key not in state.answered:
         return Read((roster,))
+    failures = _failures_of_end(state)
+    return Read((failures,)) if failures is not None else None
+
+
+def reads_failure(state: EngineState) -> bool:
+    """Return True while the failure that ended the job is being read, for a limited time."""
+    if not state.session:
+        return False  # then nothing is read: this member may never have taken part
+    if _failures_of_end(state) is None or state.current is None or state.closed_at is None:
+        return False
+    outcome, known = state.current.outcome, state.view.failures_of(state.current.charged[-1])
+    if outcome is None or outcome.culprit in known:
+        return False
+    return not state.alarm.passed(state.closed_at + FAILURE_SECONDS, state.now)
+
+
+def _failures_of_end(state: EngineState) -> Range | None:
+    """Return the range of the failures that ended the job, unless they were read."""
+    current = state.current
+    if current is None or state.coordinator.active:
+        return None
     failed = current.outcome is not None and current.outcome.kind is OutcomeKind.FAILED
-    if failed and current.charged:
-        failures = Range(state.keys.failures(current.charged[-1]), prefix=True)
-        return Read((failures,)) if failures.key not in state.answered else None
-    return None
+    if not failed or not current.charged:
+        return None
+    failures = Range(state.keys.failures(current.charged[-1]), prefix=True)
+    return None if failures.key in state.answered else failures
 
 
 def _own_write(state: EngineState, own: MemberKey, stored: Versioned[Member]) -> Txn | None:

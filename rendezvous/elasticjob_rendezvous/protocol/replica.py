@@ -86,7 +86,7 @@ class View:
         """Return True if a read at `revision` cannot come from the store known so far.
 
         In one and the same store a key never goes back to an older revision, and nobody deletes
-        the round. An etcd that was set up anew under its old names keeps its cluster id, so that
+        the round. An etcd that was set up again under its old names keeps its cluster id, so that
         only this and a lower revision show it.
         """
         for target, found in ranges:

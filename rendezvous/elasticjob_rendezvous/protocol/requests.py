@@ -17,8 +17,8 @@ Ranges = tuple[tuple[Range, tuple[KeyValue, ...]], ...]
 class InFlight:
     """Request in flight; `request` is None without one.
 
-    `note` is the log line once the write has succeeded; `under` the watch's generation and
-    `revision` the store's, both as they were when the request was sent.
+    `note` is the log line for a write that succeeds. `under` is the generation of the watch, and
+    `revision` the revision of the store, at the time of the request.
     """
 
     request: Request | None = None
@@ -32,7 +32,7 @@ class InFlight:
         self.revision = view.revision
 
     def taken(self) -> tuple[Request | None, str]:
-        """Return the request, which is in flight no more, and its note."""
+        """End the flight; return the request and its note."""
         request, note = self.request, self.note
         self.request, self.note = None, ""
         return request, note
@@ -44,7 +44,7 @@ class InFlight:
     def shows_data_loss(
         self, view: View, watches: Watches, cluster_id: int, revision: int, ranges: Ranges
     ) -> bool:
-        """Return True if the answer contradicts the known history: etcd was set up anew."""
+        """Return True if the answer contradicts the known history: etcd was set up again."""
         if watches.has_another_past(self.under, revision, cluster_id):
             return True
         if not view.cluster_id:

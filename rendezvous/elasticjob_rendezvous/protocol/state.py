@@ -116,6 +116,7 @@ class EngineState:
         reached: set once etcd reported anything about the job: no error is final from then on, not
             even that of an etcd that lost its data and does not know this member's user.
         answered: keys that were read once, and need not be again.
+        closed_at: time when the end of the job was seen; None before.
         left: set when this member has left.
         refused: refusal of this member; None while it may take part.
         close: outcome with which the agent wants the job to end.
@@ -150,6 +151,7 @@ class EngineState:
         self.checked_at = 0.0
         self.reached = False
         self.answered: set[str] = set()
+        self.closed_at: float | None = None
         self.left = False
         self.refused: Refused | None = None
         self.close: Outcome | None = None

@@ -29,17 +29,17 @@ class StoreFailure(StrEnum):
     """Reason for which a store refuses writes. The values are part of the API."""
 
     NO_SPACE = "NoSpace"
-    """Its quota is used up."""
+    """Used-up quota."""
     CORRUPT = "Corrupt"
-    """A member of etcd has damaged data."""
+    """Damaged data of a member of etcd."""
     PERMISSION_DENIED = "PermissionDenied"
-    """The user may not write the keys."""
+    """User without the right to write the keys."""
     UNAUTHENTICATED = "Unauthenticated"
-    """It does not accept the user, the password or the token."""
+    """User, password or token that the store does not accept."""
     NO_USER = "NoUser"
-    """It requires a user, and none was given."""
+    """Missing user; the store requires one."""
     NO_LEADER = "NoLeader"
-    """Too few members of etcd run."""
+    """Too few running members of etcd."""
     OTHER = "Other"
 
 

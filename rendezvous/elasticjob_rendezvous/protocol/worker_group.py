@@ -9,6 +9,9 @@ from elasticjob_rendezvous.protocol.clock import Alarm
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import Round, Snapshots
 
+STUCK_EXIT_CODE = 5
+"""Exit code of an agent that gave up workers in an uninterruptible wait: its pod cannot end."""
+
 
 class Workers(StrEnum):
     NONE = "none"
@@ -38,7 +41,7 @@ class Local:
         busy_ms, ended_round, ended_step: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
-        saves, passed, saved, completed, cold, lost_steps, lost_ms, snapshots: see
+        saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, snapshots: see
             `members.Member`.
     """
 
@@ -59,6 +62,7 @@ class Local:
     passed: int = -1
     saved: bool = False
     completed: bool = False
+    save_error: str = ""
     cold: str | None = None
     live_until: float | None = None
     lost_steps: int = -1
@@ -106,10 +110,10 @@ class WorkerGroup:
         )
 
     def is_late(self, at: Round | None, grace_seconds: float, now: float, alarm: Alarm) -> bool:
-        """Return True if the workers should have stopped long ago, given the current round `at`.
+        """Return True if the workers are overdue to stop, given the current round `at`.
 
-        That is so for workers that were running at the agent's start although their round was
-        over, and once the grace period has passed since this member saw their round end.
+        Those that ran at the agent's start are late at once if their round was over, others when
+        the grace period has passed since this member saw their round end.
         """
         number = self.local.round
         if at is None or self.idle:

@@ -123,9 +123,10 @@ class Link:
         self._script_polls = False
         self._seconds = 0.0
         self._deadline: float | None = None
-        self._failed_point = -1
+        self._answer = layout.Answer()
         blank = bytes(layout.REPORT_BYTES)
-        self._progress = _written(environ.get(layout.PROGRESS_FILE, ""), self._content() + blank)
+        content = self._content() + blank + layout.pack_answer(self._answer)
+        self._progress = _written(environ.get(layout.PROGRESS_FILE, ""), content)
         self._checkpoint_request = _read(environ.get(layout.REQUEST_FILE, ""))
 
     @property
@@ -163,6 +164,7 @@ class Link:
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step = whole_step(step)
         self._checkpoints += 1
+        self._write_answer(self._answer._replace(saved=self._points))
         self._write_progress()
         request = self._request()
         if request is not None and 0 < request.point <= self._points:
@@ -221,11 +223,17 @@ class Link:
     def _write_snapshots(self) -> None:
         if self._progress is not None and self._snapshots is not None:
             report = _without_skipped(self._snapshots, self._first_step)
-            self._progress[layout.RECORD_BYTES :] = layout.pack_report(report)
+            end = layout.RECORD_BYTES + layout.REPORT_BYTES
+            self._progress[layout.RECORD_BYTES : end] = layout.pack_report(report)
 
     def _write_progress(self) -> None:
         if self._progress is not None:
             self._progress[: layout.RECORD_BYTES] = self._content()
+
+    def _write_answer(self, answer: layout.Answer) -> None:
+        self._answer = answer
+        if self._progress is not None:
+            self._progress[-layout.ANSWER_BYTES :] = layout.pack_answer(answer)
 
     def _content(self) -> bytes:
         return layout.pack(
@@ -255,9 +263,9 @@ class Link:
             return False
         return self._held(self._points)
 
-    def save_failed(self) -> None:
-        """Record that the save at the last point failed on all ranks: none waits for the stop."""
-        self._failed_point = self._points
+    def save_failed(self, error: str) -> None:
+        """Report that the save at the last point failed on all ranks: none waits for the stop."""
+        self._write_answer(self._answer._replace(failed=self._points, error=error))
 
     def _held(self, point: int) -> bool:
         """Wait for the ranks' agreement and, after the agreed point, for the stop.
@@ -271,7 +279,7 @@ class Link:
                 self._seconds = request.seconds
                 if point <= request.point:
                     return point == request.point
-                if self._failed_point == request.point:
+                if self._answer.failed == request.point > 0:
                     return False  # training continues until the stop: nothing was saved to keep
             elif not _ends_at_sigterm():
                 return False

@@ -22,6 +22,10 @@ PLACES = (MEMORY, REPLICAS, STORAGE)
 """Places of parts, in the order in which they are read."""
 
 
+class SnapshotError(Exception):
+    """Snapshot that could not be stored or restored; the message has the rank and the cause."""
+
+
 class Version(NamedTuple):
     """Identity of a snapshot. Versions are ordered by their steps.
 

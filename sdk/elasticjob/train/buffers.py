@@ -1,20 +1,15 @@
-"""Files of snapshots: buffers in memory that are overwritten in place, and files in storage.
+"""Folders of snapshots: buffers in memory that are overwritten in place, and files in storage.
 
-A file is a record of 64 bytes and a body. The record names the part and has the sizes and
-checksums; it is written last, in one call, so a file with a valid record is complete. Before a
-buffer is overwritten its record is erased.
+Each buffer and each file holds one part, in the format of `part_files`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import re
 import shutil
-import struct
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,34 +21,29 @@ from elasticjob.train.agreement import (
     complete_versions,
     expired,
 )
+from elasticjob.train.part_files import (
+    RECORD_BYTES,
+    Body,
+    committed,
+    fill_in_slices,
+    held,
+    no_report,
+    opened,
+    overwrite,
+)
 from elasticjob.train.replicas import replica_to_overwrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-RECORD_BYTES = 64
-MAGIC = b"EJSNAP01"
 BUFFERS = 2
-_RECORD = struct.Struct("<8sQQiIQQQI")
-_RESHARDS = 1 << 31
-"""Bit of the number of ranks in a record: any number of ranks can load the parts."""
-_CHECK = struct.Struct("<I")
-_MAX_VIEWS = 256
-"""Number of memory ranges in one call; POSIX guarantees 16, Linux 1024."""
-_MODE = 0o600
-_SLICE_BYTES = 1 << 26
-"""Maximum number of bytes in one call to storage: a call that takes longer than usual is then not
-due to the size of the part."""
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors of a path that names no file with a part."""
-_LARGE_BYTES = 1 << 20
 _REPLICA = "replica-"
+LOCK = "writer-"
+"""Prefix of the lock of a local rank in a folder. To close such a file would free its lock."""
 _OF_WORKER = re.compile(r"(?:rank-(?=\d+\.)|reached-)(\d{1,6})(?:\.[01])?")
 _VERSION = re.compile(r"step-(\d{12,})-([0-9a-f]{16})")
-
-
-class CorruptSnapshot(Exception):
-    """Snapshot that is incomplete or damaged, or whose file cannot be read."""
 
 
 class NoRoom(OSError):
@@ -70,165 +60,6 @@ class NoRoom(OSError):
         )
         super().__init__(errno.ENOSPC, text)
         self.needed = needed
-
-
-class Body(NamedTuple):
-    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views."""
-
-    head_bytes: int
-    views: Sequence[memoryview]
-
-    @property
-    def size(self) -> int:
-        return sum(view.nbytes for view in self.views)
-
-
-def allocated(size: int) -> memoryview:
-    """Return writable memory. To zero a large `bytearray` would stop the other threads."""
-    return memoryview(bytearray(size) if size < _LARGE_BYTES else mmap.mmap(-1, size))
-
-
-def fields_of(part: Part) -> tuple[int, int, int, int, int]:
-    """Return the fields of a part in records: step, gang, rank, number of ranks, step before."""
-    ranks = part.ranks | (_RESHARDS if part.reshards else 0)
-    return *part.version, part.rank, ranks, part.before
-
-
-def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
-    """Return the part with these fields of a record."""
-    reshards = bool(ranks & _RESHARDS)
-    return Part(Version(step, gang), rank, ranks & ~_RESHARDS, before, reshards)
-
-
-def pack_record(part: Part, body: Body) -> bytes:
-    """Encode the record of a part."""
-    checksum = 0
-    for view in body.views:
-        checksum = zlib.crc32(view, checksum)
-    return _record_of(part, body, checksum)
-
-
-def _record_of(part: Part, body: Body, checksum: int) -> bytes:
-    record = _RECORD.pack(MAGIC, *fields_of(part), body.head_bytes, body.size, checksum)
-    return (record + _CHECK.pack(zlib.crc32(record))).ljust(RECORD_BYTES, b"\0")
-
-
-def _unpack_record(record: bytes) -> tuple[Part, int, int, int] | None:
-    """Return part, size of the description, size of the body and checksum; None if invalid."""
-    if len(record) < RECORD_BYTES:
-        return None
-    if _CHECK.unpack_from(record, _RECORD.size)[0] != zlib.crc32(record[: _RECORD.size]):
-        return None
-    magic, step, gang, rank, ranks, before, head, size, checksum = _RECORD.unpack_from(record)
-    if magic != MAGIC or head > size:
-        return None
-    return part_of(step, gang, rank, ranks, before), head, size, checksum
-
-
-def held(path: Path) -> Part | None:
-    """Return the part that is committed in a file; None if there is none."""
-    try:
-        return _committed(path)
-    except OSError:
-        return None
-
-
-def _committed(path: Path) -> Part | None:
-    """Return the part that is committed in a file, or None. Raises OSError."""
-    with _opened(path, os.O_RDONLY) as fd:
-        found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
-        complete = found is not None and os.fstat(fd).st_size == RECORD_BYTES + found[2]
-    return found[0] if complete and found is not None else None
-
-
-def _no_report() -> None:
-    """Report no progress."""
-
-
-def read(path: Path, part: Part, moved: Callable[[], None] = _no_report) -> Body:
-    """Read a committed part; raise CorruptSnapshot if the file does not hold exactly that.
-
-    `moved` is called after each slice is read and added to the checksum.
-    """
-    try:
-        with _opened(path, os.O_RDONLY) as fd:
-            found = _unpack_record(os.pread(fd, RECORD_BYTES, 0))
-            if found is None or found[0] != part:
-                raise CorruptSnapshot(f"{path} holds no complete snapshot of step {part[0].step}")
-            _, head, size, checksum = found
-            if os.fstat(fd).st_size != RECORD_BYTES + size:
-                raise CorruptSnapshot(f"{path} must have {RECORD_BYTES + size} bytes")
-            view = allocated(size)
-            done = found_checksum = 0
-            while done < size:
-                count = os.preadv(fd, [view[done : done + _SLICE_BYTES]], RECORD_BYTES + done)
-                if not count:
-                    raise CorruptSnapshot(f"{path} ends after {done} of {size} bytes")
-                found_checksum = zlib.crc32(view[done : done + count], found_checksum)
-                done += count
-                moved()
-    except OSError as error:
-        raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
-    if found_checksum != checksum:
-        raise CorruptSnapshot(f"{path}: checksum mismatch")
-    return Body(head, [view])
-
-
-def overwrite(path: Path, part: Part, body: Body) -> None:
-    """Replace the content of a buffer. If it fails, the buffer holds nothing.
-
-    The size is allocated before the content is written: the error for a full file system names
-    the cause, whereas a store into mapped memory would end the process.
-    """
-    with _opened(path, os.O_RDWR | os.O_CREAT) as fd:
-        if os.fstat(fd).st_size >= RECORD_BYTES:
-            os.pwrite(fd, bytes(RECORD_BYTES), 0)
-        try:
-            _fill(fd, part, body)
-        except OSError:
-            os.ftruncate(fd, 0)
-            raise
-
-
-def _fill(fd: int, part: Part, body: Body) -> None:
-    total = RECORD_BYTES + body.size
-    if os.fstat(fd).st_size != total:
-        os.ftruncate(fd, total)
-        os.posix_fallocate(fd, 0, total)
-    offset = RECORD_BYTES
-    for first in range(0, len(body.views), _MAX_VIEWS):
-        offset = _written(fd, list(body.views[first : first + _MAX_VIEWS]), offset)
-    os.pwrite(fd, pack_record(part, body), 0)
-
-
-def _fill_in_slices(fd: int, part: Part, body: Body, moved: Callable[[], None]) -> None:
-    """Write a part to an empty file; its content reaches the disk before the next slice begins."""
-    os.ftruncate(fd, RECORD_BYTES + body.size)
-    offset = RECORD_BYTES
-    checksum = 0
-    for view in body.views:
-        for first in range(0, view.nbytes, _SLICE_BYTES):
-            one = view[first : first + _SLICE_BYTES]
-            if offset > RECORD_BYTES:
-                os.fdatasync(fd)
-                moved()
-            os.posix_fallocate(fd, offset, one.nbytes)
-            offset = _written(fd, [one], offset)
-            checksum = zlib.crc32(one, checksum)
-            moved()
-    os.pwrite(fd, _record_of(part, body, checksum), 0)
-
-
-def _written(fd: int, views: list[memoryview], offset: int) -> int:
-    """Write all views from `offset` on; return the offset behind them."""
-    while views:
-        count = os.pwritev(fd, views, offset)
-        offset += count
-        while views and count >= views[0].nbytes:
-            count -= views.pop(0).nbytes
-        if views and count:
-            views[0] = views[0][count:]
-    return offset
 
 
 class MemoryBuffers:
@@ -252,7 +83,7 @@ class MemoryBuffers:
         """Return all committed parts on this node."""
         with contextlib.suppress(OSError):
             paths = sorted(self.folder.iterdir())
-            own = [path for path in paths if not path.name.startswith(_REPLICA)]
+            own = [path for path in paths if not path.name.startswith((_REPLICA, LOCK))]
             return {part: path for path in own if (part := held(path)) is not None}
         return {}
 
@@ -399,7 +230,7 @@ class StorageFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def scan(self, moved: Callable[[], None] = _no_report) -> Stored:
+    def scan(self, moved: Callable[[], None] = no_report) -> Stored:
         """Return the content. Raises OSError if the folder exists and cannot be read."""
         found: dict[Part, Path] = {}
         unreadable: dict[Version, OSError] = {}
@@ -421,7 +252,7 @@ class StorageFolder:
         return bool(complete_versions(self._parts_of(version)[0]))
 
     def _parts_of(
-        self, version: Version, moved: Callable[[], None] = _no_report
+        self, version: Version, moved: Callable[[], None] = no_report
     ) -> tuple[dict[Part, Path], OSError | None]:
         """Return the committed parts of a version, and the first error of one.
 
@@ -437,7 +268,7 @@ class StorageFolder:
             errors.append(error)
         for path in paths:
             try:
-                part = _committed(path)
+                part = committed(path)
             except OSError as error:
                 errors.append(error)
                 continue
@@ -447,7 +278,7 @@ class StorageFolder:
                 found[part] = path
         return found, next((error for error in errors if error.errno not in _ABSENT), None)
 
-    def store(self, part: Part, body: Body, moved: Callable[[], None] = _no_report) -> None:
+    def store(self, part: Part, body: Body, moved: Callable[[], None] = no_report) -> None:
         """Write a part to a new file and rename it, once its content is on disk."""
         folder = self._folder(part.version)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -455,8 +286,8 @@ class StorageFolder:
         path = folder / ("shared" if part.rank == SHARED else f"rank-{part.rank}")
         draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
         try:
-            with _opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
-                _fill_in_slices(fd, part, body, moved)
+            with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
+                fill_in_slices(fd, part, body, moved)
                 os.fsync(fd)
             moved()
             os.replace(draft, path)  # noqa: PTH105
@@ -466,12 +297,12 @@ class StorageFolder:
             raise
         # The names of the file and of its folder. The folder of the job may be a symbolic link.
         for each in (folder, self.folder.resolve()):
-            with _opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            with opened(each, os.O_RDONLY | os.O_DIRECTORY) as fd:
                 os.fsync(fd)
             moved()
 
     def remove_expired(
-        self, keep: int, writing: Version, moved: Callable[[], None] = _no_report
+        self, keep: int, writing: Version, moved: Callable[[], None] = no_report
     ) -> None:
         """Remove the versions that `expired` names, and none that cannot be read."""
         versions = list(self._versions())
@@ -520,12 +351,3 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -14,7 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.buffers import Body, CorruptSnapshot
+from elasticjob.train.part_files import Body, CorruptSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

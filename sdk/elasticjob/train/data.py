@@ -29,7 +29,7 @@ _MAX_SEED = 2**31 - 1
 
 
 class ElasticSampler:
-    """This rank's batches of indices, from the position to the end of the epoch.
+    """Batches of indices of this rank, from the position to the end of the epoch.
 
     Iterating moves the position: a batch counts as consumed when it has been handed out. Use
     `ElasticLoader` with a DataLoader, whose workers fetch ahead of the training loop.
@@ -109,7 +109,7 @@ class ElasticSampler:
 
     @property
     def epoch_seed(self) -> int:
-        """Return the seed of this epoch: 32 bits, as torch's CPU generator uses no more."""
+        """Seed of this epoch: 32 bits, as torch's CPU generator uses no more."""
         digest = hashlib.sha256(f"{self._seed} {self.epoch}".encode()).digest()
         return int.from_bytes(digest[:4], "little")
 
@@ -201,7 +201,7 @@ class ElasticLoader:
 
     A data set with `state_dict` and `load_state_dict` is read with torchdata's StatefulDataLoader,
     which collects this state from the worker processes: `rank_state_dict`. It fits only the same
-    rank, number of ranks and number of worker processes; without it the data set starts afresh at
+    rank, number of ranks and number of worker processes; otherwise the data set starts again at
     the position. All others are read with torch's DataLoader.
 
     Args:

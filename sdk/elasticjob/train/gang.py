@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from elasticjob import layout
-from elasticjob.train.agreement import SHARED, Offer, Part, Plan, Version
-from elasticjob.train.buffers import Body
+from elasticjob.train.agreement import Offer, Part, Plan, Version
+from elasticjob.train.part_files import Body, allocated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_FRAME = struct.Struct("<qQQ")
+    import torch
+
 _CHUNK_BYTES = 1 << 30
 
 
@@ -56,40 +56,42 @@ class Gang:
         dist.all_gather(found, padded, group=self._group)
         return [memoryview(each)[:size] for each, size in zip(buffers, sizes)]
 
-    def broadcast(self, content: bytes, source: int) -> memoryview:
-        """Return the content of rank `source`."""
+    def broadcast(self, body: Body | None, source: int) -> Body:
+        """Return the body of rank `source`, which sends it from the memory that it is in."""
         if self.size == 1:
-            return memoryview(bytearray(content))
-        import torch
+            assert body is not None
+            return body
         import torch.distributed as dist
 
-        size = torch.tensor([len(content)])
-        dist.broadcast(size, source, group=self._group)
-        buffer = bytearray(content if self.rank == source else int(size))
-        whole = torch.frombuffer(buffer, dtype=torch.uint8)
-        for first in range(0, len(buffer), _CHUNK_BYTES):
-            dist.broadcast(whole[first : first + _CHUNK_BYTES], source, group=self._group)
-        return memoryview(buffer)
+        def send(tensor: torch.Tensor) -> None:
+            dist.broadcast(tensor, source, group=self._group)
 
-    def move(self, content: bytes, source: int, target: int) -> memoryview | None:
-        """Send the content of rank `source` to rank `target`; return it there, else None."""
-        import torch
+        return _transferred(body if self.rank == source else None, send)
+
+    def move(self, body: Body | None, source: int, target: int) -> Body | None:
+        """Send the body of rank `source` to rank `target`; return it there, else None."""
         import torch.distributed as dist
 
-        size = torch.tensor([len(content)])
         if self.rank == source:
-            dist.send(size, target, group=self._group)
-            whole = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            for first in range(0, len(content), _CHUNK_BYTES):
-                dist.send(whole[first : first + _CHUNK_BYTES], target, group=self._group)
+            _transferred(body, lambda tensor: dist.send(tensor, target, group=self._group))
         if self.rank != target:
             return None
-        dist.recv(size, source, group=self._group)
-        buffer = bytearray(int(size))
-        whole = torch.frombuffer(buffer, dtype=torch.uint8)
-        for first in range(0, len(buffer), _CHUNK_BYTES):
-            dist.recv(whole[first : first + _CHUNK_BYTES], source, group=self._group)
-        return memoryview(buffer)
+        return _transferred(None, lambda tensor: dist.recv(tensor, source, group=self._group))
+
+
+def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) -> Body:
+    """Send a body, or receive one into new memory with None. Its content is not copied."""
+    import torch
+
+    sizes = torch.zeros(2, dtype=torch.int64)
+    if body is not None:
+        sizes[0], sizes[1] = body.head_bytes, body.size
+    transfer(sizes)
+    head, size = map(int, sizes)
+    view = allocated(size) if body is None else body.contiguous()
+    for first in range(0, size, _CHUNK_BYTES):
+        transfer(torch.frombuffer(view[first : first + _CHUNK_BYTES], dtype=torch.uint8))
+    return Body(head, [view])
 
 
 def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, Body | None]:
@@ -97,9 +99,7 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
     readers = plan.shared.readers
     shared = bodies.get(plan.shared.part)
     if len(readers) < gang.size:
-        shared = unpack_body(
-            gang.broadcast(b"" if shared is None else pack_body(SHARED, shared), readers[0])
-        )[SHARED]
+        shared = gang.broadcast(shared, readers[0])
     assert shared is not None
     if not plan.own:
         return shared, None
@@ -110,9 +110,7 @@ def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, B
         reader = source.readers[0]
         if reader != rank:
             body = bodies[source.part] if gang.rank == reader else None
-            content = gang.move(b"" if body is None else pack_body(rank, body), reader, rank)
-            if content is not None:
-                own = unpack_body(content)[rank]
+            own = gang.move(body, reader, rank) or own
     return shared, own
 
 
@@ -123,8 +121,7 @@ def own_parts(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> Iterator[Body
     """
     for source in plan.own:
         reader = source.readers[0]
-        content = b"" if gang.rank != reader else pack_body(SHARED, bodies.pop(source.part))
-        yield unpack_body(gang.broadcast(content, reader))[SHARED]
+        yield gang.broadcast(bodies.pop(source.part) if gang.rank == reader else None, reader)
 
 
 class RestoreMessage(NamedTuple):
@@ -162,20 +159,3 @@ def unpack_message(content: memoryview) -> RestoreMessage:
 
 def _part(step: int, gang: int, rank: int, ranks: int, before: int, reshards: bool = False) -> Part:
     return Part(Version(step, gang), rank, ranks, before, reshards)
-
-
-def pack_body(rank: int, body: Body) -> bytes:
-    """Encode the body of a rank's part."""
-    return b"".join((_FRAME.pack(rank, body.head_bytes, body.size), *body.views))
-
-
-def unpack_body(content: memoryview) -> dict[int, Body]:
-    """Decode concatenated bodies, by rank."""
-    found = {}
-    while len(content):
-        rank, head, size = _FRAME.unpack_from(content)
-        end = _FRAME.size + size
-        # A copy of its own: tensors in it need an aligned address.
-        found[rank] = Body(head, [memoryview(bytearray(content[_FRAME.size : end]))])
-        content = content[end:]
-    return found

@@ -1,13 +1,14 @@
 """Interval between two snapshots in steps: given, from seconds, or from their measured cost.
 
-The caller passes the times, all of them seconds of the same clock. No I/O.
+The cost of a snapshot is the time for which it stops the training, and the time by which its copy
+in the background slows down the step after it. The caller passes all times, in seconds. No I/O.
 """
 
 from __future__ import annotations
 
 import collections
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from elasticjob.train.agreement import steps_between, steps_within
 
@@ -15,6 +16,23 @@ MAX_SECONDS = 86400
 COSTS = 5
 """Number of measured costs, of which the median counts. The first ones include the allocation of
 the buffers."""
+PLAIN_STEPS = 20
+"""Number of steps without a copy, of whose times the median counts, and of consecutive snapshots
+after which such a step is measured anew."""
+
+
+class Cost(NamedTuple):
+    """Cost of one snapshot in seconds.
+
+    Args:
+        stopped: time for which the training waited, in `save` and in the optimizers' next step.
+        in_save: the part of it in `save`.
+        background: processor time of the copy in the background.
+    """
+
+    stopped: float
+    in_save: float
+    background: float = 0.0
 
 
 def at_least_one(name: str, value: Any) -> None:
@@ -55,7 +73,11 @@ class Interval:
         self._every_steps = every_steps
         self._every_seconds = every_seconds
         self._max_overhead = max_overhead
-        self._costs: collections.deque[float] = collections.deque(maxlen=COSTS)
+        self._costs: collections.deque[Cost] = collections.deque(maxlen=COSTS)
+        self._plain: collections.deque[float] = collections.deque(maxlen=PLAIN_STEPS)
+        self._slowed: collections.deque[tuple[int, float]] = collections.deque(maxlen=COSTS)
+        self._since_plain = 0
+        self._known = 1
         self._step = 0
         self._began = 0.0
 
@@ -67,18 +89,40 @@ class Interval:
     @property
     def first(self) -> int:
         """Steps until the first snapshot of a round."""
-        return self._every_steps or 1
+        return self._every_steps or self._known
 
-    def start(self, step: int, now: float) -> None:
-        """Begin to measure, after a restore."""
+    def start(self, step: int, now: float, known: int = 1) -> None:
+        """Begin to measure, after a restore.
+
+        Args:
+            known: interval of the restored snapshot, which applies until new costs are measured.
+        """
         self._step, self._began = step, now
+        self._known = max(1, known) if self._every_seconds is None else 1
         self._costs.clear()
+        self._plain.clear()
+        self._slowed.clear()
 
-    def proposed(self, step: int, now: float, cost: float | None) -> int:
+    def stepped(self, steps: int, seconds: float, *, copied: bool) -> None:
+        """Add the time between two calls of `save`.
+
+        Args:
+            steps: number of steps between the calls.
+            copied: True if the first of the calls took a snapshot.
+        """
+        if steps < 1:
+            return
+        if copied:
+            self._slowed.append((steps, seconds))
+        else:
+            self._plain.append(seconds / steps)
+            self._since_plain = 0
+
+    def proposed(self, step: int, now: float, cost: Cost | None) -> int:
         """Return the steps until the snapshot after this one.
 
         Args:
-            cost: seconds that the last snapshot took from the training; None before the first.
+            cost: cost of the last snapshot; None before the first.
         """
         steps, seconds = step - self._step, now - self._began
         self._step, self._began = step, now
@@ -89,6 +133,24 @@ class Interval:
         if cost is not None:
             self._costs.append(cost)
         if cost is None or len(self._costs) < COSTS or steps < 1:
-            return 1
-        step_seconds = max(0.0, seconds - cost) / steps
-        return steps_within(self._max_overhead, statistics.median(self._costs), step_seconds)
+            return self._known
+        median = self._median_cost()
+        step_seconds = max(0.0, seconds - median) / steps
+        self._since_plain += 1
+        found = steps_within(self._max_overhead, median, step_seconds)
+        return 2 if found == 1 and self._since_plain > PLAIN_STEPS else found
+
+    def _median_cost(self) -> float:
+        """Return the cost of a snapshot: what it stops, and what its copy slows down.
+
+        The latter is at most the processor time of the copy, which counts in full as long as no
+        step without a copy is measured.
+        """
+        stopped = statistics.median(cost.stopped for cost in self._costs)
+        most = stopped + statistics.median(cost.background for cost in self._costs)
+        if len(self._plain) < COSTS or len(self._slowed) < COSTS:
+            return most
+        plain = statistics.median(self._plain)
+        slowed = statistics.median(time - steps * plain for steps, time in self._slowed)
+        in_save = statistics.median(cost.in_save for cost in self._costs)
+        return min(max(stopped, in_save + slowed), most)

@@ -9,14 +9,15 @@ device, not on the host.
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from elasticjob.train.codec import dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
 
     import torch
 
@@ -29,8 +30,9 @@ class Overlap:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # A thread of its own for each copy would cost more than the copy of a small state.
+        self._executor = ThreadPoolExecutor(1, "elasticjob-snapshot-copy")
+        self._copy: Future[None] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
         self._pinned: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -65,27 +67,28 @@ class Overlap:
 
     def start(self, work: Callable[[], None]) -> None:
         """Run `work`, which reads the staged tensors, in the background."""
-        self._thread = threading.Thread(
-            target=self._run, args=(work,), name="elasticjob-snapshot-copy"
-        )
-        self._thread.start()
+        self._copy = self._executor.submit(self._run, work)
 
     def wait(self) -> None:
         """Wait until the last copy is complete; raise its error."""
-        if self._thread is not None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
             began = time.perf_counter()
-            self._thread.join()
-            self._waited_seconds += time.perf_counter() - began
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            try:
+                copy.result()
+            finally:
+                self._waited_seconds += time.perf_counter() - began
 
-    def cost_seconds(self) -> float:
-        """Return the cost since the last call: time of waiting and processor time of the copy."""
-        cost = self._waited_seconds + self._copied_seconds
+    @property
+    def is_on_device(self) -> bool:
+        """True if the last copy was from a GPU, whose steps the host does not wait for."""
+        return bool(self._events)
+
+    def spent_seconds(self) -> tuple[float, float]:
+        """Return the time of waiting and the processor time of the copy since the last call."""
+        spent = self._waited_seconds, self._copied_seconds
         self._waited_seconds = self._copied_seconds = 0.0
-        return cost
+        return spent
 
     def _run(self, work: Callable[[], None]) -> None:
         began = time.thread_time()
@@ -93,9 +96,8 @@ class Overlap:
             for _, event in self._events:
                 event.synchronize()
             work()
-        except BaseException as error:  # raised by `wait` in the training's thread
-            self._error = error
-        self._copied_seconds += time.thread_time() - began
+        finally:
+            self._copied_seconds += time.thread_time() - began
 
     def _before_step(self, *_: object) -> None:
         for device, event in self._events:

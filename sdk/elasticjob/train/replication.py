@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elasticjob import layout
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import Body, CorruptSnapshot, ReplicaBuffers, held, read
+from elasticjob.train.buffers import ReplicaBuffers
 from elasticjob.train.links import END_SECONDS, MAX_CONNECTIONS, PeerError, Receiver, send
+from elasticjob.train.part_files import Body, CorruptSnapshot, held, read
 from elasticjob.train.replicas import (
     Generations,
     Member,

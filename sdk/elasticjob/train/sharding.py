@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elasticjob.train.buffers import CorruptSnapshot
 from elasticjob.train.codec import Sharded
+from elasticjob.train.part_files import CorruptSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,6 @@ Without it, as under torchrun, snapshots are in storage alone. See docs/training
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import multiprocessing.util
@@ -21,77 +20,43 @@ from typing import Any, NamedTuple
 from elasticjob import layout, train
 from elasticjob.train.agreement import (
     MEMORY,
-    REPLICAS,
     SHARED,
     STORAGE,
     Offer,
     Part,
     Plan,
+    SnapshotError,
     Version,
-    complete_versions,
-    decide,
     next_gang,
-    sizes_of,
 )
-from elasticjob.train.buffers import (
-    BUFFERS,
-    Body,
-    CorruptSnapshot,
-    MemoryBuffers,
-    NoRoom,
-    ReplicaBuffers,
-    StorageFolder,
-    read,
-)
+from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.gang import (
-    Gang,
-    RestoreMessage,
-    exchanged,
-    own_parts,
-    pack_message,
-    unpack_message,
-)
-from elasticjob.train.interval import Interval, at_least_one, seconds_within_a_day
-from elasticjob.train.job import (
-    InStorage,
-    Reached,
-    ReachedFile,
-    Report,
-    in_storage_of,
-    job_settings,
-    lost_since,
-    reached_on,
-    refused_memory,
-)
+from elasticjob.train.exclusive import Claim
+from elasticjob.train.gang import Gang, exchanged
+from elasticjob.train.interval import Cost, Interval, at_least_one, seconds_within_a_day
+from elasticjob.train.job import Reached, ReachedFile, Report, job_settings, lost_since
+from elasticjob.train.node_memory import NodeMemory
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import Body
 from elasticjob.train.replicas import State
 from elasticjob.train.replication import Replication, Settings, connected
-from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state, split
-from elasticjob.train.storage import StorageWriter, StoredOffer, called
+from elasticjob.train.restoring import agree, assembled, check_size
+from elasticjob.train.sharding import split
+from elasticjob.train.snapshot_store import SnapshotStore
+
+__all__ = ["Restored", "SnapshotError", "Snapshots"]
 
 log = logging.getLogger("elasticjob.train")
 
 _EXIT_PRIORITY = 0
 """The least with which a function at the end of a process precedes the wait for its children."""
 MAX_REPLICAS = 8
-MAX_TROUBLES = 3
 MAX_OVERHEAD = 0.01
 STORE_EVERY = 500
 KEEP = 2
 REPLICAS_BY_DEFAULT = 1
 _PROPOSAL = struct.Struct("<QB??q")
-_SILENT = 2
-"""Result of a read that storage does not answer."""
 _BEGIN = struct.Struct("<I??qQ")
-
-
-_writers: dict[str, weakref.ReferenceType[Snapshots]] = {}
-"""Last Snapshots of this process that began to save to a folder, by its path."""
-
-
-class SnapshotError(Exception):
-    """Snapshot that could not be stored or restored; the message has the rank and the cause."""
 
 
 class Restored(NamedTuple):
@@ -185,45 +150,41 @@ class Snapshots:
         given = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
         self._overlap = Overlap(given) if given else None
         self._cost: float | None = None
-        self._store_every = _first(store_every, STORE_EVERY)
-        self._store_seconds = store_seconds
-        self._stored_at = 0.0
-        self._keep = keep
-        storage = _first(storage, job.storage)
-        self._storage = None if storage is None else StorageFolder(Path(storage))
-        folder = os.environ.get(layout.SNAPSHOT_FOLDER, "")
+        self._left: tuple[int, float, bool] | None = None  # step, time and result of the last call
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-        self._memory = (
-            MemoryBuffers(Path(folder), self._local_rank, job.memory_bytes, self._local_ranks)
-            if folder
-            else None
-        )
-        self._reached = ReachedFile(Path(folder), self._local_rank) if folder else None
         self._report = Report()
         self._limit = job.memory_bytes
-        self._refused = None if folder else refused_memory(os.environ)
+        storage = _first(storage, job.storage)
+        self._memory = NodeMemory(
+            os.environ,
+            self._local_rank,
+            self._local_ranks,
+            self._limit,
+            storage is not None,
+            self._report,
+        )
+        folder = self._memory.folder
+        self._reached = None if folder is None else ReachedFile(folder, self._local_rank)
         self._gang: Gang | None = None
         self._number = 0
-        self._last_step = self._stored_step = self._next_step = 0
-        self._complete_step = self._told_step = layout.NO_STEP
-        self._writer = (
-            None
-            if self._storage is None
-            else StorageWriter(self._storage, keep, self._is_stored, self._report.storage)
+        self._last_step = self._next_step = 0
+        self._store = SnapshotStore(
+            None if storage is None else StorageFolder(Path(storage)),
+            keep,
+            _first(store_every, STORE_EVERY),
+            store_seconds,
+            self._report,
+            self._reached,
         )
+        self._claim = self._claimed()
         # Processes of multiprocessing end without the functions of atexit.
         multiprocessing.util.Finalize(
-            None, _finish, args=(weakref.ref(self),), exitpriority=_EXIT_PRIORITY
+            None, _finish, args=(weakref.ref(self._store),), exitpriority=_EXIT_PRIORITY
         )
-        self._has_encoded = self._has_taken = self._has_removed = False
-        self._is_writer = self._is_replaced = False
+        self._has_encoded = self._has_taken = False
         self._has_place = True
         """True if any rank has memory or storage."""
-        self._has_storage = self._storage is not None
-        """True if any rank has storage; before the ranks have agreed, if this one has."""
-        self._has_warned = False
-        """True after the warning that there is no storage."""
         self._replicas, self._replica_rate, self._sharded = replicas, replica_rate, sharded
         self._replication: Replication | None = None
         self._found: tuple[list[Offer], Plan | None] = ([], None)
@@ -247,26 +208,23 @@ class Snapshots:
         """
         self._end_former()
         gang = self._gang = Gang()
-        plan, bodies, offers = self._agreed(gang)
+        agreed = agree(gang, self._memory.buffers, self._store.folder, self._sharded)
+        plan, bodies, offers = agreed.plan, agreed.bodies, agreed.offers
+        self._store.restored(agreed.stored, agreed.stored_at)
         if plan is not None:  # its parts are read; the exchange that follows waits for the removal
-            self._remove_former(plan.version)
+            self._memory.remove_former(plan.version)
         step = self._last_step = 0 if plan is None else plan.version.step
         lost = self._begun(gang, step, offers)
-        self._interval.start(step, time.monotonic())
+        known = 1 if plan is None or plan.shared.part.before < 0 else step - plan.shared.part.before
+        self._interval.start(step, time.monotonic(), known)
+        self._cost = self._left = None
         self._next_step = step + self._interval.first
         self._found = (offers, plan)
         if plan is None:
-            sizes = sorted(sizes_of(offers))
-            if self._sharded and sizes and gang.size not in sizes:
-                raise SnapshotError(
-                    f"the snapshots have sharded state of {' or '.join(map(str, sizes))} ranks and "
-                    f"cannot be restored by {gang.size}: start that number of ranks, or remove the "
-                    "snapshots and restore a distributed checkpoint"
-                )
+            check_size(gang, offers, self._sharded)
             return None
         shared, own = exchanged(gang, plan, bodies)
-        if self._memory is not None:
-            self._memory.keep(plan.version)  # other ranks may not have read theirs yet
+        self._memory.keep(plan.version)  # other ranks may not have read theirs yet
         self._seed(plan, gang.rank, shared, own)
         is_same_size = len(plan.own) == gang.size
         if plan.own and is_same_size and self._replicates(gang):
@@ -275,7 +233,7 @@ class Snapshots:
             self._replicate([*mine, plan.shared.part] if self._local_rank == 0 else mine)
         place = STORAGE if plan.shared.place == STORAGE else MEMORY
         if plan.shared.part.reshards:
-            state, rank_state = self._assembled(gang, plan, bodies, decode(shared), own, into)
+            state, rank_state = assembled(gang, plan, bodies, decode(shared), own, into)
             return Restored(step, state, rank_state, place, *lost)
         rank_state = None if own is None else decode(own)
         return Restored(step, decode(shared), rank_state, place, *lost)
@@ -286,7 +244,7 @@ class Snapshots:
         The restore passes over a snapshot whose copy failed. That error is on this rank alone, and
         to raise it would leave the other ranks in their collective.
         """
-        self._is_writer = self._is_replaced = False
+        self._claim.release()
         if self._overlap is not None:
             try:
                 self._overlap.wait()
@@ -295,45 +253,6 @@ class Snapshots:
         if self._replication is not None:
             self._replication.close()
             self._replication = None
-
-    def _assembled(
-        self,
-        gang: Gang,
-        plan: Plan,
-        bodies: dict[Part, Body],
-        shared: Any,
-        own: Body | None,
-        into: Any,
-    ) -> tuple[Any, Any]:
-        """Return the state with its distributed tensors, and the own state of this rank.
-
-        Ranks with exactly the shards that they need read no others; otherwise all ranks read all
-        shards, one part at a time.
-        """
-        if not plan.own:
-            raise SnapshotError(
-                "the shards of the snapshot are not complete: create Snapshots with sharded=True, "
-                "as for the snapshot"
-            )
-        trouble, rank_state, assembly = "", None, None
-        shards: list[Shard] = []
-        try:
-            assembly = Assembly(shared, _value(into))
-        except ShapeMismatch as error:
-            trouble = str(error)
-        if own is not None:
-            shards, rank_state = own_state(decode(own))
-        whole = assembly is not None and assembly.needs_own_alone(shards)
-        told = [bytes(each).decode() for each in gang.gather(f"{int(whole)}{trouble}".encode())]
-        bad = next((text[1:] for text in told if text[1:]), "")
-        if bad or assembly is None:
-            raise SnapshotError(bad)
-        if all(text[0] == "1" for text in told):
-            assembly.add(shards)
-        else:
-            for body in own_parts(gang, plan, bodies):
-                assembly.add(own_state(decode(body))[0])
-        return assembly.state, rank_state
 
     def save(
         self, step: int, state: object, rank_state: object = None, *, store: bool | None = None
@@ -359,35 +278,38 @@ class Snapshots:
             ValueError: `step` is not a whole number from 0 to 2**63 - 1, or before the last one.
             TypeError: the state has a type that a snapshot cannot hold; the message has its path.
             SnapshotError: with `store`, the snapshot is not in storage, or there is no storage.
-            RuntimeError: `restore` was not called, or another Snapshots in this process has saved
-                to the same folder since.
+            RuntimeError: `restore` was not called, or another Snapshots in this process, or another
+                process of this local rank, saves to the same folder.
         """
         gang = self._gang
         if gang is None:
             raise RuntimeError("call restore() before the first save()")
-        self._check_replaced()
-        if store is not None and not self._has_storage:
-            self._lacks_storage(gang, store)
+        if store is not None:
+            self._store.check_demanded(gang, store)
         step = train.whole_step(step)
+        self._claim.take()
         train.link().begins(step)
         if self._reached is not None:
             self._reached.write(step)
-        self._tell_stored()
+        self._store.tell()
         if step < self._last_step:
             raise ValueError(
                 f"step must be at least {self._last_step}, the step of the last snapshot, got "
                 f"{step}: continue at the step that restore() returned"
             )
-        unasked = not store and self._has_storage and train.link().stops_unasked()
+        self._entered(step)
+        unasked = not store and self._store.is_shared and train.link().stops_unasked()
         store = bool(store) or unasked
         if step < self._next_step and not store:
+            self._left = step, time.perf_counter(), False
             return False
-        self._use_places()
         if self._overlap is not None:
             self._overlap.begin()
+        used = time.thread_time()  # not the time of waiting for slower ranks
         begins, store_due = self._schedule(gang, step)
+        used = time.thread_time() - used
         if self._has_taken:  # the ranks have the snapshot before this one, and need none of others
-            self._remove_former(None)
+            self._memory.remove_former(None)
         self._has_taken = True
         began = time.perf_counter()
         state, rank_state = _value(state), _value(rank_state)
@@ -402,9 +324,9 @@ class Snapshots:
         writes_shared = self._local_rank == 0
         parts = []
         # The shared part last: it announces the version.
-        stores = self._has_storage and (store or store_due)
+        stores = self._store.is_shared and (store or store_due)
         # The first snapshot is encoded in any case, so that a type without an encoding is found.
-        has_place = self._memory is not None or (stores and self._storage is not None)
+        has_place = self._memory.buffers is not None or (stores and self._store.folder is not None)
         is_used = has_place or begins or not self._has_encoded
         self._has_encoded = True
         if rank_state is not None and is_used:
@@ -414,10 +336,7 @@ class Snapshots:
         stored = []
         if stores:
             stored = [each for each in parts if each[0].rank != SHARED or gang.rank == 0]
-            self._stored_step, self._stored_at = step, time.time()
-            if self._reached is not None:
-                self._reached.begun = step
-                self._reached.write(step)
+            self._store.begins(step)
         if rank_state is not None and self._replication is None:
             self._replicates(gang)  # the next snapshot is the first to be copied
         begins = begins and rank_state is not None
@@ -429,191 +348,61 @@ class Snapshots:
         else:
             overlap.start(write)
         self._last_step = step
-        lacks_storage = stores and self._storage is None and rank_state is not None
+        lacks_storage = stores and self._store.folder is None and rank_state is not None
         if not self._has_place:
             self._next_step = layout.MAX_STEP + 1
-        self._cost = time.perf_counter() - began
+        self._cost = used + time.perf_counter() - began
         if store:
             try:
-                self._confirm(gang, lacks_storage)
+                self._store.confirm(gang, self._number, lacks_storage)
             except SnapshotError as error:
                 if not unasked:
                     raise
                 log.error("%s. The job stops without it", error)
-                train.link().save_failed()
             else:
                 train.checkpointed(step)
+        self._left = step, time.perf_counter(), True
         return True
 
-    def _check_replaced(self) -> None:
-        """Raise if another Snapshots of this process writes to these folders since.
-
-        Each would restore the state of the other one.
-        """
-        if self._is_replaced:
-            raise RuntimeError(
-                "another Snapshots in this process has saved to the same memory or storage since: "
-                "use one Snapshots, with one state for all models"
-            )
-
-    def _use_places(self) -> None:
-        """Become the writer of these folders in this process."""
-        if self._is_writer:
-            return
-        self._is_writer = True
-        places = [] if self._memory is None else [self._memory.folder]
-        places += [] if self._storage is None else [self._storage.folder]
-        for place in map(os.path.abspath, places):
-            writer = _writers.get(place)
-            other = None if writer is None else writer()
-            if other is not None:
-                other._is_replaced = True
-            _writers[place] = weakref.ref(self)
-
-    def _lacks_storage(self, gang: Gang, store: bool) -> None:
-        """Raise SnapshotError for a snapshot in storage; warn once of a false value in a job."""
-        text = (
-            "there is no storage for save(store=...): give Snapshots a folder that all nodes "
-            "share, set recovery.snapshots.storage in the job, or leave out store"
-        )
-        if store:
-            raise SnapshotError(text)
-        if gang.rank == 0 and not self._has_warned and train.link().has_agent:
-            log.warning("%s. The first call with a true value is an error", text)
-        self._has_warned = True
+    def _entered(self, step: int) -> None:
+        """Measure the time since the last call of `save`, unless the copy is a GPU's."""
+        if self._left is not None and not (self._overlap and self._overlap.is_on_device):
+            last, left, copied = self._left
+            self._interval.stepped(step - last, time.perf_counter() - left, copied=copied)
 
     def close(self) -> None:
         """Wait until the last snapshot is complete, also in storage, as long as that answers."""
         if self._overlap is not None:
             self._overlap.wait()
-        if self._writer is not None:
-            self._writer.end()
-        self._tell_stored()
+        self._store.end()
+        self._store.tell()
         if self._replication is not None:
             self._replication.close()
+        self._claim.release()
+
+    def _claimed(self) -> Claim:
+        """Return the claim to the places of this rank, which the first `save` takes."""
+        memory = self._memory.folder
+        storage = None if self._store.folder is None else self._store.folder.folder
+        folders = [each for each in (memory, storage) if each is not None]
+        return Claim(self, folders, memory, self._local_rank)
 
     # --- restore
 
-    def _agreed(self, gang: Gang) -> tuple[Plan | None, dict[Part, Body], list[Offer]]:
-        """Agree on a plan whose readers have verified their parts.
-
-        Returns it with the parts that this rank has read, and the offers of all ranks. A part that
-        fails its check is offered no more, and the ranks decide again.
-        """
-        refused: set[tuple[str, Part]] = set()
-        stored = StoredOffer(self._storage)
-        known = InStorage() if self._memory is None else in_storage_of(self._memory.folder)
-        is_patient = False
-        while True:
-            stored.update(is_patient)
-            places = {
-                MEMORY: self._in_memory(),
-                REPLICAS: self._in_replicas(),
-                STORAGE: stored.parts,
-            }
-            offer = Offer(
-                **{
-                    place: tuple(part for part in found if (place, part) not in refused)
-                    for place, found in places.items()
-                }
-            )
-            mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
-            messages = [unpack_message(content) for content in gang.gather(pack_message(mine))]
-            offers = [each.offer for each in messages]
-            plan = decide(offers, self._sharded)
-            is_silent = any(each.is_silent for each in messages)
-            if is_silent and not is_patient and _may_improve(plan, messages):
-                is_patient = True
-                continue
-            _check_known(plan, messages)
-            bodies = {}
-            bad = 0
-            for source in () if plan is None else (plan.shared, *plan.own):
-                if gang.rank in source.readers:
-                    try:
-                        bodies[source.part] = _read(places, source.place, source.part)
-                    except (CorruptSnapshot, TimeoutError) as error:
-                        cause = error.__cause__ or error
-                        if source.place == STORAGE and isinstance(cause, TimeoutError):
-                            bad = _SILENT
-                            refused.update((STORAGE, part) for part in stored.parts)
-                            stored.failed(cause)
-                            break
-                        log.warning("passing over a snapshot: %s", error)
-                        refused.add((source.place, source.part))
-                        if source.place == STORAGE and isinstance(cause, OSError):
-                            stored.failed(cause)
-                        if source.place == MEMORY and self._memory is not None:
-                            self._memory.damaged(source.part)
-                        bad = 1
-            outcomes = [bytes(content)[0] for content in gang.gather(bytes([bad]))]
-            if plan is not None and not _is_readable(plan, offers, outcomes, self._sharded):
-                raise SnapshotError(
-                    f"the snapshot of step {plan.version.step} is in storage, which does not "
-                    f"answer rank {outcomes.index(_SILENT)}: make it readable, or give Snapshots "
-                    "another folder to go on without it"
-                )
-            if not any(outcomes):
-                self._stored_at = 0.0 if self._store_seconds is None else stored.at
-                _check_storage(plan, messages, gang.rank)
-                self._record_stored(plan, messages)
-                return plan, bodies, offers
-
-    def _record_stored(self, plan: Plan | None, messages: list[RestoreMessage]) -> None:
-        """Set the newest snapshot in storage, up to the restored step, the same on all ranks."""
-        step = 0 if plan is None else plan.version.step
-        parts = [part for each in messages for part in each.offer.storage]
-        complete = max(
-            (each.step for each in complete_versions(parts) if each.step <= step),
-            default=layout.NO_STEP,
-        )
-        begun = complete
-        if not any(each.is_listed for each in messages):
-            begun = min(step, max(each.begun for each in messages))
-            complete = min(step, max(each.complete for each in messages))
-        self._stored_step = max(begun, 0)
-        if self._reached is not None:
-            self._reached.begun, self._reached.complete = begun, complete
-
-    def _in_memory(self) -> dict[Part, Path]:
-        return {} if self._memory is None else self._memory.parts()
-
-    def _in_replicas(self) -> dict[Part, Path]:
-        return {} if self._memory is None else ReplicaBuffers(self._memory.folder).parts()
-
-    def _remove_former(self, keep: Version | None) -> None:
-        """Remove the parts of workers that this node had more than now, once the gang has its own.
-
-        Without `keep` once in a round: no worker begins later.
-        """
-        if self._local_rank == 0 and self._memory is not None and not self._has_removed:
-            self._has_removed = keep is None
-            self._memory.remove_former(keep)
-
     def _begun(self, gang: Gang, step: int, offers: list[Offer]) -> tuple[int | None, float | None]:
         """Number this gang; return the lost steps and their duration in seconds."""
-        folder = None if self._memory is None else self._memory.folder
-        reached = Reached() if folder is None else reached_on(folder)
-        has_place = self._memory is not None or self._storage is not None
-        begin = _BEGIN.pack(secrets.randbits(32), has_place, self._storage is not None, *reached)
+        reached = self._memory.reached()
+        stores = self._store.folder is not None
+        has_place = self._memory.buffers is not None or stores
+        begin = _BEGIN.pack(secrets.randbits(32), has_place, stores, *reached)
         told = gang.gather(begin, is_fixed=True)
         drawn = [_BEGIN.unpack(content) for content in told]
         self._number = next_gang(offers, drawn[0][0])
         self._has_place = any(place for _, place, *_ in drawn)
-        self._has_storage = any(stores for _, _, stores, *_ in drawn)
+        self._store.is_shared = any(stores for _, _, stores, *_ in drawn)
         lost = lost_since(step, [Reached(*fields) for _, _, _, *fields in drawn])
         self._report.change(replicas=0, limit=self._limit, **lost)
-        if self._refused is not None:
-            self._report.change(trouble=layout.unusable(self._refused.errno))
-            if self._local_rank == 0:
-                log.warning(
-                    "no snapshots in the memory of this node: cannot create a folder in %s: %s. "
-                    "Training goes on %s",
-                    self._refused.filename,
-                    self._refused.strerror,
-                    self._place_left(),
-                )
-            self._refused = None
+        self._memory.report_refusal()
         if "lost" not in lost:
             return None, None
         return lost["lost"], lost["lost_ms"] / 1000
@@ -628,8 +417,7 @@ class Snapshots:
         if self._local_rank == 0:
             wanted.append((plan.shared.part, shared))
         for part, body in wanted:
-            if self._memory is not None and not self._memory.restored(part):
-                self._commit(part, body)
+            self._memory.seed(part, body)
 
     # --- replicas
 
@@ -638,7 +426,7 @@ class Snapshots:
         if self._replicas and gang.size > 1:
             self._replication = connected(
                 gang,
-                None if self._memory is None else self._memory.folder,
+                self._memory.folder,
                 self._local_rank,
                 Settings(self._replicas, self._replica_rate, self._sharded, self._local_ranks),
             )
@@ -660,30 +448,6 @@ class Snapshots:
 
     # --- save
 
-    def _commit(self, part: Part, body: Body) -> None:
-        """Commit a part to memory; without room, go on without memory on this node."""
-        if self._memory is None:
-            return
-        try:
-            self._memory.commit(part, body)
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-            trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
-            needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
-            self._report.change(trouble=trouble, size=needed)
-            log.warning(
-                "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
-                self._memory.folder,
-                error.strerror,
-                _remedy(error, body) if full else "",
-                self._place_left(),
-            )
-            self._memory = None
-
-    def _place_left(self) -> str:
-        """Return the place of snapshots without memory, for messages."""
-        return "with snapshots in storage" if self._storage else "without snapshots of this node"
-
     def _write(
         self,
         step: int,
@@ -692,53 +456,19 @@ class Snapshots:
         replicates: bool,
     ) -> None:
         for part, body in parts:
-            self._commit(part, body)
-        if self._memory is not None:  # a rank without parts lacks nothing
+            self._memory.commit(part, body)
+        if self._memory.buffers is not None:  # a rank without parts lacks nothing
             self._report.change(step=step, size=sum(body.size for _, body in parts))
         if replicates:
             self._replicate([part for part, _ in parts])
-        if stored and self._writer is not None:
-            self._writer.start(stored)
+        self._store.write(stored)
 
-    def _is_stored(self, step: int) -> None:
-        self._report.change(stored=step)
-        self._complete_step = step
-        self._record_complete(step)
-
-    def _record_complete(self, step: int) -> None:
-        if self._reached is not None:
-            self._reached.complete = max(step, self._reached.complete)
-
-    def _tell_stored(self) -> None:
-        """Report the newest snapshot in storage as a checkpoint, in the thread of the script."""
-        if self._writer is not None:
-            self._writer.check()
-        step = self._complete_step
-        if step > self._told_step and train.link().stored(step):
-            self._told_step = step
-
-    def _confirm(self, gang: Gang, lacks_storage: bool) -> None:
-        """Wait until all ranks have written their parts to storage; raise SnapshotError if not."""
-        trouble = "" if self._writer is None else self._writer.confirmed()
-        if lacks_storage or (gang.rank == 0 and self._storage is None):
-            trouble = "Snapshots has no storage on this rank: give it on all ranks"
-        told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
-        if failed:
-            raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
-        self._record_complete(self._stored_step)
-        if self._reached is not None:
-            self._reached.write(self._stored_step)
-        if gang.rank == 0 and self._writer is not None and self._storage is not None:
-            self._is_stored(self._stored_step)
-            try:
-                self._writer.remove_expired(Version(self._stored_step, self._number))
-            except OSError as error:  # the next write removes them
-                log.warning(
-                    "cannot remove older snapshots from storage: %s: %s",
-                    self._storage.folder,
-                    error.strerror,
-                )
+    def _spent(self) -> Cost | None:
+        """Return the cost of the last snapshot, which is complete; None before the first."""
+        if self._cost is None:
+            return None
+        waited, copied = (0.0, 0.0) if self._overlap is None else self._overlap.spent_seconds()
+        return Cost(self._cost + waited, self._cost, copied)
 
     def _schedule(self, gang: Gang, step: int) -> tuple[bool, bool]:
         """Set the step of the next snapshot, the same on all ranks: the latest that one proposes.
@@ -747,24 +477,20 @@ class Snapshots:
         is due for storage. A rank enters with its last snapshot complete, so after the exchange all
         ranks have that one, and may overwrite the one before.
         """
-        cost = self._cost
-        if cost is not None and self._overlap is not None:
-            cost += self._overlap.cost_seconds()
-        steps = self._interval.proposed(step, time.monotonic(), cost)
+        steps = self._interval.proposed(step, time.monotonic(), self._spent())
         replication, begins = self._replication, False
-        timed = self._has_storage and self._store_seconds is not None
-        store_due = (
-            self._has_storage and not timed and step - self._stored_step >= self._store_every
-        )
-        exchanges = self._interval.is_measured or self._overlap is not None or timed or store_due
+        store = self._store
+        store_due = store.is_due(step)
+        exchanges = self._interval.is_measured or self._overlap is not None
+        exchanges = exchanges or store.is_timed or store_due
         if exchanges or replication is not None:
             state = State.IDLE if replication is None else replication.state
-            due = timed and time.time() - self._stored_at >= (self._store_seconds or 0.0)
-            is_busy = self._writer is not None and self._writer.is_busy(store_due or due)
-            mine = _PROPOSAL.pack(steps, state, due, is_busy, self._complete_step)
+            is_time = store.is_time()
+            is_busy = store.is_busy(store_due or is_time)
+            mine = _PROPOSAL.pack(steps, state, is_time, is_busy, store.complete_step)
             told = gang.gather(mine, is_fixed=True)
             proposals = [_PROPOSAL.unpack(content) for content in told]
-            self._record_complete(max(complete for *_, complete in proposals))
+            store.record_complete(max(complete for *_, complete in proposals))
             steps = max(proposed for proposed, *_ in proposals)
             # A version that one rank does not write would be incomplete.
             store_due = (store_due or proposals[0][2]) and not any(each[3] for each in proposals)
@@ -775,95 +501,11 @@ class Snapshots:
         return begins, store_due
 
 
-def _read(places: dict[str, dict[Part, Path]], place: str, part: Part) -> Body:
-    """Read a part. Raises CorruptSnapshot, or TimeoutError if storage does not answer."""
-    path = places[place][part]
-    if place == STORAGE:
-        return called(functools.partial(read, path, part))
-    return read(path, part)
-
-
-def _may_improve(plan: Plan | None, messages: list[RestoreMessage]) -> bool:
-    """Return True if storage, which has not answered, may have what the plan lacks.
-
-    That is a newer version, as when there was no room in memory, or the ranks' own parts.
-    """
-    if plan is None or plan.version.step < max(each.begun for each in messages):
-        return True
-    part = plan.shared.part
-    return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(messages))
-
-
-def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: bool) -> bool:
-    """Return True unless the plan needs the storage of a rank that it does not answer."""
-    if _SILENT not in outcomes:
-        return True
-    left = [
-        offer._replace(storage=()) if outcome == _SILENT else offer
-        for offer, outcome in zip(offers, outcomes)
-    ]
-    other = decide(left, sharded)
-    return other is not None and other.version == plan.version and bool(other.own) == bool(plan.own)
-
-
-def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
-    """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be read.
-
-    A rank that has read all of its storage without an error shows what is left of it.
-    """
-    troubles = _storage_troubles(messages)
-    newest = max(each.complete for each in messages)
-    if plan is None or plan.version.step >= newest or not troubles:
-        return
-    if not any(each.is_listed and each.offer.storage and not each.trouble for each in messages):
-        raise SnapshotError(
-            f"the snapshot of step {newest} is in storage, which cannot be read "
-            f"({troubles}): make it readable, or give Snapshots another "
-            f"folder to go on at step {plan.version.step}"
-        )
-
-
-def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
-    """Raise SnapshotError if storage that cannot be read may have the only snapshot.
-
-    With a snapshot from elsewhere it is a warning.
-    """
-    if plan is not None:
-        if messages[rank].trouble:
-            log.warning(
-                "the storage of snapshots cannot be read: %s. Training continues at step %d, from "
-                "%s",
-                messages[rank].trouble,
-                plan.version.step,
-                "storage" if plan.shared.place == STORAGE else "memory",
-            )
-        return
-    if troubles := _storage_troubles(messages):
-        raise SnapshotError(
-            "there is no complete snapshot in memory, and the storage cannot be read "
-            f"({troubles}): make it readable, or give Snapshots another "
-            "folder to begin at step 0"
-        )
-
-
-def _storage_troubles(messages: list[RestoreMessage]) -> str:
-    """Return the first ranks that cannot read storage, with their errors; empty for none."""
-    found = [f"rank {at}: {each.trouble}" for at, each in enumerate(messages) if each.trouble]
-    return "; ".join(found[:MAX_TROUBLES])
-
-
-def _finish(snapshots: weakref.ReferenceType[Snapshots]) -> None:
+def _finish(store: weakref.ReferenceType[SnapshotStore]) -> None:
     """Wait for the write to storage at the end of the process, as long as storage answers."""
-    found = snapshots()
-    if found is not None and found._writer is not None:
-        found._writer.end()
-
-
-def _remedy(error: OSError, body: Body) -> str:
-    if isinstance(error, NoRoom):
-        return "; enlarge recovery.snapshots.memoryLimit and the memory limit"
-    size = f"{BUFFERS} snapshots of {body.size} bytes"
-    return f": {size} must fit; enlarge /dev/shm and the memory limit"
+    found = store()
+    if found is not None:
+        found.end()
 
 
 def _first(*given: Any) -> Any:

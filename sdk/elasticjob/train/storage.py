@@ -14,7 +14,8 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from elasticjob.train.agreement import SHARED, Part, Version, complete_versions
-from elasticjob.train.buffers import Body, StorageFolder
+from elasticjob.train.buffers import StorageFolder
+from elasticjob.train.part_files import Body
 
 if TYPE_CHECKING:
     from collections.abc import Callable

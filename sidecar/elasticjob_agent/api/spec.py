@@ -192,7 +192,7 @@ class WorkerSpec:
         monitor_interval: polling interval of the rendezvous in seconds (and of workers that a
             subclass of `SimpleElasticAgent` runs itself).
         master_port, master_addr: address of torch's store on rank 0; the default is chosen by the
-            rendezvous, anew for every round.
+            rendezvous in every round.
         local_addr: address of this node.
         redirects: streams that go to files only.
         tee: streams that go to files and to the console; overrides `redirects`.

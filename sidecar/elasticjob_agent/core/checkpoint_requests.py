@@ -82,17 +82,32 @@ def wants_to_save(group: WorkerGroup) -> bool:
 
 
 def completed(group: WorkerGroup) -> bool:
-    """Return True if a worker here has reported a checkpoint since the request."""
+    """Return True if a worker here has reported the requested checkpoint."""
     request = group.request
     if request is None or request.point == 0:
         return False
-    workers = ((request.before.get(rank), worker) for rank, worker in group.progress.items())
     return any(
-        (_has_saved(before or WorkerProgress(), worker) or _had_saved(before, request.point))
-        # Progress in text form has no save points.
-        and (worker.points == 0 or worker.points >= request.point)
-        for before, worker in workers
+        _reports(request.point, request.before.get(rank), worker)
+        for rank, worker in group.progress.items()
     )
+
+
+def save_error(group: WorkerGroup) -> str:
+    """Return the error of the requested checkpoint, once all workers here report that it failed.
+
+    Workers that exited without such a report do not count. Empty before that.
+    """
+    request = group.request
+    if request is None or request.point == 0:
+        return ""
+    ended = {found.exit.local_rank for found in group.exits}
+    errors = []
+    for rank, worker in group.progress.items():
+        if worker.answer is not None and worker.answer.failed == request.point:
+            errors.append(worker.answer.error)
+        elif worker.saves and rank not in ended:
+            return ""
+    return errors[0] if errors else ""
 
 
 def saved(group: WorkerGroup) -> bool:
@@ -102,7 +117,7 @@ def saved(group: WorkerGroup) -> bool:
     failed to write it.
     """
     request = group.request
-    if request is None or request.point == 0:
+    if request is None or request.point == 0 or save_error(group):
         return False
     ended = {found.exit.local_rank for found in group.exits}
     workers = [(rank, worker) for rank, worker in group.progress.items() if worker.saves]
@@ -112,6 +127,22 @@ def saved(group: WorkerGroup) -> bool:
         for rank, worker in workers
         if rank not in ended
     )
+
+
+def _reports(point: int, before: WorkerProgress | None, now: WorkerProgress) -> bool:
+    """Return True if the worker has reported the checkpoint of this point, and not one before it.
+
+    A periodic checkpoint may be reported after the request and before the point. A worker whose
+    library does not send the point of its report passes another one after it.
+    """
+    earlier = before or WorkerProgress()
+    if now.points == 0:  # progress in text form has no save points
+        return _has_saved(earlier, now)
+    if now.answer is None:
+        is_over = now.points > point
+        return is_over and (_has_saved(earlier, now) or _had_saved(before, point))
+    is_written = now.points > point and now.saved_ns != earlier.saved_ns
+    return is_written or now.answer.saved >= point
 
 
 def _has_saved(before: WorkerProgress, now: WorkerProgress) -> bool:

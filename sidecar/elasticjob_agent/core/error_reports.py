@@ -177,7 +177,7 @@ an uncaught exception. A consequence of the failure, not its cause."""
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """A worker's own report of its failure.
+    """Report of a failure by the worker itself.
 
     Args:
         traceback: the full text, including the causes.

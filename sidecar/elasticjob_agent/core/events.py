@@ -49,7 +49,7 @@ class PortReserved:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """The time `step.wake_at` was reached."""
+    """Arrival of the time `step.wake_at`."""
 
 
 @dataclass(frozen=True, slots=True)

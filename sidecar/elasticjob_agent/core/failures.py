@@ -196,7 +196,7 @@ class _Candidate:
         """Return a sort key; the lowest is the first failure.
 
         An aborted collective shows that a peer failed earlier. A collective that timed out ends
-        its process and thereby aborts the collectives of its peers.
+        its process, which aborts the collectives of its peers.
         """
         kind = self.failure.kind
         echo = 2 if kind is FailureClass.PEER_ABORT else int(kind in ECHOES)

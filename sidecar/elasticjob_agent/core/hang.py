@@ -1,8 +1,8 @@
 """Hang detection: time without progress, and the stack of a hanging worker. Pure.
 
-Applies only to scripts that report steps; a script that reports nothing may be doing anything. The
-criterion is that no worker of this node reports anything new: in synchronous training one hanging
-worker blocks all others, so every node detects it at about the same time.
+Applies only to scripts that report steps: without reports, work cannot be distinguished from a
+hang. The criterion is that no worker of this node reports anything new. In synchronous training one
+hanging worker blocks all others, so every node detects it at about the same time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HangingStack:
 
     @property
     def traceback(self) -> str:
-        """The stack in Python's format, innermost call last."""
+        """Stack in Python's format, innermost call last."""
         frames = self._of_program
         lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in frames]
         return "\n".join([STACK_HEADER, *reversed(lines)])

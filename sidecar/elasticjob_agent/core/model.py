@@ -11,7 +11,7 @@ from elasticjob_agent.worker_runtime import Hello, WorkerExited
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Left, Refused, Run
 from elasticjob_rendezvous.protocol.records.failures import Failure
 from elasticjob_rendezvous.protocol.records.members import Snapshots
-from elasticjob_rendezvous.protocol.worker_group import Local
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, Local
 
 
 class ExitCode(IntEnum):
@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # bad options, settings or files
     RENDEZVOUS = 3  # refused, closed before this agent joined, or the join timed out
     STOPPED = 4  # the job was stopped from outside
+    STUCK = STUCK_EXIT_CODE  # workers of this node wait in the kernel and cannot be ended
     INTERNAL = 70  # a bug in the agent
 
 
@@ -231,6 +232,7 @@ class State:
         directive: latest directive from the rendezvous.
         hello: latest `Hello` of the worker runtime; None before the first connection.
         gone: reason for the permanent loss of the worker runtime; empty otherwise.
+        stuck: description of workers that the kernel does not end; empty otherwise.
         group: worker group of the last round that ran here, running or not.
         ran: highest earlier round in which a worker ran here.
         past: round and last step of the last group before `group` that reported a step.
@@ -253,6 +255,7 @@ class State:
     directive: Directive | None = None
     hello: Hello | None = None
     gone: str = ""
+    stuck: str = ""
     group: WorkerGroup | None = None
     ran: int = 0
     past: tuple[int, int] = (0, -1)

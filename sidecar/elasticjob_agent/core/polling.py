@@ -112,7 +112,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
-    """No place; `outcome` is the job's outcome as far as its last rounds show it."""
+    """Lack of a place; `outcome` is the job's outcome as far as its last rounds show it."""
 
     trouble: JoinTrouble
     detail: str

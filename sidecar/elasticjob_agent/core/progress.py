@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from elasticjob import layout
+from elasticjob_rendezvous.protocol.text import one_line
 
 TEXT_BYTES = 64 * 1024
 """Maximum size of a progress file in text form."""
@@ -30,6 +31,7 @@ class WorkerProgress:
         metrics: numbers for display.
         saved_ns: last write time of the checkpoint-only file; 0 for never.
         snapshots: report on the worker's snapshots; None before the first.
+        answer: answer to requests for a checkpoint; None from a library of an earlier release.
     """
 
     step: int = -1
@@ -43,6 +45,7 @@ class WorkerProgress:
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_ns: int = 0
     snapshots: layout.SnapshotReport | None = None
+    answer: layout.Answer | None = None
 
 
 def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
@@ -70,7 +73,13 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
             for name, value in layout.metrics_of(record).items()
         },
         snapshots=_plausible(layout.unpack_report(content)),
+        answer=_printable(layout.unpack_answer(content)),
     )
+
+
+def _printable(answer: layout.Answer | None) -> layout.Answer | None:
+    """Return the answer with its error as one line of text."""
+    return None if answer is None else answer._replace(error=one_line(answer.error))
 
 
 def _plausible(report: layout.SnapshotReport | None) -> layout.SnapshotReport | None:

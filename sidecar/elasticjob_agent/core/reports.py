@@ -15,6 +15,7 @@ from elasticjob_agent.core.checkpoint_requests import (
     completed,
     is_unasked,
     record_answer,
+    save_error,
     saved,
     wants_to_save,
 )
@@ -36,6 +37,7 @@ from elasticjob_agent.worker_runtime import (
     Prepared,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersStuck,
     WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
@@ -132,7 +134,7 @@ def report_due_at(state: State) -> float | None:
     if reported_progress is None or reported_progress.round != latest.round:
         return 0.0
     if latest.stepped and not reported_progress.stepped:
-        return 0.0  # the time of the first step is reported at once, so what it began with is too
+        return 0.0  # the first step is reported at once, with the step that the round began with
     if state.group is not None and state.group.request is not None:
         return reported_progress.at  # workers that were asked to save make few further steps
     saved = latest.checkpoint_step != reported_progress.checkpoint_step
@@ -238,6 +240,7 @@ def local_state(state: State) -> Local:
         passed=-1 if training is None or training.request is None else training.request.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),
+        save_error="" if training is None else save_error(training),
         cold=_cold(state),
         live_until=None if state.hello is None else state.hello.live_until,
         lost_steps=lost_steps,
@@ -279,7 +282,7 @@ def _workers(state: State) -> Workers:
 
 LINE_CHARACTERS = 160
 TOOK_OVER = "took over round"
-"""Begin of the line of an agent that continues a round of its predecessor."""
+"""Beginning of the log line of an agent that continues a round of its predecessor."""
 
 
 def log_lines(before: State, after: State, event: Event) -> Iterator[LogLine]:
@@ -313,9 +316,22 @@ def _directive_lines(directive: Directive, before: State) -> Iterator[LogLine]:
                     "needs more than 5 s for it",
                     warning=True,
                 )
+            error = _failed_save(before, number)
+            if not kill and error:
+                yield LogLine(
+                    f"round {number} stops without a checkpoint in storage: {error}", warning=True
+                )
 
         case Finish(Outcome(kind=OutcomeKind.STOPPED, save=SaveReport() as save)):
             yield LogLine(f"the job is closed: {save.text}", warning=not save.complete)
+
+
+def _failed_save(state: State, number: int) -> str:
+    """Return the error of the round's requested checkpoint if its workers could not write it."""
+    group = state.group
+    if group is None or group.round != number or completed(group):
+        return ""
+    return save_error(group)
 
 
 def _runtime_lines(before: State, after: State, event: object) -> Iterator[LogLine]:
@@ -327,6 +343,8 @@ def _runtime_lines(before: State, after: State, event: object) -> Iterator[LogLi
             yield LogLine(f"{TOOK_OVER} {after.group.round}: its workers {state}{which}")
         case WorkerRuntimeLost(reason) if before.ending is None:
             yield LogLine(f"the launcher is gone: {reason}", warning=not before.leaving)
+        case WorkersStuck(number, message):
+            yield LogLine(f"round {number}: {message}", warning=True)
         case Prepared(ready, reason):
             yield LogLine(
                 "workers will start warm" if ready else f"workers will start cold: {reason}"

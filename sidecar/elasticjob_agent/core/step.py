@@ -68,6 +68,7 @@ from elasticjob_agent.worker_runtime import (
     StoreServed,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersStuck,
     WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Finish, Left, Refused, Run, Stop
@@ -163,6 +164,8 @@ def _decide_end(state: State, now: float) -> Ending | None:
     if state.busy:
         return None
     match directive:
+        case Finish(reads_failure=True):
+            return None
         case Finish():
             return _end_after_finish(run, directive)
         case Refused(reason):
@@ -182,6 +185,8 @@ def _decide_end(state: State, now: float) -> Ending | None:
 def _end_after_leave(state: State, run: str, detail: str) -> Ending:
     reason = state.leaving or "released by the rendezvous"
     code = ExitCode.FAILED if state.gone else ExitCode.OK
+    if state.stuck:
+        code = ExitCode.STUCK
     return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({reason}){detail}")
 
 
@@ -296,7 +301,8 @@ def _take_runtime_event(state: State, taken: RuntimeEvent, now: float) -> State:
             if state.hello is None:
                 state = replace(state, prepare_by=_prepare_by(state, event, now))
             group = groups.after_hello(group, taken, event, facts, now)
-            return replace(state, hello=event, group=group, ran=ran)
+            state = replace(state, hello=event, group=group, ran=ran)
+            return _stuck(state, event.stuck) if event.stuck else state
         case Started() | WorkerExited() | StartRefused() | Stopped():
             if group is None or group.round != event.round:
                 return state
@@ -308,6 +314,10 @@ def _take_runtime_event(state: State, taken: RuntimeEvent, now: float) -> State:
             return replace(state, port=0, served=False) if state.served else state
         case StoreServed(port):
             return replace(state, port=port, served=True)
+        case WorkersStuck(number, message):
+            if group is not None and group.round == number:
+                state = replace(state, group=replace(group, empty=True))
+            return _stuck(state, message)
         case WorkersSucceeded(number):
             if group is None or group.round != number:
                 return state
@@ -336,6 +346,15 @@ def _prepare_by(state: State, hello: Hello, now: float) -> float | None:
 
 def _leaving(state: State, reason: str) -> State:
     return replace(state, leaving=state.leaving or reason) if state.may_leave else state
+
+
+def _stuck(state: State, message: str) -> State:
+    """Let the node leave: its machine can neither end these workers nor be trusted with others."""
+    if state.stuck:
+        return state
+    if state.leaving and state.may_leave:
+        state = replace(state, leaving=f"{state.leaving}; {message}")
+    return replace(_leaving(state, message), stuck=message)
 
 
 # -- orders -------------------------------------------------------------------------

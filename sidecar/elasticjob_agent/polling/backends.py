@@ -22,11 +22,11 @@ from elasticjob_rendezvous.api import (
 )
 from elasticjob_rendezvous.etcd.reach import UNIX
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.store_trouble import endpoints_text
+from elasticjob_rendezvous.protocol.store_trouble import C10D_STORE, endpoints_text
 from elasticjob_rendezvous.store_monitor import StoreProbe
 
 if TYPE_CHECKING:
-    from elasticjob_rendezvous.c10d.probe import C10dProbe
+    from elasticjob_rendezvous.c10d.native import C10dProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -123,7 +123,7 @@ def _probe_v2(parameters: RendezvousParameters) -> StoreProbe:
 
 
 def _c10d(settings: AgentSettings) -> ReconnectingHandler:
-    from elasticjob_rendezvous.c10d.probe import STORE, C10dProbe
+    from elasticjob_rendezvous.c10d.native import C10dProbe
     from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint
 
     if len(settings.etcd.endpoints) != 1:
@@ -142,7 +142,7 @@ def _c10d(settings: AgentSettings) -> ReconnectingHandler:
         host_stays=settings.hosts_store is not None,
         connect_seconds=settings.backend_options.connect_seconds,
         read_seconds=settings.backend_options.read_seconds,
-        probe=StoreProbe(STORE, endpoints_text((settings.etcd.endpoints[0],)), ask),
+        probe=StoreProbe(C10D_STORE, endpoints_text((settings.etcd.endpoints[0],)), ask),
     )
 
 

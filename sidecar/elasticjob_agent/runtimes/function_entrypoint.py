@@ -56,7 +56,7 @@ IMPORTED = ("elasticjob_agent", "elasticjob_rendezvous", "elasticjob")
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A function and its arguments. `${local_rank}` in a string argument is replaced."""
+    """Function and its arguments. `${local_rank}` in a string argument is replaced."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]

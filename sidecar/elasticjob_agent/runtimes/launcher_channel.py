@@ -26,6 +26,7 @@ from elasticjob_agent.worker_runtime import (
     WorkerRuntimeError,
     WorkerRuntimeEvent,
     WorkerRuntimeLost,
+    WorkersStuck,
     WorkersSucceeded,
 )
 from elasticjob_launcher.wire import WireError, decode, encode
@@ -331,6 +332,8 @@ def parse_event(message: dict[str, Any]) -> WorkerRuntimeEvent:
             return _exited(message)
         case "stopped":
             return Stopped(int(message["round"]))
+        case "stuck":
+            return WorkersStuck(int(message["round"]), str(message["message"]))
         case "succeeded":
             return WorkersSucceeded(int(message["round"]))
         case "launcher_signalled":
@@ -363,6 +366,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         live_until=None if live_seconds is None else time.monotonic() + float(live_seconds),
         slots=None if message.get("slots") is None else int(message["slots"]),
         node_launch=str(message.get("node_launch", "")),
+        stuck=str(message.get("stuck", "")),
     )
 
 

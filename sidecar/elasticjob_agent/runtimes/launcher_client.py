@@ -25,8 +25,8 @@ FIRST_REMINDER_SECONDS = 15.0
 LAST_REMINDER_SECONDS = 600.0
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
-# Time limit for reconnecting. A living launcher accepts at once; this allows for a slow one.
 RECONNECT_SECONDS = 3.0
+"""Maximum duration of a reconnection. A live launcher accepts at once, unless it is slow."""
 
 CommandFactory = Callable[[], Awaitable[NodeCommand]]
 """Returns the order to run the command once for the node."""
@@ -175,7 +175,7 @@ class LauncherClient(ChannelRuntime):
 
 
 async def _remind() -> None:
-    """Log that the command runs without having joined, in growing intervals."""
+    """Log at growing intervals that no torchrun in the command has asked for a round."""
     began, seconds = time.monotonic(), FIRST_REMINDER_SECONDS
     while True:
         await asyncio.sleep(seconds)

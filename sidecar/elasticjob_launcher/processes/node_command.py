@@ -18,44 +18,38 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from elasticjob_launcher.loop import Loop, Timer
-from elasticjob_launcher.node_variables import node_variables, notice
+from elasticjob_launcher.processes.command_process import CommandProcess, Ended
 from elasticjob_launcher.processes.node_round import NodeRound, Phase
 from elasticjob_launcher.processes.output import Output
 from elasticjob_launcher.processes.process_info import (
     MemoryCgroup,
     descendants,
+    is_beyond_return,
     kill_group,
     kill_unless_reused,
     reap_children,
     signal_if_caught,
+    stuck_text,
 )
-from elasticjob_launcher.processes.spawn import LaunchError, Pipes
-from elasticjob_launcher.processes.worker_stream import WorkerStream
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.wire import WireError
 
 if TYPE_CHECKING:
-    from elasticjob_launcher.processes.spawn import Spawn, Spawned
+    from elasticjob_launcher.processes.spawn import Spawn
     from elasticjob_launcher.wire import Command
 
 ADDRESS = "ELASTICJOB_TORCHRUN"
 """Variable of the command with the token and the socket for the plug-in."""
-TORCHRUN_WORKERS = "PET_NPROC_PER_NODE"
-"""Variable with the number of workers that torchrun starts without its option, or a word."""
-FRAMEWORK_WORKERS = "NPROC_PER_NODE"
-"""Variable with the number of workers that frameworks pass to torchrun."""
-OWN_DEFAULTS = (
-    *(TORCHRUN_WORKERS, FRAMEWORK_WORKERS, "NNODES", "FORCE_TORCHRUN"),
-    "PET_NODE_RANK",
-)
-"""Variables whose value in the container takes precedence."""
 ROUND = "ELASTICJOB_ROUND"
 COLD = "with launch: PerNode torchrun starts the workers"
 
 SWEEP_SECONDS = 0.02
+STUCK_SWEEP_SECONDS = 0.2
+STUCK_SECONDS = 10.0
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
 LOST_SECONDS = 1.0
@@ -74,17 +68,6 @@ SECOND = (
     "which one they run. Start one torchrun per job, or set maxNodes: 1"
 )
 BUSY = "another torchrun of this command runs: start one at a time"
-
-
-class Ended(NamedTuple):
-    """End of the command."""
-
-    pid: int
-    code: int | None
-    signum: int | None
-    message: str = ""
-    tail: str = ""
-    out_of_memory: bool = False
 
 
 class NodeCommand:
@@ -111,21 +94,14 @@ class NodeCommand:
         self._loop = loop
         self._output = output
         self._emit = emit
-        self._spawn = spawn
-        self._argv = argv
-        self._command = command
         self._on_joined = joined
         self._token = secrets.token_hex(16)
-        self._env = {**base_env, **command.env, ADDRESS: f"{self._token}@{socket_path}"}
-        self._env.update({name: base_env[name] for name in OWN_DEFAULTS if name in base_env})
-        added = node_variables(argv, self._env)
-        self._env.update(added)
-        if added:
-            output.write_line(notice(added))
+        env = {**command.env, ADDRESS: f"{self._token}@{socket_path}"}
+        self._command = CommandProcess(
+            loop, output, spawn, argv, base_env, env, command.log_dir, command.max_log_bytes
+        )
         self._server = AgentServer(loop, socket_path, self._connected, output.write_line)
         self._memory = MemoryCgroup()
-        self._process: Spawned | None = None
-        self._streams: list[WorkerStream] = []
         self._ended: Ended | None = None  # not yet reported in a round
         self._torchrun: Connection | None = None
         self._waits = False
@@ -133,8 +109,9 @@ class NodeCommand:
         self._round: NodeRound | None = None
         self._sweeping: Timer | None = None
         self._killing: Timer | None = None
+        self._swept_at = self._able_at = 0.0
         self.joined: int | None = None
-        failed = self._run()
+        failed = self._command.start()
         if failed is not None:
             self._ended = failed
             self._settle(0)
@@ -153,7 +130,12 @@ class NodeCommand:
             return {}
         if current.pids:
             return current.running_pids
-        return {} if self._process is None else {0: self._process.pid}
+        return {} if self._command.pid is None else {0: self._command.pid}
+
+    @property
+    def stuck(self) -> str:
+        """Reason for which processes of the last round were given up; empty if none were."""
+        return "" if self._round is None else self._round.stuck
 
     @property
     def exits(self) -> list[dict[str, Any]]:
@@ -169,8 +151,8 @@ class NodeCommand:
         envs = {spec["local_rank"]: spec["env"] for spec in specs}
         current = self._round = NodeRound(number, envs, self._emit, COLD)
         self._memory = MemoryCgroup()
-        if self._ended is None and self._process is None:
-            self._ended = self._run()
+        if self._ended is None and self._command.pid is None:
+            self._ended = self._command.start()
         if self._ended is not None:
             ended, self._ended = self._ended, None
             self._report_end(current, ended)
@@ -188,9 +170,9 @@ class NodeCommand:
         if current.phase is Phase.PENDING:
             current.over()  # the command prepares, or runs something else before torchrun
         elif current.phase is Phase.FINISHED:
-            if self._process is not None and not current.terminated:
+            if self._command.pid is not None and not current.terminated:
                 current.terminated = True
-                kill_group(self._process.pid, signal.SIGTERM)
+                kill_group(self._command.pid, signal.SIGTERM)
             self._kill_within(current, grace_seconds, self._kill_everything)
         else:
             if self._torchrun is not None:
@@ -223,14 +205,12 @@ class NodeCommand:
     def reap(self) -> None:
         """Reap every child that ended: the command, and orphans adopted by this subreaper."""
         for pid, status in reap_children():
-            if self._process is not None and pid == self._process.pid:
-                self._command_ended(pid, status)
+            if pid == self._command.pid:
+                self._command_ended(status)
 
     def drain(self) -> None:
         """Forward the output written so far."""
-        for stream in self._streams:
-            stream.drain()
-            stream.close()
+        self._command.drain()
 
     def close(self) -> None:
         self._server.close()
@@ -241,38 +221,10 @@ class NodeCommand:
     def _active(self) -> NodeRound | None:
         return None if self._round is None or self._round.gone else self._round
 
-    def _run(self) -> Ended | None:
-        """Start the command; return its end if it cannot be started."""
-        self.drain()
-        self._streams = []
-        try:
-            pipes = Pipes()
-        except LaunchError as error:
-            return Ended(0, error.exit_code, None, error.message)
-        try:
-            self._process = self._spawn(self._argv, self._env, *pipes.write_fds)
-        except LaunchError as error:
-            pipes.close_read()
-            self._output.write_line(error.message)
-            return Ended(0, error.exit_code, None, error.message)
-        finally:
-            pipes.close_write()
-        folder, size = self._command.log_dir, self._command.max_log_bytes
-        for number, (fd, name) in enumerate(zip(pipes.read_fds, ("stdout.log", "stderr.log")), 1):
-            path = Path(folder, name) if folder and size > 0 else None
-            self._streams.append(
-                WorkerStream(self._loop, self._output, fd, number, b"", path, size)
-            )
-        return None
-
-    def _command_ended(self, pid: int, status: int) -> None:
-        process, self._process = self._process, None
-        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        code = os.WEXITSTATUS(status) if signum is None else None
-        if process is not None:
-            process.returncode = code if code is not None else -(signum or 0)
-        memory = code != 0 and self._memory.explains_exit()
-        ended = Ended(pid, code, signum, "", self._tail(), memory)
+    def _command_ended(self, status: int) -> None:
+        ended = self._command.ended(status)
+        if ended.code != 0:
+            ended = ended._replace(out_of_memory=self._memory.explains_exit())
         if self._sweeping is not None:
             return  # killed by us
         current = self._active
@@ -296,11 +248,6 @@ class NodeCommand:
             self._output.write_line(message)
             current.exited(0, ended.pid, 1, None, message)
         self._kill_everything()
-
-    def _tail(self) -> str:
-        for stream in self._streams:
-            stream.drain()
-        return self._streams[1].tail if self._streams else ""
 
     def _settle(self, workers: int) -> None:
         if self.joined is None:
@@ -355,7 +302,7 @@ class NodeCommand:
             return
         memory = not current.killed and self._memory.explains_exit()
         current.started({})
-        current.exited(local_rank, pid, code, signum, "", self._tail(), memory)
+        current.exited(local_rank, pid, code, signum, "", self._command.tail(), memory)
 
     def _join(self, connection: Connection, workers: int) -> None:
         if self._torchrun is not None and self._torchrun is not connection:
@@ -413,7 +360,7 @@ class NodeCommand:
         """
         current.started({})
         if not current.stopping and not current.exits:
-            current.exited(0, 0, 1, None, message, self._tail())
+            current.exited(0, 0, 1, None, message, self._command.tail())
         current.phase = Phase.ENDED
         self._kill_workers(current)
 
@@ -462,20 +409,33 @@ class NodeCommand:
         return found
 
     def _kill_everything(self) -> None:
-        """Kill every process of the command until none is left, then end the round."""
-        if self._sweeping is not None:
+        """Kill every process of the command until none is left, then end the round.
+
+        Processes that can run no more, such as those that wait for a disk that does not answer,
+        are given up after `STUCK_SECONDS`.
+        """
+        now = time.monotonic()
+        if self._sweeping is None:
+            self._swept_at = self._able_at = now
+        else:
             self._sweeping.cancel()
         self.reap()
-        left = descendants(os.getpid())
-        if left:
+        left, stuck = descendants(os.getpid()), ""
+        if not all(map(is_beyond_return, left)):
+            self._able_at = now
+        if left and now - self._able_at >= STUCK_SECONDS:
+            stuck = stuck_text(list(left), STUCK_SECONDS)
+            self._output.write_line(stuck)
+        elif left:
             for pid, began in left.items():
                 kill_unless_reused(pid, began)
-            self._sweeping = self._loop.call_later(SWEEP_SECONDS, self._kill_everything)
+            pause = SWEEP_SECONDS if now - self._swept_at < 1.0 else STUCK_SWEEP_SECONDS
+            self._sweeping = self._loop.call_later(pause, self._kill_everything)
             return
         self._sweeping = None
         current = self._active
         if current is not None:
-            current.over()
+            current.over(stuck)
 
 
 def _refuse(connection: Connection, message: str) -> None:

@@ -45,6 +45,7 @@ class NodeRound:
         self.terminated = False
         self.killed = False
         self.return_by = 0.0
+        self.stuck = ""
         self.kill_timer: Timer | None = None
         self._started = False
         self._succeeded: set[int] = set()
@@ -102,10 +103,13 @@ class NodeRound:
         if self._succeeded == set(self.envs):
             self._emit({"type": "succeeded", "round": self.number})
 
-    def over(self) -> None:
-        """Report that no process of the round is left."""
+    def over(self, stuck: str = "") -> None:
+        """Report that no process of the round is left; `stuck` describes those given up."""
         if not self.gone:
-            self.gone = True
+            self.gone, self.stuck = True, stuck
             if self.kill_timer is not None:
                 self.kill_timer.cancel()
-            self._emit({"type": "stopped", "round": self.number})
+            if stuck:
+                self._emit({"type": "stuck", "round": self.number, "message": stuck})
+            else:
+                self._emit({"type": "stopped", "round": self.number})

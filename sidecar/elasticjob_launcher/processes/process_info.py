@@ -14,13 +14,14 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 from elasticjob_launcher.loop import Loop
 
 # The same number on every architecture; os.pidfd_open requires Python 3.9.
 SYS_PIDFD_OPEN = 434
 CHECK_SECONDS = 1.0
+PROC = Path("/proc")
 
 
 class Stat(NamedTuple):
@@ -112,18 +113,28 @@ def reap_children() -> Iterator[tuple[int, int]]:
         yield pid, status
 
 
+STUCK_END_SECONDS = 1.0
+"""Wait at the end for processes that the kernel has not ended yet after their SIGKILL."""
+
+
 def kill_descendants(within_seconds: float) -> None:
     """Kill and reap all processes left below this subreaper, such as daemons of a worker.
 
-    This process adopts the children of each killed process, so a few iterations reach all.
+    This process adopts the children of each killed process, so a few iterations reach all. It waits
+    only briefly if all that are left can run no more, see `is_beyond_return`.
     """
     deadline = time.monotonic() + within_seconds
+    able_at = time.monotonic()
     while time.monotonic() < deadline:
         for _ in reap_children():
             pass
         own = os.getpid()
         left = [stat.pid for stat in processes() if stat.parent == own]
         if not left:
+            return
+        if not all(is_beyond_return(pid) for pid in left):
+            able_at = time.monotonic()
+        elif time.monotonic() - able_at > STUCK_END_SECONDS:
             return
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -158,6 +169,70 @@ def follow_process(loop: Loop, pid: int, ended: Callable[[], object]) -> None:
         loop.watch(fd, ended)
     else:  # a kernel before 5.3
         loop.call_later(CHECK_SECONDS, lambda: follow_process(loop, pid, ended))
+
+
+PF_EXITING = 0x4
+"""Flag in /proc/<pid>/stat of a thread that has begun to exit."""
+
+
+def is_beyond_return(pid: int, proc: Path = PROC) -> bool:
+    """Return True if no thread of a process can ever run code of its program again, and each that
+    is left waits.
+
+    That holds for a thread that has exited, and for one in an uninterruptible wait that exits or
+    has SIGKILL pending: at the end of the wait the kernel ends it before it returns from its system
+    call. The process may stay for as long as a disk does not answer.
+    """
+    try:
+        threads = list((proc / str(pid) / "task").iterdir())
+        return all(_cannot_return(thread) for thread in threads)
+    except FileNotFoundError:  # reaped in the meantime
+        return not (proc / str(pid)).exists()
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _cannot_return(thread: Path) -> bool:
+    state, flags = _state_and_flags(thread)
+    if state in "ZX":
+        return True
+    if state != "D" or flags & PF_EXITING:
+        return state == "D"  # an exit that does not wait makes progress
+    status = (thread / "status").read_text()
+    # The kernel marks each thread (SigPnd) and the process (ShdPnd).
+    pending = 0
+    for name in ("SigPnd:", "ShdPnd:"):
+        pending |= int(status.partition(name)[2].split()[0], 16)
+    return bool(pending & 1 << (signal.SIGKILL - 1))
+
+
+def _state_and_flags(thread: Path) -> tuple[str, int]:
+    fields = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], int(fields[6])
+
+
+def kernel_wait(pid: int, proc: Path = PROC) -> str:
+    """Return the kernel function in which a thread of a process waits uninterruptibly; empty if
+    unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in sorted((proc / str(pid) / "task").iterdir()):
+            if _state_and_flags(thread)[0] == "D":
+                found = (thread / "wchan").read_text().strip()
+                if found not in ("", "0"):
+                    return found
+    return ""
+
+
+def stuck_text(pids: Sequence[int], seconds: float, proc: Path = PROC) -> str:
+    """Return a description of processes that have not ended since their SIGKILL."""
+    first = min(pids)
+    more = f" and {len(pids) - 1} more" if len(pids) > 1 else ""
+    place = kernel_wait(first, proc)
+    return (
+        f"process {first}{more} of the workers did not end within {seconds:g} s after SIGKILL: "
+        f"it is in an uninterruptible wait in the kernel{f' ({place})' if place else ''}, "
+        "as for a disk that does not answer"
+    )
 
 
 def has_handler(pid: int, signum: int) -> bool:

@@ -20,10 +20,12 @@ from elasticjob_launcher.processes.process_info import (
     group_exists,
     group_has_only_zombies,
     has_handler,
+    is_beyond_return,
     kill_group,
     members,
     reap_children,
     signal_if_caught,
+    stuck_text,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 # After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
+STUCK_SECONDS = 10.0
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 # Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
@@ -51,7 +55,7 @@ class Worker:
 
 
 class Round:
-    """Started round; `gone` is set once all its process groups are empty."""
+    """Started round; `gone` is set once its process groups are empty, or given up as `stuck`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -64,6 +68,8 @@ class Round:
         self.dumped = False
         self.unasked = False
         self.kill_timer: Timer | None = None
+        self.able_at = 0.0
+        self.stuck = ""
 
 
 class Workers:
@@ -97,6 +103,11 @@ class Workers:
         """Pids of the workers that have not exited, by local rank."""
         workers = self._round.workers if self._round is not None else []
         return {w.local_rank: w.process.pid for w in workers if not w.exited}
+
+    @property
+    def stuck(self) -> str:
+        """Reason for which processes of the last round were given up; empty if none were."""
+        return self._round.stuck if self._round is not None else ""
 
     @property
     def exits(self) -> list[dict[str, Any]]:
@@ -263,6 +274,8 @@ class Workers:
     def _kill(self, current: Round) -> None:
         if current.gone:
             return
+        if not current.killed:
+            current.able_at = time.monotonic()
         current.terminated = current.killed = True
         if current.kill_timer is not None:
             current.kill_timer.cancel()
@@ -273,8 +286,26 @@ class Workers:
         if current is self._round:
             self.reap()
             self._check_groups(zombies_count=False)
+            self._give_up_if_stuck(current)
         if not current.gone:
             self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
+
+    def _give_up_if_stuck(self, current: Round) -> None:
+        """End the round without the end of processes that can run no more, such as those that wait
+        for a disk that does not answer."""
+        if current.gone:
+            return
+        now = time.monotonic()
+        groups = [worker for worker in current.workers if not worker.group_gone]
+        left = [pid for worker in groups for pid in members(worker.process.pid)]
+        if not left or not all(is_beyond_return(pid) for pid in left):
+            current.able_at = now
+        if now - current.able_at < STUCK_SECONDS:
+            return
+        current.gone = True
+        current.stuck = stuck_text(left, STUCK_SECONDS)
+        self._output.write_line(current.stuck)
+        self._emit({"type": "stuck", "round": current.number, "message": current.stuck})
 
     def _signal_groups(self, current: Round, signum: int) -> None:
         for worker in current.workers:

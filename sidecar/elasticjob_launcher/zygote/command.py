@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticjob_launcher.launchers import launcher_of_module, launcher_of_program
+from elasticjob_launcher.command_line.interpreters import is_shell
+from elasticjob_launcher.command_line.launchers import launcher_of_module, launcher_of_program
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?t?d?")
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 # Python options with an argument, attached or as the next word.
 _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 _FIRST_LINES_BYTES = 4096
 
 
@@ -53,7 +53,7 @@ def parse_command(argv: Sequence[str], path: str) -> Program:
     if not words or not words[0]:
         raise ColdStart("there is no command")
     name = os.path.basename(words[0])  # noqa: PTH119
-    if name in _SHELLS:
+    if is_shell(name) or name == "busybox":
         raise ColdStart(f"the command is a shell ({words[0]}): give the Python command itself")
     if launcher := launcher_of_program(words[0], words[1:]):
         raise ColdStart(f"{launcher.name} starts the workers itself")
@@ -67,7 +67,7 @@ def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
         return words, {}
     env = {}
     rest = words[1:]
-    while rest and _ASSIGNMENT.match(rest[0]):
+    while rest and ASSIGNMENT.fullmatch(rest[0]):
         name, _, value = rest.pop(0).partition("=")
         env[name] = value
     if rest and rest[0].startswith("-"):

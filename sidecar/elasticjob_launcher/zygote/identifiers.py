@@ -120,7 +120,7 @@ class Identifiers:
         """Attribute draws from Python's own generator since the last call to a module.
 
         Those of a trusted package, which seeds nothing, do not count: Python seeds this generator
-        anew in each fork.
+        in each fork.
         """
         state, last = _generator("random"), self._last_state
         if state == last:
@@ -151,7 +151,7 @@ class Identifiers:
         return found + self._kept()
 
     def set_new_values(self) -> None:
-        """Set anew, in a worker, what imports took from entropy or from the worker's rank."""
+        """Set again, in a worker, what imports took from entropy or from the worker's rank."""
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():

@@ -7,6 +7,8 @@ that the user's program sets at an unknown time or to an unknown value.
 
 from __future__ import annotations
 
+import functools
+import glob
 import importlib.util
 import os
 import site
@@ -142,7 +144,8 @@ class ImportGuard:
         places = list(spec.submodule_search_locations or ())
         if spec.origin and os.path.isabs(spec.origin):  # noqa: PTH117
             places.append(spec.origin)
-        return all(self._is_installed(place) for place in places)  # empty: made by a loaded package
+        # Empty: made by a loaded package.
+        return all(self._is_installed(place) or _is_recorded(spec.name, place) for place in places)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Find a spec through the other finders; refuse to load excluded modules and the user's.
@@ -314,6 +317,30 @@ def is_excluded(name: str, excluded: Collection[str]) -> bool:
     parts = name.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return parts[0] in NEVER or any(package in excluded for package in packages)
+
+
+def _is_recorded(name: str, place: str) -> bool:
+    """Return True if the folder of the top-level module is one of `pip install --target`.
+
+    Such a folder, on PYTHONPATH, has the metadata of its packages beside them. A project that is
+    installed as editable has none in its folder.
+    """
+    folder, entry = os.path.split(place)
+    if entry.partition(".")[0] == "__init__":
+        folder, entry = os.path.split(folder)
+    for _ in range(name.count(".")):
+        folder, entry = os.path.split(folder)
+    return entry in recorded_entries(folder)
+
+
+@functools.lru_cache(maxsize=None)
+def recorded_entries(folder: str) -> frozenset[str]:
+    """Return the files and folders of a folder that the RECORD files of its packages list."""
+    found: set[str] = set()
+    for metadata in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):  # noqa: PTH118, PTH207
+        with suppress(OSError), open(metadata, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123
+            found.update(line.lstrip('"').partition("/")[0].partition(",")[0] for line in lines)
+    return frozenset(found)
 
 
 def _installed_folders() -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def analyse_imports(
             program.run(source, source is entry[-1])
     except RecursionError:
         program.unread = program.unread or "your program's files import each other too deeply"
-    return program.reading()
+    return program.analysis()
 
 
 class _Program:
@@ -123,7 +123,7 @@ class _Program:
         changes.on_change = self._steps.append
         changes.on_run = self._run_program
 
-    def reading(self) -> ImportAnalysis:
+    def analysis(self) -> ImportAnalysis:
         wanted = [step for step in self._steps if isinstance(step, WantedImport)]
         return ImportAnalysis(
             tuple(dict.fromkeys(wanted)),
@@ -147,8 +147,8 @@ class _Program:
     def _in_order(self) -> list[WantedImport | EnvironmentChange]:
         """Return the steps without imports that may not run before a later change.
 
-        A module loaded there would have the environment before the change, in the program perhaps
-        the one after it.
+        Preloaded there, a module would read the environment before the change. In the program it
+        may read the one after it.
         """
         changes = [i for i, step in enumerate(self._steps) if isinstance(step, EnvironmentChange)]
         left_out = {i for i in self._possible if changes and i < changes[-1]}
@@ -166,7 +166,7 @@ class _Program:
         for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
                 self._later.update(variables_set(node))
-        self._search_path(tree, source.path)
+        self._add_folders(tree, source.path)
 
         def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
             for found in _wanted(node, source.package):
@@ -181,7 +181,7 @@ class _Program:
             self._possible.append(len(self._steps))
         self._steps.append(wanted)
 
-    def _search_path(self, tree: ast.Module, path: str) -> None:
+    def _add_folders(self, tree: ast.Module, path: str) -> None:
         put = added_folders(tree, path)
         self._first[:0] = [folder for folder in put.folders if folder not in self._first]
         self._last += [folder for folder in put.last if folder not in self._last]
@@ -196,6 +196,7 @@ class _Program:
             self.run(source, run.main and source is sources[-1], run.certain)
 
     def _import(self, found: WantedImport, certain: bool | None) -> None:
+        """Follow an import of the user's own files; append one of an installed package."""
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
         if spec is None:
             return

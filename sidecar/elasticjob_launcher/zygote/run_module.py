@@ -117,7 +117,8 @@ def end_with_error(error: BaseException, finish: Callable[[], None]) -> None:
 
     `finish` takes milliseconds, in which a stack request would find no frame of the program.
     """
-    here = os.path.dirname(__file__)  # noqa: PTH120
+    # Bytecode in a zip file has the paths of its compilation.
+    here = os.path.dirname(end_with_error.__code__.co_filename)  # noqa: PTH120
     hook = sys.excepthook
 
     def shown(kind: Any, value: Any, traceback: Any) -> None:

@@ -102,6 +102,7 @@ class Values:
         self.environ = environ
 
     def name(self, name: str, value: ast.expr) -> None:
+        """Record the value of a name; drop one that is known only at run time."""
         try:
             self.names[name] = self.value(value)
         except Unknown:
@@ -185,6 +186,8 @@ class Values:
 
 
 class _Reader(Values):
+    """Reader of the statements that change `sys.path`; those in functions are ignored."""
+
     def __init__(self, path: str) -> None:
         super().__init__(path, Environ(os.environ))
         self.folders: list[str] = []

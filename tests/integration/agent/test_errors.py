@@ -47,7 +47,7 @@ def garbage() -> Iterator[int]:
         thread.start()
         yield int(listener.getsockname()[1])
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(60)
 
 
 def test_absent_etcd_is_reported(gang: Gang) -> None:

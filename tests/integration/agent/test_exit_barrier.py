@@ -48,7 +48,7 @@ class Rig:
 @pytest.fixture(params=["etcd-v2", "c10d"])
 def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Rig:
     gang.script.write_text(EACH)
-    conf = "last_call_timeout=4,settle=0.3,stop_grace=3"
+    conf = "last_call_timeout=8,settle=0.3,stop_grace=3"
     if request.param == "etcd-v2":
         gang.etcd = start_etcd("3.4", arguments=("--enable-v2",))
         return Rig(gang, "etcd-v2", (), conf, 10.0)
@@ -61,7 +61,7 @@ def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Ri
 
 def test_agent_killed_after_success_starts_no_round(rig: Rig) -> None:
     for _ in range(2):
-        rig.agent("1:3")
+        rig.agent("2:3")
     rig.gang.started(1, 2, SECONDS)
     # The first agent hosts the store of c10d.
     killed = rig.gang.agents[1]
@@ -72,7 +72,7 @@ def test_agent_killed_after_success_starts_no_round(rig: Rig) -> None:
     killed.process.kill()
     rig.pass_by(rig.lost_seconds + 3)
     assert rounds(rig.gang) == {"1"}, rig.gang.outputs()
-    newcomer = rig.agent("1:3")
+    newcomer = rig.agent("2:3")
     until(lambda: "seeking a place" in newcomer.output(), "a newcomer", SECONDS)
     rig.pass_by(4)
     assert rounds(rig.gang) == {"1"}, rig.gang.outputs()
@@ -84,7 +84,7 @@ def test_agent_killed_after_success_starts_no_round(rig: Rig) -> None:
 
 def test_agent_killed_before_success_starts_new_round(rig: Rig) -> None:
     for _ in range(3):
-        rig.agent("1:3")
+        rig.agent("2:3")
     rig.gang.started(1, 3, SECONDS)
     killed = rig.gang.agents[1]
     rank = next(rank for rank in range(3) if rig.by_rank(rank) is killed)

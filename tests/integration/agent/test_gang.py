@@ -58,7 +58,7 @@ def test_terminated_agent_leaves_and_others_continue(gang: Gang) -> None:
 
 
 def test_killed_agent_is_detected_at_once(gang: Gang) -> None:
-    conf = "last_call_timeout=15,settle=0.3,keep_alive_seconds=30"
+    conf = "last_call_timeout=60,settle=0.3,keep_alive_seconds=30"
     agents = [gang.agent("1:3", conf=conf) for _ in range(3)]
     lost = gang.started(1, 3)
     began = time.monotonic()

@@ -22,7 +22,7 @@ from tests.integration.launcher_rig import launcher_file, process_tag
 __all__ = ["gang", "launcher_file", "process_tag", "script"]
 
 SUSPENDED = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended")
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 
 
 def request_stop(gang: Gang) -> None:
@@ -76,7 +76,7 @@ def test_agent_of_the_coordinator_dies_while_the_job_saves(gang: Gang, launcher_
     nodes = pods(gang, 3, launcher_file)
     trained(gang, 1, 3)
     request_stop(gang)
-    until(lambda: gang.round().save is not None, "the request", 20)
+    until(lambda: gang.round().save is not None, "the request")
     [leader] = [node for node in nodes if f"uid-{node.name}" == gang.round().coordinator]
     leader.agent.signal(signal.SIGKILL)
     leader.agent.wait()
@@ -97,7 +97,7 @@ def test_worker_that_dies_while_the_job_saves_ends_the_wait(
     nodes = pods(gang, 2, launcher_file)
     trained(gang, 1, 2)
     request_stop(gang)
-    until(lambda: gang.round().save is not None, "the request", 20)
+    until(lambda: gang.round().save is not None, "the request")
     nodes[1].launcher.signal(signal.SIGKILL)
     begun = time.monotonic()
     report = closed(gang)

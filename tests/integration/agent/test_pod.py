@@ -35,7 +35,7 @@ def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
 def readable(path: str) -> bool:
     """Return True if another process of this user can open the file, or list the folder."""
     words = ("ls", path) if path.endswith("/") else ("head", "-c1", path)
-    return subprocess.run(words, capture_output=True, timeout=10).returncode == 0
+    return subprocess.run(words, capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.usefixtures("unprivileged")

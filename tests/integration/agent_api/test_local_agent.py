@@ -288,7 +288,7 @@ def test_two_agents_recover_lost_worker_and_admit_newcomer(tmp_path: Path) -> No
     ran(3, 3)
     (tmp_path / "finish").touch()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert {result.state for result in results.values()} == {WorkerState.SUCCEEDED}
     assert len(results) == 3
 
@@ -306,7 +306,7 @@ def test_signal_stops_workers_and_leaves_rendezvous(tmp_path: Path) -> None:
     thread.start()
     with pytest.raises(SignalException, match="SIGTERM") as raised:
         agent.run()
-    thread.join(10)
+    thread.join(60)
     assert raised.value.sigval is signal.SIGTERM
     assert handler.calls == ["next_rendezvous", "leave"]
     assert not alive(json.loads((tmp_path / "ran-1-1-of-2").read_text())["pid"])

@@ -41,7 +41,7 @@ def settings(tmp_path: Path) -> AgentSettings:
 
 def run(settings: AgentSettings, handler: MemoryHandler, code: str) -> Ending:
     async def bounded() -> Ending:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             runtime = LocalRuntime((sys.executable, "-c", code))
             return await run_agent(settings, runtime, "session", handler)
 
@@ -80,7 +80,7 @@ def test_leaving_agent_does_not_close_the_run(settings: AgentSettings) -> None:
     async def bounded() -> Ending:
         rendezvous = NodeRendezvous(settings, handler, lambda before, after: None)
         agent = Agent(settings, LocalRuntime(("true",)), rendezvous.enter)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             running = asyncio.create_task(agent.run())
             while not handler.calls:
                 await asyncio.sleep(0.01)

@@ -38,7 +38,7 @@ PARAMETERS = [
     pytest.param(torch_rendezvous.RendezvousParameters, id="torch"),
     pytest.param(our_rendezvous.RendezvousParameters, id="ours"),
 ]
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Handler:

@@ -34,8 +34,8 @@ from tests.integration.helm_chart import NAMESPACE, Json, Rendered, pod_template
 
 NAME = "elasticjob-etcd"
 MOUNTED = (BUNDLE, CERT, KEY, OPERATOR_CERT, OPERATOR_KEY, AGENTS_CERT, AGENTS_KEY)
-SECONDS = 30.0
-STOP_SECONDS = 20.0
+SECONDS = 60.0
+STOP_SECONDS = 60.0
 
 
 def image_version(rendered: Rendered) -> str:

@@ -293,6 +293,8 @@ def context(path: str) -> Json:
 @pytest.mark.parametrize("path", [path for path, _ in leaves(VALUES)])
 def test_every_value_changes_rendering(path: str) -> None:
     around, default = context(path), dict(leaves(VALUES))[path]
+    if not path.startswith("crds."):
+        around = merged(around, {"crds": {"install": False}})  # most of the text
     changed = template(merged(around, nested(path, another(path, default))))
     assert changed != template(around)
 

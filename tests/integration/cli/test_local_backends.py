@@ -16,7 +16,7 @@ from elasticjob_launcher.worker_count import usable_cpus
 from elasticjob_operator.model.types import Backend
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import binary
-from tests.integration.local_rig import WORKER, LocalRig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, WORKER, LocalRig, until
 
 KINDS = ["C10d", "EtcdV2 3.4", "EtcdV2 3.5.35"]
 SLOW_SECONDS = 90.0
@@ -121,7 +121,7 @@ def test_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     assert rig.call("scale", "job", "--nodes", "1").returncode == 0
     status = rig.settled(1, after=number)
     rig.finish()
-    assert runner.wait(30) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     assert rig.status()["phase"] == "Succeeded"
     rounds = json.loads((rig.state / "elasticjob/default/job/rounds.json").read_text())
     assert [item["cause"] for item in rounds][:3] == ["start", "failure", "join"]
@@ -137,7 +137,7 @@ def test_first_round_waits_for_wanted_nodes_only(rig: Rig) -> None:
     runner = rig.start(rig.job_file(rendezvous=rendezvous, maxNodes=4, nodes=2), "--plain")
     assert rig.settled(2)["rendezvous"]["round"] == 1
     rig.finish()
-    assert runner.wait(30) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_launcher_counts_the_workers_of_a_node(rig: Rig) -> None:
@@ -145,7 +145,7 @@ def test_launcher_counts_the_workers_of_a_node(rig: Rig) -> None:
     rig.running(1, seconds=SLOW_SECONDS)
     until(lambda: len(rig.workers()) == usable_cpus(), "a worker for each CPU")
     rig.finish()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     assert runner.stdout is not None
     assert f"1 node, {usable_cpus()} worker" in runner.stdout.read()
 
@@ -159,7 +159,7 @@ def test_failure_is_reported_with_traceback(rig: Rig) -> None:
     assert "the loss is not a number" in failure["message"]
     assert "ValueError" in failure["traceback"]
     rig.finish()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_finished_node_restarts_when_another_node_is_lost(rig: Rig) -> None:
@@ -176,7 +176,7 @@ def test_finished_node_restarts_when_another_node_is_lost(rig: Rig) -> None:
     status = rig.settled(2, after=1)
     assert lost not in names(status) or lost == "job-0", "only a store's host keeps its name"
     rig.finish()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     assert rig.status()["phase"] == "Succeeded"
 
 
@@ -193,7 +193,7 @@ def test_job_with_lost_host_does_not_succeed(c10d: Rig) -> None:
     assert c10d.call("fault", "kill-node", "job", "job-0").returncode == 0
     c10d.settled(2, after=1)
     c10d.finish()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_exhausted_restart_budget_fails_job(rig: Rig) -> None:
@@ -211,7 +211,7 @@ def test_interrupt_drains_job(rig: Rig) -> None:
     runner = rig.start(rig.job_file(), "--plain")
     rig.settled(2)
     runner.send_signal(signal.SIGTERM)
-    assert runner.wait(30) == 130
+    assert runner.wait(PATIENCE_SECONDS) == 130
     assert rig.status()["phase"] == "Suspended"
     assert rig.status()["restarts"] == 0
     rig.nothing_left()
@@ -233,7 +233,7 @@ def test_job_survives_loss_of_store_host(c10d: Rig, fault: str) -> None:
     rounds = json.loads((c10d.state / "elasticjob/default/job/rounds.json").read_text())
     assert [item["round"] for item in rounds] == sorted({item["round"] for item in rounds})
     c10d.finish()
-    assert runner.wait(30) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     c10d.nothing_left()
 
 
@@ -282,7 +282,7 @@ def test_agents_meet_with_torchrun_options(
         *(f"--rdzv-endpoint={endpoint}", "--local-addr=127.0.0.1", "work.py"),
     )
     agents = [rig.start_other(*options) for _ in range(2)]
-    said = [agent.communicate(timeout=60)[0] for agent in agents]
+    said = [agent.communicate(timeout=PATIENCE_SECONDS)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said
     assert "rank 0 of 2 round 1" in "".join(said)
     assert all("job run succeeded" in text for text in said)

@@ -9,13 +9,15 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from elasticjob_launcher.worker_count import usable_cpus
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -142,7 +144,7 @@ def test_status_reports_warm_starts(rig: LocalRig, cold: bool) -> None:
         assert [(m["start"], m.get("coldReason")) for m in members] == [("warm", None)] * 2
         assert "cold" not in explained
     rig.finish()
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_running_job_scales_up_and_down(rig: LocalRig) -> None:
@@ -164,7 +166,7 @@ def test_running_job_scales_up_and_down(rig: LocalRig) -> None:
     assert "scaled to 3 nodes (9 is not a legal size of this job)" in clamped.stdout
     rig.running(3, after=shrunk["rendezvous"]["round"])
     rig.finish()
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     assert rig.status()["restarts"] == 0
     rig.nothing_left()
 
@@ -202,7 +204,7 @@ def test_job_survives_death_of_nodes_and_workers(rig: LocalRig) -> None:
     wrong = rig.call("fault", "drain", "job", "job-77")
     assert (wrong.returncode, 'no running pod "job-77"; running are: ' in wrong.stderr) == (2, True)
     rig.finish()
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     rounds = json.loads((rig.state / "elasticjob/default/job/rounds.json").read_text())
     causes = [item["cause"] for item in rounds]
     assert causes[:2] == ["start", "failure"]
@@ -217,7 +219,7 @@ def test_delete_ends_and_removes_running_job(rig: LocalRig) -> None:
     deleted = rig.call("delete", "job")
 
     assert deleted.stdout == 'elasticjob.elasticjob.dev "job" deleted\n'
-    assert runner.wait(20) == 130
+    assert runner.wait(PATIENCE_SECONDS) == 130
     assert rig.object() == {}
     rig.nothing_left()
 
@@ -229,7 +231,7 @@ def test_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signal.S
 
     runner.send_signal(signum)
 
-    assert runner.wait(20) == 130
+    assert runner.wait(PATIENCE_SECONDS) == 130
     status = rig.status()
     assert status["phase"] == "Suspended"
     assert status["restarts"] == 0
@@ -277,7 +279,7 @@ def test_job_with_unread_output_drains(rig: LocalRig) -> None:
     runner.stdout.close()
     runner.stdout = None
     rig.call("scale", "job", "--nodes", "3")  # reported, unless another event was
-    assert runner.wait(30) == 130
+    assert runner.wait(PATIENCE_SECONDS) == 130
     assert rig.status()["phase"] == "Suspended"
     rig.nothing_left()
 
@@ -297,7 +299,7 @@ def test_signal_during_cluster_start_leaves_nothing(
             runner.wait(after_seconds)
         for _ in range(times):
             runner.send_signal(signum)
-        assert runner.wait(20) == 130
+        assert runner.wait(PATIENCE_SECONDS) == 130
         assert runner.stdout is not None
         said = runner.stdout.read()
         assert "Traceback" not in said, said
@@ -317,7 +319,7 @@ def test_second_interrupt_kills_unresponsive_workers(rig: LocalRig) -> None:
     assert runner.poll() is None
     runner.send_signal(signal.SIGINT)
 
-    assert runner.wait(10) == 130
+    assert runner.wait(25) == 130, "the pods' own grace period is 30 s"
     rig.nothing_left()
 
 
@@ -340,7 +342,7 @@ def test_killed_runner_leaves_nothing(rig: LocalRig) -> None:
 
     runner.kill()
 
-    runner.wait(5)
+    runner.wait(PATIENCE_SECONDS)
     rig.nothing_left()
     assert rig.status()["phase"] == "Running"  # the last known one
     # A process that ends gives up its memory, by which it is found, before its files and locks.
@@ -360,12 +362,24 @@ def test_killed_supervisor_leaves_nothing(rig: LocalRig) -> None:
 
     os.kill(supervisor, signal.SIGKILL)
 
-    output, _ = runner.communicate(timeout=20)
+    output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 1
     assert "the supervisor of this job's processes was killed" in output
     rig.nothing_left()
 
 
+@pytest.fixture
+def own_temporary_folder(rig: LocalRig) -> Iterator[None]:
+    """Use a temporary folder of this rig that is short enough for sockets.
+
+    Runs with a longer one share /tmp, in which each run removes the remains of all others.
+    """
+    with tempfile.TemporaryDirectory(prefix="ej-", ignore_cleanup_errors=True) as folder:
+        rig.env["TMPDIR"] = folder
+        yield
+
+
+@pytest.mark.usefixtures("own_temporary_folder")
 def test_next_run_removes_remains_of_killed_run_and_supervisor(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
@@ -375,8 +389,8 @@ def test_next_run_removes_remains_of_killed_run_and_supervisor(rig: LocalRig) ->
     os.kill(supervisor, signal.SIGSTOP)
     runner.kill()
     os.kill(supervisor, signal.SIGKILL)
-    runner.wait(20)
-    until(lambda: not rig.processes(), "the rest to end with them", 30)
+    runner.wait(PATIENCE_SECONDS)
+    until(lambda: not rig.processes(), "the rest to end with them")
     assert left.exists()
 
     living = rig.start(rig.manifest("living"), "--plain")
@@ -385,7 +399,7 @@ def test_next_run_removes_remains_of_killed_run_and_supervisor(rig: LocalRig) ->
     rig.note_run_dirs()
     rig.finish()
     assert rig.call("run", rig.manifest(), "--plain").returncode == 0
-    assert living.wait(30) == 0, "no run is hurt by another's start"
+    assert living.wait(PATIENCE_SECONDS) == 0, "no run is hurt by another's start"
     rig.nothing_left()
 
 
@@ -409,7 +423,7 @@ def test_training_survives_etcd_outage(rig: LocalRig) -> None:
     assert grown["rendezvous"]["cause"]["kind"] == "join"
     assert grown["restarts"] == 0
     rig.finish()
-    output, _ = runner.communicate(timeout=20)
+    output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 0, output
     assert "etcd ended (signal 9)" in output
     rig.nothing_left()
@@ -425,7 +439,7 @@ def test_run_with_removed_folder_ends_with_error(rig: LocalRig) -> None:
     with contextlib.suppress(ProcessLookupError):  # it may have noticed by itself
         os.kill(etcd, signal.SIGKILL)
 
-    output, _ = runner.communicate(timeout=20)
+    output, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 1
     assert f"the folder {folder} of this run was removed" in output
     rig.nothing_left()
@@ -444,9 +458,9 @@ def test_logs_follow_rank_through_rounds(rig: LocalRig) -> None:
     assert rig.call("fault", "kill-worker", "job", "job-1").returncode == 0
     rig.running(2, after=number)
     rig.finish()
-    assert runner.wait(20) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
-    output, _ = follower.communicate(timeout=10)
+    output, _ = follower.communicate(timeout=PATIENCE_SECONDS)
     assert "job-0 [0] rank 0 of 2 round 2" in output.splitlines()
     whole = rig.call("logs", "job").stdout.splitlines()
     mark = next(line for line in whole if line.startswith("[elasticjob] round 2 begins: 2 nodes"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.etcd_server import binary
-from tests.integration.local_rig import LocalRig
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig
 
 NOBODY = 65534
 INTRUDER = f"""
@@ -118,4 +118,4 @@ def test_other_user_cannot_connect_read_or_write(
     assert len(etcds) == 1
     assert listeners(etcds) == []
     rig.finish()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -84,7 +84,7 @@ def test_interrupted_job_saves_its_last_step(
     trained(rig, 40)
 
     runner.send_signal(signum)
-    said, _ = runner.communicate(timeout=60)
+    said, _ = runner.communicate(timeout=PATIENCE_SECONDS)
 
     assert runner.returncode == 130, said
     assert [checkpoint(rig)] * 2 == steps(rig), said
@@ -103,7 +103,7 @@ def test_interrupted_job_is_run_again_from_its_own_object(rig: LocalRig, manifes
     runner = rig.start(manifest(), "--plain")
     trained(rig, 40)
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=60)
+    runner.communicate(timeout=PATIENCE_SECONDS)
     saved = checkpoint(rig)
     kept = rig.call("get", "job", "-o", "json")
     assert not json.loads(kept.stdout)["spec"].get("runPolicy", {}).get("suspend", False)
@@ -115,7 +115,7 @@ def test_interrupted_job_is_run_again_from_its_own_object(rig: LocalRig, manifes
     until((rig.job / "step-0").exists, "the first step of the second run", 60)
     assert int(until((rig.job / "step-0").read_text, "its number")) > saved
     (rig.job / "finish").touch()
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
 
 
 def test_second_interrupt_says_what_did_not_save(rig: LocalRig, manifest: Any) -> None:
@@ -127,7 +127,7 @@ def test_second_interrupt_says_what_did_not_save(rig: LocalRig, manifest: Any) -
         "the request to save",
     )
     runner.send_signal(signal.SIGINT)
-    said, _ = runner.communicate(timeout=30)
+    said, _ = runner.communicate(timeout=PATIENCE_SECONDS)
 
     assert runner.returncode == 130
     assert "the last checkpoint is of step 5: the requested checkpoint was not complete" in said
@@ -146,7 +146,7 @@ def test_script_that_does_not_save_is_stopped_at_once(rig: LocalRig, manifest: A
     runner = rig.start(manifest("never"), "--plain")
     trained(rig, 40)
     runner.send_signal(signal.SIGINT)
-    said, _ = runner.communicate(timeout=15)
+    said, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert "the last checkpoint is of step 5: the scripts were not asked to save" in said
     assert rig.status()["lastStop"]["result"] == "NotSupported"
 
@@ -159,7 +159,7 @@ def test_save_that_exceeds_the_grace_is_ended(rig: LocalRig, manifest: Any) -> N
     runner = rig.start(path, "--plain")
     trained(rig, 40)
     runner.send_signal(signal.SIGINT)
-    said, _ = runner.communicate(timeout=30)
+    said, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert "asked to save a checkpoint, within 3 s" in said
     assert rig.status()["lastStop"]["result"] == "TimedOut"
 
@@ -168,7 +168,7 @@ def test_deleted_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None:
     runner = rig.start(manifest(), "--plain")
     trained(rig, 40)
     deleted = rig.call("delete", "job")
-    assert (deleted.returncode, runner.wait(20)) == (0, 130)
+    assert (deleted.returncode, runner.wait(PATIENCE_SECONDS)) == (0, 130)
     assert checkpoint(rig) == min(steps(rig)), "the last step that both ranks made"
     rig.nothing_left()
 
@@ -177,7 +177,7 @@ def test_suspended_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None
     runner = rig.start(manifest(), "--plain")
     trained(rig, 40)
     suspended = rig.call("suspend", "job")
-    assert (suspended.returncode, runner.wait(20)) == (0, 130)
+    assert (suspended.returncode, runner.wait(PATIENCE_SECONDS)) == (0, 130)
     assert [checkpoint(rig)] * 2 == steps(rig)
     assert rig.status()["lastStop"]["result"] == "Saved"
     rig.nothing_left()
@@ -185,7 +185,7 @@ def test_suspended_job_saves_its_last_step(rig: LocalRig, manifest: Any) -> None
 
 def test_deadline_is_exceeded_after_the_save(rig: LocalRig, manifest: Any) -> None:
     runner = rig.start(manifest(runPolicy={"activeDeadlineSeconds": 8}), "--plain")
-    said, _ = runner.communicate(timeout=60)
+    said, _ = runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 1, said
     assert [checkpoint(rig)] * 2 == steps(rig), said
     status = rig.status()
@@ -200,7 +200,7 @@ def test_job_of_a_killed_runner_is_interrupted_and_resumes(rig: LocalRig, manife
     runner = rig.start(path, "--plain")
     trained(rig, 40)
     runner.kill()
-    runner.wait(5)
+    runner.wait(PATIENCE_SECONDS)
     rig.nothing_left()
 
     for verb in ("get", "describe", "explain"):
@@ -213,4 +213,4 @@ def test_job_of_a_killed_runner_is_interrupted_and_resumes(rig: LocalRig, manife
     again = rig.start(path, "--plain")
     until(lambda: rig.status().get("phase") == "Running", "the second run", 60)
     (rig.job / "finish").touch()
-    assert again.wait(60) == 0
+    assert again.wait(PATIENCE_SECONDS) == 0

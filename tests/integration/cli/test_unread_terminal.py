@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.integration.local_rig import LocalRig, read_all, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, read_all, rig, until
 
 __all__ = ["rig"]
 
@@ -46,7 +46,7 @@ def test_terminal_that_accepts_no_output_blocks_no_recovery(
     until(lambda: rig.status().get("phase") == "Succeeded", "the end of the job")
     assert runner.poll() is None, "its last lines are not written yet"
     written = read_all(ours)
-    assert runner.wait(60) == 0
+    assert runner.wait(PATIENCE_SECONDS) == 0
     assert b"job: Succeeded after" in written
     # The table wraps long lines; other text has less than 1,000 times this letter.
     assert written.count(b"x") // 1000 == logged(rig), "every line of the logs is written"

@@ -7,7 +7,7 @@ import signal
 import pytest
 import yaml
 
-from tests.integration.local_rig import LocalRig, rig, until
+from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
 
@@ -125,7 +125,7 @@ def test_interrupted_standalone_agent_does_not_exit_as_if_it_had_succeeded(
     agent = rig.start_other("agent", "--standalone", "work.py")
     until(lambda: rig.workers(), "the worker")
     agent.send_signal(signum)
-    said = agent.communicate(timeout=60)[0]
+    said = agent.communicate(timeout=PATIENCE_SECONDS)[0]
     assert agent.returncode == 130, said
     assert f" left ({signum.name})" in said
 
@@ -136,7 +136,7 @@ def test_suspended_local_job_ends_and_is_not_collected_as_finished(rig: LocalRig
     assert "job is running" in rig.call("resume", "job").stderr.replace('"', "")
     done = rig.call("suspend", "job")
     assert (done.returncode, done.stdout) == (0, "elasticjob.elasticjob.dev/job suspended\n")
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=PATIENCE_SECONDS)
     assert runner.returncode == 130
     assert rig.status()["phase"] == "Suspended"
     resumed = rig.call("resume", "job")

@@ -15,7 +15,7 @@ from tests.integration.etcd.watches import drained, events_of, opened
 from tests.integration.etcd_server import VERSIONS, EtcdServer
 
 ROOT = "root:secret"
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def enable_auth(server: EtcdServer) -> None:

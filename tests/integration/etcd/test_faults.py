@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -47,13 +47,24 @@ def dead_port() -> Iterator[int]:
 def test_absent_server_is_unavailable_within_timeout(dead_port: int) -> None:
     async def main() -> None:
         url = f"http://127.0.0.1:{dead_port}"
-        async with Client([url], request_timeout_seconds=0.5) as client:
-            for request in (client.range(Range("/k")), client.put(Put("/k", b"")), client.grant(5)):
-                begin = time.monotonic()
+        requests: tuple[Callable[[Client], Awaitable[object]], ...] = (
+            lambda one: one.range(Range("/k")),
+            lambda one: one.put(Put("/k", b"")),
+            lambda one: one.grant(5),
+        )
+        async with (
+            Client([url], request_timeout_seconds=0.5) as client,
+            Client([url], request_timeout_seconds=60) as patient,
+        ):
+            for request in requests:
+                waiting = asyncio.ensure_future(request(patient))
+                await asyncio.sleep(0.05)
                 with pytest.raises(Unavailable, match=url) as caught:
-                    await request
+                    await request(client)
                 assert "Connection refused" in str(caught.value)
-                assert time.monotonic() - begin < 4.5, "the default is 5 s"
+                assert not waiting.done(), "the timeout is the client's own"
+                waiting.cancel()
+                await asyncio.wait((waiting,))
             with pytest.raises(Unavailable):
                 await drained(client.watch([Range("/")], 0))
 
@@ -106,13 +117,13 @@ def test_requests_use_the_working_endpoint(
     async def main() -> None:
         async with serving(garbage) as wrong, serving(silence) as silent:
             endpoints = [f"127.0.0.1:{dead_port}", wrong, silent, newest_etcd.url]
-            async with Client(endpoints, random=first, request_timeout_seconds=3) as client:
+            async with Client(endpoints, random=first, request_timeout_seconds=8) as client:
                 begin = time.monotonic()
                 revision = await client.put(Put(f"{prefix}k", b""))
                 search = time.monotonic() - begin  # the silent server costs half of the timeout
                 begin = time.monotonic()
                 assert (await client.range(Range(f"{prefix}k"))).kvs[0].mod_revision == revision
-                assert time.monotonic() - begin < search / 5, "it must stay with the one that works"
+                assert time.monotonic() - begin < search / 2, "it must stay with the one that works"
                 (event,) = await events_of(client.watch([Range(prefix, True)], revision), 1)
                 assert event.mod_revision == revision
 
@@ -231,7 +242,7 @@ def test_client_watch_and_lease_survive_killed_server(start_etcd: StartEtcd, ver
                 await ended
             reading = asyncio.create_task(client.range(Range("/k")))  # waits for the new server
             await asyncio.to_thread(server.start)
-            await asyncio.wait((reading,), timeout=10)
+            await asyncio.wait((reading,), timeout=60)
             found = await client.range(Range("/k"))
             assert (found.cluster_id, found.kvs[0].value) == (cluster, b"1")
             assert await client.keep_alive(lease.id) == 60  # leases survive kill -9
@@ -335,7 +346,7 @@ def test_servers_end_with_their_parent_process(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     os.kill(parent.pid, signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
     status = Path(f"/proc/{pid}/stat")
     wait_until(lambda: not status.exists() or ") Z " in status.read_text(), "etcd to die")

@@ -29,7 +29,7 @@ def test_key_is_restored_after_a_loss_of_data(etcd: EtcdServer, prefix: str) -> 
         used: list[bytes] = []
         async with Client([etcd.url]) as client:
             following = asyncio.create_task(follow_shared_key(client, prefix, used.append))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not used:
                     await asyncio.sleep(0.01)
                 await client.txn(Txn((), (Delete(Keys(prefix).job_key),)))

@@ -48,7 +48,7 @@ def test_watch_from_old_revision_delivers_whole_history_in_order(
                 revisions.append((await client.txn(Txn((), puts))).revision)
             batches: list[WatchBatch] = []
             async with (
-                asyncio.timeout(15),
+                asyncio.timeout(60),
                 aclosing(client.watch([Range(prefix, True)], start)) as watch,
             ):
                 assert await anext(watch) == WatchBatch(start - 1, (), found.cluster_id)

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.protocol.kv import WatchBatch, WatchEvent
 
 Watch = AsyncGenerator[WatchBatch, None]
 
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 async def opened(watch: Watch) -> int:

@@ -107,10 +107,10 @@ def test_throttled_request_is_retried_after_given_delay() -> None:
     async def scenario(kube: Kube) -> None:
         begin = time.monotonic()
         assert await kube.patch(PODS, "ns", "x", {}) == FOUND
-        assert time.monotonic() - begin >= 1.0
+        assert 1.0 <= time.monotonic() - begin < 30.0, "half of the call's timeout"
         assert len(server.asked) == 2
 
-    run(server, scenario)
+    run(server, scenario, call_seconds=60.0)
 
 
 def test_throttling_beyond_call_timeout_fails_at_once() -> None:

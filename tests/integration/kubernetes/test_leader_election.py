@@ -130,24 +130,24 @@ def test_killed_replica_is_replaced_after_lease_expiry(
     replicas.start("b")
     replicas.start("c")
     first.signal(signal.SIGKILL)
-    first.process.wait(10)
+    first.process.wait(60)
     last = replicas.times("a")[-1]
     wait_until(lambda: len(replicas.terms()) > 1, "another to be active")
     successor = replicas.terms()[1]
     waited = replicas.wait_active(successor) - last
     # The dead one's last renewal was a quarter of a second old, or more on a busy machine.
-    assert DURATION_SECONDS * 0.5 <= waited <= DURATION_SECONDS * 3
+    assert DURATION_SECONDS * 0.5 <= waited <= DURATION_SECONDS * 10
     assert len(replicas.terms()) == 2
 
 
 def test_terminated_replica_is_replaced_at_once(replicas: Replicas) -> None:
-    first = replicas.start("a", duration_seconds=20)
+    first = replicas.start("a", duration_seconds=60)
     replicas.wait_active("a")
     replicas.start("b")
     first.signal(signal.SIGTERM)
-    assert first.process.wait(10) == 0
+    assert first.process.wait(60) == 0
     last = replicas.times("a", "ended")[0]
-    assert 0 < replicas.wait_active("b") - last < 10
+    assert 0 < replicas.wait_active("b") - last < 30, "half of the lease"
     assert replicas.terms() == ["a", "b"]
 
 

@@ -44,19 +44,24 @@ from tests.integration.launcher_rig import (
 
 __all__ = ["launcher_file", "process_tag", "start_launcher"]
 
-LIVE_SECONDS = 2.0
+LIVE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
-KILL_SECONDS = 0.5
+EARLY_SECONDS = 2.0
+"""Maximum age of the last heartbeat of an agent that is killed, on a busy machine."""
+LATE_SECONDS = 8.0
+"""Maximum delay of the end, on a busy machine; an orphan without a deadline would live for 30 s."""
 SLEEPER = ("sleep", "100")
 PROBER = Peer("pod-1", "s7")
 
 
-def ended_in_time(pid: int, began: float, seconds: float) -> None:
+def ended_in_time(
+    pid: int, began: float, seconds: float, late_seconds: float = LATE_SECONDS
+) -> None:
     """Check that the worker lives for part of its time, and no longer than all of it."""
     assert alive(pid), "it has its time"
     wait_for_end([pid])
     took = time.monotonic() - began
-    assert seconds - BEAT_SECONDS - 0.3 <= took <= seconds + KILL_SECONDS, took
+    assert seconds - EARLY_SECONDS <= took <= seconds + late_seconds, took
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
@@ -124,15 +129,15 @@ def test_permission_expires_after_orphan_time(start_launcher: StartLauncher) -> 
     async def scenario() -> None:
         launcher = start_launcher()
         port = await port_of(launcher)
-        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=4.0, live_seconds=2.0)
+        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=12.0, live_seconds=LIVE_SECONDS)
         agent.kill()
         killed = time.monotonic()
         assert (await permitted(port, 60.0)).verdict is Verdict.WORKERS_ALIVE
         answer = await permitted(port, 60.0)
         assert answer.live_seconds is not None
-        assert LIVE_SECONDS < answer.live_seconds <= 4.0
+        assert LIVE_SECONDS < answer.live_seconds <= 12.0
         await soon(lambda: not alive(agent.worker_pids[0]))
-        assert time.monotonic() - killed <= 4.0 + KILL_SECONDS
+        assert time.monotonic() - killed <= 12.0 + LATE_SECONDS
 
     asyncio.run(scenario())
 
@@ -194,15 +199,16 @@ def test_heartbeat_delayed_by_stopped_launcher_counts_from_send_time(
         await agent.hears("hello")
         agent.say(type="attach", member="pod-0", session="s0", job_key=JOB_KEY.hex(),
                   orphan_seconds=30, deadlines=True)  # fmt: skip
-        agent.say(type="beat", at=time.monotonic(), live_seconds=LIVE_SECONDS)
+        live, stopped = 8.0, 5.0
+        agent.say(type="beat", at=time.monotonic(), live_seconds=live)
         agent.start(1, *SLEEPER)
         started = await agent.hears("started")
         launcher.process.send_signal(signal.SIGSTOP)
         said = time.monotonic()
-        agent.say(type="beat", at=said, live_seconds=LIVE_SECONDS)
-        await asyncio.sleep(LIVE_SECONDS - 0.7)
+        agent.say(type="beat", at=said, live_seconds=live)
+        await asyncio.sleep(stopped)
         launcher.process.send_signal(signal.SIGCONT)
-        ended_in_time(started["pids"]["0"], said, LIVE_SECONDS)
+        ended_in_time(started["pids"]["0"], said, live, late_seconds=stopped - 0.5)
         agent.close()
 
     asyncio.run(scenario())

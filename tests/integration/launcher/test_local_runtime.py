@@ -115,7 +115,7 @@ def test_second_stop_can_only_shorten_grace_period(tmp_path: Path) -> None:
         await runtime.stop(1, 0.3)
         await runtime.stop(1, 100)
         await until(events, Stopped, round=1)
-        assert 0.25 <= time.monotonic() - told < 5
+        assert 0.25 <= time.monotonic() - told < 50, "not the grace period of 100 s"
 
         await runtime.start(start_workers(2, with_child(tmp_path / "pid2", "ignore")))
         await child_of(tmp_path / "pid2")
@@ -123,7 +123,7 @@ def test_second_stop_can_only_shorten_grace_period(tmp_path: Path) -> None:
         await runtime.stop(2, 100)
         await runtime.stop(2, 0)
         await until(events, Stopped, round=2)
-        assert time.monotonic() - told < 5
+        assert time.monotonic() - told < 50, "not the grace period of 100 s"
 
     run(scenario)
 

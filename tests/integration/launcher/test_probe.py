@@ -517,11 +517,9 @@ def test_unauthenticated_connections_disturb_nothing(start_launcher: StartLaunch
         assert (await probe(hello.probe_port)).answerer == MEMBER
         await runtime.start(start_workers(1, ("true",)))
         await until(events, Stopped)
-        asked = time.monotonic()
         async with asyncio.timeout(PATIENCE_SECONDS):
             read_challenge(json.loads(await idle[0].readline()))
             assert await idle[0].read() == b""  # a silent client is disconnected
-        assert time.monotonic() - asked < 5
         idle[1].close()
         await runtime.aclose()
 

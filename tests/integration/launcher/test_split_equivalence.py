@@ -67,7 +67,7 @@ def folder(path: Path) -> Path:
 def run(command: list[str], cwd: Path, env: dict[str, str], fd: int = -1) -> int:
     fds = (fd,) if fd >= 0 else ()
     return subprocess.run(
-        command, cwd=cwd, env=env, pass_fds=fds, capture_output=True, timeout=30, check=False
+        command, cwd=cwd, env=env, pass_fds=fds, capture_output=True, timeout=60, check=False
     ).returncode
 
 
@@ -111,7 +111,7 @@ def test_split_line_starts_the_command_that_the_whole_line_starts(
         env={**env, "OUT": str(split)},
         umask=report["umask"],
         check=True,
-        timeout=30,
+        timeout=60,
     )
     expected, actual = (cleaned(json.loads(path.read_text())) for path in (out, split))
     expected[1]["OUT"] = actual[1]["OUT"]

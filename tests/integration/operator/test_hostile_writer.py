@@ -44,8 +44,9 @@ MEMORY_LIMIT = 1 << 30
 HONEST = [f"good{number}" for number in range(10)]
 MOST_STORED = 256 << 20
 """Size of etcd's database after all attacks; its quota in the chart's values is 2 GiB."""
-LAG_SECONDS = 2.0
+LAG_SECONDS = 10.0  # of one second, on a busy machine
 PHASE_SECONDS = 3.0
+REFUSAL_SECONDS = 60.0
 KIB = 1024
 
 
@@ -118,11 +119,11 @@ async def write_big_values(client: Client, keys: Keys) -> None:
         await client.txn(Txn((), (Put(f"{keys.prefix}junk/{at}", b"x" * 1400 * KIB),)))
 
 
-async def attack(url: str, keys: Keys, user: tuple[str, str], how: Attack) -> bool:
-    """Run an attack for a while; return True if etcd refused a write."""
+async def attack(url: str, keys: Keys, user: tuple[str, str], how: Attack, seconds: float) -> bool:
+    """Run an attack until etcd refuses a write, and return True; return False after the time."""
     async with Client([url], user=user[0], password=user[1]) as client:
         with suppress(TimeoutError):
-            async with asyncio.timeout(PHASE_SECONDS):
+            async with asyncio.timeout(seconds):
                 try:
                     await how(client, keys)
                 except EtcdError:
@@ -130,8 +131,8 @@ async def attack(url: str, keys: Keys, user: tuple[str, str], how: Attack) -> bo
     return False
 
 
-def run_attack(url: str, keys: Keys, user: tuple[str, str], how: Attack) -> bool:
-    return asyncio.run(attack(url, keys, user, how))
+def run_attack(url: str, keys: Keys, user: tuple[str, str], how: Attack, seconds: float) -> bool:
+    return asyncio.run(attack(url, keys, user, how, seconds))
 
 
 @dataclass
@@ -208,12 +209,15 @@ def test_hostile_writers_neither_delay_honest_jobs_nor_exhaust_the_operator(
     users = {name: (keys_of(ns, name), login(ns, name)) for name in bad}
 
     async def scenario(pool: ProcessPoolExecutor) -> None:
-        async def refused(job: str, how: Attack) -> bool:
+        async def refused(job: str, how: Attack, seconds: float = REFUSAL_SECONDS) -> bool:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(pool, run_attack, etcd.url, *users[job], how)
+            attacked = (etcd.url, *users[job], how, seconds)
+            return await loop.run_in_executor(pool, run_attack, *attacked)
 
         async with honest_jobs(ns, etcd) as jobs:
-            assert not await refused("bad", write_members), "it stays within its quota"
+            assert not await refused("bad", write_members, PHASE_SECONDS), (
+                "it stays within its quota"
+            )
             assert await refused("bad", write_small_keys), "its user is revoked"
             assert await refused("worse", write_big_values), "its user is revoked"
             assert await refused("worst", rewrite_one_key), "its user is revoked"

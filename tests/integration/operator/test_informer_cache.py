@@ -58,7 +58,7 @@ async def mirrored(server: EtcdServer) -> AsyncIterator[tuple[Client, InformerCa
 async def until(cache: InformerCache, condition: Callable[[], Any]) -> list[str]:
     """Follow the changes until the condition holds; return the prefixes reported meanwhile."""
     told: list[str] = []
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         changes = cache.changes()
         while not condition():
             told.append(await anext(changes))
@@ -79,7 +79,7 @@ def test_cache_reports_changed_jobs_and_their_records(server: EtcdServer) -> Non
         async with mirrored(server) as (client, cache):
             assert cache.records(ONE) is None  # nothing is known before the first read
             await put(client, Keys(ONE).round, ROUND)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 assert await anext(cache.changes()) == ONE
             found = cache.records(ONE)
             assert found is not None

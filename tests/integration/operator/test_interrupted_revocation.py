@@ -78,7 +78,7 @@ def test_revocation_interrupted_after_a_step_is_completed_by_the_next_operator(
         assert (await client.range(Range(folder, prefix=True))).kvs == ()
 
     async def exceeded(rig: Rig) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while rig.etcds.own.cache.exceeded(namespace, uid) is None:
                 await asyncio.sleep(0.02)
 

@@ -65,13 +65,13 @@ def run(
 ) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(110),
             Kube.connect(server.kubeconfig()) as kube,
             asyncio.TaskGroup() as tasks,
         ):
             chosen = settings or EtcdSettings((etcd.url,))
             etcds = EtcdRegistry(chosen, kube, tasks, lambda namespace, uid: None)
-            assert await etcds.own.cache.reached(0, 10)
+            assert await etcds.own.cache.reached(0, 60)
             try:
                 await scenario(Rig(kube, etcds, namespace))
             finally:
@@ -88,7 +88,7 @@ async def uses_own(rig: Rig, job: ElasticJob) -> bool:
 
 async def seen(rig: Rig, namespace: str) -> None:
     """Wait until the cache has the record that the test has put."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (namespace, UID) not in rig.etcds.own.cache.jobs():
             await asyncio.sleep(0.02)
 
@@ -279,7 +279,7 @@ def test_dead_etcd_does_not_delay_other_etcds(
         named = source.etcd
         assert named.newest(*gone) == 1
         other.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while named.cache.known:
                 await asyncio.sleep(0.02)
         rig.jobs.deleted.add(gone)
@@ -289,7 +289,7 @@ def test_dead_etcd_does_not_delay_other_etcds(
         assert own.ctl("get", "--prefix", keys.prefix) == ""
         assert gone in rig.jobs.deleted, "it is come back to"
         other.start()
-        assert await named.cache.reached(0, 20)
+        assert await named.cache.reached(0, 60)
         await rig.resync.resync()
         assert other.ctl("get", "--prefix", there.prefix) == ""
         assert gone not in rig.jobs.deleted

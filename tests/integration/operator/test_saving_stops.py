@@ -16,7 +16,7 @@ from tests.integration.operator.fake_kubelet import Kubelet, kubelet
 from tests.integration.operator_rig import Namespace, Operator, alone_in
 
 ROUND_SECONDS = 60.0
-END_SECONDS = 40.0
+END_SECONDS = 60.0
 TRAINER = """
 import os, pathlib, sys, time
 from elasticjob import train
@@ -158,7 +158,8 @@ def test_deleted_job_saves_once(
             ender.start()
         ender.join(END_SECONDS)
         assert steps(tmp_path) == [saved(tmp_path)] * 2
-        assert "round 2" not in pods.pods["job-0"].log("agent")
+        # It may open before the operator closes the rendezvous.
+        assert "round 2: starting" not in pods.pods["job-0"].log("agent")
 
 
 @pytest.mark.timeout(240)

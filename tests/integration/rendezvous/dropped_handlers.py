@@ -21,8 +21,8 @@ from typing import Any
 
 from tests.integration.etcd_server import Ports
 
-SECONDS = 10.0
-CHILD_SECONDS = 20
+SECONDS = 60.0
+CHILD_SECONDS = 60
 SETTINGS = {"last_call_timeout": 1, "keep_alive_interval": 1}
 
 

@@ -17,7 +17,7 @@ from elasticjob_agent.api import DirectedHandler
 from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler, create_handler
 
-CHILD_SECONDS = 20
+CHILD_SECONDS = 60
 
 
 def handler(endpoint: str, run_id: str) -> EtcdV3RendezvousHandler:

@@ -26,7 +26,7 @@ from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 Make = Callable[..., EtcdV3RendezvousHandler]
 
 

@@ -73,7 +73,7 @@ def test_dead_agent_is_removed_within_fraction_of_lease(
 ) -> None:
     async def main() -> None:
         names = ["n-0", "n-1", "n-2"]
-        bounds = replace(FAST, keep_alive_seconds=20.0)  # sufficient even for a machine under load
+        bounds = replace(FAST, keep_alive_seconds=60.0)  # sufficient even for a machine under load
         async with gang(newest_etcd.url, prefix, names[:1], bounds) as first:
             await until(lambda: first[0].round is not None, "n-0 coordinates")
             async with gang(newest_etcd.url, prefix, names[1:], bounds) as others:
@@ -240,7 +240,7 @@ def test_closing_ends_all_and_later_member_finds_job_closed(
             folder = Range(Keys(prefix.rstrip("/") + "/").members, prefix=True)
             began = asyncio.get_running_loop().time()
             while (await client.range(folder)).kvs:
-                assert asyncio.get_running_loop().time() - began < 10.0, "keys are left over"
+                assert asyncio.get_running_loop().time() - began < 60.0, "keys are left over"
                 await asyncio.sleep(0.1)
 
     asyncio.run(main())
@@ -331,7 +331,7 @@ def test_revoked_lease_is_replaced_without_stop(newest_etcd: EtcdServer, prefix:
                     kvs = (await client.range(Range(key.key.rsplit("/", 1)[0], True))).kvs
                     if kvs and kvs[0].key != key.key:
                         break
-                    assert asyncio.get_running_loop().time() - began < 20.0, "not registered again"
+                    assert asyncio.get_running_loop().time() - began < 60.0, "not registered again"
                     await asyncio.sleep(0.05)
             await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
             assert together(nodes)

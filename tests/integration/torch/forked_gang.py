@@ -25,6 +25,14 @@ def gang(top: Path, name: str, nodes: Sequence[str], work: Callable[[int, int], 
         top: folder of the test.
         nodes: name of each rank's node, which is that of its folder in memory.
     """
+    assert forked(top, name, nodes, work) == [0] * len(nodes)
+    return [json.loads((top / f"{name}-{rank}").read_text()) for rank in range(len(nodes))]
+
+
+def forked(
+    top: Path, name: str, nodes: Sequence[str], work: Callable[[int, int], Any]
+) -> list[int]:
+    """Run `work` as `gang` does; return the wait status of each rank's process."""
     pids = []
     for rank in range(len(nodes)):
         pid = os.fork()
@@ -38,8 +46,7 @@ def gang(top: Path, name: str, nodes: Sequence[str], work: Callable[[int, int], 
             finally:
                 os._exit(code)
         pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
-    return [json.loads((top / f"{name}-{rank}").read_text()) for rank in range(len(nodes))]
+    return [os.waitpid(pid, 0)[1] for pid in pids]
 
 
 def _work(

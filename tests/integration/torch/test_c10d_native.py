@@ -26,7 +26,7 @@ from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousInfo
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.integration.local_rig import until
 
-SECONDS = 40
+SECONDS = 90
 
 
 class Job:

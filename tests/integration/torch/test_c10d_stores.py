@@ -21,8 +21,7 @@ from elasticjob_rendezvous.api import (
 from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend
 from elasticjob_rendezvous.c10d.stores import emptied, sharing
 from elasticjob_rendezvous.dynamic import wire
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
-from elasticjob_rendezvous.dynamic.core.state import State, completed, redundant
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, completed, redundant
 from tests.integration.etcd_server import Ports
 from tests.integration.torch.dynamic_gang import Failed, Gang, Kind, agree, join
 

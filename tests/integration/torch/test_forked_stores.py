@@ -16,7 +16,7 @@ from elasticjob_rendezvous.tcpstore import TCPStore, TCPStoreServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.etcd_v2_rig import Run, StartRun, together
 
-CHILD_SECONDS = 20
+CHILD_SECONDS = 60
 
 
 def in_child(work: Callable[[], object]) -> None:

@@ -113,7 +113,7 @@ class NodeGang(Gang):
 
     def ends(self, *pods: Pod) -> list[int]:
         try:
-            return [pod.launcher.wait(30) for pod in pods]
+            return [pod.launcher.wait(60) for pod in pods]
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.outputs()}") from error
 

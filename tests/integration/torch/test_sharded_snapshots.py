@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.torch import forked_gang
 from tests.paths import ROOT
+
+pytestmark = pytest.mark.timeout(300)  # each rank imports torch
 
 RANKS = """
 import functools, json, sys

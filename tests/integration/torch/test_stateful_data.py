@@ -13,7 +13,7 @@ from tests.paths import ROOT
 PROGRAM = """
 import json, sys
 from elasticjob.train.codec import decode, encode
-from elasticjob.train.buffers import Body
+from elasticjob.train.part_files import Body
 from elasticjob.train.data import ElasticLoader
 
 class Reader:

@@ -157,7 +157,7 @@ def test_wait_ends_with_last_key(dial: Dial) -> None:
     assert one.num_keys() >= 2
     assert not waited.is_set()
     one.add("c", 1)
-    thread.join(30)
+    thread.join(60)
     assert waited.is_set()
 
 
@@ -207,7 +207,7 @@ class TestServer:
                 time.sleep(0.01)
             server.close()
             with pytest.raises(StoreGone):
-                waiting.result(20)
+                waiting.result(60)
 
     def test_invalid_connections_are_closed(self, server: TCPStoreServer, ours: Clients) -> None:
         store = ours(server.port)
@@ -233,7 +233,7 @@ class TestServer:
         store = ours(server.port)
         assert not server.drained(0.05)
         store.close()
-        assert server.drained(10)
+        assert server.drained(60)
         with pytest.raises(StoreGone):
             store.get("k")
 
@@ -255,7 +255,7 @@ class TestClient:
         with ThreadPoolExecutor(1) as pool:
             early = pool.submit(ours, port)
             late = TCPStoreServer("127.0.0.1", port)
-            early.result(20).set("k", "v")
+            early.result(60).set("k", "v")
         late.close()
 
     def test_other_server_on_port_is_an_error(self) -> None:
@@ -271,4 +271,4 @@ class TestClient:
             thread.start()
             with pytest.raises(StoreGone, match="not a TCPStore"):
                 TCPStore("127.0.0.1", other.getsockname()[1], timedelta())
-            thread.join(10)
+            thread.join(60)

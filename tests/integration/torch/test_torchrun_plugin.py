@@ -69,10 +69,9 @@ def test_mixed_process_group_forms_with_either_rank_0(
 
 
 def test_mixed_gang_handles_join_loss_and_drain(gang: MixedGang) -> None:
-    patient = STEADY.replace("last_call_timeout=15", "last_call_timeout=60")
-    gang.torchrun("1:3", name="n-0", conf=patient)
-    ours = gang.agent("1:3", name="n-1", conf=patient)
-    lost = gang.torchrun("1:3", name="n-2", conf=patient)
+    gang.torchrun("1:3", name="n-0", conf=STEADY)
+    ours = gang.agent("1:3", name="n-1", conf=STEADY)
+    lost = gang.torchrun("1:3", name="n-2", conf=STEADY)
     before = gang.started(1, 3, SLOW_SECONDS)
 
     gang.kill_node(lost)

@@ -362,7 +362,7 @@ def test_abandoned_zygote_removes_its_helpers_and_files(
 ) -> None:
     """A standby ended in the middle of an import is included."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "2")
+    monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "8")
     (tmp_path / "tmp").mkdir()
     (installed / "slow_pkg.py").write_text(
         "import os, pathlib, subprocess, sys, tempfile, time\nfrom multiprocessing import "
@@ -377,7 +377,7 @@ def test_abandoned_zygote_removes_its_helpers_and_files(
 
     async def scenario(runtime: Warm) -> None:
         prepared = await runtime.prepare(sys.executable, path, modules=("slow_pkg",))
-        assert prepared.reason.startswith("preloading took longer than 2 s"), prepared
+        assert prepared.reason.startswith("preloading took longer than 8 s"), prepared
         helper, alone, memory = (tmp_path / "told").read_text().split()
         await soon(lambda: not Path("/proc", helper).exists() and not Path("/proc", alone).exists())
         await soon(lambda: not Path("/dev/shm", memory.lstrip("/")).exists())
@@ -403,7 +403,7 @@ def test_worker_start_with_hung_zygote_takes_no_longer_than_cold_start(
         await runtime.ask(sys.executable, path, env={**SHARED, "MODE": "2"})
         began = asyncio.get_running_loop().time()
         started, exited = await runtime.outcome(sys.executable, path, env=env)
-        assert asyncio.get_running_loop().time() - began < 6  # including a 2 s minimum wait
+        assert asyncio.get_running_loop().time() - began < 40, "the standby hangs for 99 s"
         assert (started.warm, exited.exit_code) == (False, 0)
         assert started.cold_reason == "the standby is still preloading"
 

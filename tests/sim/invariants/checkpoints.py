@@ -85,7 +85,8 @@ def _closed(checker: Checker, before: Round, after: Round) -> None:
     # As many as wanted for another planned end, and none that was lost meanwhile.
     if len(gang) < len(seats) or any(pod.agent is None for pod in gang) or checker.in_trouble():
         return
-    if report.result is SaveResult.TIMED_OUT:
+    failed = all(pod.script.save_error for pod in gang)
+    if report.result is SaveResult.TIMED_OUT and not failed:
         assert before.save is not None
         waited = world.now - checker.save_asked_at >= before.save.seconds - SLACK_SECONDS
         checker.need(waited, "saving", f"closed before the checkpoint: {report}")
@@ -114,6 +115,6 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
         wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
         return
-    saved = all(pod.script.saved for pod in gang)
+    saved = all(pod.script.saved or pod.script.save_error for pod in gang)
     waited = now - checker.save_asked_at >= before.save.seconds - SLACK_SECONDS
     checker.need(saved or waited, "saving", f"stopped before the checkpoint: {after.cause}")

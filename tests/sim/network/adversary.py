@@ -27,7 +27,7 @@ from elasticjob_launcher.proof import (
     read_question,
 )
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.channel import Channel
+from elasticjob_rendezvous.links.wire import Channel
 from elasticjob_rendezvous.protocol.effects import Link
 from elasticjob_rendezvous.protocol.events import (
     LeaveNoticesReceived,

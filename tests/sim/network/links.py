@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticjob_launcher.proof import BadPeer, Peer
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.channel import Channel
+from elasticjob_rendezvous.links.wire import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,

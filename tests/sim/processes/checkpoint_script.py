@@ -26,6 +26,7 @@ class Script:
         told: the answer to a request, as `Local.passed`.
         saved: they saved at the common place.
         completed: they report that the checkpoint of all is complete.
+        save_error: they report that their save failed.
     """
 
     def __init__(self, pod: Pod) -> None:
@@ -35,6 +36,7 @@ class Script:
         self.told = -1
         self.saved = False
         self.completed = False
+        self.save_error = ""
         self._request: Save | None = None
         self._since = 0.0
 
@@ -86,6 +88,10 @@ class Script:
 
     def _save(self) -> None:
         if self._request is None or self.told < 0:
+            return
+        if self._pod.world.plan.saves_fail:
+            self.save_error = "rank 0: /checkpoints: No space left on device"
+            self._pod.changed()
             return
         self._pod.world.note(self._pod.name, "saved at", self._request.point)
         self.saved = True

@@ -101,6 +101,7 @@ class Pod:
             passed=self.script.told,
             saved=self.script.saved,
             completed=self.script.completed,
+            save_error=self.script.save_error,
             live_until=self._found_deadline,
         )
 

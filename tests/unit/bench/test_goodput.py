@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.goodput import __main__ as goodput
 from bench.goodput.__main__ import (
     BASELINE,
     Kind,
@@ -16,11 +20,13 @@ from bench.goodput.__main__ import (
     parse,
     read_parts,
     results,
+    run_all,
     settings_of,
+    slots,
 )
 from bench.goodput.steps import Step, Work, curve, fault_times, read_steps, work
 from bench.goodput.systems import SYSTEMS
-from bench.peers.trainee import RECORD
+from bench.peers.trainee import RECORD, STARTED, Storage
 
 
 def steps(*numbers: int, world: int = 2) -> list[Step]:
@@ -154,3 +160,42 @@ def test_command_starts_the_script_of_all_systems(system: object) -> None:
     assert command[-1] == "--model=8MB"
     assert any(word.endswith("trainee.py") for word in command)
     assert ("--nnodes=1:3" in command) != (made.saves == "torchft")
+
+
+def test_runs_side_by_side_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5, 7})
+    assert slots(2) == [{2, 3}, {4, 5}]
+    assert slots(None) == [{2, 3, 4, 5, 7}]
+
+
+def run_and_tell_cores(system: str, one: Run, options: argparse.Namespace, logs: Path) -> Run:
+    """Return the run with its cores as its error; the first one takes longer."""
+    time.sleep(0.2 if one.system == "a" else 0.0)
+    one.error = str(sorted(os.sched_getaffinity(0)))
+    return one
+
+
+def test_each_run_is_pinned_to_its_cores_and_returned_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(goodput, "run", run_and_tell_cores)
+    available = sorted(os.sched_getaffinity(0))
+    planned = [(Run(name, "8MB", 30.0, 90.0), SYSTEMS[0].name) for name in ("a", "b")]
+    done = run_all(planned, parse(["--cores", "1"]), tmp_path)
+    assert [one.system for one in done] == ["a", "b"]
+    assert {one.error for one in done} <= {str([core]) for core in available}
+    assert available == sorted(os.sched_getaffinity(0))
+
+
+def test_more_cores_than_the_process_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--cores", "100000"])
+    assert "--cores must be from 1 to" in capsys.readouterr().err
+
+
+def test_checkpoint_of_the_compared_systems_is_written_and_read(tmp_path: Path) -> None:
+    (tmp_path / STARTED).touch()
+    path = tmp_path / "checkpoint.pt"
+    Storage(path, 30.0).save(lambda: {"step": 7}, at_once=True)
+    assert Storage(path, 30.0).load() == {"step": 7}
+    assert [each.name for each in tmp_path.iterdir() if each.name != STARTED] == [path.name]

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from bench.pods.api import Api, Lives
+from bench.pods.api import Lives
 from bench.pods.runs import Fault, Runs
 from bench.pods.seen import First, Life, Outcome, firsts, join, pause, recovery, together
+from tests.e2e.api import Api
 
 
 def first(pod: str, number: int, rank: int, world: int, at: float = 10.0, **more: float) -> First:

@@ -18,7 +18,7 @@ from elasticjob_cli.commands.script_job import (
 )
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.differences import check_accelerators, ignored_parts
-from elasticjob_operator.domain.manifests.trainer_command import expanded
+from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.model.manifest import load_file
 from tests.paths import ROOT
 

@@ -189,6 +189,20 @@ def test_varying_count_is_unsteady(here: int, told: bool) -> None:
     assert bool(differences([cold], warm)) is told
 
 
+@pytest.mark.parametrize(("here", "told"), [(0, True), (1, False), (8, False), (9, True)])
+def test_pool_that_grows_with_the_load_differs_if_it_is_absent_or_too_large(
+    here: int, told: bool
+) -> None:
+    cold, warm = run(), other_run()
+    each(lambda one: one["threads"].extend(["event_engine"] * 4))(cold)
+    each(lambda one: one["threads"].extend(["event_engine"] * 4))(warm)
+    assert differences([cold], warm) == []
+    for _ in range(4):
+        last(lambda one: one["threads"].remove("event_engine"))(warm)
+    last(lambda one: one["threads"].extend(["event_engine"] * here))(warm)
+    assert bool(differences([cold], warm)) is told
+
+
 def test_import_output_in_zygote_log_is_documented() -> None:
     warm = other_run()
     warm["output"]["0/stdout.log"] = "ready"

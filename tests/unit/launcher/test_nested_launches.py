@@ -49,6 +49,21 @@ STARTING = {
         2,
         "accelerate launch",
     ),
+    "wrapper with options": (
+        'import subprocess\nsubprocess.run(["conda", "run", "-n", "x", "torchrun", "t.py"])',
+        2,
+        "torchrun",
+    ),
+    "wrappers in a text": (
+        'import os\nos.system("nice -n 10 sudo -u me torchrun t.py")',
+        2,
+        "torchrun",
+    ),
+    "shell behind a wrapper": (
+        'import subprocess\nsubprocess.run(["sudo", "-E", "bash", "-c", "cd x; torchrun t.py"])',
+        2,
+        "torchrun",
+    ),
     "preparation in a line": (
         'import subprocess\nsubprocess.run(["bash", "-c", ". env.sh && exec torchrun train.py"])',
         2,

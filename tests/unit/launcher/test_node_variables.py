@@ -226,6 +226,14 @@ def test_number_of_processes_is_not_the_number_of_nodes(text: str, is_set: bool)
         ("cat <<EOF\nit's\nEOF\ntorchrun --node_rank $RANK", {"RANK"}),
         ('echo "it\'s # 1" $#; torchrun --node_rank $RANK', {"RANK"}),
         ("bash <<'EOF'\ntorchrun --node_rank $RANK\nEOF", {"RANK"}),
+        ("declare -x RANK=0; torchrun --node_rank $RANK", set()),
+        ("RANK=0; RANK=1; torchrun --node_rank $RANK", set()),
+        ("cd /x; read -ra A; RANK=${A[0]}\ntorchrun --node_rank $RANK", set()),
+        ("cat <<EOF > x\nRANK=0\nEOF\ntorchrun --node_rank $RANK", {"RANK"}),
+        ("RANK=0 ./prepare; torchrun --node_rank $RANK", {"RANK"}),
+        ("(RANK=0; ./prepare); torchrun --node_rank $RANK", {"RANK"}),
+        ("f() { RANK=0; }; torchrun --node_rank $RANK", {"RANK"}),
+        ("RANK=0; torchrun --node_rank $RANK '", {"RANK"}),
     ],
 )
 def test_what_the_line_assigns_or_the_shell_keeps_is_no_reference(

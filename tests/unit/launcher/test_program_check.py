@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -281,12 +282,20 @@ def test_program_is_read_after_the_other_options() -> None:
         ("env A=1 timeout -k 5 9s accelerate launch t.py", "accelerate launch"),
         ("gosu me python3 -u -m torch.distributed.run t.py", "torchrun"),
         ("nohup deepspeed --num_gpus 8 t.py", "deepspeed"),
+        ("conda run -n x torchrun t.py", "torchrun"),
+        ("uv run --extra gpu -m torch.distributed.run t.py", "torchrun"),
+        ("py-spy record -o x -- torchrun t.py", "torchrun"),
+        ("python -m cProfile -o x -m torch.distributed.run t.py", "torchrun"),
+        ("coverage run -m accelerate.commands.launch t.py", "accelerate launch"),
+        ("env -S 'nice torchrun t.py'", "torchrun"),
+        ("su me -c 'torchrun t.py'", "torchrun"),
+        ("bash -c '# both\nexec nice -n 5 torchrun t.py 2>&1'", "torchrun"),
     ],
 )
 def test_prepared_command_that_is_a_launcher_runs_once_for_the_node(
     command: str, launcher: str
 ) -> None:
-    words = command.split()
+    words = shlex.split(command)
     settings = settings_of("--check", command=words, several="0")
     assert node_launch(settings, {}) == f"the command {words[0]} starts {launcher}"
     assert not node_launch(settings_of(command=words), {})  # an explicit spec.launch
@@ -299,9 +308,22 @@ def test_prepared_command_that_is_a_launcher_runs_once_for_the_node(
     "command",
     ["./train torchrun t.py", "nice -n 5 ./train torchrun t.py", "python3 x/t.py torchrun t.py",
      "gosu torchrun ./train x", "timeout 9 /bin/echo deepspeed t.py", "env A=torchrun ./train x",
-     "python3 -c pass torchrun t.py"],
+     "python3 -c pass torchrun t.py", "conda run -n torchrun ./train x",
+     "sudo -u torchrun ./train x"],
 )  # fmt: skip
 def test_prepared_command_with_a_launcher_in_its_arguments_runs_for_each_worker(
     command: str,
 ) -> None:
     assert not node_launch(settings_of("--check", command=command.split()), {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["uv run {}", "python -m cProfile -s time {}", "coverage run {}", "nsys profile -o x python {}",
+     "my-wrapper python3 {}", "bash -c 'cd_is_no_program=1 exec python {} --lr 1 2>&1'"],
+)  # fmt: skip
+def test_program_behind_a_wrapper_is_searched_for_launchers(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "run_all.py"
+    path.write_text("import subprocess\nsubprocess.run(['torchrun', 'gang.py'])\n")
+    settings = settings_of("--check", command=shlex.split(command.format(path)))
+    assert node_launch(settings, {}) == f"{path}, line 2 starts torchrun"

@@ -22,7 +22,7 @@ from elasticjob_operator.kubernetes.client import PODS, Json, Kind
 from elasticjob_operator.kubernetes.event_recorder import EventRecorder, Subject
 from elasticjob_operator.logs import JsonFormatter, TextFormatter, of_job
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
+from elasticjob_operator.model.status import Interruptions, RoundStatus, Status, StopStatus
 from elasticjob_operator.reconcile.jobs import JobKey, Jobs
 from elasticjob_operator.reconcile.watches import StalenessCheck
 from elasticjob_operator.reconcile.workqueue import Retry
@@ -233,6 +233,16 @@ def test_increase_of_status_counts_is_counted() -> None:
     assert 'elasticjob_interruptions_total{kind="losses"} 2.0' in text
     assert 'elasticjob_interruptions_total{kind="joins"} 2.0' in text
     assert 'kind="preemptions"' not in text
+
+
+def test_planned_stop_is_counted_once_by_its_result() -> None:
+    metrics = Metrics()
+    error = "rank 0: /claim: No space left on device"
+    stopped = Status(last_stop=StopStatus(reason="Suspended", result="SaveFailed", error=error))
+    for before, after in ((Status(), stopped), (stopped, stopped), (stopped, Status())):
+        metrics.observe_counts(before, after)
+    found = [line for line in metrics.text().decode().splitlines() if "stops_total{" in line]
+    assert found == ['elasticjob_stops_total{result="SaveFailed"} 1.0']
 
 
 def test_job_metric_counts_phases_at_scrape() -> None:

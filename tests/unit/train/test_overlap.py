@@ -14,9 +14,10 @@ import torch
 from elasticjob import layout
 from elasticjob.train import Snapshots, overlap
 from elasticjob.train.agreement import Part
-from elasticjob.train.buffers import Body, MemoryBuffers
-from elasticjob.train.interval import COSTS, Interval
+from elasticjob.train.buffers import MemoryBuffers
+from elasticjob.train.interval import COSTS, Cost, Interval
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import Body
 
 WIDTH = 200  # a weight of 160 KB: not copied at once
 
@@ -246,17 +247,79 @@ def test_interval_keeps_the_overhead_below_its_share() -> None:
     proposals = []
     for cost in (None, 0.9, 0.02, 0.02, 0.02, 0.02):
         step, now = step + 1, now + 0.1 + (cost or 0.0)
-        proposals.append(interval.proposed(step, now, cost))
+        proposals.append(interval.proposed(step, now, None if cost is None else Cost(cost, cost)))
     # The first snapshots measure; a cost of 0.02 s is 1 % of 20 steps of 0.1 s.
     assert proposals == [1] * COSTS + [20]
-    assert interval.proposed(step + 20, now + 20 * 0.1 + 0.02, 0.02) == 20
-    assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, 0.02) > 20
+    taken = Cost(0.02, 0.02)
+    assert interval.proposed(step + 20, now + 20 * 0.1 + 0.02, taken) == 20
+    assert interval.proposed(step + 40, now + 40 * 0.05 + 0.04, taken) > 20
 
 
 def test_interval_of_expensive_steps_is_one() -> None:
     interval = Interval(None, None, 0.01)
     interval.start(0, 0.0)
-    assert [interval.proposed(step, step * 10.0, 0.05) for step in range(1, 9)] == [1] * 8
+    assert [interval.proposed(step, step * 10.0, Cost(0.05, 0.05)) for step in range(1, 9)] == [
+        1
+    ] * 8
+
+
+def proposals(
+    interval: Interval, cost: Cost, slowed: float, snapshots: int = 3 * COSTS
+) -> list[int]:
+    """Return the proposed numbers of steps of 0.1 s, of which those after a snapshot take more."""
+    interval.start(0, 0.0)
+    step, now, found = 0, 0.0, []
+    for number in range(snapshots):
+        found.append(interval.proposed(step, now, cost if number else None))
+        now += cost.stopped
+        for number in range(found[-1]):
+            seconds = 0.1 + (slowed if number == 0 else 0.0)
+            interval.stepped(1, seconds, copied=number == 0)
+            step, now = step + 1, now + seconds
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cost", "slowed", "interval"),
+    [
+        (Cost(0.001, 0.001, 0.02), 0.0, 1),  # another processor copies
+        (Cost(0.001, 0.001, 0.02), 0.01, 11),
+        (Cost(0.001, 0.001, 0.02), 0.05, 21),  # at most the processor time of the copy
+        (Cost(0.01, 0.002, 0.02), 0.0, 10),  # the optimizer's step waited for the copy
+        (Cost(0.01, 0.01), 0.03, 10),  # complete on return
+    ],
+)
+def test_interval_counts_by_how_much_a_copy_slows_the_next_step(
+    cost: Cost, slowed: float, interval: int
+) -> None:
+    found = proposals(Interval(None, None, 0.01), cost, slowed)
+    most = (cost.stopped + cost.background) / 0.001
+    assert found[:COSTS] == [1] * COSTS
+    assert 0.6 * most <= max(found) <= 1.5 * most + 1  # before a step without a copy was measured
+    assert interval - 1 <= found[-1] <= interval + 1
+
+
+def test_step_without_a_copy_is_measured_anew_after_many_snapshots() -> None:
+    found = proposals(Interval(None, None, 0.01), Cost(0.0001, 0.0001, 0.02), 0.0, 80)
+    assert set(found[-30:]) == {1, 2}
+
+
+def test_interval_of_the_restored_snapshot_applies_until_new_costs_are_measured() -> None:
+    interval = Interval(None, None, 0.01)
+    interval.start(50, 0.0, 20)
+    assert interval.first == 20
+    cost, now, step, found = Cost(0.02, 0.02), 0.0, 50, []
+    for number in range(COSTS + 2):
+        step, now = step + 20, now + 20 * 0.2 + 0.02
+        found.append(interval.proposed(step, now, None if number == 0 else cost))
+    assert found == [20] * COSTS + [10, 10]
+
+
+def test_given_intervals_are_not_taken_from_the_restored_snapshot() -> None:
+    steps, seconds = Interval(7, None, 0.01), Interval(None, 5.0, 0.01)
+    steps.start(50, 0.0, 20)
+    seconds.start(50, 0.0, 20)
+    assert (steps.first, seconds.first) == (7, 1)
 
 
 def test_snapshots_without_an_interval_become_rarer_than_the_steps(memory: Path) -> None:

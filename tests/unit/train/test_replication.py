@@ -18,9 +18,10 @@ import pytest
 
 from elasticjob.train import links
 from elasticjob.train.agreement import SHARED, Offer, Part, Version, decide
-from elasticjob.train.buffers import Body, MemoryBuffers, ReplicaBuffers, read
+from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers
 from elasticjob.train.gang import Gang
 from elasticjob.train.links import PeerError, Receiver, send
+from elasticjob.train.part_files import Body, read
 from elasticjob.train.replicas import Generations, State
 from elasticjob.train.replication import Replication, Settings
 

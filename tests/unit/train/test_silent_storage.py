@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from elasticjob import layout, train
-from elasticjob.train import SnapshotError, Snapshots, buffers, storage
-from elasticjob.train import snapshots as snapshots_module
+from elasticjob.train import SnapshotError, Snapshots, part_files, restoring, storage
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import Body, StorageFolder, read
+from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.gang import Gang
+from elasticjob.train.part_files import Body, read
 from tests.hanging_storage import HangingStorage
 from tests.paths import ROOT
 from tests.unit.train.test_snapshot_job import MIB, Job, asked, checkpoint, job
@@ -162,6 +162,7 @@ def test_memory_suffices_if_storage_cannot_be_read(
     snapshots.save(2, {"x": 2})
     broken(job.storage)
     short()
+    del snapshots
     job.restart()
     again = Snapshots(job.storage, every_steps=1)
     found = again.restore()
@@ -238,7 +239,7 @@ def test_checksum_of_a_part_in_storage_is_progress(
         return real(content, before)
 
     monkeypatch.setattr(zlib, "crc32", counted)
-    monkeypatch.setattr(buffers, "_SLICE_BYTES", 40)
+    monkeypatch.setattr(part_files, "_SLICE_BYTES", 40)
     body = read(path, part, lambda: calls.append("progress"))
     assert bytes(body.views[0]) == bytes(range(100))
     assert calls[calls.index("progress") - 1 :] == [40, "progress", 40, "progress", 20, "progress"]
@@ -265,7 +266,7 @@ def test_part_that_storage_does_not_deliver_is_an_error_and_not_an_older_snapsho
             patch.setattr(storage, "SILENT_SECONDS", 0.5)  # the listing has ended
             return storage.called(work)
 
-        patch.setattr(snapshots_module, "called", called)
+        patch.setattr(restoring, "called", called)
         with pytest.raises(SnapshotError, match=r"step 2 is in storage, which does not answer"):
             Snapshots(job.storage).restore()
     answers.set()

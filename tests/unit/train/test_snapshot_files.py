@@ -11,19 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob.train import buffers
+from elasticjob.train import part_files
 from elasticjob.train.agreement import SHARED, Part, Version
-from elasticjob.train.buffers import (
-    RECORD_BYTES,
-    Body,
-    CorruptSnapshot,
-    MemoryBuffers,
-    NoRoom,
-    ReplicaBuffers,
-    StorageFolder,
-    held,
-    read,
-)
+from elasticjob.train.buffers import MemoryBuffers, NoRoom, ReplicaBuffers, StorageFolder
+from elasticjob.train.part_files import RECORD_BYTES, Body, CorruptSnapshot, held, read
 from elasticjob.train.storage import StorageWrite
 from tests.paths import ROOT
 
@@ -46,7 +37,7 @@ def content(path: Path, of: Part) -> bytes:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from elasticjob.train import buffers
+from elasticjob.train import buffers, part_files
 from tests.unit.train.test_snapshot_files import body, part
 
 kind, folder, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -70,7 +61,7 @@ class Os:
         return call
 
 armed = False
-buffers.os = Os()
+buffers.os = part_files.os = Os()
 store = buffers.MemoryBuffers(folder, 0) if kind == "memory" else buffers.StorageFolder(folder)
 write = store.commit if kind == "memory" else store.store
 for step in (1, 2, 3, 4):
@@ -162,7 +153,7 @@ def test_writer_killed_at_any_call_leaves_the_snapshot_before(tmp_path: Path, ki
 @pytest.mark.parametrize("at", [0, 9, 20, 40, 60, 64, 3000, -1])
 def test_changed_byte_is_detected(tmp_path: Path, at: int) -> None:
     path = tmp_path / "shared.0"
-    buffers.overwrite(path, part(1), body(1))
+    part_files.overwrite(path, part(1), body(1))
     damaged = bytearray(path.read_bytes())
     damaged[at] ^= 1
     path.write_bytes(damaged)
@@ -185,7 +176,7 @@ def test_wrong_size_or_missing_record_is_no_snapshot(
     tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "shared.0"
-    buffers.overwrite(path, part(1), body(1))
+    part_files.overwrite(path, part(1), body(1))
     path.write_bytes(change(path.read_bytes()))
     assert held(path) is None
     with pytest.raises(CorruptSnapshot):
@@ -194,7 +185,7 @@ def test_wrong_size_or_missing_record_is_no_snapshot(
 
 def test_snapshot_of_another_version_or_rank_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "shared.0"
-    buffers.overwrite(path, part(1), body(1))
+    part_files.overwrite(path, part(1), body(1))
     for other in (part(2), part(1, rank=0), part(1)._replace(version=Version(1, 8))):
         with pytest.raises(CorruptSnapshot, match="holds no complete snapshot"):
             read(path, other)
@@ -206,7 +197,7 @@ def test_link_is_neither_read_nor_overwritten(tmp_path: Path) -> None:
     (tmp_path / "shared.0").symlink_to(target)
     assert held(tmp_path / "shared.0") is None
     with pytest.raises(OSError, match="symbolic links"):
-        buffers.overwrite(tmp_path / "shared.0", part(1), body(1))
+        part_files.overwrite(tmp_path / "shared.0", part(1), body(1))
     assert target.read_bytes() == b"precious"
 
 
@@ -251,7 +242,7 @@ def test_damaged_part_is_overwritten_before_a_good_one(tmp_path: Path) -> None:
 
 def test_many_views_are_written_in_order(tmp_path: Path) -> None:
     views = [memoryview(number.to_bytes(4, "big")) for number in range(1000)]
-    buffers.overwrite(tmp_path / "a", part(1), Body(0, views))
+    part_files.overwrite(tmp_path / "a", part(1), Body(0, views))
     assert bytes(read(tmp_path / "a", part(1)).views[0]) == b"".join(views)
 
 

@@ -18,8 +18,8 @@ import torch
 
 from elasticjob import layout, train
 from elasticjob.train import SnapshotError, Snapshots
-from elasticjob.train.buffers import held
 from elasticjob.train.job import Reached, ReachedFile, lost_since, reached_on
+from elasticjob.train.part_files import held
 
 MIB = 2**20
 
@@ -313,8 +313,7 @@ def checkpoint(job: Job) -> tuple[int, int]:
 def test_periodic_snapshot_in_storage_is_reported_as_a_checkpoint(job: Job) -> None:
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=4)
     taken(snapshots, 4)
-    assert snapshots._writer is not None
-    assert snapshots._writer.end()
+    assert snapshots._store.end()
     assert checkpoint(job) == (-1, 0), "the thread that writes does not report"
     snapshots.save(5, {"x": 5}, 5)
     # Scripts that report none themselves are asked to save by save points, not by this number.
@@ -328,8 +327,7 @@ def test_snapshot_that_was_not_requested_is_no_answer_to_a_request(job: Job) -> 
     train.on_leave(lambda: None)
     snapshots = job.started(storage=job.storage, every_steps=1, store_every=2)
     taken(snapshots, 2)
-    assert snapshots._writer is not None
-    assert snapshots._writer.end()
+    assert snapshots._store.end()
     job.request.write_bytes(layout.pack_request(layout.Request(0, 30)))
     snapshots.save(3, {"x": 3}, 3)
     assert checkpoint(job) == (-1, 0)
@@ -371,8 +369,29 @@ def test_failed_last_snapshot_does_not_end_the_training(
     record = layout.unpack(job.progress.read_bytes())
     assert record is not None
     assert record.checkpoints == 0
+    answer = layout.unpack_answer(job.progress.read_bytes())
+    assert answer is not None
+    assert (answer.saved, answer.failed) == (0, 1)
+    assert answer.error.startswith(f"rank 0: {job.storage}/demo: ")
     with pytest.raises(SnapshotError):
         snapshots.save(2, {"x": 2}, 2, store=True)
+
+
+def test_script_that_catches_the_error_of_its_last_save_reports_it(job: Job) -> None:
+    job.settings(everySteps=1)
+    snapshots = job.started(storage=job.storage)
+    job.storage.write_text("a file")
+    asked(job, point=1, seconds=600)  # beyond the time limit of this test
+    with pytest.raises(SnapshotError):
+        snapshots.save(1, {"x": 1}, 1, store=train.should_checkpoint())
+    answer = layout.unpack_answer(job.progress.read_bytes())
+    assert answer is not None
+    assert answer.failed == 1
+    assert snapshots.save(2, {"x": 2}, 2, store=train.should_checkpoint())
+    job.restart()
+    found = Snapshots().restore()
+    assert found is not None
+    assert (found.step, found.place) == (2, "memory")
 
 
 def test_training_continues_until_the_stop_after_a_failed_last_snapshot(job: Job) -> None:
@@ -525,6 +544,7 @@ def test_file_of_an_earlier_release_has_no_report(job: Job) -> None:
     assert layout.unpack_report(job.progress.read_bytes()) is None
     job.started(every_steps=1)
     content = job.progress.read_bytes()
+    content = content[: layout.RECORD_BYTES + layout.REPORT_BYTES]
     assert layout.unpack_report(content) is not None
     assert layout.unpack_report(content[: layout.RECORD_BYTES]) is None
     assert layout.unpack_report(content[:-1]) is None

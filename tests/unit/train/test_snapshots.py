@@ -7,6 +7,9 @@ import errno
 import functools
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +22,10 @@ import torch
 from elasticjob import layout
 from elasticjob.train import SnapshotError, Snapshots
 from elasticjob.train.agreement import complete_versions
-from elasticjob.train.buffers import CorruptSnapshot, StorageFolder, read
+from elasticjob.train.buffers import StorageFolder
 from elasticjob.train.codec import decode, encode
 from elasticjob.train.overlap import Overlap
+from elasticjob.train.part_files import CorruptSnapshot, read
 from elasticjob.train.storage import StorageWrite
 
 
@@ -355,6 +359,7 @@ def test_snapshots_are_taken_at_their_interval(memory: Path) -> None:
     snapshots = started(every_steps=3)
     assert [step for step in range(1, 11) if snapshots.save(step, {"x": step})] == [3, 6, 9]
     assert restored() == (9, "memory")
+    snapshots.close()
     slow = started(every_seconds=1000.0)
     assert [step for step in range(10, 14) if slow.save(step, {"x": step})] == [10]
 
@@ -436,42 +441,127 @@ def test_script_that_ignores_the_restored_step_is_refused(memory: Path) -> None:
     assert restored() == (5, "memory")
 
 
-def test_second_snapshots_of_the_same_folder_are_refused(memory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["memory", "storage"])
+@pytest.mark.parametrize("interval", [1, 100])
+def test_second_snapshots_of_the_same_folder_are_refused_before_they_write(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, interval: int
+) -> None:
     """They would overwrite the state of the first ones with that of another model."""
+    storage = None
+    if place == "storage":
+        monkeypatch.delenv(layout.SNAPSHOT_FOLDER)
+        storage = tmp_path / "storage"
+    first = Snapshots(storage, every_steps=1, store_every=1)
+    second = Snapshots(storage, every_steps=interval, store_every=1)
+    first.restore()
+    second.restore()
+    assert first.save(1, {"x": 1})
+    assert first._store.end()
+    with pytest.raises(RuntimeError, match="use one Snapshots, with one state for all models"):
+        second.save(2, {"x": 2})
+    first.close()
+    found = Snapshots(storage).restore()
+    assert found is not None
+    assert (found.step, found.state) == (1, {"x": 1})
+
+
+def test_snapshots_that_only_restore_are_no_second_writer(memory: Path) -> None:
     first, second = Snapshots(every_steps=1), Snapshots(every_steps=1)
     first.restore()
     second.restore()
     assert first.save(1, {"x": 1})
-    assert second.save(2, {"x": 2})
-    with pytest.raises(RuntimeError, match="use one Snapshots, with one state for all models"):
-        first.save(3, {"x": 1})
-    found = Snapshots(every_steps=1).restore()
-    assert found is not None
-    assert found.state == {"x": 2}
-
-
-def test_call_that_saves_nothing_does_not_replace_other_snapshots(memory: Path) -> None:
-    first, second = Snapshots(every_steps=1), Snapshots(every_steps=100)
-    first.restore()
-    second.restore()
-    assert first.save(1, {"x": 1})
-    assert not second.save(2, {"x": 2})
     with pytest.raises(ValueError, match="step must be"):
         second.save(-1, {"x": 2})
     assert first.save(2, {"x": 1})
 
 
-def test_snapshots_are_used_again_after_another_restore(memory: Path) -> None:
+@pytest.mark.parametrize("end", ["close", "restore", "unused"])
+def test_place_of_snapshots_that_ended_is_free_for_others(memory: Path, end: str) -> None:
     first, second = Snapshots(every_steps=1), Snapshots(every_steps=1)
     first.restore()
     second.restore()
     assert first.save(1, {"x": 1})
+    if end == "close":
+        first.close()
+    elif end == "restore":
+        first.restore()
+    else:
+        first.itself = first  # type: ignore[attr-defined]
+        del first
     assert second.save(2, {"x": 2})
-    second.close()
-    found = first.restore()
-    assert found is not None
-    assert found.state == {"x": 2}
-    assert first.save(3, {"x": 3})
+    assert restored() == (2, "memory")
+
+
+SECOND_WRITER = """
+import sys
+from elasticjob.train import Snapshots
+
+snapshots = Snapshots(every_steps=1)
+snapshots.restore()
+try:
+    snapshots.save(9, {"x": 9})
+except RuntimeError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_second_process_of_a_local_rank_is_refused_before_it_writes(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticjob.train.exclusive.LOCK_SECONDS", 0.1)
+    snapshots = Snapshots(every_steps=1)
+    snapshots.restore()
+    assert snapshots.save(1, {"x": 1})
+    Snapshots().restore()  # reading the folder frees no lock
+    before = {path.name: path.read_bytes() for path in memory.glob("shared.*")}
+    command = [sys.executable, "-c", SECOND_WRITER]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert second.returncode == 1
+    assert "another process saves snapshots as local rank 0 of this node" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert {path.name: path.read_bytes() for path in memory.glob("shared.*")} == before
+    other = subprocess.run(command, env={**os.environ, "LOCAL_RANK": "1"}, timeout=100)
+    assert other.returncode == 0, "another local rank has its own files"
+    snapshots.close()
+    assert subprocess.run(command, timeout=100).returncode == 0
+    assert restored() == (9, "memory")
+
+
+FORKED_WRITER = """
+import os, sys
+from elasticjob.train import Snapshots, exclusive
+
+exclusive.LOCK_SECONDS = 0.1
+snapshots = Snapshots(every_steps=1)
+snapshots.restore()
+assert snapshots.save(1, {"x": 1})
+for _ in range(2):  # the end of the first child must not free the lock of this process
+    child = os.fork()
+    if not child:
+        try:
+            snapshots.save(2, {"x": 2})
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+found = Snapshots().restore()
+assert (found.step, found.state) == (1, {"x": 1})
+assert snapshots.save(2, {"x": 2})
+"""
+
+
+def test_fork_of_the_writer_is_refused_and_frees_no_lock(memory: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKED_WRITER]
+    subprocess.run(command, check=True, timeout=100)
+    assert restored() == (2, "memory")
+
+
+def test_killed_writer_leaves_its_place_to_the_next_process(memory: Path) -> None:
+    script = SECOND_WRITER + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", script], timeout=100)
+        assert killed.returncode == -signal.SIGKILL
+    assert restored() == (9, "memory")
 
 
 def test_error_of_the_last_copy_is_no_error_of_the_next_restore(

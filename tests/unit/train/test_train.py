@@ -52,7 +52,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_no_progress_before_the_first_step(desk: Desk) -> None:
-    assert desk.read == WorkerProgress()
+    assert desk.read == WorkerProgress(answer=layout.Answer())
 
 
 def test_steps_metrics_and_checkpoints_are_read_as_reported(desk: Desk) -> None:
@@ -217,6 +217,41 @@ def test_worker_waits_for_the_stop_after_saving_for_a_bounded_time(desk: Desk) -
     assert not desk.link.should_checkpoint(), "training goes on when nobody comes to stop it"
     assert desk.read.checkpoint_step == 4
     assert desk.read.points > 1
+
+
+def test_checkpoint_is_reported_with_the_points_before_it(desk: Desk) -> None:
+    for _ in range(3):
+        assert not desk.link.should_checkpoint()
+    desk.link.checkpointed(4)
+    assert desk.read.answer == layout.Answer(saved=3)
+    desk.ask(4)
+    assert desk.link.should_checkpoint()
+    assert desk.read.answer == layout.Answer(saved=3), "the script has yet to save"
+
+
+@pytest.mark.parametrize(
+    "error", ["rank 1: /claim: No space left on device", "ä" * 500, "a\x1b[1m"]
+)
+def test_failed_save_is_reported_with_its_error_and_nothing_waits(desk: Desk, error: str) -> None:
+    desk.ask(1, seconds=600)  # beyond the time limit of this test
+    assert desk.link.should_checkpoint()
+    desk.link.save_failed(error)
+    assert not desk.link.should_checkpoint()
+    answer = desk.read.answer
+    assert answer is not None
+    assert (answer.saved, answer.failed) == (0, 1)
+    assert answer.error[:100] == error.replace("\x1b", "\\x1b")[:100]
+    assert len(answer.error.encode()) <= layout.ERROR_BYTES + 3
+    assert desk.read.snapshots is None
+
+
+def test_answer_of_an_earlier_library_is_absent() -> None:
+    content = layout.pack(0, 1, 2, 3, 4, 5, 6, 0, [0.0] * 8, layout.pack_names(()))
+    report = layout.pack_report(layout.SnapshotReport(step=2))
+    assert layout.unpack_answer(content + report) is None
+    torn = content + report + layout.pack_answer(layout.Answer(1, 2, "text"))[:-1]
+    assert layout.unpack_answer(torn) is None
+    assert layout.unpack_report(torn) == layout.SnapshotReport(step=2)
 
 
 def test_worker_without_checkpoint_report_waits_at_the_next_query(desk: Desk) -> None:

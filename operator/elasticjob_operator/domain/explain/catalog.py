@@ -25,6 +25,7 @@ DELETIONS: Mapping[DeleteReason, str] = {
     DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
     DeleteReason.MARKED: "was chosen to leave before",
     DeleteReason.REPLACED: "failed before and was replaced",
+    DeleteReason.STUCK: "its workers wait in the kernel and cannot be ended",
     DeleteReason.SUSPENDED: "the job is suspended",
     DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
     DeleteReason.JOB_DELETED: "the job is deleted",

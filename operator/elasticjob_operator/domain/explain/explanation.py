@@ -136,6 +136,14 @@ def _wait(names: list[str]) -> str:
     return "wait" if len(names) > 1 else "waits"
 
 
+def _stuck(pods: list[Pod]) -> Iterator[str]:
+    """Yield a sentence for each pod whose workers the kernel does not end."""
+    for pod in pods:
+        if pod.stuck:
+            where = f" on {pod.node}" if pod.node else ""
+            yield sentence(f"{pod.name}{where} was given up: {quoted(pod.stuck)}")
+
+
 _ETCD_OBSTACLES = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.FOREIGN_ETCD, Obstacle.RECORDS)
 """Obstacles whose own sentence explains the unknown rendezvous."""
 
@@ -148,6 +156,7 @@ def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
         *([set_aside_sentence(aside)] if aside else []),
         *_state(job, known),
         *_unlabelled(job, known),
+        *_stuck(known),
         *interruption_sentences(job.status),
         *goodput_sentences(job.status),
         *failure_sentences(job),
@@ -217,10 +226,10 @@ def _no_round(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
         are = "is" if current.nodes == 1 else "are"
         yield f"{begin}: {counted(current.nodes, 'node')} {are} confirming the round"
         return
-    come = frozenset(m.pod for m in status.members if m.state == "waiting")
+    joined = frozenset(m.pod for m in status.members if m.state == "waiting")
     stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]
     leaving = frozenset(m.pod for m in status.members if m.state == "leaving")
-    reasons = find_blockers(status, pods, come | leaving | frozenset(stopping))
+    reasons = find_blockers(status, pods, joined | leaving | frozenset(stopping))
     clauses = [reason.clause for reason in reasons]
     if stopping:
         its = "their" if len(stopping) > 1 else "its"

@@ -61,7 +61,9 @@ def stop_report(stop: StopStatus | None) -> SaveReport | None:
         return None
     step = -1 if stop.step is None else stop.step
     saved = -1 if stop.checkpoint_step is None else stop.checkpoint_step
-    return SaveReport(result, step, saved, tuple(stop.unsaved))
+    if result is SaveResult.SAVE_FAILED:
+        result = SaveResult.TIMED_OUT  # as in the record: its error makes the difference
+    return SaveReport(result, step, saved, tuple(stop.unsaved), stop.error)
 
 
 def stop_texts(status: Status) -> Iterator[str]:

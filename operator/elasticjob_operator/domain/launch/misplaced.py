@@ -12,14 +12,17 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from elasticjob_launcher.launchers import is_launcher_word, launcher_of_program
-from elasticjob_operator.domain.launch import shell
-from elasticjob_operator.domain.launch.detection import is_python, program_at, python_target
-from elasticjob_operator.domain.launch.wrappers import (
-    ASSIGNMENT,
-    is_script,
-    wrapped_at,
+from elasticjob_launcher.command_line import shell
+from elasticjob_launcher.command_line.interpreters import (
+    file_name,
+    invocation,
+    is_python,
+    is_shell,
+    python_target,
 )
+from elasticjob_launcher.command_line.launchers import is_launcher_word, launcher_of_program
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT, Unreadable
+from elasticjob_launcher.command_line.wrappers import is_script, program_at, wrapped_at
 from elasticjob_rendezvous.protocol.text import echoed
 
 _OPERATORS = frozenset({"&&", "||", "|&", "2>&1", "1>&2", "&>", "&>>", "2>", "2>>"})
@@ -60,24 +63,31 @@ def misplaced(words: Sequence[str]) -> str:
             f"{_REMEDY}"
         )
     begin = 1
-    if _name(program) in shell.SHELLS:
-        call = shell.invocation(rest)
-        begin = len(rest) if call.line_at is None else call.line_at + 1
-        if lost := _lost_words(rest, begin) or _wrong_line(rest[begin - 1]):
-            return lost
-        if rest[begin : begin + 1] and rest[begin] in _OPERATORS | _AMBIGUOUS:
-            return (
-                f"{_name(program)} -c runs one word, and {rest[begin]!r} stands after it: write "
-                "the whole line as one word"
-            )
+    if is_shell(program):
+        call = invocation(rest)
+        if call.script in _OPERATORS | _AMBIGUOUS:
+            return _argument(call.script)
+        if call.line_at is not None:
+            begin = call.line_at + 1
+            if lost := _lost_words(rest, begin) or _wrong_line(rest[call.line_at]):
+                return lost
+            if rest[begin : begin + 1] and rest[begin] in _OPERATORS | _AMBIGUOUS:
+                return (
+                    f"{file_name(program)} -c runs one word, and {rest[begin]!r} stands after it: "
+                    "write the whole line as one word"
+                )
     executes = False
     for before, word in zip(rest[begin - 1 :], rest[begin:], strict=False):
         executes = before in _EXECUTING or (executes and before != ";")
         if word == ";" and executes:
             continue
         if word in _OPERATORS or (word in _AMBIGUOUS and not before.startswith("-")):
-            return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
+            return _argument(word)
     return ""
+
+
+def _argument(word: str) -> str:
+    return f"{word!r} is an argument here, because no shell reads the command: {_REMEDY}"
 
 
 def unexpanded(words: Sequence[str]) -> str:
@@ -140,14 +150,14 @@ def _misspelled(words: Sequence[str]) -> str:
             "write the plain character"
         )
     quoted = next((word for word in words[:2] if re.fullmatch(r"(['\"])[^'\"]*\1", word)), "")
-    if quoted and _name(program) not in shell.SHELLS:
+    if quoted and not is_shell(program):
         return (
             f"the quotes in {quoted} are part of the word, because no shell reads it: remove them"
         )
     if is_python(program) and (target := python_target(words[1:])) and target[0] != "-c":
         return _python_misspelled(*target)
-    if _name(program) in shell.SHELLS:
-        script = shell.invocation(words).script
+    if is_shell(program):
+        script = invocation(words).script
         if is_script(script.split(maxsplit=1)[0] if script.split() else "") and " " in script:
             return _several(script)
     if launcher_of_program(program, words[1:]) is not None:
@@ -178,7 +188,7 @@ def _script(words: Sequence[str]) -> str:
     if is_python(program):
         target = python_target(words[1:])
         return target[1] if target is not None and target[0] != "-c" else ""
-    known = _name(program) in shell.SHELLS or launcher_of_program(program, words[1:]) is not None
+    known = is_shell(program) or launcher_of_program(program, words[1:]) is not None
     return first if known else ""
 
 
@@ -203,7 +213,7 @@ def _wrong_line(text: str) -> str:
     one is not waited for."""
     try:
         commands = shell.read(text).commands
-    except shell.Unreadable:
+    except Unreadable:
         return ""
     if commands and commands[-1].after == "&":
         return (
@@ -228,7 +238,7 @@ def _lost_words(words: Sequence[str], begin: int) -> str:
     if after[0] in _OPERATORS | _AMBIGUOUS:
         return ""
     return (
-        f"{_name(words[0])} -c runs one word, {echoed(line)}, and the words after it are not "
+        f"{file_name(words[0])} -c runs one word, {echoed(line)}, and the words after it are not "
         "part of it: write the whole line as one word"
     )
 
@@ -238,12 +248,12 @@ _REMEDY = 'write the line as one word for a shell: ["bash", "-c", "…"]'
 
 def _nothing(words: Sequence[str]) -> str:
     """Return a description of an interpreter that is given nothing to run, or nothing."""
-    name = _name(words[0])
+    name = file_name(words[0])
     if is_python(name) and python_target(words[1:]) is None:
         given = any(word in ("-", "-V", "-VV", "--version", "-h", "--help") for word in words)
         return "" if given else f"{name} is given no script and no module"
-    if name in shell.SHELLS:
-        call = shell.invocation(words)
+    if is_shell(name):
+        call = invocation(words)
         if call.line_at is None:
             return "" if call.script else f"{name} is given no script and no line after -c"
         line = words[call.line_at].strip()
@@ -257,9 +267,5 @@ def _is_command(word: str) -> bool:
     a path."""
     if "/" not in word:
         return True
-    known = is_python(word) or _name(word) in shell.SHELLS or wrapped_at((word, "x")) is not None
+    known = is_python(word) or is_shell(word) or wrapped_at((word, "x")) is not None
     return known or is_launcher_word(word) or launcher_of_program(word, ("launch",)) is not None
-
-
-def _name(program: str) -> str:
-    return program.rpartition("/")[2]

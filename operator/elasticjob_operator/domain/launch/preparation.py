@@ -12,19 +12,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elasticjob_operator.domain.launch import shell
-from elasticjob_operator.domain.launch.detection import (
-    UNKNOWN,
+from elasticjob_launcher.command_line import shell
+from elasticjob_launcher.command_line.interpreters import (
+    FOREIGN_SHELLS,
+    SHELLS,
+    file_name,
+    foreign_line,
+    invocation,
     is_python,
-    program_at,
+    is_shell,
+    line_after,
     python_target,
 )
-from elasticjob_operator.domain.launch.wrappers import (
+from elasticjob_launcher.command_line.shell_words import Unreadable, single_quoted
+from elasticjob_launcher.command_line.wrappers import (
     is_transparent,
     line_of,
+    program_at,
     split_string,
     wrapped_at,
 )
+from elasticjob_operator.domain.launch.tools import is_tool
+from elasticjob_operator.domain.launch.variables import UNKNOWN
 
 REPORT = '"$ELASTICJOB_PREPARE_PYTHON" -IS -c "$ELASTICJOB_PREPARE_REPORT"'
 """Command that reports its arguments, environment and working directory to the launcher, which
@@ -76,6 +85,8 @@ _PREPARING_MODULES = frozenset(
 )
 """Python modules that train nothing."""
 _PREPARING_SCRIPTS = frozenset({"setup.py", "get-pip.py"})
+_PRINTING = frozenset({"-h", "--help", "--version"})
+"""First arguments with which a program prints something and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +119,22 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     """Return the split of a command that is a shell with a preparation and a last command; None if
     there is nothing to split: no shell line, or a single command."""
     at = program_at(words)
-    if _name(words[at]) not in shell.SHELLS:
+    if not is_shell(words[at]):
         return _nested(words[at:])
-    call = shell.invocation(words[at:])
+    call = invocation(words[at:])
     if call.line_at is None:
         return None
     place = at + call.line_at
     text = words[place]
     try:
         line = shell.read(text)
-    except shell.Unreadable as error:
+    except Unreadable as error:
         return Whole(f"text that is no complete shell line: {error}")
     if not line.commands:
         return Whole(line.compound) if line.compound else None
     if len(line.commands) == 1 and _is_single(line):
-        return _nested([word.value for word in line.commands[0].words])
-    if nested := _nested([word.value for word in line.commands[-1].words]):
+        return _nested(line.commands[0].values)
+    if nested := _nested(line.commands[-1].values):
         return nested
     if reason := _obstacle(text, line, words[place + 1 :]):
         return Whole(reason)
@@ -131,13 +142,13 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
     if wrappers:
         return Whole(f"{wrappers} around the shell")
     last = line.commands[-1]
-    shell_at = at - 1 if at and _name(words[at - 1]) == "busybox" else at
+    shell_at = at - 1 if at and file_name(words[at - 1]) == "busybox" else at
     inserted = _inserted(words[shell_at:place], text, last, line.commands[:-1])
     if isinstance(inserted, Whole):
         return inserted
     rest = tuple(words[place + 1 :])
     sets = any(
-        one.words[:1] and one.words[0].value == "set" and "--" in [word.value for word in one.words]
+        one.words[:1] and one.words[0].value == "set" and "--" in one.values
         for one in line.commands
     )
     positional = ("sh", UNKNOWN) if sets else rest
@@ -149,17 +160,16 @@ def _nested(words: Sequence[str]) -> Whole | None:
     there is no such line."""
     if not words:
         return None
-    name, inner = _name(words[0]), words[1:]
+    name, inner = file_name(words[0]), words[1:]
     if words[0] == "exec":
         return _nested(inner)
     if expanded := split_string(words):
         return _nested(expanded[1:])
-    if name in shell.FOREIGN_SHELLS:
+    if name in FOREIGN_SHELLS:
         return Whole(f"the grammar of {name}") if len(words) > 2 else None
     text = line_of(words)
-    if text is None and name in shell.SHELLS:
-        call = shell.invocation(words)
-        text = None if call.line_at is None else words[call.line_at]
+    if text is None:
+        text = line_after(words)
     if text is None:
         if is_python(name):
             return None
@@ -169,22 +179,20 @@ def _nested(words: Sequence[str]) -> Whole | None:
         return next((found for at in starts if (found := _nested(inner[at:]))), None)
     try:
         line = shell.read(text)
-    except shell.Unreadable as error:
+    except Unreadable as error:
         return Whole(f"text that is no complete shell line: {error}")
     if len(line.commands) == 1 and _is_single(line):
-        return _nested([word.value for word in line.commands[0].words])
+        return _nested(line.commands[0].values)
     return Whole(f"the shell line inside of {name}")
 
 
-_LINE_PROGRAMS = shell.SHELLS | {"env", "su", "runuser", "script", "flock"}
+_LINE_PROGRAMS = SHELLS | {"env", "su", "runuser", "script", "flock"}
 
 
 def _may_run_line(words: Sequence[str]) -> bool:
     """Return True if words among the arguments of a program may be a command with a shell line."""
-    name = _name(words[0])
-    return name in _LINE_PROGRAMS or (
-        name in shell.FOREIGN_SHELLS and " " in shell.foreign_line(words)
-    )
+    name = file_name(words[0])
+    return name in _LINE_PROGRAMS or (name in FOREIGN_SHELLS and " " in foreign_line(words))
 
 
 def _is_single(line: shell.Line) -> bool:
@@ -200,10 +208,10 @@ def _opaque_wrapper(words: Sequence[str]) -> str:
     at = 0
     while at < len(words):
         if not is_transparent(words[at:]):
-            return _name(words[at])
+            return file_name(words[at])
         index = wrapped_at((*words[at:], "sh"))
         if index is None:
-            return _name(words[at])
+            return file_name(words[at])
         at += index
     return ""
 
@@ -267,7 +275,7 @@ def _command_obstacle(command: shell.Simple, is_last: bool) -> str:
 
 def _training(command: shell.Simple) -> str:
     """Return a description of a Python program that may be a training before the last command."""
-    words = [word.value for word in command.words]
+    words = command.values
     if command.words[0].expands and not is_python(words[0]):
         return f"{command.words[0].raw} before the last command" if "python" in words[0] else ""
     while (index := wrapped_at(words)) is not None:
@@ -277,10 +285,12 @@ def _training(command: shell.Simple) -> str:
     target = python_target(words[1:])
     if target is None:
         return ""
-    option, value, _ = target
+    option, value, arguments = target
+    if not _PRINTING.isdisjoint(arguments[:1]):
+        return ""
     if option == "-c" or (option == "-m" and value in _PREPARING_MODULES):
         return ""
-    if not option and _name(value) in _PREPARING_SCRIPTS:
+    if not option and file_name(value) in _PREPARING_SCRIPTS:
         return ""
     return f"a Python program before the last command ({value})"
 
@@ -301,7 +311,7 @@ def _inserted(
     if not words or words[0].value.startswith("-"):
         return Whole("a last command that is no program")
     name = words[0].value
-    if name in _BUILTINS:
+    if name in _BUILTINS or is_tool(name):
         return Whole(f"a last command that is no program ({name})")
     if not (last.words[0].start == last.start or last.assignments):
         return Whole("a redirection before the last command")
@@ -321,7 +331,7 @@ def _inserted(
     if any(word.substitutions for word in last.parts):
         return Whole("a last command with a command substitution beside variables of the worker")
     assigned = text[last.start : last.words[0].start].strip()
-    run = shell.single_quoted(f"{assigned} exec {text[words[0].start : last.end]}".strip())
+    run = single_quoted(f"{assigned} exec {text[words[0].start : last.end]}".strip())
     again = " ".join(map(_quoted, call))
     return f"{text[: last.start]}exec {REPORT} {again} {run}{text[last.end :]}"
 
@@ -339,8 +349,4 @@ def _left_in_the_shell(names: Sequence[str], before: Sequence[shell.Simple]) -> 
 
 
 def _quoted(word: str) -> str:
-    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else shell.single_quoted(word)
-
-
-def _name(program: str) -> str:
-    return program.rpartition("/")[2]
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else single_quoted(word)

@@ -6,13 +6,13 @@ import json
 from hashlib import sha256
 
 from elasticjob_operator.domain.launch.misplaced import misplaced
+from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.domain.manifests.resources import requests_devices
 from elasticjob_operator.domain.manifests.template_rules import TemplateRefused
 from elasticjob_operator.domain.manifests.torchrun import CannotUnwrap
 from elasticjob_operator.domain.manifests.trainer_command import (
     LaunchSpec,
     TrainerCommand,
-    expanded,
     trainer_command,
 )
 from elasticjob_operator.model.job import NESTED_ANNOTATION, Container, ElasticJob
@@ -58,6 +58,15 @@ def decided_launch(job: ElasticJob) -> LaunchStatus | None:
     except TemplateRefused:
         return None
     return LaunchStatus(mode=command.mode, reason=command.reason, message=command.message)
+
+
+def is_decided_by_pods(job: ElasticJob) -> bool:
+    """Return True if the launcher in each pod reads the files of the job's program, and then
+    decides about the launch."""
+    try:
+        return command_for(job).is_checked
+    except TemplateRefused:
+        return False
 
 
 def found_launch(job: ElasticJob, message: str) -> LaunchStatus:

@@ -1,4 +1,4 @@
-"""The two containers added to each pod, launcher installer and agent, and their environment.
+"""Containers added to each pod, launcher installer and agent, and their environment.
 
 The variables are those of the agent's settings. Paths that agent and trainer share are the same in
 both.

@@ -1,4 +1,4 @@
-"""Removal of launchers (torchrun, accelerate launch) from the trainer's command.
+"""Options of torchrun and accelerate launch, and the command that remains without them.
 
 The job starts one worker for each local rank. A torchrun in the command would start further
 workers in each of them, with its own ranks. It is therefore removed, and only the options that

@@ -211,7 +211,7 @@ KEPT_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A pod that takes part, and the last round in which it was observed."""
+    """Pod that takes part, and the last round in which it was observed."""
 
     pod: str
     round: int
@@ -219,7 +219,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A pod that no longer takes part; `round` was its last one."""
+    """Pod that no longer takes part; `round` was its last one."""
 
     pod: str
     round: int

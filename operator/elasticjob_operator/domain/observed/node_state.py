@@ -21,7 +21,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, without its pods. `taints` are those with effect NoSchedule or NoExecute, except the
+    """Node without its pods. `taints` are those with effect NoSchedule or NoExecute, except the
     taint of a cordon."""
 
     ready: bool = True

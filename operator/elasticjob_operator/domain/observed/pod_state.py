@@ -54,6 +54,7 @@ from elasticjob_operator.domain.observed.state import (
 )
 from elasticjob_operator.model.job import GROUP, ElasticJob
 from elasticjob_rendezvous.protocol.text import one_line, printable
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
 
 PREFIX_VARIABLE = own_variable("PREFIX")
 
@@ -243,6 +244,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         preparing=waits and trouble is None and _is_preparing(raw, found),
         over=status.get("phase") in _OVER,
         lingering=has_ended and status.get("phase") not in _OVER,
+        stuck="" if waits else _stuck(raw),
         launch_failed=phase is PodPhase.FAILED
         and not terminating
         and not is_disrupted
@@ -315,6 +317,16 @@ def _obstacle(raw: Raw, trainer: Raw | None) -> Blocked | None:
         if trouble := init_trouble(init):
             return trouble
     return waiting_trouble(trainer) if trainer else None
+
+
+def _stuck(raw: Raw) -> str:
+    """Return the last message of an agent that ended because the kernel does not end its workers;
+    empty otherwise."""
+    agent = statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER) or {}
+    last = ended(agent) or (agent.get("lastState") or {}).get("terminated") or {}
+    if last.get("exitCode") != STUCK_EXIT_CODE:
+        return ""
+    return printable(message_of(last)) or "its workers cannot be ended"
 
 
 _SANDBOX = "PodReadyToStartContainers"

@@ -174,7 +174,7 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, or in a local job the process group that stands for one.
+    """Pod, or in a local job the process group that stands for one.
 
     Args:
         index: index in the job; held until the object is gone.
@@ -190,6 +190,8 @@ class Pod:
             that its launcher will start without further help.
         over: True if all of its containers have ended, so that its member no longer exists.
         lingering: True if its trainer has ended and another container has not.
+        stuck: reason for which its agent gave it up, because the kernel does not end its workers;
+            empty otherwise.
         launch_failed: True if its trainer could not be started, or failed before it was a member of
             the rendezvous.
         ended_at, end_message: end of its trainer, UTC, and its description.
@@ -214,6 +216,7 @@ class Pod:
     preparing: bool = False
     over: bool = False
     lingering: bool = False
+    stuck: str = ""
     launch_failed: bool = False
     ended_at: datetime | None = None
     end_message: str = ""

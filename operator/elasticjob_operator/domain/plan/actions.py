@@ -28,6 +28,7 @@ class DeleteReason(StrEnum):
     SURPLUS_HIGHEST_RANK = "SurplusHighestRank"
     MARKED = "Marked"  # chosen by an earlier plan that was not completed
     REPLACED = "Replaced"  # failed; newer failed pods are kept for their logs
+    STUCK = "Stuck"  # its workers wait in the kernel and cannot be ended
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     JOB_DELETED = "JobDeleted"

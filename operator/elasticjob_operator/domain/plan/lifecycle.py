@@ -173,8 +173,8 @@ def cleanup_at(job: ElasticJob) -> datetime | None:
 def access_ends_at(job: ElasticJob, observed: Observed) -> datetime | None:
     """Return the time from which the agents of a finished job need no access to its records.
 
-    That is once its pods have ended, and at the latest when their time to end is over, since a pod
-    that hangs must not keep access for ever. None while the job, or its rendezvous, goes on.
+    Its pods have ended then, or their time to end is over: a pod that hangs must not keep access.
+    None while the job or its rendezvous continues.
     """
     view, ended = observed.rendezvous, job.status.completion_time
     if job.status.phase not in FINISHED or ended is None or not view.readable:

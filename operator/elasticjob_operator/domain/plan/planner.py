@@ -107,8 +107,8 @@ def plan_end(
     view = observed.rendezvous
     actions: list[Action] = []
     bounds = with_own_grace(job, observed.bounds)
-    entered = is_steered(job) and bounds is not None
-    if entered and view.outcome is None:
+    may_have_members = is_steered(job) and bounds is not None
+    if may_have_members and view.outcome is None:
         step = closing_step(view, bounds, reason, now)
         if step.bounds is not None:
             requested = WriteParams(observed.incarnation, step.bounds, observed.bounds_revision)
@@ -329,13 +329,19 @@ def _gone_members(observed: Observed) -> list[Action]:
 
 
 def _leftover_deletions(counted_pods: CountedPods, readable: bool) -> list[DeletePod]:
-    """Return deletions of pods that an earlier plan marked, and of the oldest failed pods."""
+    """Return deletions of pods that an earlier plan marked, of pods that cannot end their workers,
+    and of the oldest failed pods."""
     chosen = [pod for pod in counted_pods.marked if not pod.terminating] if readable else []
     newest = sorted(counted_pods.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
     leaving = {pod.uid for pod in chosen}
     old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod.uid not in leaving]
     return [
         *(DeletePod(pod.name, pod.uid, DeleteReason.MARKED) for pod in chosen),
+        *(
+            DeletePod(pod.name, pod.uid, DeleteReason.STUCK)
+            for pod in counted_pods.stuck
+            if pod.uid not in leaving
+        ),
         *(DeletePod(pod.name, pod.uid, DeleteReason.REPLACED) for pod in old),
     ]
 

@@ -13,7 +13,10 @@ from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import RendezvousView, StopReason
 from elasticjob_operator.domain.status.rounds import utc_time
 from elasticjob_operator.model.types import RendezvousState
-from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import (
+    STOP_MARGIN_SECONDS,
+    save_error,
+)
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import natural_order
@@ -61,7 +64,7 @@ def _wait(bounds: RendezvousParams) -> timedelta:
 def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: datetime) -> bool:
     """Return True if the end of a job must wait for its checkpoint.
 
-    While the rendezvous is unreadable, a checkpoint that was requested gets its time all the same.
+    While the rendezvous is unreadable, a requested checkpoint gets its time, too.
     """
     if view.outcome is not None or bounds is None:
         return False
@@ -127,4 +130,5 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
         max(member.step for member in trained),
         max(member.checkpoint_step for member in trained),
         tuple(unsaved[:NAMED_MEMBERS]),
+        save_error(trained) if result is SaveResult.TIMED_OUT else "",
     )

@@ -74,6 +74,7 @@ class CountedPods:
             their machine does not prepare.
         marked: pods that are to leave: marked in bounds, or terminating and not yet ended.
         failed: pods that ended in failure and are not terminating.
+        stuck: active pods whose workers the kernel does not end.
         indices: indices held by any pod of the job or by a foreign pod; not free yet.
     """
 
@@ -81,6 +82,7 @@ class CountedPods:
     given_up: tuple[Pod, ...]
     marked: tuple[Pod, ...]
     failed: tuple[Pod, ...]
+    stuck: tuple[Pod, ...]
     indices: frozenset[int]
 
     def free_indices(self) -> Iterator[int]:
@@ -109,6 +111,7 @@ def count_pods(job: ElasticJob, observed: Observed, now: datetime) -> CountedPod
             pod for pod in pods if pod.uid in drained or (pod.terminating and not pod.ended)
         ),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
+        stuck=tuple(pod for pod in pods if pod.stuck and pod.active),
         indices=observed.foreign | {pod.index for pod in pods},
     )
 
@@ -123,7 +126,7 @@ def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
 
 def _is_counted(pod: Pod) -> bool:
     lost = pod.phase is PodPhase.FAILED or pod.node_state is NodeState.NOT_READY
-    return not pod.terminating and not lost
+    return not (pod.terminating or lost or pod.stuck)
 
 
 def _is_given_up(job: ElasticJob, pod: Pod, now: datetime) -> bool:

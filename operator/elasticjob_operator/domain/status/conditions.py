@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.phrases import saving_text, stop_report
+from elasticjob_operator.domain.manifests.job_command import is_decided_by_pods
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
 from elasticjob_operator.domain.observed.state import (
@@ -66,7 +67,7 @@ def conditions(
     findings = [
         *summary(phase, resizing(view, size, phase), end_reason(view), _refusal(observed, phase)),
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
-        pods_ready(job, observed, counted_pods, size, phase, launch),
+        pods_ready(job, observed, view, counted_pods, size, phase, launch),
         *_phase_findings(observed, view, phase, stop),
         resizing(view, size, phase),
         *_end_findings(view, phase, stop),
@@ -95,6 +96,7 @@ _WITHOUT_PODS = frozenset({Phase.SUSPENDING, Phase.SUSPENDED}) | FINISHED
 def pods_ready(
     job: ElasticJob,
     observed: Observed,
+    view: RendezvousView,
     counted_pods: CountedPods,
     size: WantedSize,
     phase: Phase,
@@ -122,12 +124,22 @@ def pods_ready(
     waiting = [pod.name for pod in counted_pods.counted if not pod.ready]
     names = f"; waiting for {_names_text(waiting)}" if waiting else ""
     runs = any(pod.launcher_since is not None and not pod.ready for pod in counted_pods.counted)
-    if runs and launch is not None and launch.mode is Launch.PER_NODE:
-        names += (
+    hint = _torchrun_hint(job, view, launch) if runs else ""
+    return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names + hint)
+
+
+def _torchrun_hint(job: ElasticJob, view: RendezvousView, launch: LaunchStatus | None) -> str:
+    """Return the condition under which a running pod joins the job, if torchrun in its command or
+    in its program decides it."""
+    if launch is not None and launch.mode is Launch.PER_NODE:
+        return (
             "; a pod joins once torchrun in its command asks for a round: if the command starts "
             "none, set spec.launch to PerWorker"
         )
-    return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
+    # The finding of a pod is known with its first member, which torchrun makes.
+    if view.readable and not view.members and is_decided_by_pods(job):
+        return "; if the program starts torchrun, a pod joins once torchrun asks for a round"
+    return ""
 
 
 _OF_CREATION = (

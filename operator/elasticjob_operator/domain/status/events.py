@@ -324,7 +324,7 @@ def _conditions(before: Status, after: Status) -> Iterator[Event]:
 
 
 def _store(was: Condition | None, now: Condition) -> Iterator[Event]:
-    """Events for a rendezvous store that became unavailable, or available again."""
+    """Yield events for a rendezvous store that became unavailable, or available again."""
     if now.status is ConditionStatus.TRUE:
         yield Event(EventType.WARNING, now.reason, now.message)
     elif was is not None and was.status is ConditionStatus.TRUE and now.message:

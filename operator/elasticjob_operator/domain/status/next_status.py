@@ -161,10 +161,11 @@ def _last_stop(view: RendezvousView, before: Status) -> StopStatus | None:
     save = outcome.save
     return StopStatus(
         reason=outcome.reason or outcome.kind.value,
-        result=save.result.value,
+        result=save.kind.value,
         step=save.step if save.step >= 0 else None,
         checkpoint_step=save.checkpoint_step if save.checkpoint_step >= 0 else None,
         unsaved=list(save.unsaved[:MAX_UNSAVED]),
+        error=save.error,
     )
 
 

@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import assert_never
 
 from elasticjob_rendezvous.dynamic.core import state as shared
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 
 
 class Action(StrEnum):
@@ -83,15 +82,15 @@ def join(s: Situation) -> Action:
             return _idle(s)
         return Action.ADD_TO_WAIT_LIST if state.complete else Action.ADD_TO_PARTICIPANTS
     takes_part = node in state.participants
-    good = shared.assignment(state, node) is not None and not s.rejoins
-    if state.complete and takes_part and good:
+    has_rank = shared.assignment(state, node) is not None and not s.rejoins
+    if state.complete and takes_part and has_rank:
         return Action.FINISH
     if s.now > s.deadline:
         return Action.ERROR_TIMEOUT
     if takes_part and (state.complete or s.rejoins):
         return Action.REJOIN
     if state.complete:
-        if full:  # also from the wait list, where it would make the others rejoin needlessly
+        if full:  # also from the wait list: a node there makes the others rejoin
             return Action.ADD_TO_REDUNDANCY_LIST
         return _idle(s) if node in state.wait_list else Action.ADD_TO_WAIT_LIST
     if not takes_part:

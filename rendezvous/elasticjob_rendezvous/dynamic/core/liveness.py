@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 
 
 @dataclass(frozen=True, slots=True)

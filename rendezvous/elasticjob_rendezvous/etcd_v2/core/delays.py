@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.etcd_v2.core.paths import rank_of
-from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, Status, read
+from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, Status, rank_of, read
 
 _SLOT_SECONDS = 0.004
 """Approximate duration of a compare-and-set until the other members see it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.etcd_v2.core.paths import rank_of
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FROZEN_TTL_SECONDS,
     JOINABLE_TTL_SECONDS,
@@ -16,6 +15,7 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     State,
     Status,
     printed,
+    rank_of,
 )
 
 

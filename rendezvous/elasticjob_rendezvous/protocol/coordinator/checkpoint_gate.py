@@ -3,7 +3,7 @@
 First all are asked (`Round.save`), and each member reports the last save point that its script
 passed. From then on no worker passes another one, so the save point after the highest report is
 ahead of every rank: all save there, in the same call, so that saving may use collectives. Losses
-and failures wait for nothing.
+and failures wait for nothing, nor does a gang whose workers all report that the save failed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def before_end(
     over = timers.over(("save", roster.number), save.seconds)
     if whole and not over and save.point == 0:
         return replace(save, point=_point(gang)) if _all_answered(gang) else None
-    if whole and not over and not _have_saved(gang):
+    if whole and not over and not _have_saved(gang) and not _have_failed(gang):
         return None
     if judgement.cause is not None:
         return judgement
@@ -115,7 +115,13 @@ def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> Sa
         max((member.step for member in there), default=-1),
         max((member.checkpoint_step for member in there), default=-1),
         tuple(unsaved[:NAMED_MEMBERS]),
+        save_error(gang) if result is SaveResult.TIMED_OUT else "",
     )
+
+
+def save_error(gang: Iterable[Member]) -> str:
+    """Return the error of the requested checkpoint that a member reports; empty for none."""
+    return next((member.save_error for member in gang if member.save_error), "")
 
 
 def save_seconds(cause: Cause, bounds: RendezvousParams) -> float:
@@ -160,6 +166,11 @@ def _all_answered(gang: Iterable[Member]) -> bool:
 def _have_saved(gang: list[Member]) -> bool:
     """Return True if the gang has saved; one report of a complete checkpoint counts for all."""
     return any(member.completed for member in gang) or all(member.saved for member in gang)
+
+
+def _have_failed(gang: list[Member]) -> bool:
+    """Return True if no member can save any more: all workers report that their save failed."""
+    return bool(gang) and all(member.save_error for member in gang)
 
 
 def _point(gang: Iterable[Member]) -> int:

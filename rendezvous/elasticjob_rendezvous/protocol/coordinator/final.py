@@ -60,7 +60,7 @@ def _save_and_close(
 ) -> RoundUpdate | None:
     """Ask the gang to save, then close the job as the operator requested.
 
-    A failure or loss meanwhile closes it at once: a round would train on beside the request.
+    A failure or loss meanwhile closes it at once: the next round would ignore the request.
     """
     view, current = snapshot.view, snapshot.current
     end = checkpoint_gate.end_of_job(closing, judgement)
@@ -77,7 +77,7 @@ def _save_and_close(
 
 
 def _note_detection(snapshot: Snapshot, memory: Coordinator, judgement: RoundEnd) -> None:
-    """Note the duration of the decision, once: a checkpoint that follows is no part of it."""
+    """Record the time to the decision, once: a checkpoint that follows does not count."""
     if judgement.symptom is not None:
         spent_ms = round((snapshot.clock.now - judgement.symptom) * 1000)
         memory.detected_ms.setdefault(snapshot.current.number + 1, spent_ms)

@@ -49,7 +49,7 @@ UNLINKED_PROBE_SECONDS = 1.0
 MISSED_SECONDS = 1.0
 """Silence that counts as missed heartbeats: two intervals."""
 LINK_SILENCE_SECONDS = 3.0
-"""Silence after which a link is as good as none."""
+"""Silence after which a link no longer counts."""
 TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
 """Maximum time that both sides of a link may rely on its evidence. The other side waits four
 seconds from the last message that it received, which is no earlier; the rest is the time
@@ -172,9 +172,8 @@ class FailureDetector:
     def is_routine(self, event: PeerUp | PeerHeartbeat) -> bool:
         """Return True if a heartbeat only confirms what is already known.
 
-        That is so if nothing stands against the member. A new judgement of members is unnecessary
-        then; with a thousand members and a heartbeat per second from each, it would take all the
-        time.
+        Nothing is suspected of the member then, and the members need no new judgement: with a
+        thousand members and a heartbeat per second from each, it would take all the time.
         """
         session = self.session(event.member, event.session)
         if isinstance(event, PeerHeartbeat) and not session.linked:
@@ -184,7 +183,7 @@ class FailureDetector:
         return not (doubted or self._orphans or session.link is LinkState.ANSWERING)
 
     def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
-        """Probe a member that misses heartbeats, to know by its lease's end whether it answers."""
+        """Probe a member that misses heartbeats, to have its answer before its lease ends."""
         member = view.member(event.member)
         if member is not None and member.record.session == event.session:
             self.suspect(member.record, now)
@@ -339,7 +338,7 @@ class FailureDetector:
 
     @property
     def orphaned(self) -> bool:
-        """Return True if workers of any member run without their agent."""
+        """True if workers of any member run without their agent."""
         return self._orphans > 0
 
     def dead_sessions(self) -> frozenset[Session]:

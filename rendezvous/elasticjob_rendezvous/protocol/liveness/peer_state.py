@@ -300,14 +300,14 @@ class SessionState:
 
     @property
     def open(self) -> bool:
-        """Return True if the coordinator has something to do for this session."""
+        """True if the coordinator has something to do for this session."""
         answering = self.link is LinkState.ANSWERING
         orphaned = self.workers is WorkersState.ORPHANED
         return answering or orphaned or self.key is not KeyState.VALID
 
     @property
     def known(self) -> bool:
-        """Return True if the session differs from one of which nothing is known."""
+        """True if the session differs from one of which nothing is known."""
         return self.linked or self.open or self.answers > 0
 
 
@@ -353,5 +353,5 @@ class PeerState:
 
     @property
     def open(self) -> bool:
-        """Return True if the coordinator has something to do for this member."""
+        """True if the coordinator has something to do for this member."""
         return self.inquiry is not None or any(each.open for each in self.sessions.values())

@@ -38,7 +38,8 @@ LONGEST_MESSAGE = 8 * 1024
 _LONGEST = {
     **dict.fromkeys(("name", "members", "unsaved", "masterName"), LONGEST_NAME),
     **dict.fromkeys(
-        ("detail", "reason", "reasons", "cold", "coldReason", "launch"), LONGEST_DETAIL
+        ("detail", "reason", "reasons", "cold", "coldReason", "launch", "saveError", "error"),
+        LONGEST_DETAIL,
     ),
     **dict.fromkeys(("message", "traceback"), LONGEST_MESSAGE),
 }

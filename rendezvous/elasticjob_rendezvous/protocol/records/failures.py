@@ -20,7 +20,7 @@ class FailureClass(StrEnum):
     LAUNCH_ERROR = "LaunchError"
     MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
     NODE_LOST = "NodeLost"  # seen from outside only: no agent is left to write it
-    PREEMPTED = "Preempted"  # likewise: the cluster took the pod's place
+    PREEMPTED = "Preempted"  # seen from outside only: the cluster took the pod's place
 
     @classmethod
     def _missing_(cls, value: object) -> FailureClass | None:

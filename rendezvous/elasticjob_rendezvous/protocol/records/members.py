@@ -229,6 +229,8 @@ class Member:
         passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
         saved: its workers passed the save point that `Round.save` names.
         completed: one of them has reported a checkpoint since then: that of the whole gang.
+        save_error: error of that checkpoint, once all of them have reported that it failed; empty
+            before, and from agents of an earlier release.
         cold: for `running`: reason for which they were not forked from a zygote; empty if they
             were, None where that was not wanted or is unknown.
         lost_steps, lost_ms: for `running`: completed steps of earlier rounds that its workers
@@ -266,6 +268,7 @@ class Member:
     passed: int = -1
     saved: bool = False
     completed: bool = False
+    save_error: str = ""
     cold: str | None = None
     lost_steps: int = -1
     lost_ms: int = 0

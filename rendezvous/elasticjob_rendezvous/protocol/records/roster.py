@@ -43,7 +43,7 @@ class RankAssignment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The sealed membership of one final round, in rank order."""
+    """Sealed membership of one final round, in rank order."""
 
     number: int
     world_size: int

@@ -15,6 +15,7 @@ class SaveResult(StrEnum):
 
     SAVED = "Saved"
     TIMED_OUT = "TimedOut"  # asked, and not complete within the available time
+    SAVE_FAILED = "SaveFailed"  # asked, and the workers report that their storage failed
     INTERRUPTED = "Interrupted"  # a worker failed or a node was lost before it was complete
     NOT_SUPPORTED = "NotSupported"  # the scripts of some members do not save on request
     NO_TIME = "NoTime"  # the grace period leaves no time to save
@@ -30,17 +31,26 @@ class SaveReport:
     """Report on the save before a planned end.
 
     Args:
-        result: the result.
+        result: the result, as stored: earlier releases know no `SAVE_FAILED`, for which it is
+            `TIMED_OUT` with an error. Read with `kind`.
         step: the last step that any member reported in the round, or -1.
         checkpoint_step: the last step that a checkpoint of the round contains, or -1.
         unsaved: names of the members without a complete checkpoint, or whose scripts do not save
             on request; `NAMED_MEMBERS` at most.
+        error: error of the storage to which the workers could not write, with the rank.
     """
 
     result: SaveResult
     step: int = -1
     checkpoint_step: int = -1
     unsaved: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def kind(self) -> SaveResult:
+        """Result of the save."""
+        failed = self.error and self.result is SaveResult.TIMED_OUT
+        return SaveResult.SAVE_FAILED if failed else self.result
 
     @property
     def complete(self) -> bool:
@@ -60,10 +70,12 @@ class SaveReport:
         last = "no checkpoint was reported"
         if self.checkpoint_step >= 0:
             last = f"the last checkpoint is of step {self.checkpoint_step}"
-        return f"{at}; {last}: {_REASONS[self.result]}{self._of}"
+        return f"{at}; {last}: {_REASONS[self.kind]}{self._of}"
 
     @property
     def _of(self) -> str:
+        if self.kind is SaveResult.SAVE_FAILED:
+            return f": {self.error}"
         if not self.unsaved or self.result is SaveResult.NO_TIME:
             return ""
         more = " …" if len(self.unsaved) == NAMED_MEMBERS else ""
@@ -72,6 +84,7 @@ class SaveReport:
 
 _REASONS = {
     SaveResult.TIMED_OUT: "the requested checkpoint was not complete in time",
+    SaveResult.SAVE_FAILED: "the requested checkpoint could not be written",
     SaveResult.INTERRUPTED: "a worker failed or a node was lost before the checkpoint was complete",
     SaveResult.NOT_SUPPORTED: (
         "the scripts were not asked to save, because not all ranks call should_checkpoint or "

@@ -77,7 +77,7 @@ def _lost_steps(running: list[Member]) -> int | None:
     """Return the number of steps from the first one of this round to the last one before it.
 
     Known once each member that has reported steps of the latest earlier round has reported one of
-    this round. The others do not count: the job may have begun anew since their last step.
+    this round. The others do not count: the job may have begun again since their last step.
     """
     past = [member for member in running if member.ended_step >= 0]
     latest = max((member.ended_round for member in past), default=0)

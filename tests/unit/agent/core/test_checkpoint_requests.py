@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob.layout import Request
+from elasticjob.layout import Answer, Request
 from elasticjob_agent.core.commands import (
     Exit,
     LogLine,
@@ -135,10 +135,149 @@ def test_checkpoint_up_to_the_answer_does_not_complete_the_save() -> None:
     driven.feed(directed(0))
     driven.feed(answered(5, 5, checkpoint_step=5))
     driven.feed(directed(6))
-    driven.feed(progressed(6, 6, checkpoint_step=5))
+    driven.feed(progressed(7, 6, checkpoint_step=5))
     assert not told(driven).completed
-    driven.feed(progressed(6, 6, checkpoint_step=6))
+    driven.feed(progressed(7, 6, checkpoint_step=6))
     assert told(driven).completed
+
+
+POINT = 6
+EARLIER = WorkerProgress(step=10, points=5, saves=True, checkpoint_step=5, checkpoints=1)
+"""Progress at the request: the worker has reported the checkpoint of step 5."""
+PERIODIC = replace(EARLIER, checkpoint_step=10, checkpoints=2)
+"""The same worker after a periodic checkpoint that it reports before the point."""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        pytest.param(EARLIER, PERIODIC, False, id="periodic before the point"),
+        pytest.param(EARLIER, replace(PERIODIC, points=POINT), False, id="it saves at the point"),
+        pytest.param(
+            EARLIER,
+            replace(EARLIER, points=POINT + 1, checkpoint_step=11, checkpoints=2),
+            True,
+            id="it reports and waits for the stop",
+        ),
+        pytest.param(
+            EARLIER,
+            replace(PERIODIC, points=POINT, answer=Answer(saved=POINT - 1)),
+            False,
+            id="the report of an earlier point, at the point",
+        ),
+        pytest.param(
+            EARLIER,
+            replace(PERIODIC, points=POINT + 1, answer=Answer(saved=POINT - 1)),
+            False,
+            id="the report of an earlier point, while another rank reports the save",
+        ),
+        pytest.param(
+            EARLIER,
+            replace(PERIODIC, points=POINT, answer=Answer(saved=POINT)),
+            True,
+            id="the report of this point",
+        ),
+        pytest.param(
+            replace(EARLIER, points=POINT + 1, checkpoint_step=10),
+            replace(EARLIER, points=POINT + 1, checkpoint_step=10),
+            True,
+            id="saved before this agent took over",
+        ),
+        pytest.param(
+            replace(EARLIER, points=POINT + 1, checkpoint_step=10, answer=Answer(saved=3)),
+            replace(EARLIER, points=POINT + 1, checkpoint_step=10, answer=Answer(saved=3)),
+            False,
+            id="it reports each tenth step, and this agent took over",
+        ),
+        pytest.param(
+            replace(EARLIER, points=POINT + 1, step=-1, answer=Answer(saved=POINT)),
+            replace(EARLIER, points=POINT + 1, step=-1, answer=Answer(saved=POINT)),
+            True,
+            id="it reports no steps, and this agent took over",
+        ),
+        pytest.param(
+            replace(EARLIER, points=0, saved_ns=1),
+            replace(EARLIER, points=0, saved_ns=2),
+            True,
+            id="text form",
+        ),
+        pytest.param(
+            replace(EARLIER, answer=Answer(), saved_ns=1),
+            replace(EARLIER, points=POINT + 1, answer=Answer(), saved_ns=2),
+            True,
+            id="checkpoint-only file beside points",
+        ),
+    ],
+)
+def test_only_a_report_of_the_requested_checkpoint_completes_the_save(
+    before: WorkerProgress, now: WorkerProgress, expected: bool
+) -> None:
+    driven = running()
+    for event in (directed(), directed(POINT)):
+        driven.feed(event)
+    driven.feed(WorkersProgressed(1, {0: before}, 0, answers_request=True))
+    driven.feed(WorkersProgressed(1, {0: now}, 0))
+    assert told(driven).completed is expected
+
+
+FULL = "rank 1: /checkpoints: No space left on device"
+
+
+def failed_at(*points: int) -> WorkersProgressed:
+    """Return progress of workers whose saves failed at these points; 0 for none."""
+    answers = [Answer(failed=point, error=FULL if point else "") for point in points]
+    workers = {
+        rank: WorkerProgress(step=1, points=POINT + 1, saves=True, reports=True, answer=answer)
+        for rank, answer in enumerate(answers)
+    }
+    return WorkersProgressed(1, workers, 0)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [((POINT, POINT), FULL), ((POINT, 0), ""), ((POINT - 1, POINT - 1), ""), ((0, 0), "")],
+)
+def test_save_has_failed_once_all_workers_report_it(points: tuple[int, ...], expected: str) -> None:
+    driven = training()
+    for event in (directed(0), answered(4, 5), directed(POINT), failed_at(*points)):
+        driven.feed(event)
+    local = told(driven)
+    assert (local.save_error, local.saved, local.completed) == (expected, False, False)
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "saved"),
+    [((POINT, 0), FULL, False), ((POINT, POINT), FULL, False), ((0, POINT), "", False)],
+)
+def test_worker_that_ended_is_not_waited_for_to_report_a_failed_save(
+    points: tuple[int, ...], error: str, saved: bool
+) -> None:
+    driven = training()
+    for event in (directed(0), answered(4, 5), directed(POINT), failed_at(*points)):
+        driven.feed(event)
+    driven.feed(replace(ended(1, code=0), progress=failed_at(*points).progress))
+    local = told(driven)
+    assert (local.save_error, local.saved) == (error, saved)
+
+
+def test_workers_that_end_after_a_failed_save_have_not_saved() -> None:
+    driven = training()
+    last = failed_at(POINT, POINT)
+    for event in (directed(0), answered(4, 5), directed(POINT), last):
+        driven.feed(event)
+    for end in (replace(ended(0), progress=last.progress), ended(1), stopped()):
+        driven.feed(end)
+    local = told(driven)
+    assert (local.save_error, local.saved, local.done) == (FULL, False, False)
+
+
+def test_stop_after_a_failed_save_names_the_error_of_the_storage() -> None:
+    driven = training()
+    for event in (directed(0), answered(4, 5), directed(POINT), failed_at(POINT, POINT)):
+        driven.feed(event)
+    [line] = driven.only(LogLine, driven.feed(stop(kind=CauseKind.LEAVE, grace=3.0)))[1:]
+    assert line.text == f"round 1 stops without a checkpoint in storage: {FULL}"
+    assert line.warning
 
 
 def test_worker_that_reports_checkpoints_has_saved_only_after_its_checkpoint() -> None:

@@ -27,15 +27,17 @@ from elasticjob_agent.core.model import LEFTOVER_SECONDS, ExitCode
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_runtime import (
+    Hello,
     LauncherSignalled,
     LogTrouble,
     StartRefused,
     WorkerExited,
     WorkerRuntimeLost,
+    WorkersStuck,
 )
-from elasticjob_rendezvous.protocol.directives import Idle, Left, Refused
+from elasticjob_rendezvous.protocol.directives import Finish, Idle, Left, Refused
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
-from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
+from elasticjob_rendezvous.protocol.records.members import CauseKind, Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.unit.agent.builders import (
     Driven,
@@ -382,6 +384,46 @@ def test_lost_launcher_fails_the_member_and_makes_it_leave() -> None:
     assert ending.code is ExitCode.FAILED
 
 
+STUCK = RuntimeEvent(WorkersStuck(1, "process 7 waits"))
+
+
+def test_node_with_stuck_workers_leaves_and_releases_its_launcher() -> None:
+    driven = running()
+    driven.feed(stop(1, CauseKind.FAILURE))
+    driven.feed(STUCK)
+    local = told(driven)
+    assert (local.workers, local.leaving) == (Workers.NONE, "process 7 waits")
+    assert not driven.only(StartGroup, driven.feed(run(2)))
+    released = driven.only(Release, driven.feed(directed(Left())))[0]
+    assert "left (process 7 waits)" in released.message
+    ending = driven.only(Exit, driven.feed(RuntimeEvent(WorkerRuntimeLost("released"))))[0].ending
+    assert ending.code is ExitCode.STUCK
+
+
+def test_leaving_node_names_its_stuck_workers() -> None:
+    driven = running()
+    driven.feed(LeaveRequested("SIGTERM"))
+    driven.feed(STUCK)
+    assert told(driven).leaving == "SIGTERM; process 7 waits"
+    driven.feed(STUCK)
+    assert told(driven).leaving == "SIGTERM; process 7 waits"
+
+
+def test_stuck_workers_do_not_delay_the_end_of_the_job() -> None:
+    driven = running()
+    driven.feed(finish(OutcomeKind.STOPPED))
+    assert not driven.only(Release)
+    assert driven.only(Release, driven.feed(STUCK))
+
+
+def test_next_agent_leaves_because_of_stuck_workers() -> None:
+    event = hello().event
+    assert isinstance(event, Hello)
+    driven = Driven(RuntimeEvent(replace(event, stuck="process 7 waits")), PortReserved(4000))
+    assert told(driven).leaving == "process 7 waits"
+    assert not driven.only(StartGroup, driven.feed(run(2)))
+
+
 def test_launcher_that_ends_during_leave_has_not_failed() -> None:
     driven = running()
     driven.feed(RuntimeEvent(LauncherSignalled(15)))
@@ -493,6 +535,16 @@ def test_failed_job_names_first_failure() -> None:
     message = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED, culprit)))[0].message
     assert "rank 1 (local rank 1 on node-0) in round 2: exit code 1, UserError" in message
     assert message.endswith("Traceback …\nValueError: boom")
+
+
+def test_agent_does_not_end_before_the_first_failure_is_read() -> None:
+    driven = running()
+    outcome = Outcome(OutcomeKind.FAILED, "why")
+    reading = directed(Finish(outcome, None, 0.0, reads_failure=True))
+    assert driven.only(StopGroup, driven.feed(reading)) == [StopGroup(1, 0.0)]
+    assert not driven.only(Release, driven.feed(stopped()))
+    [release] = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED)))
+    assert release.exit_code == 1
 
 
 def test_refusal_is_user_error() -> None:

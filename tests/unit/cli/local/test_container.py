@@ -14,7 +14,7 @@ from elasticjob_cli.local.container import interpreter, trainer, with_nested_lau
 from elasticjob_cli.local.kubelet import PodFiles
 from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_operator.domain.launch.preparation import REPORT
-from elasticjob_operator.domain.manifests.trainer_command import expanded
+from elasticjob_operator.domain.launch.variables import expanded
 from elasticjob_operator.model import ElasticJob, Launch, parse_manifest
 from tests.unit.full_disk import room
 

@@ -23,7 +23,6 @@ from elasticjob_operator.domain.plan.planner import plan, plan_end
 from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json, Kind, NotFound
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, Phase
-from elasticjob_operator.reconcile.applier import Applier
 from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory
 from elasticjob_operator.reconcile.kube_cluster import (
@@ -31,6 +30,7 @@ from elasticjob_operator.reconcile.kube_cluster import (
     PODS_SECONDS,
     KubeCluster,
 )
+from elasticjob_operator.reconcile.plan_pass import Applier
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource, UnusableSource
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams

@@ -13,7 +13,7 @@ from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied
 from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, PodMemory
 from elasticjob_operator.reconcile.live_pods import LivePods
-from elasticjob_operator.reconcile.observer import Observer
+from elasticjob_operator.reconcile.plan_pass import Observer
 from elasticjob_operator.reconcile.watches import NodeCache
 from elasticjob_operator.rendezvous.sources import PodReader
 from tests.unit.operator.builders import NOW, job

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from elasticjob_rendezvous.dynamic.core.decisions import Situation
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 from elasticjob_rendezvous.dynamic.ports import RendezvousBackend, Token
 
 UTC_NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

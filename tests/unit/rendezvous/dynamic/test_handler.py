@@ -24,8 +24,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler, create_handler, wire
-from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
-from elasticjob_rendezvous.dynamic.core.state import State, completed
+from elasticjob_rendezvous.dynamic.core.state import OUR_LOCAL_IDS, NodeDesc, State, completed
 from elasticjob_rendezvous.dynamic.handler import new_node
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore
 from tests.unit.rendezvous.dynamic.builders import UTC_NOW, MemoryBackend, MemoryStore

@@ -10,8 +10,16 @@ import pytest
 
 from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousStoreInfo
 from elasticjob_rendezvous.dynamic import master_address
-from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc, in_rank_order, name_of
-from elasticjob_rendezvous.dynamic.core.state import MASTER, RankAssignment, State, completed
+from elasticjob_rendezvous.dynamic.core.state import (
+    MASTER,
+    OUR_LOCAL_IDS,
+    NodeDesc,
+    RankAssignment,
+    State,
+    completed,
+    in_rank_order,
+    name_of,
+)
 from elasticjob_rendezvous.dynamic.master_address import SILENT_SECONDS, Masters, Sharing
 from tests.unit.rendezvous.dynamic.builders import MemoryStore
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from elasticjob_rendezvous.dynamic.core import decisions
 from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied
 from elasticjob_rendezvous.dynamic.core.liveness import Memory, dead, observe
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.state import (
+    NodeDesc,
     RankAssignment,
     State,
     assignment,

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc, rank_order
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
 from elasticjob_rendezvous.dynamic.core.state import (
+    OUR_LOCAL_IDS,
     WORLD,
+    NodeDesc,
     RankAssignment,
     State,
     alive,
@@ -22,6 +23,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     joined,
     moved_on,
     nodes_waiting,
+    rank_order,
     redundant,
     rejoined,
     waiting,

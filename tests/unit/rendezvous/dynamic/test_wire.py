@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from elasticjob_rendezvous.api import RendezvousStateError
 from elasticjob_rendezvous.dynamic import wire
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
-from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State
 
 # pickle.dumps of a state in torch 2.13.
 OF_TORCH = base64.b64decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive, rank_of
+from elasticjob_rendezvous.etcd_v2.core.records import Paths, is_keep_alive, rank_of
 
 
 def test_paths_match_torch() -> None:

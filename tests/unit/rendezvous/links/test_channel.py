@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticjob_launcher.proof import BadPeer, Exchange, Peer, Refusal
 from elasticjob_rendezvous.links import wire
-from elasticjob_rendezvous.links.channel import Channel
+from elasticjob_rendezvous.links.wire import Channel
 
 KEY = b"the job's key"
 EXCHANGE = Exchange(Peer("id-b", "s2"), "0" * 32, Peer("id-a", "s1"), "1" * 32)

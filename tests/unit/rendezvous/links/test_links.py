@@ -33,8 +33,8 @@ from elasticjob_launcher.proof import (
 )
 from elasticjob_rendezvous import listener as peer_listener
 from elasticjob_rendezvous.links import dial, server, wire
-from elasticjob_rendezvous.links.channel import Channel
 from elasticjob_rendezvous.links.server import PeerServer
+from elasticjob_rendezvous.links.wire import Channel
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import (
     Event,

@@ -61,6 +61,7 @@ from elasticjob_rendezvous.protocol.kv import Delete, KeyValue, Put, Range, Txn,
 from elasticjob_rendezvous.protocol.liveness.failure_detector import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.protocol.liveness.peer_state import LinkState, MemberEvent, SessionEvent
 from elasticjob_rendezvous.protocol.liveness.self_fencing import REGISTER_AGAIN_SECONDS
+from elasticjob_rendezvous.protocol.next_request import FAILURE_SECONDS
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -74,7 +75,15 @@ from elasticjob_rendezvous.protocol.records.params import DrainRequest, Rendezvo
 from elasticjob_rendezvous.protocol.store_trouble import StoreState, StoreTrouble
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.sim.etcd.simulated_etcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS, START, UTC_MS, a_round, identity, inquiries
+from tests.unit.rendezvous.builders import (
+    KEYS,
+    START,
+    UTC_MS,
+    a_failure,
+    a_round,
+    identity,
+    inquiries,
+)
 from tests.unit.rendezvous.node import READY, Node
 
 LEASE = 5.0
@@ -824,6 +833,37 @@ def test_close_ends_all_members() -> None:
         assert node.engine.view.round.record.since_ms == UTC_MS
         node.hear(LocalChanged(replace(READY, workers=Workers.NONE, round=1)))
     assert a.etcd.range(Range(KEYS.members, True)).kvs == ()
+
+
+def failed_job() -> Node:
+    """Return a member whose job has failed by another one, while etcd answers no request."""
+    a, b = pair()
+    b.held = True
+    outcome = Outcome(OutcomeKind.FAILED, "a: boom", identity("a"))
+    closed = a_round(1, RoundState.CLOSED, outcome=outcome, charged=(1,))
+    failure = Put(KEYS.failure(1, identity("a")), encode(a_failure("a", message="boom")))
+    a.etcd.txn(Txn((), (failure, Put(KEYS.round, encode(closed)))))
+    return b.hear(Tick())
+
+
+def test_end_of_a_failed_job_has_its_failure_once_that_is_read() -> None:
+    node = failed_job()
+    assert isinstance(node.directive, Finish)
+    assert (node.directive.failure, node.directive.reads_failure) == (None, True)
+    node.held = False
+    node.hear(Tick())
+    assert isinstance(node.directive, Finish)
+    assert node.directive.failure is not None
+    assert (node.directive.failure.message, node.directive.reads_failure) == ("boom", False)
+
+
+def test_wait_for_the_failure_that_ended_the_job_is_bounded() -> None:
+    node = failed_job().later(FAILURE_SECONDS - 0.1)
+    assert isinstance(node.directive, Finish)
+    assert node.directive.reads_failure
+    node.later(0.2)
+    assert isinstance(node.directive, Finish)
+    assert (node.directive.failure, node.directive.reads_failure) == (None, False)
 
 
 def test_member_with_other_sizes_is_refused_and_leaves_no_key() -> None:

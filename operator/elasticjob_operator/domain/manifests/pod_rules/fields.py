@@ -46,7 +46,7 @@ class Field:
 
     @property
     def text(self) -> str:
-        """Return the string; empty if absent."""
+        """Text of the value; empty if absent."""
         return str(self.value) if self.value is not None else ""
 
     def fault(self, message: str) -> Fault:

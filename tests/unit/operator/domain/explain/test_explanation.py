@@ -253,6 +253,13 @@ PENDING = {
 }
 
 
+def test_pod_that_cannot_end_its_workers_is_named_with_the_reason() -> None:
+    stuck = replace(pod(1).terminating().get(), stuck="process 7 waits")
+    assert "job-1 on node-1 was given up: process 7 waits." in explanation(
+        job(**JOB), (pod(0).get(), stuck)
+    )
+
+
 def test_command_that_starts_no_torchrun_is_explained_with_its_remedy() -> None:
     running_command = pod(1).pending(5, launcher_since=ago(5)).get()
     here = observed(running_command, pod(2).pending(5).get(), view=waiting())

@@ -13,6 +13,7 @@ from elasticjob_operator.domain.observed.container_state import MAX_MESSAGE
 from elasticjob_operator.domain.observed.node_state import Node, parse_node
 from elasticjob_operator.domain.observed.pod_state import observed_pod, used_fields, without_members
 from elasticjob_operator.domain.observed.state import NodeState, Obstacle, Pod, PodEnd, PodPhase
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
 from tests.unit.operator.builders import ago
 from tests.unit.operator.domain.observed.raw_pods import (
     CREATED,
@@ -293,6 +294,31 @@ def test_failing_agent_beside_running_launcher_is_no_obstacle() -> None:
     found = read(pod)
     assert (found.phase, found.ready, found.obstacle) == (PodPhase.RUNNING, False, None)
     assert found.launcher_since == STARTED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": terminated(STUCK_EXIT_CODE, message="process 7 waits")},
+        {
+            "state": running(),
+            "lastState": terminated(STUCK_EXIT_CODE, message="process 7 waits"),
+        },
+        {
+            "state": waiting("CrashLoopBackOff"),
+            "lastState": terminated(STUCK_EXIT_CODE, message="process 7 waits"),
+        },
+    ],
+)
+def test_pod_is_stuck_if_its_agent_gave_up_running_workers(changes: dict[str, Any]) -> None:
+    pod = RawPod().ready().unready().has("elasticjob-agent", **changes)
+    assert read(pod).stuck == "process 7 waits"
+
+
+def test_pod_whose_agent_failed_otherwise_is_not_stuck() -> None:
+    pod = RawPod().ready().unready()
+    pod.has("elasticjob-agent", waiting("CrashLoopBackOff"), lastState=terminated(1))
+    assert not read(pod).stuck
 
 
 def test_long_message_keeps_its_end() -> None:

@@ -243,6 +243,15 @@ def test_wait_for_quota_is_bounded() -> None:
     assert (late.expected, created(late)) == (2, [2])
 
 
+def test_pod_with_stuck_workers_is_deleted_and_replaced() -> None:
+    stuck = replace(pod(1).get(), stuck="process 7 waits", ready=False)
+    found = plan(job(maxNodes=3), observed(pod(0).get(), stuck, pod(2).get()), NOW)
+    assert (deleted(found), created(found)) == ([("job-1", DeleteReason.STUCK)], [3])
+    stuck = replace(stuck, terminating=True)
+    again = plan(job(maxNodes=3), observed(*running(1), stuck, pod(2).get(), pod(3).get()), NOW)
+    assert (deleted(again), created(again)) == ([], [])
+
+
 def test_newest_failed_pods_are_kept_for_inspection() -> None:
     failed = [pod(index).failed(100 - index).get() for index in range(KEPT_FAILED_PODS + 2)]
     living = [pod(index).get() for index in (10, 11)]
@@ -352,6 +361,14 @@ def test_planned_stop_closes_the_job_that_no_coordinator_closes(reason: StopReas
     [close, *deletions] = plan(STOPS[reason], late, NOW).actions
     assert close == CloseRendezvous(1, OutcomeKind.STOPPED, reason, save=save)
     assert len(deletions) == 2
+
+
+def test_failed_save_is_named_where_no_coordinator_closes_the_job() -> None:
+    reason, error = StopReason.SUSPENDED, "rank 0: /claim: No space left on device"
+    view = saving(2, step=163, checkpoint_step=120, save_error=error)
+    late = observed(*running(2), view=view, bounds=asked(reason, ENDS_AT))
+    [close] = of(CloseRendezvous, plan(STOPS[reason], late, NOW))
+    assert close.save == SaveReport(SaveResult.TIMED_OUT, 163, 120, ("job-0", "job-1"), error)
 
 
 def test_checkpoint_that_one_member_has_reported_is_that_of_all() -> None:

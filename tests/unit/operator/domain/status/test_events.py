@@ -308,6 +308,10 @@ def test_round_is_settled_when_its_workers_run_or_a_later_round_exists() -> None
     [
         (SaveReport(SaveResult.SAVED, 163, 163), (EventType.NORMAL, "Saved")),
         (SaveReport(SaveResult.TIMED_OUT, 163, 120), (EventType.WARNING, "NotSaved")),
+        (
+            SaveReport(SaveResult.TIMED_OUT, 163, 120, ("job-0",), "rank 0: /claim: no space"),
+            (EventType.WARNING, "NotSaved"),
+        ),
         (SaveReport(SaveResult.NOT_TRAINING), None),
     ],
 )
@@ -324,6 +328,8 @@ def test_stop_of_the_job_reports_its_checkpoint_once(
     found = [(one.type, one.reason) for one in told]
     assert found == ([] if expected is None else [expected])
     assert [one.message for one in told] == ([] if expected is None else [save.text])
+    assert after.last_stop is not None
+    assert (after.last_stop.result, after.last_stop.error) == (save.kind, save.error)
     settled = suspended.model_copy(update={"status": after})
     again = next_status(settled, observed(view=view), view, NOW)
     assert job_events(after, again, ()) == ()

@@ -370,8 +370,26 @@ def test_starting_pods_of_a_found_launch_wait_for_torchrun() -> None:
     found = condition(told, ConditionType.PODS_READY)
     assert "a pod joins once torchrun in its command asks for a round" in found.message
     assert "set spec.launch to PerWorker" in found.message
-    plain = status_of(job(maxNodes=2), observed(*starting, view=view))
-    assert "torchrun" not in condition(plain, ConditionType.PODS_READY).message
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_hinted"),
+    [({}, True), ({"launch": "PerWorker"}, False), ({"maxNodes": 1, "nprocPerNode": 1}, False)],
+    ids=["checked", "requested", "one worker"],
+)
+def test_starting_pods_whose_program_may_start_torchrun_have_a_hint_without_members(
+    spec: dict[str, Any], is_hinted: bool
+) -> None:
+    a_job = job(**{"maxNodes": 2, **spec})
+    starting = [replace(pod(n).get(), ready=False) for n in range(a_job.spec.max_nodes)]
+    hint = "; if the program starts torchrun, a pod joins once torchrun asks for a round"
+    for members, hinted in (((), is_hinted), ((member(0),), False)):
+        here = observed(*starting, view=replace(final_round(1, 2), members=members))
+        found = condition(status_of(a_job, here), ConditionType.PODS_READY)
+        assert (found.reason, hint in found.message) == ("PodsStarting", hinted)
+    waiting = [replace(one, launcher_since=None) for one in starting]
+    here = observed(*waiting, view=replace(final_round(1, 2), members=()))
+    assert hint not in condition(status_of(a_job, here), ConditionType.PODS_READY).message
 
 
 def member(index: int, state: str = "running", round: int = 2) -> Member:

@@ -70,6 +70,17 @@ def test_gang_gets_save_request_then_save_step_then_stop() -> None:
     assert gang.due() == LEAVING
 
 
+def test_planned_stop_waits_no_longer_once_the_save_of_every_member_failed() -> None:
+    gang = Gang()
+    gang.due()
+    gang.answered(7, 9, 8)
+    assert gang.due() == Save(LEAVE, 25.0, point=10)
+    for name in "abc":
+        assert gang.due() is None
+        gang.job.change(name, save_error="rank 1: /checkpoints: No space left on device")
+    assert gang.due() == LEAVING
+
+
 def test_one_completed_checkpoint_suffices() -> None:
     gang = Gang()
     gang.due()

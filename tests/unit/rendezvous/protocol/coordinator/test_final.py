@@ -134,6 +134,9 @@ def test_log_of_new_round_without_members_ends_with_its_kind() -> None:
 SUSPENDED = Outcome(OutcomeKind.STOPPED, "Suspended", reason="Suspended")
 
 
+FULL = "rank 1: /checkpoints: No space left on device"
+
+
 def closing(saves: str = "abc", **bounds: Any) -> Job:
     """Return a gang whose job is to be closed; those named in `saves` save on request."""
     request = ClosingRequest(SUSPENDED)
@@ -181,6 +184,25 @@ def test_job_is_closed_without_the_checkpoint_after_the_grace(saved: str) -> Non
     assert job.decide() is None
     unsaved = tuple(name for name in "abc" if name not in saved)
     assert report_of(job.later(0.2)) == SaveReport(SaveResult.TIMED_OUT, 163, 120, unsaved)
+
+
+def test_job_is_closed_once_all_members_report_that_their_save_failed() -> None:
+    job = asking()
+    for name in "ab":
+        job.change(name, save_error=FULL)
+        assert job.decide() is None, "another member may complete it"
+    job.change("c", save_error=FULL)
+    report = report_of(job)
+    assert report == SaveReport(SaveResult.TIMED_OUT, 163, 120, ("a", "b", "c"), FULL)
+    assert report.kind is SaveResult.SAVE_FAILED
+
+
+def test_checkpoint_of_one_member_counts_for_members_whose_save_failed() -> None:
+    job = asking()
+    for name in "abc":
+        job.change(name, save_error=FULL)
+    job.change("b", completed=True)
+    assert report_of(job).kind is SaveResult.SAVED
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
             "save",
             False,
         ),
+        (
+            SaveReport(
+                SaveResult.TIMED_OUT, 163, 120, ("b",), "rank 3: /claim: Input/output error"
+            ),
+            "stopped at step 163; the last checkpoint is of step 120: the requested checkpoint "
+            "could not be written: rank 3: /claim: Input/output error",
+            False,
+        ),
         (SaveReport(SaveResult.NOT_TRAINING), "no workers were training", True),
     ],
 )
@@ -40,6 +48,20 @@ def test_stop_after_a_checkpoint_of_the_last_step_loses_nothing() -> None:
     assert SaveReport(SaveResult.NOT_SUPPORTED, 120, 120, ("a",)).complete
     assert not SaveReport(SaveResult.NOT_SUPPORTED, 121, 120, ("a",)).complete
     assert not SaveReport(SaveResult.NOT_SUPPORTED, unsaved=("a",)).complete
+
+
+def test_failed_save_is_stored_as_a_result_that_earlier_releases_read() -> None:
+    """They would take a record with an unknown result for malformed."""
+    error = "rank 3: /claim: Input/output error"
+    save = SaveReport(SaveResult.TIMED_OUT, 163, 120, ("b",), error)
+    stored = encode(Outcome(OutcomeKind.STOPPED, save=save))
+    assert b'"result":"TimedOut"' in stored
+    assert decode(Outcome, "outcome", stored).save == save
+    assert save.kind is SaveResult.SAVE_FAILED
+    older = stored.replace(f',"error":"{error}"'.encode(), b"")
+    found = decode(Outcome, "outcome", older).save
+    assert found is not None
+    assert found.kind is SaveResult.TIMED_OUT
 
 
 def test_report_and_request_survive_encoding_and_are_absent_in_older_records() -> None:

@@ -1,26 +1,36 @@
-"""Programs that run their remaining arguments as a command, such as timeout or conda run."""
+"""Programs that run their remaining arguments as a command, such as timeout or conda run.
+
+The only table of them: operator and CLI find the program of a command by it, the launcher finds the
+program to preload or to search for launchers.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from elasticjob_launcher.command_line.interpreters import file_name, is_shell
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT
+
+PASSING = frozenset({"exec", "command", "builtin"})
+"""Builtins of shells that run the command after them."""
 _SCRIPT = re.compile(r".*\.(sh|bash|zsh|ksh)")
 _ENTRYPOINT = re.compile(r"(.*[-_.])?entry[-_]?point(\.sh)?|cuda-?entry.*")
 """Entry points of images, which run their arguments after a preparation."""
-ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+
+_VALUES = frozenset({"true", "false", "none", "all", "auto", "yes", "no", *map(str, range(1000))})
+"""Words that are the value of an unknown option before them rather than a program."""
+_ARCHITECTURE = re.compile(r"(x86_64|i\d86|linux\d+|aarch64|arm|ppc|s390|riscv|uname)\w*|.*[$`].*")
+"""First argument of setarch, which may be absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wrapper:
+class _Wrapper(NamedTuple):
     """Command line of a wrapper.
 
-    Args:
-        subcommands: words of which one must come first; empty if there are none.
-        operands: number of its own arguments before the command.
-        valued: options whose value is the next word.
+    `operands` is the number of its own arguments before the command, `valued` has the options whose
+    value is the next word, and `subcommands` the words of which one must come first.
     """
 
     operands: int = 0
@@ -171,7 +181,10 @@ _ALL: frozenset[str] = frozenset()
 _TASK_RUNNERS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("make", "gmake", "just", "task", "go-task", "mage", "ninja", "rake"), _ALL),
     **dict.fromkeys(("invoke", "inv", "nox", "tox", "doit", "poe", "scons", "pants", "fab"), _ALL),
-    **dict.fromkeys(("snakemake", "nextflow", "luigi", "guild"), _ALL),
+    **dict.fromkeys(("snakemake", "nextflow", "luigi", "guild", "earthly"), _ALL),
+    **dict.fromkeys(("supervisord", "circusd", "runsvdir", "s6-svscan"), _ALL),
+    **dict.fromkeys(("honcho", "foreman", "overmind"), frozenset({"start", "run"})),
+    **dict.fromkeys(("devbox", "mise", "buck2"), frozenset({"run"})),
     **dict.fromkeys(("npm", "yarn", "pnpm"), frozenset({"run", "run-script", "exec", "start"})),
     **dict.fromkeys(("bazel", "bazelisk"), frozenset({"run", "test"})),
     "dvc": frozenset({"repro", "exp"}),
@@ -189,7 +202,7 @@ _TASK_MODULES: Mapping[str, str] = {
     "fabric": "fab",
 }
 """Python modules of these programs; an application may have a package of another's name."""
-_TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye"})
+_TASK_MANAGERS = frozenset({"pixi", "pdm", "hatch", "rye", "pipenv"})
 """Wrappers whose command may be a task of the project's file."""
 _PYTHON_RUNNERS = frozenset({"uv", "rye", "pdm", "newrelic-admin"})
 """Wrappers that run a script or `-m` module with Python, and any other command as it is."""
@@ -197,23 +210,49 @@ _INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit"})
 """Wrappers that leave nothing to the command but signals, which the launcher handles itself."""
 
 
-_LINE_RUNNERS = frozenset({"su", "runuser", "script", "capsh", "flock", "sg"})
-"""Programs that run the text after `-c` in a shell."""
+_LINE_RUNNERS: Mapping[str, re.Pattern[str]] = {
+    **dict.fromkeys(
+        ("su", "runuser", "script", "capsh", "flock", "sg"), re.compile(r"--command|-[a-z]*c")
+    ),
+    **dict.fromkeys(("doppler", "infisical"), re.compile(r"--command")),
+}
+"""Programs that run the text after an option in a shell, with the option."""
 
 
 def line_of(words: Sequence[str]) -> str | None:
     """Return the shell line that a program such as `su -c` runs; None if it runs none."""
-    if words[0].rpartition("/")[2] in _LINE_RUNNERS:
-        for index, word in enumerate(words[1:-1], 1):
-            if word == "--command" or re.fullmatch(r"-[a-z]*c", word):
-                return words[index + 1]
+    option = _LINE_RUNNERS.get(file_name(words[0]))
+    if option is None:
+        return None
+    for index, word in enumerate(words[1:], 1):
+        name, equals, text = word.partition("=")
+        if option.fullmatch(name):
+            return text if equals else "".join(words[index + 1 : index + 2]) or None
     return None
+
+
+def program_at(words: Sequence[str], strings: bool = True) -> int:
+    """Return the index of the program behind wrappers, or of a shell.
+
+    With `strings` a wrapper whose string has the words, as of `env -S` and `su -c`, counts as the
+    program.
+    """
+    at = 0
+    while at < len(words):
+        left = words[at:]
+        is_string = strings and (split_string(left) or line_of(left) is not None)
+        is_program = is_shell(left[0]) or is_string
+        index = None if is_program else wrapped_at(left)
+        if index is None:
+            break
+        at += index
+    return at
 
 
 def wrapped_at(words: Sequence[str]) -> int | None:
     """Return the index of the command that a wrapper runs; None if the words are no wrapper, or
     the wrapper runs none."""
-    name = words[0].rpartition("/")[2]
+    name = file_name(words[0])
     if name == "env":
         return _env(words)
     if name == "busybox":
@@ -229,7 +268,7 @@ def wrapped_at(words: Sequence[str]) -> int | None:
 
 def is_entrypoint(program: str) -> bool:
     """Return True if a program is an image's entry point by its name."""
-    return _ENTRYPOINT.fullmatch(program.rpartition("/")[2]) is not None
+    return _ENTRYPOINT.fullmatch(file_name(program)) is not None
 
 
 def is_script(program: str) -> bool:
@@ -239,7 +278,7 @@ def is_script(program: str) -> bool:
 
 def runs_task(program: str, arguments: Sequence[str]) -> bool:
     """Return True if a program runs commands that a file defines."""
-    subcommands = _TASK_RUNNERS.get(program.rpartition("/")[2])
+    subcommands = _TASK_RUNNERS.get(file_name(program))
     if subcommands is None:
         return False
     first = next((word for word in arguments if not word.startswith("-")), "")
@@ -254,13 +293,13 @@ def module_runs_task(module: str, arguments: Sequence[str]) -> bool:
 def may_be_task(words: Sequence[str], at: int) -> bool:
     """Return True if the command at `at`, which a wrapper runs, may be a task of a project's
     file."""
-    manages = words[0].rpartition("/")[2] in _TASK_MANAGERS
+    manages = file_name(words[0]) in _TASK_MANAGERS
     return manages and re.fullmatch(r"[\w.:-]+", words[at]) is not None
 
 
 def is_transparent(words: Sequence[str]) -> bool:
     """Return True if a wrapper changes nothing of its process but variables."""
-    name = words[0].rpartition("/")[2]
+    name = file_name(words[0])
     return name in (*_INITS, "busybox") or (name == "env" and not _has_env_options(words))
 
 
@@ -278,7 +317,7 @@ def module_wrapped(module: str, arguments: Sequence[str]) -> tuple[str, ...] | N
 def runs_python(words: Sequence[str], at: int) -> bool:
     """Return True if a wrapper runs its command at `at` with Python, as `uv run train.py` does."""
     of_python = words[at].endswith(".py") or words[at] in _MODULE_OPTIONS
-    return words[0].rpartition("/")[2] in _PYTHON_RUNNERS and of_python
+    return file_name(words[0]) in _PYTHON_RUNNERS and of_python
 
 
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
@@ -286,7 +325,7 @@ _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-a", "--argv0"})
 
 def split_string(words: Sequence[str]) -> tuple[str, ...] | None:
     """Return the words that `env -S` makes of its string and the rest; None if there is none."""
-    if words[0].rpartition("/")[2] != "env":
+    if file_name(words[0]) != "env":
         return None
     for index, word in enumerate(words[1:], 1):
         text = ""
@@ -347,10 +386,13 @@ def _command_at(
             at += 1
             break
         if word.startswith("-") and len(word) > 1:
-            at += 2 if word in wrapper.valued else 1
+            is_valued = word in wrapper.valued or (
+                not wrapper.operands and "".join(words[at + 1 : at + 2]) in _VALUES
+            )
+            at += 2 if is_valued else 1
         elif ASSIGNMENT.fullmatch(word) and name in ("sudo", "doas"):
             at += 1
-        elif operands:
+        elif operands and (name != "setarch" or _ARCHITECTURE.fullmatch(word)):
             operands -= 1
             at += 1
         else:

@@ -159,6 +159,7 @@ _MODULES: Mapping[str, _Command] = {
     "horovod.runner.launch": _Command(_HOROVOD),
     "composer.cli.launcher": _Command(_COMPOSER),
     "lightning": _PROGRAMS["lightning"],
+    "ray.scripts.scripts": _PROGRAMS["ray"],
     "lightning.fabric.cli": _PROGRAMS["fabric"],
     "lightning_fabric.cli": _PROGRAMS["fabric"],
     "torchx.cli.main": _PROGRAMS["torchx"],

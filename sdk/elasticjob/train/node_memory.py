@@ -1,0 +1,130 @@
+"""Snapshots of one rank in the memory of its node, and the troubles of that memory.
+
+Memory that is full or cannot be written ends no training: the worker reports it, logs one warning,
+and goes on with snapshots in storage alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elasticjob import layout
+from elasticjob.train.buffers import BUFFERS, MemoryBuffers, NoRoom
+from elasticjob.train.job import Reached, reached_on, refused_memory
+from elasticjob.train.part_files import Body
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elasticjob.train.agreement import Part, Version
+    from elasticjob.train.job import Report
+
+log = logging.getLogger("elasticjob.train")
+
+
+class NodeMemory:
+    """Snapshots of this rank in the memory of its node.
+
+    Args:
+        environ: variables of the process, with the folder or the error of the launcher.
+        local_rank, local_ranks: rank on the node, and number of ranks there; 0 if it is unknown.
+        limit: bytes that the job allows for the snapshots of a node; 0 without a limit.
+        has_storage: True if this rank has storage, for messages.
+        report: report of this worker.
+
+    Attributes:
+        buffers: the memory; None without a folder, and once it cannot be used.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        local_rank: int,
+        local_ranks: int,
+        limit: int,
+        has_storage: bool,
+        report: Report,
+    ) -> None:
+        folder = environ.get(layout.SNAPSHOT_FOLDER, "")
+        self.buffers = (
+            MemoryBuffers(Path(folder), local_rank, limit, local_ranks) if folder else None
+        )
+        self._local_rank, self._limit, self._report = local_rank, limit, report
+        self._refused = None if folder else refused_memory(environ)
+        self._place_left = (
+            "with snapshots in storage" if has_storage else "without snapshots of this node"
+        )
+        self._has_removed = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the memory; None if it cannot be used."""
+        return None if self.buffers is None else self.buffers.folder
+
+    def reached(self) -> Reached:
+        """Return the last step of the workers of earlier rounds on this node."""
+        return Reached() if self.folder is None else reached_on(self.folder)
+
+    def report_refusal(self) -> None:
+        """Report, once, a launcher that cannot create its folder."""
+        refused, self._refused = self._refused, None
+        if refused is None:
+            return
+        self._report.change(trouble=layout.unusable(refused.errno))
+        if self._local_rank == 0:
+            log.warning(
+                "no snapshots in the memory of this node: cannot create a folder in %s: %s. "
+                "Training goes on %s",
+                refused.filename,
+                refused.strerror,
+                self._place_left,
+            )
+
+    def commit(self, part: Part, body: Body) -> None:
+        """Commit a part; without room, go on without memory on this node."""
+        if self.buffers is None:
+            return
+        try:
+            self.buffers.commit(part, body)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+            trouble = layout.NO_ROOM if full else layout.unusable(error.errno)
+            needed = -(-error.needed // BUFFERS) if isinstance(error, NoRoom) else body.size
+            self._report.change(trouble=trouble, size=needed)
+            log.warning(
+                "no more snapshots in the memory of this node: %s: %s%s. Training goes on %s",
+                self.buffers.folder,
+                error.strerror,
+                _remedy(error, body) if full else "",
+                self._place_left,
+            )
+            self.buffers = None
+
+    def seed(self, part: Part, body: Body) -> None:
+        """Commit a restored part where this node lacks it: a second fault then finds it."""
+        if self.buffers is not None and not self.buffers.restored(part):
+            self.commit(part, body)
+
+    def keep(self, version: Version) -> None:
+        """Keep the parts of a version of all ranks until the next ones are committed."""
+        if self.buffers is not None:
+            self.buffers.keep(version)
+
+    def remove_former(self, keep: Version | None) -> None:
+        """Remove the parts of workers that this node had more than now, once the gang has its own.
+
+        Without `keep` once in a round: no worker begins later.
+        """
+        if self._local_rank == 0 and self.buffers is not None and not self._has_removed:
+            self._has_removed = keep is None
+            self.buffers.remove_former(keep)
+
+
+def _remedy(error: OSError, body: Body) -> str:
+    if isinstance(error, NoRoom):
+        return "; enlarge recovery.snapshots.memoryLimit and the memory limit"
+    size = f"{BUFFERS} snapshots of {body.size} bytes"
+    return f": {size} must fit; enlarge /dev/shm and the memory limit"

@@ -1,0 +1,281 @@
+"""Agreement of the ranks on the snapshot to restore, and the read of its parts.
+
+All calls are collectives. A part that cannot be read is offered no more, and the ranks decide again
+until each of them has read and verified its parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elasticjob import layout
+from elasticjob.train.agreement import (
+    MEMORY,
+    REPLICAS,
+    STORAGE,
+    Offer,
+    Part,
+    Plan,
+    SnapshotError,
+    complete_versions,
+    decide,
+    sizes_of,
+)
+from elasticjob.train.buffers import MemoryBuffers, ReplicaBuffers, StorageFolder
+from elasticjob.train.codec import decode
+from elasticjob.train.gang import Gang, RestoreMessage, own_parts, pack_message, unpack_message
+from elasticjob.train.job import InStorage, in_storage_of
+from elasticjob.train.part_files import Body, CorruptSnapshot, read
+from elasticjob.train.sharding import Assembly, ShapeMismatch, Shard, own_state
+from elasticjob.train.storage import StoredOffer, called
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("elasticjob.train")
+
+MAX_TROUBLES = 3
+_READ, _REFUSED, _SILENT = range(3)
+"""Results of the reads of one rank: all verified; one refused; storage does not answer one."""
+
+
+class Agreed(NamedTuple):
+    """Snapshot that the ranks restore together.
+
+    Args:
+        plan: sources of its parts; None if there is no snapshot.
+        bodies: parts that this rank has read.
+        offers: parts that each rank can read.
+        stored: newest snapshots in storage up to the restored step, the same on all ranks.
+        stored_at: UTC time of the newest complete snapshot in storage; 0 if it is unknown.
+    """
+
+    plan: Plan | None
+    bodies: dict[Part, Body]
+    offers: list[Offer]
+    stored: InStorage
+    stored_at: float
+
+
+def agree(
+    gang: Gang, memory: MemoryBuffers | None, storage: StorageFolder | None, is_sharded: bool
+) -> Agreed:
+    """Agree on a plan whose readers have verified their parts. Raises SnapshotError."""
+    reads = _Reads(gang.rank, memory, storage)
+    known = InStorage() if memory is None else in_storage_of(memory.folder)
+    is_patient = False
+    while True:
+        stored = reads.stored
+        offer = reads.offer(is_patient)
+        mine = RestoreMessage(offer, stored.trouble, stored.is_silent, stored.is_listed, *known)
+        messages = [unpack_message(content) for content in gang.gather(pack_message(mine))]
+        offers = [each.offer for each in messages]
+        plan = decide(offers, is_sharded)
+        is_silent = any(each.is_silent for each in messages)
+        if is_silent and not is_patient and _may_improve(plan, messages):
+            is_patient = True
+            continue
+        _check_known(plan, messages)
+        bodies, outcome = reads.read(plan)
+        outcomes = [bytes(content)[0] for content in gang.gather(bytes([outcome]))]
+        if plan is not None and not _is_readable(plan, offers, outcomes, is_sharded):
+            raise SnapshotError(
+                f"the snapshot of step {plan.version.step} is in storage, which does not "
+                f"answer rank {outcomes.index(_SILENT)}: make it readable, or give Snapshots "
+                "another folder to go on without it"
+            )
+        if not any(outcomes):
+            _check_storage(plan, messages, gang.rank)
+            return Agreed(plan, bodies, offers, _newest_stored(plan, messages), stored.at)
+
+
+def check_size(gang: Gang, offers: list[Offer], is_sharded: bool) -> None:
+    """Raise SnapshotError if all snapshots are sharded state of another number of ranks."""
+    sizes = sorted(sizes_of(offers))
+    if is_sharded and sizes and gang.size not in sizes:
+        raise SnapshotError(
+            f"the snapshots have sharded state of {' or '.join(map(str, sizes))} ranks and "
+            f"cannot be restored by {gang.size}: start that number of ranks, or remove the "
+            "snapshots and restore a distributed checkpoint"
+        )
+
+
+def assembled(
+    gang: Gang, plan: Plan, bodies: dict[Part, Body], shared: Any, own: Body | None, target: Any
+) -> tuple[Any, Any]:
+    """Return the state with its distributed tensors, and the own state of this rank.
+
+    Ranks with exactly the shards that they need read no others; otherwise all ranks read all
+    shards, one part at a time. `target` is the state to restore into, or None.
+    """
+    if not plan.own:
+        raise SnapshotError(
+            "the shards of the snapshot are not complete: create Snapshots with sharded=True, "
+            "as for the snapshot"
+        )
+    trouble, rank_state, assembly = "", None, None
+    shards: list[Shard] = []
+    try:
+        assembly = Assembly(shared, target() if callable(target) else target)
+    except ShapeMismatch as error:
+        trouble = str(error)
+    if own is not None:
+        shards, rank_state = own_state(decode(own))
+    whole = assembly is not None and assembly.needs_own_alone(shards)
+    texts = [bytes(each).decode() for each in gang.gather(f"{int(whole)}{trouble}".encode())]
+    bad = next((text[1:] for text in texts if text[1:]), "")
+    if bad or assembly is None:
+        raise SnapshotError(bad)
+    if all(text[0] == "1" for text in texts):
+        assembly.add(shards)
+    else:
+        for body in own_parts(gang, plan, bodies):
+            assembly.add(own_state(decode(body))[0])
+    return assembly.state, rank_state
+
+
+class _Reads:
+    """Parts that this rank offers, and its reads of those that the ranks have chosen."""
+
+    def __init__(
+        self, rank: int, memory: MemoryBuffers | None, storage: StorageFolder | None
+    ) -> None:
+        self._rank = rank
+        self._memory = memory
+        self.stored = StoredOffer(storage)
+        self._places: dict[str, dict[Part, Path]] = {}
+        self._refused: set[tuple[str, Part]] = set()
+
+    def offer(self, is_patient: bool) -> Offer:
+        """Return the parts that can be read; `is_patient`: wait for storage."""
+        self.stored.update(is_patient)
+        memory = self._memory
+        self._places = {
+            MEMORY: {} if memory is None else memory.parts(),
+            REPLICAS: {} if memory is None else ReplicaBuffers(memory.folder).parts(),
+            STORAGE: self.stored.parts,
+        }
+        return Offer(
+            **{
+                place: tuple(part for part in found if (place, part) not in self._refused)
+                for place, found in self._places.items()
+            }
+        )
+
+    def read(self, plan: Plan | None) -> tuple[dict[Part, Body], int]:
+        """Return the parts that this rank reads for the plan, and the result."""
+        bodies: dict[Part, Body] = {}
+        outcome = _READ
+        for source in () if plan is None else (plan.shared, *plan.own):
+            if self._rank not in source.readers:
+                continue
+            try:
+                bodies[source.part] = self._body(source.place, source.part)
+            except (CorruptSnapshot, TimeoutError) as error:
+                cause = error.__cause__ or error
+                if source.place == STORAGE and isinstance(cause, TimeoutError):
+                    self._refused.update((STORAGE, part) for part in self.stored.parts)
+                    self.stored.failed(cause)
+                    return bodies, _SILENT
+                log.warning("passing over a snapshot: %s", error)
+                self._refused.add((source.place, source.part))
+                if source.place == STORAGE and isinstance(cause, OSError):
+                    self.stored.failed(cause)
+                if source.place == MEMORY and self._memory is not None:
+                    self._memory.damaged(source.part)
+                outcome = _REFUSED
+        return bodies, outcome
+
+    def _body(self, place: str, part: Part) -> Body:
+        """Read a part. Raises CorruptSnapshot, or TimeoutError if storage does not answer."""
+        path = self._places[place][part]
+        if place == STORAGE:
+            return called(functools.partial(read, path, part))
+        return read(path, part)
+
+
+def _newest_stored(plan: Plan | None, messages: list[RestoreMessage]) -> InStorage:
+    """Return the newest snapshots in storage up to the restored step."""
+    step = 0 if plan is None else plan.version.step
+    if not any(each.is_listed for each in messages):
+        return InStorage(
+            min(step, max(each.begun for each in messages)),
+            min(step, max(each.complete for each in messages)),
+        )
+    parts = [part for each in messages for part in each.offer.storage]
+    complete = max(
+        (each.step for each in complete_versions(parts) if each.step <= step),
+        default=layout.NO_STEP,
+    )
+    return InStorage(complete, complete)
+
+
+def _may_improve(plan: Plan | None, messages: list[RestoreMessage]) -> bool:
+    """Return True if storage, which has not answered, may have what the plan lacks.
+
+    That is a newer version, as when there was no room in memory, or the ranks' own parts.
+    """
+    if plan is None or plan.version.step < max(each.begun for each in messages):
+        return True
+    part = plan.shared.part
+    return not plan.own and part.ranks > 0 and (part.reshards or part.ranks == len(messages))
+
+
+def _is_readable(plan: Plan, offers: list[Offer], outcomes: list[int], sharded: bool) -> bool:
+    """Return True unless the plan needs the storage of a rank that it does not answer."""
+    if _SILENT not in outcomes:
+        return True
+    left = [
+        offer._replace(storage=()) if outcome == _SILENT else offer
+        for offer, outcome in zip(offers, outcomes)
+    ]
+    other = decide(left, sharded)
+    return other is not None and other.version == plan.version and bool(other.own) == bool(plan.own)
+
+
+def _check_known(plan: Plan | None, messages: list[RestoreMessage]) -> None:
+    """Raise SnapshotError if storage has a newer snapshot than the plan and cannot be read.
+
+    A rank that has read all of its storage without an error shows what is left of it.
+    """
+    troubles = _storage_troubles(messages)
+    newest = max(each.complete for each in messages)
+    if plan is None or plan.version.step >= newest or not troubles:
+        return
+    if not any(each.is_listed and each.offer.storage and not each.trouble for each in messages):
+        raise SnapshotError(
+            f"the snapshot of step {newest} is in storage, which cannot be read "
+            f"({troubles}): make it readable, or give Snapshots another "
+            f"folder to go on at step {plan.version.step}"
+        )
+
+
+def _check_storage(plan: Plan | None, messages: list[RestoreMessage], rank: int) -> None:
+    """Raise SnapshotError if storage that cannot be read may have the only snapshot.
+
+    With a snapshot from elsewhere it is a warning.
+    """
+    if plan is not None:
+        if messages[rank].trouble:
+            log.warning(
+                "the storage of snapshots cannot be read: %s. Training continues at step %d, from "
+                "%s",
+                messages[rank].trouble,
+                plan.version.step,
+                "storage" if plan.shared.place == STORAGE else "memory",
+            )
+        return
+    if troubles := _storage_troubles(messages):
+        raise SnapshotError(
+            "there is no complete snapshot in memory, and the storage cannot be read "
+            f"({troubles}): make it readable, or give Snapshots another "
+            "folder to begin at step 0"
+        )
+
+
+def _storage_troubles(messages: list[RestoreMessage]) -> str:
+    """Return the first ranks that cannot read storage, with their errors; empty for none."""
+    found = [f"rank {at}: {each.trouble}" for at, each in enumerate(messages) if each.trouble]
+    return "; ".join(found[:MAX_TROUBLES])

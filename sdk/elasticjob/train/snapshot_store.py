@@ -1,0 +1,163 @@
+"""Snapshots of one rank in storage: the due ones, their writes, and the reports of complete ones.
+
+Storage has one write of this rank in progress at most. Its troubles are reported, and end no
+training, unless the script has demanded the snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from elasticjob import layout, train
+from elasticjob.train.agreement import SnapshotError, Version
+from elasticjob.train.storage import StorageWriter
+
+if TYPE_CHECKING:
+    from elasticjob.train.agreement import Part
+    from elasticjob.train.buffers import StorageFolder
+    from elasticjob.train.gang import Gang
+    from elasticjob.train.job import InStorage, ReachedFile, Report
+    from elasticjob.train.part_files import Body
+
+log = logging.getLogger("elasticjob.train")
+
+
+class SnapshotStore:
+    """Snapshots of this rank in storage.
+
+    Args:
+        folder: the storage; None if this rank has none.
+        keep: number of complete snapshots.
+        every_steps: least number of steps between two of them, without `every_seconds`.
+        every_seconds: alternatively the least time between two of them.
+        report: report of this worker.
+        reached: file that keeps the steps of the newest ones for the next round.
+    """
+
+    def __init__(
+        self,
+        folder: StorageFolder | None,
+        keep: int,
+        every_steps: int,
+        every_seconds: float | None,
+        report: Report,
+        reached: ReachedFile | None,
+    ) -> None:
+        self.folder = folder
+        self.is_shared = folder is not None
+        """True if any rank has storage; before the ranks have agreed, if this one has."""
+        self.complete_step = layout.NO_STEP
+        """Step of the newest snapshot that is complete in storage, as far as this rank knows."""
+        self._told_step = layout.NO_STEP
+        self._every_steps, self._every_seconds = every_steps, every_seconds
+        self._step, self._at = 0, 0.0
+        self._report, self._reached = report, reached
+        self._writer = (
+            None
+            if folder is None
+            else StorageWriter(folder, keep, self._is_complete, report.storage)
+        )
+        self._has_warned = False
+
+    @property
+    def is_timed(self) -> bool:
+        """True if the ranks exchange times to agree on the next snapshot in storage."""
+        return self.is_shared and self._every_seconds is not None
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the snapshot of this step is due by its steps, on all ranks."""
+        by_steps = self.is_shared and self._every_seconds is None
+        return by_steps and step - self._step >= self._every_steps
+
+    def is_time(self) -> bool:
+        """Return True if a snapshot is due by this rank's clock."""
+        return self.is_timed and time.time() - self._at >= (self._every_seconds or 0.0)
+
+    def is_busy(self, is_due: bool) -> bool:
+        """Return True while a write is in progress, after a short wait if the next one is due."""
+        return self._writer is not None and self._writer.is_busy(is_due)
+
+    def restored(self, stored: InStorage, at: float) -> None:
+        """Begin at the newest snapshots in storage and the time of the last one."""
+        self._step = max(stored.begun, 0)
+        self._at = 0.0 if self._every_seconds is None else at
+        if self._reached is not None:
+            self._reached.begun, self._reached.complete = stored
+
+    def begins(self, step: int) -> None:
+        """Record that the ranks store the snapshot of this step."""
+        self._step, self._at = step, time.time()
+        if self._reached is not None:
+            self._reached.begun = step
+            self._reached.write(step)
+
+    def write(self, parts: list[tuple[Part, Body]]) -> None:
+        """Write copies of the parts in the background."""
+        if parts and self._writer is not None:
+            self._writer.start(parts)
+
+    def record_complete(self, step: int) -> None:
+        """Record that all ranks have stored a snapshot, for the next round."""
+        if self._reached is not None:
+            self._reached.complete = max(step, self._reached.complete)
+
+    def tell(self) -> None:
+        """Report the newest complete snapshot as a checkpoint, in the thread of the script."""
+        if self._writer is not None:
+            self._writer.check()
+        step = self.complete_step
+        if step > self._told_step and train.link().stored(step):
+            self._told_step = step
+
+    def confirm(self, gang: Gang, number: int, lacks_storage: bool) -> None:
+        """Wait until all ranks have written their parts of the last snapshot, of gang `number`.
+
+        Raises:
+            SnapshotError: a rank has not; on all ranks, with the rank and its error.
+        """
+        trouble = "" if self._writer is None else self._writer.confirmed()
+        if lacks_storage or (gang.rank == 0 and self.folder is None):
+            trouble = "Snapshots has no storage on this rank: give it on all ranks"
+        told = [bytes(content).decode() for content in gang.gather(trouble.encode())]
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text]
+        if failed:
+            train.link().save_failed("; ".join(failed))
+            raise SnapshotError(f"the snapshot is not in storage: {'; '.join(failed)}")
+        self.record_complete(self._step)
+        if self._reached is not None:
+            self._reached.write(self._step)
+        if gang.rank == 0 and self._writer is not None and self.folder is not None:
+            self._is_complete(self._step)
+            try:
+                self._writer.remove_expired(Version(self._step, number))
+            except OSError as error:  # the next write removes them
+                log.warning(
+                    "cannot remove older snapshots from storage: %s: %s",
+                    self.folder.folder,
+                    error.strerror,
+                )
+
+    def check_demanded(self, gang: Gang, store: bool) -> None:
+        """Raise SnapshotError for a snapshot in storage without one; warn once of a false value."""
+        if self.is_shared:
+            return
+        text = (
+            "there is no storage for save(store=...): give Snapshots a folder that all nodes "
+            "share, set recovery.snapshots.storage in the job, or leave out store"
+        )
+        if store:
+            raise SnapshotError(text)
+        if gang.rank == 0 and not self._has_warned and train.link().has_agent:
+            log.warning("%s. The first call with a true value is an error", text)
+        self._has_warned = True
+
+    def end(self) -> bool:
+        """Wait for the write in progress; return False if storage does not answer."""
+        return self._writer is None or self._writer.end()
+
+    def _is_complete(self, step: int) -> None:
+        self._report.change(stored=step)
+        self.complete_step = step
+        self.record_complete(step)
