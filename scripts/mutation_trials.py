@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,8 +28,9 @@ from _pytest.runner import runtestprotocol
 
 from tests.sim.run import simulate
 
+PACKAGE = "elasticjob_rendezvous.protocol"
 TABLES = "tests/unit/rendezvous/protocol"
-PROCESSES = 2
+PROCESSES, SEEDS = 2, 200
 SEED_SECONDS = 20.0
 """Processor time after which a seed has no end; without a mutant the longest takes one."""
 TEST_SECONDS, TEST_FACTOR = 5.0, 10.0
@@ -45,32 +46,33 @@ Report = Callable[["Mutant", bool], None]
 class Mutant:
     """Changed copy of one function.
 
-    Attributes:
-        module: dotted name of the function's module.
-        name: mutmut's name: `x_name__mutmut_1` for a module's function, `xǁClassǁname__mutmut_1`
-            for a method.
-        definition: syntax tree of the copy.
+    `name` is mutmut's: `x_name__mutmut_1` for a module's function, `xǁClassǁname__mutmut_1` for a
+    method; `id` also names the version of the module.
     """
 
     module: str
     name: str
+    id: str
     definition: ast.FunctionDef
+
+    @property
+    def imported(self) -> types.ModuleType:
+        return importlib.import_module(f"{PACKAGE}.{self.module.replace('/', '.')}")
 
     def original(self) -> types.FunctionType:
         """Return the product's function of which this is a copy."""
-        found: Any = importlib.import_module(self.module)
+        found: Any = self.imported
         plain = self.name.rpartition("__mutmut_")[0]
         for part in plain.removeprefix("x_").removeprefix("xǁ").split("ǁ"):
             found = vars(found)[part]
         found = getattr(found, "__func__", found)  # of a static or a class method
-        if not isinstance(found, types.FunctionType):
-            raise TypeError(f"{self.module}.{plain} is no function: {found!r}")
+        assert isinstance(found, types.FunctionType), f"{plain} in {self.module}: {found!r}"
         return found
 
     def replace(self) -> None:
         """Give the product's function, in this process, the code and defaults of this copy."""
         self.definition.decorator_list = []
-        namespace = dict(vars(importlib.import_module(self.module)))
+        namespace = dict(vars(self.imported))
         tree = ast.Module([self.definition], type_ignores=[])
         exec(compile(tree, self.name, "exec"), namespace)  # annotations stay texts, as here
         copy, function = namespace[self.name], self.original()
@@ -81,31 +83,29 @@ class Mutant:
 def mutants(path: Path, module: str) -> list[Mutant]:
     """Return the mutants in a file that mutmut made from a module."""
     return [
-        Mutant(module, node.name, node)
+        Mutant(module, node.name, f"{path.stem} {node.name}", node)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.rpartition("__mutmut_")[2].isdigit()
     ]
 
 
-def try_seeds(untried: Iterable[Mutant], seeds: int, report: Report) -> None:
+def try_seeds(untried: list[Mutant], report: Report) -> None:
     """Simulate each mutant until a seed violates an invariant."""
 
     def fails(_: Mutant) -> bool:
-        for seed in range(seeds):
+        for seed in range(SEEDS):
             _allow(SEED_SECONDS)
             if simulate(seed).violation is not None:
                 return True
         return False
 
-    for mutant, killed in _tried(untried, fails):
-        report(mutant, killed)
+    _try(untried, fails, report)
 
 
 def try_tables(untried: list[Mutant], report: Report) -> None:
     """Run the table tests that reach each mutant until one fails, the fastest first."""
-    options = ("-qq", "--no-header", "--no-summary", "-s", "-p", "no:cacheprovider", TABLES)
-    code = pytest.main([*options], plugins=[_Tables(untried, report)])
-    if code:
+    options = ["-qq", "--no-header", "--no-summary", "-s", "-p", "no:cacheprovider", TABLES]
+    if code := pytest.main(options, plugins=[_Tables(untried, report)]):
         raise RuntimeError(f"pytest ended with {code!r}: its messages are above")
 
 
@@ -121,14 +121,13 @@ class _Tables:
         tests = _reaching({mutant.original() for mutant in self.untried}, session.items)
 
         def fails(mutant: Mutant) -> bool:
-            for seconds, item in tests[mutant.original()]:
+            for seconds, item in tests.get(mutant.original(), ()):
                 _allow(TEST_SECONDS + TEST_FACTOR * seconds)
                 if not _passes(item):
                     return True
             return False
 
-        for mutant, killed in _tried(self.untried, fails):
-            self.report(mutant, killed)
+        _try(self.untried, fails, self.report)
         return True
 
 
@@ -153,19 +152,15 @@ def _reaching(
             raise RuntimeError(f"{item.nodeid} fails without a mutant")
         for function in called:
             tests[function].append((time.process_time() - begun, item))
-    for found in tests.values():
-        found.sort(key=lambda test: test[0])
-    return tests
+    return {each: sorted(found, key=lambda test: test[0]) for each, found in tests.items()}
 
 
 def _passes(item: pytest.Item) -> bool:
     return not any(report.failed for report in runtestprotocol(item, log=False))
 
 
-def _tried(
-    untried: Iterable[Mutant], fails: Callable[[Mutant], bool]
-) -> Iterator[tuple[Mutant, bool]]:
-    """Yield each mutant, and True if it fails, from processes forked for one mutant each."""
+def _try(untried: list[Mutant], fails: Callable[[Mutant], bool], report: Report) -> None:
+    """Report each mutant, and True if it fails, from processes forked for one mutant each."""
     waiting, running = iter(untried), dict[int, Mutant]()
     while True:
         for mutant in islice(waiting, PROCESSES - len(running)):
@@ -176,7 +171,7 @@ def _tried(
         code, mutant = os.waitstatus_to_exitcode(status), running.pop(pid)
         if code not in (SURVIVED, KILLED, -signal.SIGXCPU):
             raise RuntimeError(f"the trial of {mutant.name} ended with {code}")
-        yield mutant, code != SURVIVED
+        report(mutant, code != SURVIVED)
 
 
 def _forked(mutant: Mutant, fails: Callable[[Mutant], bool]) -> int:
