@@ -886,6 +886,27 @@ def test_wait_for_the_failure_that_ended_the_job_is_bounded() -> None:
     assert (node.directive.failure, node.directive.reads_failure) == (None, False)
 
 
+def test_member_without_a_session_does_not_wait_for_the_failure() -> None:
+    """Without one nothing is read: it may never have taken part."""
+    node = failed_job()
+    node.hear(LeaseGone(node.engine.lease.id))
+    assert isinstance(node.directive, Finish)
+    assert not node.directive.reads_failure
+
+
+def test_member_that_failed_the_job_knows_its_failure() -> None:
+    a, b = pair()
+    b.hear(LocalChanged(replace(BUSY, failure=a_failure("b", message="boom"))))
+    b.held = True
+    outcome = Outcome(OutcomeKind.FAILED, "b: boom", identity("b"))
+    closed = a_round(1, RoundState.CLOSED, outcome=outcome, charged=(1,))
+    a.etcd.txn(Txn((), (Put(KEYS.round, encode(closed)),)))
+    b.hear(Tick())
+    assert isinstance(b.directive, Finish)
+    assert b.directive.failure is not None
+    assert (b.directive.failure.message, b.directive.reads_failure) == ("boom", False)
+
+
 def test_member_with_other_sizes_is_refused_and_leaves_no_key() -> None:
     a = Node(SimEtcd(), "a", bounds=RendezvousParams(2, 2)).start()
     stranger = Node(a.etcd, "b", bounds=RendezvousParams(2, 3)).start()
