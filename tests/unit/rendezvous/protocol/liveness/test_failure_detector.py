@@ -399,6 +399,23 @@ def test_each_final_round_has_one_roll_call() -> None:
     assert peers.unlinked_probe_at is None
 
 
+def test_roll_call_leaves_out_orphans() -> None:
+    """An orphan has its own probes, and no agent that could answer."""
+    job, peers = gang(), FailureDetector()
+    peers.up(PeerUp(C, "s1"), 10.0)
+    assert tended(peers, job, 10.0) == []
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=10.5)
+    assert tended(peers, job, 11.0) == []
+    assert not inquiries(peers)
+
+
+def test_agent_that_answers_is_probed_beside_a_member_proven_gone() -> None:
+    job, peers = gang(), linked()
+    peers.probed(Probed(C, "s1", Verdict.GONE), job.view(), 1.0, ORPHAN_SECONDS)
+    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    assert tended(peers, job, 2.0) == [PROBE_B]
+
+
 # -- inquiries ------------------------------------------------------------------------
 
 
@@ -879,6 +896,14 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     assert isinstance(permission, Probe)
     assert (permission.member, permission.live_until) == (C, 9.0)
     assert granted(peers) == {C: 9.0}
+
+
+def test_orphan_lives_by_its_lease_beside_a_member_proven_gone() -> None:
+    job, peers = gang(), linked()
+    peers.probed(Probed(C, "s1", Verdict.GONE), job.view(), 1.0, ORPHAN_SECONDS)
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    assert detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 1.0)
+    assert granted(peers) == {B: 9.0}
 
 
 def test_expired_lease_grants_no_time() -> None:
