@@ -904,6 +904,7 @@ def test_orphan_lives_by_its_lease_beside_a_member_proven_gone() -> None:
     probed(peers, job, Verdict.WORKERS_ALIVE)
     assert detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 1.0)
     assert granted(peers) == {B: 9.0}
+    assert KeepAlive(77) in tended(peers, job, 2.0)
 
 
 def test_expired_lease_grants_no_time() -> None:
