@@ -1,171 +1,111 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/protocol` at a
-time and runs the table tests that reach it; the simulation tries the mutants that no table kills.
-mutmut has its own environment in the cache; nothing else needs it. It works on a copy below
-`build/mutation`, so the checkout is never changed, and a stopped run continues. Without modules it
-takes all modules that decide: hours.
+mutmut, which has its own environment in the cache, changes one operator, constant, argument or
+branch of `elasticjob_rendezvous/protocol` at a time. Table tests try each mutant, then the
+simulation tries the survivors. The checkout is never changed: mutants and results are below
+`build/mutation`. A stopped run continues, and a later one tries the survivors again.
 """
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
-from scripts.environment import (
-    IDLE_SECONDS,
-    LOCKS,
-    ROOT,
-    dependencies,
-    forget_idle,
-    install_locked,
-    is_complete,
-    key,
-    locked,
-    site_packages,
-)
-from scripts.mutation_simulation import ALIVE, PACKAGE, simulated, statuses
+from scripts import environment as env
+from scripts.mutation_trials import Mutant, mutants, try_seeds, try_tables
 
 MUTMUT = "mutmut==3.8.1"
-PROTOCOL = "elasticjob_rendezvous/protocol"
-SOURCES = (
-    *("rendezvous/elasticjob_rendezvous", "sdk/elasticjob"),
-    *("sidecar/elasticjob_agent", "sidecar/elasticjob_launcher"),
-)
-STAMP = ".complete"
-FIRST_SEEDS, SEEDS = 20, 200
-DECIDE = (
-    *("engine", "state", "clock", "handle_etcd", "handle_event", "lease", "leaving", "member_key"),
-    *("next_directive", "next_request", "replica", "requests", "session", "upkeep", "watches"),
-    *("worker_group", "records/roster"),
-    *(
-        f"coordinator/{name}"
-        for name in (
-            *("bootstrap", "cause_counts", "charging", "checkpoint_gate", "closing", "coordinator"),
-            *("crash_loop", "data_loss", "election", "failure_policy", "fencing", "final"),
-            *("frozen", "joinable", "memory", "quorum", "round_end", "round_writes", "scale_up"),
-        )
-    ),
-    *(
-        f"liveness/{name}"
-        for name in (
-            *(
-                "detector_upkeep",
-                "failure_detector",
-                "leader_link",
-                "leave_notices",
-                "member_loss",
-                "peer_state",
-            ),
-            *("probes", "self_fencing", "worker_deadlines"),
-        )
-    ),
-)
+WORK = env.ROOT / "build" / "mutation"
+KILLED = WORK / "killed.json"
+DECIDE = [
+    folder + name
+    for folder, names in (
+        ("", "engine state clock handle_etcd handle_event lease leaving member_key next_directive"),
+        ("", "next_request replica requests session upkeep watches worker_group records/roster"),
+        ("coordinator/", "bootstrap cause_counts charging checkpoint_gate closing coordinator"),
+        ("coordinator/", "crash_loop data_loss election failure_policy fencing final frozen"),
+        ("coordinator/", "joinable memory quorum round_end round_writes scale_up"),
+        ("liveness/", "detector_upkeep failure_detector leader_link leave_notices member_loss"),
+        ("liveness/", "peer_state probes self_fencing worker_deadlines"),
+    )
+    for name in names.split()
+]
 """Modules with decisions; the others hold records, keys and texts."""
-EDGE = re.compile(
-    r"(?:import|from) (?:elasticjob_(?:operator|cli|agent|launcher)|torch|grpc|tests.integration"
-    r"|elasticjob_rendezvous\.(?!protocol))|elasticjob_rendezvous import"
-)
-"""Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
-CONFIG = """
-[mutmut]
-paths_to_mutate={modules}
-tests_dir=tests/unit/rendezvous
-also_copy=
-    elasticjob_rendezvous
-    elasticjob_agent
-    elasticjob_launcher
-    elasticjob
-    tests
+MAKE = """
+import sys
+from mutmut.mutation.file_mutation import mutate_file_contents
+sys.stdout.write(mutate_file_contents("", sys.stdin.read()).code)
 """
+"""Program of mutmut's environment that reads a module and prints all its mutants."""
 
 
 def environment(cache: Path) -> Path:
-    """Return an environment with mutmut and the project's dependencies."""
-    deps = dependencies(cache)
-    wanted = key((LOCKS / "mutation.txt").read_text(), deps)
+    """Return an environment with mutmut."""
+    wanted = env.key((env.LOCKS / "mutation.txt").read_text())
     found = cache / f"mutation-{wanted}"
     lock = cache / f"mutation-{wanted}.lock"
-    with locked(lock):
-        if not is_complete(found, wanted):
-            forget_idle(lock, IDLE_SECONDS)
+    with env.locked(lock):
+        if not env.is_complete(found, wanted):
+            env.forget_idle(lock, env.IDLE_SECONDS)
             shutil.rmtree(found, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", found], check=True)
-            install_locked([found / "bin" / "pip"], LOCKS / "mutation.txt")
-            (site_packages(found) / "dependencies.pth").write_text(f"{site_packages(deps)}\n")
-            (found / STAMP).write_text(wanted)
+            env.install_locked([found / "bin" / "pip"], env.LOCKS / "mutation.txt")
+            (found / env.STAMP).write_text(wanted)
     return found
 
 
-def copy(work: Path, modules: list[str]) -> None:
-    """Copy the packages and tests into the layout they are imported from."""
-    ignored = shutil.ignore_patterns("__pycache__")
-    for source in SOURCES:
-        shutil.copytree(ROOT / source, work / Path(source).name, ignore=ignored)
-    for folder in ("tests/sim", "tests/unit/rendezvous"):
-        shutil.copytree(ROOT / folder, work / folder, ignore=ignored)
-    for test in (work / "tests/unit/rendezvous").rglob("test_*.py"):
-        if EDGE.search(test.read_text()):
-            test.unlink()
-    paths = "".join(f"\n    {PROTOCOL}/{module}.py" for module in modules)
-    (work / "setup.cfg").write_text(CONFIG.format(modules=paths))
-    (work / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist -p no:cacheprovider\n")
+def made(found: Path, module: str) -> list[Mutant]:
+    """Return the mutants of a module, made once for each version of it."""
+    source = (env.ROOT / f"rendezvous/elasticjob_rendezvous/protocol/{module}.py").read_bytes()
+    path = WORK / f"{module.replace('/', '.')}-{env.key(source.decode(), found.name)}.py"
+    if not path.exists():
+        # mutmut refuses a working folder without a folder of sources; `lib` counts as one.
+        make = [str(found / "bin" / "python"), "-X", "utf8", "-c", MAKE]
+        run = subprocess.run(make, input=source, stdout=subprocess.PIPE, cwd=found, check=True)
+        path.write_bytes(run.stdout)
+    return mutants(path, module)
 
 
 def main() -> None:
-    """Test the modules; print the survivors and each module's score.
-
-    A few seeds come first: they kill most mutants sooner than the table tests do.
-    """
-    cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
-    mutmut = environment(cache) / "bin" / "mutmut"
-    work = ROOT / "build" / "mutation" / "-".join(modules).replace("/", ".")[:80]
-    if not work.exists():
-        copy(work, modules)
-        # Without a mutant of this name mutmut only makes the mutants.
-        subprocess.run([mutmut, "run", "none"], cwd=work, check=False)
-    simulate(work, FIRST_SEEDS)
-    killed = {name for name, result in simulated(work).items() if result["killed"]}
-    alive = [name for name, exit_code in statuses(work) if exit_code is None and name not in killed]
-    if alive:
-        subprocess.run([mutmut, "run", "--max-children", "2", *alive], cwd=work, check=False)
-    simulate(work, SEEDS)
-    report(work)
+    """Try the mutants of these modules, else of all that decide; print each module's score."""
+    found, modules = environment(Path(sys.argv[1])), sys.argv[2:] or DECIDE
+    WORK.mkdir(parents=True, exist_ok=True)
+    killed = json.loads(KILLED.read_text()) if KILLED.exists() else {}
+    every = [mutant for module in modules for mutant in made(found, module)]
+    for stage, attempt in (("tables", try_tables), ("simulation", try_seeds)):
+        alive = [mutant for mutant in every if mutant.id not in killed]
+        attempt(alive, partial(keep, killed, stage))
+    report(every, killed)
 
 
-def simulate(work: Path, seeds: int) -> None:
-    """Simulate the mutants that are alive."""
-    command = [sys.executable, "-m", "scripts.mutation_simulation", str(work), f"--seeds={seeds}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+def keep(killed: dict[str, str], stage: str, mutant: Mutant, dead: bool) -> None:
+    """Print and keep the result of a stage for one mutant."""
+    result = "killed" if dead else "survived"
+    print(f"{stage}: {mutant.module} {mutant.name} {result}", flush=True)
+    if dead:
+        killed[mutant.id] = stage
+        KILLED.write_text(json.dumps(killed, indent=1, sort_keys=True))
 
 
-def report(work: Path) -> None:
+def report(every: list[Mutant], killed: dict[str, str]) -> None:
     """Print each survivor's name, then a table of scores per module."""
-    results = simulated(work)
     scores: dict[str, Counter[str]] = {}
-    for name, exit_code in statuses(work):
-        module = name.removeprefix(f"{PACKAGE}.").rpartition(".")[0].replace(".", "/")
-        if exit_code not in ALIVE:
-            result = "tables"
-        elif results.get(name, {}).get("killed"):
-            result = "simulation"
-        elif exit_code is None:
-            result = "untried"
-        else:
-            result = "survived"
-            print(name)
-        scores.setdefault(module, Counter())[result] += 1
+    for mutant in every:
+        stage = killed.get(mutant.id, "survived")
+        scores.setdefault(mutant.module, Counter())[stage] += 1
+        if stage == "survived":
+            print(mutant.module, mutant.name)
     print("| module | mutants | killed by tables | by simulation | survived | score |")
     print("|---|---|---|---|---|---|")
-    for module, score in [*sorted(scores.items()), ("all", sum(scores.values(), Counter()))]:
-        killed, tried = score["tables"] + score["simulation"], score.total() - score["untried"]
-        share = f"{killed / tried:.1%}" if tried else "not tried"
-        row = (module, tried, score["tables"], score["simulation"], score["survived"], share)
-        print("|", " | ".join(map(str, row)), "|")
+    for module, score in [*scores.items(), ("all", sum(scores.values(), Counter()))]:
+        row = (score.total(), score["tables"], score["simulation"], score["survived"])
+        share = 1 - score["survived"] / score.total() if score.total() else 1.0
+        print("|", " | ".join(map(str, (module, *row, f"{share:.1%}"))), "|")
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ class View:
                         self._unset(key, result.revision)
                 elif isinstance(op, Put):
                     created = self._created(op.key) or result.revision
-                    self._set(KeyValue(op.key, op.value, created, result.revision, op.lease))
+                    self._set(KeyValue(op.key, op.value, created, result.revision))
         self.absorb(result.revision, result.ranges)
 
     def merge_leave_notices(self, leaving: Iterable[LeaveNotice]) -> None:
@@ -232,9 +232,7 @@ class View:
             self.malformed[kv.key] = error
 
     def _unset(self, key: str, revision: int) -> None:
-        if revision <= self._newest.get(key, 0) and key not in self._present:
-            return
-        if revision < self._newest.get(key, 0):
+        if revision <= self._newest.get(key, 0):
             return
         self._newest[key] = revision
         self._present.discard(key)

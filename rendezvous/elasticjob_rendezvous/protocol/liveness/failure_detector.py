@@ -118,7 +118,7 @@ class FailureDetector:
         return peer
 
     def stored(self, member: str) -> PeerState:
-        return self.states.get(member) or self.states.setdefault(member, PeerState())
+        return self.states.setdefault(member, PeerState())
 
     def _index(self, member: str, peer: PeerState) -> None:
         if not peer.open:
@@ -165,7 +165,7 @@ class FailureDetector:
         peer.last_beat_at = now
         proven = proven_at(event.sent, now)
         peer.proven = proven if peer.proven is None else max(proven, peer.proven)
-        if opened and len(peer.sessions) > 1:
+        if opened:
             for other in [session for session in peer.sessions if session != event.session]:
                 self.take_session(member, other, SessionEvent.OTHER_LINK_OPENED)
 

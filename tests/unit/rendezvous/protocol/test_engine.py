@@ -118,11 +118,16 @@ def test_single_member_reaches_a_final_round() -> None:
     assert node.directive.roster.world_size == 1
 
 
-def test_watch_is_opened_before_any_read_or_write() -> None:
+@pytest.mark.parametrize(
+    ("local", "kind"),
+    [(READY, Write), (replace(READY, workers=Workers.RUNNING, round=1), Read)],
+    ids=["new", "workers run"],
+)
+def test_watch_is_opened_before_any_read_or_write(local: Local, kind: type[Any]) -> None:
     node = Node(SimEtcd(), "a")
     node.held = True
     effects = node.engine.step(Started(), Clock(node.now, 0)) + node.engine.step(
-        LocalChanged(READY), Clock(node.now, 0)
+        LocalChanged(local), Clock(node.now, 0)
     )
     (watch,) = [effect for effect in effects if isinstance(effect, Watch)]
     assert watch.revision == 0
@@ -133,7 +138,7 @@ def test_watch_is_opened_before_any_read_or_write() -> None:
     effects = node.engine.step(
         WatchOpened(watch.generation, 1, node.etcd.cluster_id), Clock(node.now, 0)
     )
-    assert [type(effect) for effect in effects if isinstance(effect, Read | Write)] == [Write]
+    assert [type(effect) for effect in effects if isinstance(effect, Read | Write)] == [kind]
 
 
 def test_member_registers_only_when_it_can_start_workers() -> None:
@@ -164,6 +169,7 @@ def test_engine_orders_nothing_before_its_first_event() -> None:
     assert engine.directive == Idle("not started")
     assert engine.wake_at is None
     assert (engine.session, engine.local, engine.view.members()) == ("", Local(), {})
+    assert engine.config.identity.name == "a"
 
 
 def test_malformed_record_is_logged_once_for_each_defect() -> None:
@@ -415,10 +421,10 @@ def test_single_member_has_time_to_renew_its_lease_after_an_outage(renewed: bool
 # -- a gang ---------------------------------------------------------------------------
 
 
-def pair() -> tuple[Node, Node]:
+def pair(**bounds: Any) -> tuple[Node, Node]:
     """Return a, which coordinates, and b, which follows; both run round 1."""
     etcd = SimEtcd()
-    nodes = [Node(etcd, name, bounds=RendezvousParams(2, 2)).start() for name in "ab"]
+    nodes = [Node(etcd, name, bounds=RendezvousParams(2, 2, **bounds)).start() for name in "ab"]
     settle(*nodes)
     for node in nodes:
         running(node)
@@ -696,6 +702,19 @@ def test_workers_that_outlast_their_round_are_killed_after_the_grace() -> None:
     assert b.directive.kill
 
 
+def test_grace_period_is_that_of_the_job() -> None:
+    _, b = pair(stop_grace_seconds=3.0)
+    reopened(b.etcd)
+    b.hear(Tick())
+    assert isinstance(b.directive, Stop)
+    assert (b.directive.grace_seconds, b.directive.kill) == (3.0, False)
+    b.later(2.9)
+    assert not b.directive.kill
+    b.later(0.2)
+    assert isinstance(b.directive, Stop)
+    assert b.directive.kill
+
+
 def test_workers_found_running_after_their_round_are_killed_at_once() -> None:
     """The workers' agent was away; the other members have waited long enough."""
     a, _ = pair()
@@ -831,6 +850,7 @@ def test_close_ends_all_members() -> None:
         assert node.directive.outcome == outcome
         assert node.engine.view.round is not None
         assert node.engine.view.round.record.since_ms == UTC_MS
+        assert key_of(node) in sessions(node), "its workers have not stopped"
         node.hear(LocalChanged(replace(READY, workers=Workers.NONE, round=1)))
     assert a.etcd.range(Range(KEYS.members, True)).kvs == ()
 
@@ -864,6 +884,27 @@ def test_wait_for_the_failure_that_ended_the_job_is_bounded() -> None:
     node.later(0.2)
     assert isinstance(node.directive, Finish)
     assert (node.directive.failure, node.directive.reads_failure) == (None, False)
+
+
+def test_member_without_a_session_does_not_wait_for_the_failure() -> None:
+    """Without one nothing is read: it may never have taken part."""
+    node = failed_job()
+    node.hear(LeaseGone(node.engine.lease.id))
+    assert isinstance(node.directive, Finish)
+    assert not node.directive.reads_failure
+
+
+def test_member_that_failed_the_job_knows_its_failure() -> None:
+    a, b = pair()
+    b.hear(LocalChanged(replace(BUSY, failure=a_failure("b", message="boom"))))
+    b.held = True
+    outcome = Outcome(OutcomeKind.FAILED, "b: boom", identity("b"))
+    closed = a_round(1, RoundState.CLOSED, outcome=outcome, charged=(1,))
+    a.etcd.txn(Txn((), (Put(KEYS.round, encode(closed)),)))
+    b.hear(Tick())
+    assert isinstance(b.directive, Finish)
+    assert b.directive.failure is not None
+    assert (b.directive.failure.message, b.directive.reads_failure) == ("boom", False)
 
 
 def test_member_with_other_sizes_is_refused_and_leaves_no_key() -> None:

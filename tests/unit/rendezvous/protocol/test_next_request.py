@@ -18,11 +18,16 @@ from elasticjob_rendezvous.protocol.events import (
 )
 from elasticjob_rendezvous.protocol.kv import Delete, Order, Put, Range, Txn
 from elasticjob_rendezvous.protocol.records.codec import encode
-from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind, RoundState
+from elasticjob_rendezvous.protocol.records.members import (
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+)
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 from tests.sim.etcd.simulated_etcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS, a_round, identity
+from tests.unit.rendezvous.builders import KEYS, a_failure, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
 
 LEASE = 5.0
@@ -76,6 +81,11 @@ def together(seconds: float, *nodes: Node) -> list[int]:
 
 def reads_of(node: Node, *ranges: Range) -> int:
     return [read.ranges for read in node.made(Read)].count(ranges)
+
+
+def keys_of(node: Node) -> list[str]:
+    folder = Range(KEYS.sessions(identity(node.name)), prefix=True)
+    return [kv.key for kv in node.etcd.range(folder).kvs]
 
 
 # -- registration ---------------------------------------------------------------------
@@ -136,6 +146,7 @@ def test_member_with_workers_of_the_current_round_registers_at_once() -> None:
         assert isinstance(b.request, request)
         answered(b)
     assert b.engine.session
+    assert keys_of(b) == [KEYS.session(identity("b"), b.engine.session)], "it replaces the old key"
 
 
 def test_session_whose_key_was_deleted_ends_with_a_warning() -> None:
@@ -226,3 +237,15 @@ def test_failures_that_closed_the_job_are_read_once(
     assert reads_of(b, Range(KEYS.failures(3), prefix=True)) == reads
     a.hear(Tick()).later(1.0)
     assert reads_of(a, Range(KEYS.failures(3), prefix=True)) == 0, "it read everything"
+
+
+# -- writes ---------------------------------------------------------------------------
+
+
+def test_leaving_member_reports_its_failure_first() -> None:
+    _, b = running()
+    b.hear(LocalChanged(replace(BUSY, failure=a_failure("b"), leaving="drained")))
+    assert b.engine.view.failures_of(1) == {identity("b"): a_failure("b")}
+    member = b.engine.view.member(identity("b"))
+    assert member is not None
+    assert (member.record.state, member.record.reason) == (MemberState.LEAVING, "drained")

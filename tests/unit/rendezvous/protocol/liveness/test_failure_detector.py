@@ -126,6 +126,13 @@ def test_new_link_clears_the_suspicion_of_its_member() -> None:
     assert peers.symptom([B]) == 9.0
 
 
+def test_late_heartbeat_does_not_restore_a_closed_link() -> None:
+    job, peers = gang(), linked(B)
+    peers.down(PeerDown(B, "s1"), job.view(), 5.0)
+    peers.up(PeerHeartbeat(B, "s1"), 5.1)
+    assert peers.symptom([B]) == 5.0
+
+
 def test_trouble_counts_from_its_first_sign() -> None:
     job, peers = gang(), linked(B)
     peers.down(PeerDown(B, "s1"), job.view(), 5.0)
@@ -248,6 +255,14 @@ def test_orphan_whose_member_linked_in_a_new_session_is_no_orphan() -> None:
     assert peers.alive(B, 2.0)
 
 
+@pytest.mark.parametrize("session", ["s1", "s0"], ids=["of its session", "of an earlier one"])
+def test_late_heartbeat_does_not_return_an_orphan_to_its_agent(session: str) -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.up(PeerHeartbeat(B, session), 2.0)
+    assert peers.orphaned
+
+
 def test_orphan_is_probed_beside_a_suspected_member() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
@@ -351,6 +366,15 @@ def test_takeover_before_a_final_round_probes_no_members_without_workers(
     assert tended(peers, job, 60.0) == []
 
 
+def test_takeover_before_a_final_round_probes_a_member_with_workers_after_a_second() -> None:
+    job, peers = gang().round(2, previous=1), FailureDetector()
+    job.change("a", state=MemberState.WAITING).change("c", state=MemberState.WAITING)
+    peers.begin((), 10.0)
+    assert tended(peers, job, 10.0) == []
+    assert wake(peers, job, 10.0) == 11.0
+    assert tended(peers, job, 11.0) == [replace(PROBE_B, round=2)]
+
+
 @pytest.mark.parametrize("state", [MemberState.RUNNING, MemberState.WAITING, MemberState.STOPPING])
 def test_member_killed_before_it_linked_is_probed_a_second_after_its_final_round(
     state: MemberState,
@@ -373,6 +397,23 @@ def test_each_final_round_has_one_roll_call() -> None:
     assert peers.unlinked_probe_at is None
     assert tended(peers, job, 12.0) == []
     assert peers.unlinked_probe_at is None
+
+
+def test_roll_call_leaves_out_orphans() -> None:
+    """An orphan has its own probes, and no agent that could answer."""
+    job, peers = gang(), FailureDetector()
+    peers.up(PeerUp(C, "s1"), 10.0)
+    assert tended(peers, job, 10.0) == []
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=10.5)
+    assert tended(peers, job, 11.0) == []
+    assert not inquiries(peers)
+
+
+def test_agent_that_answers_is_probed_beside_a_member_proven_gone() -> None:
+    job, peers = gang(), linked()
+    peers.probed(Probed(C, "s1", Verdict.GONE), job.view(), 1.0, ORPHAN_SECONDS)
+    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    assert tended(peers, job, 2.0) == [PROBE_B]
 
 
 # -- inquiries ------------------------------------------------------------------------
@@ -643,6 +684,17 @@ def test_second_suspicion_probes_at_once_only_for_another_session(
     assert tended(peers, job, 5.2) == effects
 
 
+def test_suspicion_of_a_new_session_replaces_the_inquiry_about_the_absent_one() -> None:
+    """A message of the new agent ends it."""
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    job.member("b", session="s2", state=MemberState.RUNNING, round=1)
+    peers.quiet(PeerQuiet(B, "s2"), job.view(), 6.0)
+    assert B in inquiries(peers)
+    peers.up(PeerHeartbeat(B, "s2"), 6.1)
+    assert not inquiries(peers)
+
+
 def test_probes_of_a_member_that_keeps_its_key_are_bounded() -> None:
     """The member reaches etcd, but not the coordinator."""
     job = gang()
@@ -844,6 +896,15 @@ def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
     assert isinstance(permission, Probe)
     assert (permission.member, permission.live_until) == (C, 9.0)
     assert granted(peers) == {C: 9.0}
+
+
+def test_orphan_lives_by_its_lease_beside_a_member_proven_gone() -> None:
+    job, peers = gang(), linked()
+    peers.probed(Probed(C, "s1", Verdict.GONE), job.view(), 1.0, ORPHAN_SECONDS)
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    assert detector_upkeep.extend_orphans(peers, 77, 9.0, job.view(), 1.0)
+    assert granted(peers) == {B: 9.0}
+    assert KeepAlive(77) in tended(peers, job, 2.0)
 
 
 def test_expired_lease_grants_no_time() -> None:
