@@ -72,6 +72,8 @@ class Faults:
             return
         if pod.frozen:
             return  # the launcher freezes with the pod and would not notice: two faults in one
+        # What the agent had granted its workers lasts that long; nothing proves the gang whole now.
+        self._excuse_whole_gangs(FENCED_SECONDS)
         pod.kill_agent()
         self.world.truth.agents_gone[pod.id] = self.world.now
         self.world.at(down_seconds, pod.start_agent)

@@ -39,6 +39,7 @@ FOUND = {
     "between two cuts only one side of a link is heard": 24007826,
     "etcd loses its data under a gang that outlives it, one of which is slow to register": 24007536,
     "a watch stays on the etcd whose data was lost, before anything was read": 16000127,
+    "an agent of a gang without etcd ends and begins anew, just before etcd is back": 4006140,
 }
 
 
