@@ -22,6 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -257,16 +258,32 @@ class ProgressFiles:
 
 
 def read_progress(path: Path) -> WorkerProgress | None:
-    """Return the content of a progress file, None if invalid. User code writes it: untrusted."""
-    for _ in range(TRIES):
+    """Return the content of a progress file, None if invalid. User code writes it: untrusted.
+
+    The answer is read before the rest. A worker writes it last, so the step of a reported
+    checkpoint is never older than the report.
+    """
+    earlier = None
+    for _ in range(2 * TRIES):
         opened = _read_file(path, TEXT_BYTES)
         if opened is None:
             return None
         content, written_ns = opened
         found = worker_progress(content, written_ns // 1_000_000)
-        if found is not None:
+        if found is None or _is_torn(content, found):
+            continue
+        if found.answer is None or not found.answer.saved:
             return found
-    return None
+        if earlier is not None:
+            return replace(found, answer=earlier.answer)
+        earlier = found
+    return earlier
+
+
+def _is_torn(content: bytes, found: WorkerProgress) -> bool:
+    """Return True if the answer was read while the worker wrote it."""
+    is_text = content[:1] == b"{"
+    return found.answer is None and not is_text and len(content) >= layout.FILE_BYTES
 
 
 async def post_progress(

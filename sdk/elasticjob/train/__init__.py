@@ -164,8 +164,9 @@ class Link:
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step = whole_step(step)
         self._checkpoints += 1
-        self._write_answer(self._answer._replace(saved=self._points))
         self._write_progress()
+        # Last: with the answer a reader finds the step of the checkpoint, too.
+        self._write_answer(self._answer._replace(saved=self._points))
         request = self._request()
         if request is not None and 0 < request.point <= self._points:
             self._wait_for_the_stop()

@@ -16,6 +16,7 @@ import pytest
 
 from elasticjob import layout
 from elasticjob.train import Link, accumulation
+from elasticjob_agent import worker_files
 from elasticjob_agent.core.progress import WorkerProgress, worker_progress
 from elasticjob_agent.worker_files import ProgressFiles, read_progress
 
@@ -227,6 +228,40 @@ def test_checkpoint_is_reported_with_the_points_before_it(desk: Desk) -> None:
     desk.ask(4)
     assert desk.link.should_checkpoint()
     assert desk.read.answer == layout.Answer(saved=3), "the script has yet to save"
+
+
+def test_checkpoint_is_written_before_its_answer(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int | None] = []
+    write = desk.link._write_answer
+
+    def written(answer: layout.Answer) -> None:
+        found.append(desk.read.checkpoint_step)
+        write(answer)
+
+    monkeypatch.setattr(desk.link, "_write_answer", written)
+    desk.link.should_checkpoint()
+    desk.link.checkpointed(187)
+    assert found == [187]
+
+
+def test_answer_that_arrives_during_a_read_has_its_checkpoint(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = desk.files.file(1, 0)
+    desk.link.should_checkpoint()
+    before = path.read_bytes()
+    desk.link.checkpointed(187)
+    after = path.read_bytes()
+    answer = len(after) - layout.ANSWER_BYTES
+    torn = after[:-1] + bytes([after[-1] ^ 1])
+    contents = [before[:answer] + after[answer:], torn, after]
+    monkeypatch.setattr(worker_files, "_read_file", lambda *_: (contents.pop(0), 0))
+    found = read_progress(path)
+    assert found is not None
+    assert (found.checkpoint_step, found.answer) == (187, layout.Answer(saved=1))
+    assert contents == []
 
 
 @pytest.mark.parametrize(
