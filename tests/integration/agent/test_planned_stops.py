@@ -157,7 +157,7 @@ def test_gang_that_does_not_save_is_closed_at_once(gang: Gang) -> None:
     request_stop(gang)
     begun = time.monotonic()
     report = closed(gang)
-    assert time.monotonic() - begun < 15, "a save would have half a minute"
+    assert time.monotonic() - begun < 25, "a save would have half a minute"
     assert (report.result, report.unsaved) == (SaveResult.NOT_SUPPORTED, ("node-0", "node-1"))
     for agent in agents:
         agent.wait(END_SECONDS)
