@@ -130,7 +130,7 @@ def _lighthouse(programs: Path, log: Path) -> Iterator[str]:
     searched = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     if (program := shutil.which("torchft_lighthouse", path=searched)) is None:
         raise ProgramMissing(
-            f"no torchft_lighthouse beside the interpreter, {programs}, nor on PATH"
+            f"no torchft_lighthouse in {programs} and none on PATH: install torchft"
         )
     command = [program, "--min_replicas=1", f"--bind=[::]:{port}"]
     command += ["--quorum_tick_ms=100", "--join_timeout_ms=10000"]

@@ -106,15 +106,26 @@ def pack(
 
 def unpack(content: bytes) -> Record | None:
     """Decode the record of a file; return None if it is missing or incomplete."""
-    if len(content) < RECORD_BYTES or content[:4] != MAGIC:
-        return None
-    body = content[_HEAD.size : RECORD_BYTES]
-    if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
+    body = _checked(content[:RECORD_BYTES], MAGIC, RECORD_BYTES)
+    if body is None:
         return None
     flags, metrics, points, step, at_ms, first_ms, saved_step, saved, *rest = _BODY.unpack(body)
     return Record(
         flags, points, step, at_ms, first_ms, saved_step, saved, metrics, tuple(rest[:-1]), rest[-1]
     )
+
+
+def _framed(magic: bytes, body: bytes) -> bytes:
+    """Return the magic number and the checksum of a body, and the body."""
+    return _HEAD.pack(magic, binascii.crc32(body)) + body
+
+
+def _checked(content: bytes, magic: bytes, size: int) -> bytes | None:
+    """Return the body of a section of `size` bytes; None if it is missing or incomplete."""
+    if len(content) < size or content[:4] != magic:
+        return None
+    body = content[_HEAD.size :]
+    return body if _HEAD.unpack_from(content)[1] == binascii.crc32(body) else None
 
 
 def pack_names(names: tuple[str, ...]) -> bytes:
@@ -198,19 +209,13 @@ class SnapshotReport(NamedTuple):
 
 def pack_report(report: SnapshotReport) -> bytes:
     """Encode a report on snapshots; numbers above `MAX_STEP` become that."""
-    body = _REPORT.pack(*(min(value, MAX_STEP) for value in report))
-    return _HEAD.pack(_REPORT_MAGIC, binascii.crc32(body)) + body
+    return _framed(_REPORT_MAGIC, _REPORT.pack(*(min(value, MAX_STEP) for value in report)))
 
 
 def unpack_report(content: bytes) -> SnapshotReport | None:
     """Decode the report in a progress file; return None if it is missing or incomplete."""
-    content = content[RECORD_BYTES:_REPORT_END]
-    if len(content) < REPORT_BYTES or content[:4] != _REPORT_MAGIC:
-        return None
-    body = content[_HEAD.size :]
-    if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
-        return None
-    return SnapshotReport(*_REPORT.unpack(body))
+    body = _checked(content[RECORD_BYTES:_REPORT_END], _REPORT_MAGIC, REPORT_BYTES)
+    return None if body is None else SnapshotReport(*_REPORT.unpack(body))
 
 
 # -- answers ------------------------------------------------------------------------
@@ -240,17 +245,13 @@ class Answer(NamedTuple):
 def pack_answer(answer: Answer) -> bytes:
     """Encode an answer; its error is cut to `ERROR_BYTES`."""
     error = answer.error.encode("utf-8", "replace")[:ERROR_BYTES]
-    body = _ANSWER.pack(answer.saved, answer.failed, error)
-    return _HEAD.pack(_ANSWER_MAGIC, binascii.crc32(body)) + body
+    return _framed(_ANSWER_MAGIC, _ANSWER.pack(answer.saved, answer.failed, error))
 
 
 def unpack_answer(content: bytes) -> Answer | None:
     """Decode the answer in a progress file; return None if it is missing or incomplete."""
-    content = content[_REPORT_END:FILE_BYTES]
-    if len(content) < ANSWER_BYTES or content[:4] != _ANSWER_MAGIC:
-        return None
-    body = content[_HEAD.size :]
-    if _HEAD.unpack_from(content)[1] != binascii.crc32(body):
+    body = _checked(content[_REPORT_END:FILE_BYTES], _ANSWER_MAGIC, ANSWER_BYTES)
+    if body is None:
         return None
     saved, failed, error = _ANSWER.unpack(body)
     return Answer(saved, failed, error.rstrip(b"\0").decode("utf-8", "replace"))

@@ -34,7 +34,7 @@ _GROUPS = {
 
 
 class Refused(Exception):
-    """The API server refused a request, or did not answer in time, for which the status is 0."""
+    """Request that the API server refused, or did not answer in time: its status is 0 then."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class ProxyEnded(Exception):
-    """No `kubectl proxy` listens. It is no `Refused`, which callers take for a short failure."""
+    """Lack of a `kubectl proxy`; not a `Refused`, which callers take for a short failure."""
 
 
 @dataclass(frozen=True, slots=True)

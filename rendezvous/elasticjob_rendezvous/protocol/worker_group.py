@@ -11,6 +11,8 @@ from elasticjob_rendezvous.protocol.records.members import Round, Snapshots
 
 STUCK_EXIT_CODE = 5
 """Exit code of an agent that gave up workers in an uninterruptible wait: its pod cannot end."""
+STUCK_MESSAGE = "its workers cannot be ended"
+"""Message for such a pod if its agent's own cannot be read."""
 
 
 class Workers(StrEnum):

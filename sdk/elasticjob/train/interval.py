@@ -20,8 +20,8 @@ PLAIN_STEPS = 20
 """Number of measured steps without a copy; their median time counts. After as many snapshots in
 consecutive steps, another one is measured."""
 GROWTH = 100
-"""Largest factor between an interval and the one before it, which may have too few steps for a
-measurement of their time."""
+"""Largest factor from one interval to the next: the time of a single short step is no measurement
+of the others."""
 
 
 class Cost(NamedTuple):

@@ -32,7 +32,6 @@ from elasticjob_launcher.processes.process_info import (
     kill_unless_reused,
     reap_children,
     signal_if_caught,
-    stuck_text,
 )
 from elasticjob_launcher.sockets import AgentServer, Connection
 from elasticjob_launcher.wire import WireError
@@ -48,8 +47,6 @@ COLD = "with launch: PerNode torchrun starts the workers"
 
 SWEEP_SECONDS = 0.02
 STUCK_SWEEP_SECONDS = 0.2
-STUCK_SECONDS = 10.0
-"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 RETURN_SECONDS = 5.0
 """Maximum time from the kill of a round's workers until torchrun asks for the next round."""
 LOST_SECONDS = 1.0
@@ -413,7 +410,7 @@ class NodeCommand:
         """Kill every process of the command until none is left, then end the round.
 
         Processes that can run no more, such as those that wait for a disk that does not answer,
-        are given up after `STUCK_SECONDS`.
+        are given up, see `StuckWatch`.
         """
         now = time.monotonic()
         if self._sweeping is None:
@@ -421,9 +418,9 @@ class NodeCommand:
         else:
             self._sweeping.cancel()
         self.reap()
-        left, stuck = descendants(os.getpid()), ""
-        if self._watch.look(left) >= STUCK_SECONDS:
-            stuck = stuck_text(list(left), STUCK_SECONDS)
+        left = descendants(os.getpid())
+        stuck = self._watch.given_up(left)
+        if stuck:
             self._output.write_line(stuck)
         elif left:
             for pid, began in left.items():

@@ -204,14 +204,19 @@ def _cannot_return(thread: Path) -> bool:
     state, flags = _state_and_flags(thread)
     if state in "ZX":
         return True
-    if state not in UNINTERRUPTIBLE or flags & PF_EXITING:
-        return state in UNINTERRUPTIBLE  # an exit that does not wait makes progress
+    if state not in UNINTERRUPTIBLE:
+        return False  # also in an exit: it makes progress
+    if flags & PF_EXITING:
+        return True
     status = (thread / "status").read_text()
     # The kernel marks each thread (SigPnd) and the process (ShdPnd).
-    pending = 0
-    for name in ("SigPnd:", "ShdPnd:"):
-        pending |= int(status.partition(name)[2].split()[0], 16)
-    return bool(pending & 1 << (signal.SIGKILL - 1))
+    return any(_has_signal(status, name, signal.SIGKILL) for name in ("SigPnd:", "ShdPnd:"))
+
+
+def _has_signal(status: str, name: str, signum: int) -> bool:
+    """Return True if a signal is in a mask of a status file of /proc."""
+    mask = int(status.partition(name)[2].split()[0], 16)
+    return bool(mask & 1 << (signum - 1))
 
 
 def _has_ended(pid: int) -> bool:
@@ -225,6 +230,8 @@ def _has_ended(pid: int) -> bool:
 
 
 LONGEST_LOOK_SECONDS = 1.0
+STUCK_SECONDS = 10.0
+"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 
 
 class StuckWatch:
@@ -250,6 +257,12 @@ class StuckWatch:
             self._seconds += min(now - self._last, LONGEST_LOOK_SECONDS)
         self._last = now
         return self._seconds
+
+    def given_up(self, pids: Collection[int]) -> str:
+        """Look; return the description of the processes if they are given up, else empty."""
+        if self.look(pids) < STUCK_SECONDS:
+            return ""
+        return stuck_text(list(pids), STUCK_SECONDS, self._proc)
 
 
 def _state_and_flags(thread: Path) -> tuple[str, int]:
@@ -288,8 +301,7 @@ def has_handler(pid: int, signum: int) -> bool:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    mask = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(mask & 1 << (signum - 1))
+    return _has_signal(status, "SigCgt:", signum)
 
 
 def signal_if_caught(pid: int, signum: int) -> bool:

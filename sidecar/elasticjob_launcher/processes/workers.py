@@ -25,7 +25,6 @@ from elasticjob_launcher.processes.process_info import (
     members,
     reap_children,
     signal_if_caught,
-    stuck_text,
 )
 from elasticjob_launcher.processes.spawn import LaunchError, Pipes
 from elasticjob_launcher.processes.starter import ProcessPlan, Starter
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 # After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
-STUCK_SECONDS = 10.0
-"""Time after which killed processes that have been in an uninterruptible wait are given up."""
 # Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
@@ -295,10 +292,10 @@ class Workers:
             return
         groups = [worker for worker in current.workers if not worker.group_gone]
         left = [pid for worker in groups for pid in members(worker.process.pid)]
-        if current.watch.look(left) < STUCK_SECONDS:
+        current.stuck = current.watch.given_up(left)
+        if not current.stuck:
             return
         current.gone = True
-        current.stuck = stuck_text(left, STUCK_SECONDS)
         self._output.write_line(current.stuck)
         self._emit({"type": "stuck", "round": current.number, "message": current.stuck})
 

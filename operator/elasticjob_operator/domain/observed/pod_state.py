@@ -54,7 +54,7 @@ from elasticjob_operator.domain.observed.state import (
 )
 from elasticjob_operator.model.job import GROUP, ElasticJob
 from elasticjob_rendezvous.protocol.text import one_line, printable
-from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE
+from elasticjob_rendezvous.protocol.worker_group import STUCK_EXIT_CODE, STUCK_MESSAGE
 
 PREFIX_VARIABLE = own_variable("PREFIX")
 
@@ -326,7 +326,7 @@ def _stuck(raw: Raw) -> str:
     last = ended(agent) or (agent.get("lastState") or {}).get("terminated") or {}
     if last.get("exitCode") != STUCK_EXIT_CODE:
         return ""
-    return printable(message_of(last)) or "its workers cannot be ended"
+    return printable(message_of(last)) or STUCK_MESSAGE
 
 
 _SANDBOX = "PodReadyToStartContainers"
