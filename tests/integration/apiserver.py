@@ -12,6 +12,7 @@ import os
 import signal
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from contextlib import AbstractAsyncContextManager
@@ -208,7 +209,12 @@ class ApiServer:
             ],
             "users": [{"name": user, "user": {"token": f"{user}-token"}}],
         }
-        path.write_text(yaml.safe_dump(document))
+        text = yaml.safe_dump(document)
+        if not path.exists() or path.read_text() != text:
+            # At once: a program that was given the same file may be reading it.
+            fresh = path.with_name(f"{path.name}.{threading.get_ident()}")
+            fresh.write_text(text)
+            fresh.replace(path)
         return path
 
     def connect(
