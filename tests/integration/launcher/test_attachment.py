@@ -193,9 +193,7 @@ def test_killed_launcher_ends_its_workers(start_launcher: StartLauncher) -> None
         await runtime.start(start_workers(1, SLEEPER, IGNORES_SIGTERM))
         started = await until(events, Started)
         launcher.process.kill()
-        killed = time.monotonic()
         await until(events, WorkerRuntimeLost)
-        assert time.monotonic() - killed < 10
         wait_for_end(list(started.pids.values()))
         with pytest.raises(WorkerRuntimeError, match="not connected"):
             await runtime.stop(1, 0)
