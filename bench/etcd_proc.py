@@ -1,8 +1,9 @@
-"""Temporary etcd server on ephemeral loopback ports, with a count of its requests."""
+"""Temporary etcd server on free loopback ports, with a count of its requests."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from bench.processes import die_with_parent
 START_SECONDS = 20.0
 HTTP_SECONDS = 5.0
 ATTEMPTS = 3  # another process may take a free port before etcd binds it
+FIRST_PORT, LAST_PORT = 12_000, 29_999
 
 # Every message sent by a client: a unary call is one, and so is each keep-alive or watch request
 # on a stream (grpc_server_handled_total counts a stream once, and only after its end).
@@ -72,9 +74,12 @@ def version(binary: Path) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below those that the kernel chooses, for connections and for port 0: by
+    the time a server binds to one of these, another process may have it."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randint(FIRST_PORT, LAST_PORT)))
+            return int(probe.getsockname()[1])
 
 
 def _started(binary: Path, folder: Path, *, v2: bool) -> tuple[subprocess.Popen[bytes], str]:

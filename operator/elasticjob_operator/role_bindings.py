@@ -30,7 +30,7 @@ from elasticjob_operator.kubernetes.client import (
     KubeError,
     NotFound,
 )
-from elasticjob_operator.reconcile.watches import login
+from elasticjob_operator.reconcile.watches import register_login
 from elasticjob_operator.reconcile.watches import settings as kopf_settings
 from elasticjob_operator.replica.health import Health, serve_health
 from elasticjob_operator.replica.lifecycle import run_until_signal
@@ -205,7 +205,7 @@ class Binder:
 
     def _registry(self) -> kopf.OperatorRegistry:
         found = kopf.OperatorRegistry()
-        kopf.on.login(registry=found)(login)
+        register_login(found)
         kopf.on.event(NAMESPACES.group, NAMESPACES.version, NAMESPACES.plural, registry=found)(
             self._wake
         )

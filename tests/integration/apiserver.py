@@ -12,6 +12,7 @@ import os
 import signal
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from contextlib import AbstractAsyncContextManager
@@ -190,6 +191,26 @@ class ApiServer:
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         return name
 
+    def await_right(self, user: str, rule: Json, namespace: str) -> None:
+        """Wait until the user has the right of this rule: the server's view of new roles and
+        bindings lags behind."""
+        asked = {
+            "namespace": namespace,
+            "group": rule["apiGroups"][0],
+            "resource": rule["resources"][0],
+            "verb": rule["verbs"][0],
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": asked},
+        }
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        wait_until(
+            lambda: self.request("POST", path, review)["status"]["allowed"],
+            f"the right of {user} to {asked}",
+        )
+
     def kubeconfig(self, user: str = ADMIN, url: str = "") -> Path:
         """Return a kubeconfig with one context, `test`, for this user; `url` is that of a proxy."""
         path = self.folder / f"{user.replace(':', '-')}{url.rpartition(':')[2]}.kubeconfig"
@@ -208,7 +229,12 @@ class ApiServer:
             ],
             "users": [{"name": user, "user": {"token": f"{user}-token"}}],
         }
-        path.write_text(yaml.safe_dump(document))
+        text = yaml.safe_dump(document)
+        if not path.exists() or path.read_text() != text:
+            # At once: a program that was given the same file may be reading it.
+            fresh = path.with_name(f"{path.name}.{threading.get_ident()}")
+            fresh.write_text(text)
+            fresh.replace(path)
         return path
 
     def connect(

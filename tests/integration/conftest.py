@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ __all__ = ["start_v2_run", "v2_etcd"]
 StartEtcd = Callable[..., EtcdServer]
 LONG_SECONDS = 300.0
 """Shortest time limit of a long test."""
+LOG_CHARACTERS = 3000
+"""Maximum part of a log file in the report of a failed test: its end."""
+MAX_LOGS = 12
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,6 +40,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         items[:] = long_first(items, seconds, lambda item: str(item.path), workers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the ends of the log files in the test's folder to the report of a failure."""
+    report = yield
+    folder = item.funcargs.get("tmp_path") if isinstance(item, pytest.Function) else None
+    if report.failed and report.when == "call" and isinstance(folder, Path):
+        for log in sorted(folder.rglob("*.log"))[:MAX_LOGS]:
+            if text := log.read_text(errors="replace")[-LOG_CHARACTERS:].strip():
+                report.sections.append((f"log {log.relative_to(folder)}", text))
+    return report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect garbage after each file: unclosed connections are then reported for its last test,
+    and not for a test of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

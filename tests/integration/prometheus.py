@@ -71,7 +71,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(folder: Path, targets: Mapping[str, int], **labels: str) -> Iterator[Prometheus]:
-    """Run a server that scrapes these ports of the loopback each second.
+    """Run a server that scrapes these ports of the loopback every two seconds.
 
     Args:
         folder: folder of its data and its log.
@@ -84,7 +84,8 @@ def scraping(folder: Path, targets: Mapping[str, int], **labels: str) -> Iterato
         for pod, port in targets.items()
     ]
     jobs = [{"job_name": "test", "static_configs": static}]
-    settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
+    times = {"scrape_interval": "2s", "scrape_timeout": "2s"}
+    settings = {"global": times, "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
     command = ["setpriv", "--pdeathsig", "KILL", str(installed())]
     command += [f"--config.file={folder / 'prometheus.yml'}"]

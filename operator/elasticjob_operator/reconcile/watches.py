@@ -124,6 +124,8 @@ WATCH_SECONDS = 300
 """Server-side timeout of a watch, after which it resumes at its last version."""
 SILENCE_SECONDS = 90.0
 """Inactivity timeout of a watch; the API server sends a bookmark every minute."""
+LOGIN_RETRY_SECONDS = 5.0
+"""Pause after a failed login, as when a file with credentials is being replaced."""
 
 
 class Handlers:
@@ -190,7 +192,7 @@ def _starts(pod: Json) -> bool:
 def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:
     """Return kopf's registry with a handler for each watched kind."""
     found = kopf.OperatorRegistry()
-    kopf.on.login(registry=found)(login)
+    register_login(found)
     for kind, handler in ((ELASTICJOBS, handlers.job), (PODS, handlers.pod)):
         kopf.on.event(kind.group, kind.version, kind.plural, registry=found)(handler)
     if watch_nodes:
@@ -217,6 +219,11 @@ def settings() -> kopf.OperatorSettings:
     found.persistence.diffbase_storage = _NoDiffs()
     found.persistence.progress_storage = _NoProgress()
     return found
+
+
+def register_login(found: kopf.OperatorRegistry) -> None:
+    """Register the login. By default kopf retries it after a minute, without watches until then."""
+    kopf.on.login(registry=found, backoff=LOGIN_RETRY_SECONDS)(login)
 
 
 def login(**arguments: Any) -> kopf.ConnectionInfo | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from tests.integration.agent.finishing_gang import EACH, finish, rounds
 from tests.integration.agent_rig import AgentProcess, Gang, gang, until
 from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import Ports
 from tests.integration.launcher_rig import process_tag
 
 __all__ = ["gang", "process_tag"]
@@ -45,16 +46,21 @@ class Rig:
         until(lambda: time.monotonic() > began + seconds, f"{seconds:g} s", SECONDS)
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Yield a port for the store of c10d."""
+    ports = Ports(1)
+    yield ports.numbers[0]
+    ports.close()
+
+
 @pytest.fixture(params=["etcd-v2", "c10d"])
-def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Rig:
+def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd, port: int) -> Rig:
     gang.script.write_text(EACH)
     conf = "last_call_timeout=8,settle=0.3,stop_grace=3"
     if request.param == "etcd-v2":
         gang.etcd = start_etcd("3.4", arguments=("--enable-v2",))
         return Rig(gang, "etcd-v2", (), conf, 10.0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = (f"--rdzv-endpoint=127.0.0.1:{port}",)
     return Rig(gang, "c10d", options, f"{conf},keep_alive_seconds=3", 3.0)
 

@@ -58,14 +58,14 @@ def test_terminated_agent_leaves_and_others_continue(gang: Gang) -> None:
 
 
 def test_killed_agent_is_detected_at_once(gang: Gang) -> None:
-    conf = "last_call_timeout=60,settle=0.3,keep_alive_seconds=30"
+    conf = "last_call_timeout=60,settle=0.3,keep_alive_seconds=90"
     agents = [gang.agent("1:3", conf=conf) for _ in range(3)]
     lost = gang.started(1, 3)
     began = time.monotonic()
     agents[1].signal(signal.SIGKILL)
     workers = gang.started(2, 2)
     took = time.monotonic() - began
-    assert took < 15.0, f"a dead process shows in milliseconds, its lease only after 30 s: {took:g}"
+    assert took < 60.0, f"a dead process shows in milliseconds, its lease only after 90 s: {took:g}"
     assert not alive(lost[1]["pid"]), "workers below an agent die with it"
     assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}
     gang.finish()

@@ -99,9 +99,7 @@ def test_worker_that_dies_while_the_job_saves_ends_the_wait(
     request_stop(gang)
     until(lambda: gang.round().save is not None, "the request")
     nodes[1].launcher.signal(signal.SIGKILL)
-    begun = time.monotonic()
-    report = closed(gang)
-    assert time.monotonic() - begun < 20, "a save would have half a minute"
+    report = closed(gang)  # after half a minute it would be TIMED_OUT
     assert report.result in (SaveResult.INTERRUPTED, SaveResult.SAVED), report
     assert gang.round().number == 1
     nodes[0].launcher.wait(END_SECONDS)
@@ -155,9 +153,7 @@ def test_gang_that_does_not_save_is_closed_at_once(gang: Gang) -> None:
     agents = [gang.agent("2:2") for _ in range(2)]
     gang.started(1, 2)
     request_stop(gang)
-    begun = time.monotonic()
-    report = closed(gang)
-    assert time.monotonic() - begun < 25, "a save would have half a minute"
+    report = closed(gang)  # with a request it would be TIMED_OUT, half a minute later
     assert (report.result, report.unsaved) == (SaveResult.NOT_SUPPORTED, ("node-0", "node-1"))
     for agent in agents:
         agent.wait(END_SECONDS)

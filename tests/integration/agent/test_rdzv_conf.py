@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import etcd
 import pytest
 
-from tests.integration.agent_rig import TORCHS, Gang, gang
+from tests.integration.agent_rig import TORCHS, Gang, gang, until
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
 from tests.integration.launcher_rig import process_tag
@@ -94,7 +94,8 @@ def test_silent_node_is_lost_after_keep_alive_attempts(gang: Gang, unused_port: 
     gang.started(1, 2, SECONDS)
     gang.agents[1].process.kill()
     killed = time.monotonic()
-    gang.started(2, 1, SECONDS)
+    until(lambda: "no heartbeat from" in gang.outputs(), "the loss")
     assert time.monotonic() - killed < 15, "by default a silent node is lost after 15 s"
+    gang.started(2, 1, SECONDS)
     gang.finish()
     assert gang.agents[0].wait(SECONDS) == 0, gang.outputs()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.agent.finishing_gang import EACH, finish
 from tests.integration.agent_rig import AgentProcess, Gang, gang
 from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import Ports
 from tests.integration.launcher_rig import process_tag
 
 __all__ = ["gang", "process_tag"]
@@ -23,13 +24,11 @@ FAILS = """    if number == "1" and rank == "0" and (folder / "fail").exists():
 class Rig:
     """Gang for rounds of two, one node of which is spare."""
 
-    def __init__(self, gang: Gang, keeper: str) -> None:
+    def __init__(self, gang: Gang, keeper: str, port: int) -> None:
         self.gang, self.keeper = gang, keeper
         self._options: tuple[str, ...] = () if keeper == "etcd" else (f"--rdzv-backend={keeper}",)
         if keeper == "c10d":
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self._options += (f"--rdzv-endpoint=127.0.0.1:{free.getsockname()[1]}",)
+            self._options += (f"--rdzv-endpoint=127.0.0.1:{port}",)
 
     def start(self, count: int = 3, max_restarts: int = 0) -> list[AgentProcess]:
         return [self.agent(max_restarts) for _ in range(count)]
@@ -54,12 +53,20 @@ class Rig:
         return [agent.wait(SECONDS) for agent in self.gang.agents]
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Yield a port for the store of c10d."""
+    ports = Ports(1)
+    yield ports.numbers[0]
+    ports.close()
+
+
 @pytest.fixture(params=["etcd", "etcd-v2", "c10d"])
-def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Rig:
+def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd, port: int) -> Rig:
     if request.param == "etcd-v2":
         gang.etcd = start_etcd("3.4", arguments=("--enable-v2",))
     gang.script.write_text(EACH + FAILS)
-    return Rig(gang, request.param)
+    return Rig(gang, request.param, port)
 
 
 def named(rig: Rig, names: set[str]) -> AgentProcess:

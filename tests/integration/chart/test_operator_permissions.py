@@ -106,8 +106,10 @@ def operator(
     folder = tmp_path_factory.mktemp("operator")
     etcd = EtcdServer(folder / "etcd")  # it serves one cluster alone
     replica = Operator(folder, server, etcd, options=options, user=OPERATOR)
+    lists = {"apiGroups": ["elasticjob.dev"], "resources": ["elasticjobs"], "verbs": ["list"]}
     try:
         etcd.start()
+        server.await_right(OPERATOR, lists, "team-a")  # without it, the operator ends
         yield replica.start()
     finally:
         replica.close()

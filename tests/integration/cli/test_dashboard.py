@@ -179,4 +179,4 @@ def test_ctrl_c_ends_the_dashboard(rig: LocalRig) -> None:
     server, _ = serve(rig)
     server.send_signal(signal.SIGINT)
     assert server.wait(PATIENCE_SECONDS) == 130
-    until(lambda: not rig.processes(), "the end of the dashboard", 10)
+    until(lambda: not rig.processes(), "the end of the dashboard")

@@ -91,6 +91,8 @@ def account(server: ApiServer, namespace: str, name: str, *rules: dict[str, Any]
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     binding = {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]}
     server.request("POST", f"{rbac}/rolebindings", binding)
+    for rule in rules:
+        server.await_right(f"system:serviceaccount:{namespace}:{name}", rule, namespace)
     asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     found = server.request("POST", f"{path}/{name}/token", asked)
     return str(found["status"]["token"])
@@ -222,6 +224,7 @@ def test_kubectl_reads_with_its_users_rights(
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": NOBODY}
     binding = {"metadata": {"name": "reads"}, "roleRef": named, "subjects": [subject]}
     api_server.request("POST", f"{rbac}/rolebindings", binding)
+    api_server.await_right(NOBODY, READS_JOBS, one)
     for user, statuses in ((ADMIN, [200, 200, 200, 404]), (NOBODY, [200, 200, 403, 404])):
         source = ClusterJobs(by_kubectl(Kubectl(None, None, api_server.kubeconfig(user))))
         with Server(("127.0.0.1", 0), local_opener(source, "t"), LOOPBACK_NAMES) as served:

@@ -172,11 +172,11 @@ def test_workers_without_agent_are_killed_after_orphan_time(
 def test_agent_that_returns_in_time_keeps_workers(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
-        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=4.0)
+        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=8.0)
         agent.kill()
-        runtime, events, hello = await attached(launcher, orphan_seconds=4.0)
+        runtime, events, hello = await attached(launcher, orphan_seconds=8.0)
         following = asyncio.ensure_future(anext(events))
-        done, _ = await asyncio.wait({following}, timeout=4.5)
+        done, _ = await asyncio.wait({following}, timeout=8.5)
         assert not done  # past the orphan time, and nothing happened
         assert alive(hello.pids[0])
         await runtime.stop(1, 0)
@@ -193,9 +193,7 @@ def test_killed_launcher_ends_its_workers(start_launcher: StartLauncher) -> None
         await runtime.start(start_workers(1, SLEEPER, IGNORES_SIGTERM))
         started = await until(events, Started)
         launcher.process.kill()
-        killed = time.monotonic()
         await until(events, WorkerRuntimeLost)
-        assert time.monotonic() - killed < 10
         wait_for_end(list(started.pids.values()))
         with pytest.raises(WorkerRuntimeError, match="not connected"):
             await runtime.stop(1, 0)

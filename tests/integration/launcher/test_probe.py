@@ -31,6 +31,7 @@ from elasticjob_rendezvous.links import dial, wire
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import Link, Probe
 from elasticjob_rendezvous.protocol.events import Event, PeerUp, Verdict
+from tests.integration.etcd_server import Ports
 from tests.integration.launcher_rig import (
     JOB_KEY,
     PATIENCE_SECONDS,
@@ -338,9 +339,8 @@ def test_question_for_another_member_stops_no_workers(start_launcher: StartLaunc
 
 
 def test_launcher_without_agent_has_no_key_to_answer_with(start_launcher: StartLauncher) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    ports = Ports(1)
+    (port,) = ports.numbers
 
     async def scenario() -> None:
         launcher = start_launcher(ELASTICJOB_PROBE_PORT=str(port))
@@ -348,7 +348,10 @@ def test_launcher_without_agent_has_no_key_to_answer_with(start_launcher: StartL
         _, _, answer = await said(port)
         assert answer == {"error": "NoKey: no agent has attached to this launcher yet"}
 
-    asyncio.run(scenario())
+    try:
+        asyncio.run(scenario())
+    finally:
+        ports.close()
 
 
 # -- a stranger between a launcher and an agent ---------------------------------------

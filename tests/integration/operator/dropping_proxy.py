@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import wait_until
-from tests.integration.faulty_servers import serving
+from tests.integration.faulty_servers import connected, serving
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _START_SECONDS = 10.0
@@ -72,35 +72,34 @@ class CuttingProxy:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tls = ssl.create_default_context(cafile=self.server.certificates.ca_file)
         port = self.server.ports.numbers[0]
-        answers, requests = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-        passing = asyncio.create_task(_pass_on(answers, writer))
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = _LENGTH.search(head)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                line = head.partition(b"\r\n")[0].decode()
-                if self.match is not None and self.match(line, body):
-                    self.match = None
-                    passing.cancel()
-                    await asyncio.gather(passing, return_exceptions=True)
+        async with connected(port, tls) as (answers, requests):
+            passing = asyncio.create_task(_pass_on(answers, writer))
+            try:
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = _LENGTH.search(head)
+                    body = await reader.readexactly(int(length[1])) if length else b""
+                    line = head.partition(b"\r\n")[0].decode()
+                    if self.match is not None and self.match(line, body):
+                        self.match = None
+                        passing.cancel()
+                        await asyncio.gather(passing, return_exceptions=True)
+                        requests.write(head + body)
+                        begin = await answers.readuntil(b"\r\n")  # the request was executed
+                        self.lost += 1
+                        if self._held is None:
+                            return
+                        await self._held.wait()
+                        writer.write(begin)
+                        passing = asyncio.create_task(_pass_on(answers, writer))
+                        continue
                     requests.write(head + body)
-                    begin = await answers.readuntil(b"\r\n")  # the request was executed
-                    self.lost += 1
-                    if self._held is None:
-                        return
-                    await self._held.wait()
-                    writer.write(begin)
-                    passing = asyncio.create_task(_pass_on(answers, writer))
-                    continue
-                requests.write(head + body)
-                await requests.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # one of the two has gone
-        finally:
-            passing.cancel()
-            await asyncio.gather(passing, return_exceptions=True)
-            requests.close()
+                    await requests.drain()
+            except (asyncio.IncompleteReadError, ConnectionError):
+                pass  # one of the two has gone
+            finally:
+                passing.cancel()
+                await asyncio.gather(passing, return_exceptions=True)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

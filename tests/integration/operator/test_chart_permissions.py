@@ -19,6 +19,8 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator
 Json = dict[str, Any]
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _ACCOUNT = [{"kind": "User", "name": NOBODY, "apiGroup": "rbac.authorization.k8s.io"}]
+LISTS_JOBS = {"apiGroups": ["elasticjob.dev"], "resources": ["elasticjobs"], "verbs": ["list"]}
+"""Right without which an operator ends."""
 _PLACE = re.compile(r'in the namespace \\*"([^"\\]+)')
 _FIXED = ("ELASTICJOB_ETCD_ENDPOINTS", "ELASTICJOB_METRICS_PORT", "ELASTICJOB_HEALTH_PORT")
 
@@ -75,6 +77,7 @@ def test_chart_permissions_suffice(
         for path, body in [*rights(chart), *(bound if scope == "cluster" else ())]:
             api_server.request("POST", path, body)
             stack.callback(api_server.request, "DELETE", f"{path}/{body['metadata']['name']}")
+        api_server.await_right(NOBODY, LISTS_JOBS, namespace)
         stack.callback(replica.close)
         replica.start()
         run_job_lifecycle(ns)

@@ -264,6 +264,30 @@ def test_operator_does_not_start_without_any_access(
         asyncio.run(main(kubeconfig))
 
 
+def test_incomplete_kubeconfig_delays_the_watches_by_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when another program is writing it. By default kopf retries a login after a minute."""
+    server = RestrictedServer()
+    incomplete = tmp_path / "incomplete"
+    incomplete.touch()
+    monkeypatch.setenv("KUBECONFIG", str(incomplete))
+    monkeypatch.setattr(active, "FIRST_READ_SECONDS", 0.1)
+
+    async def main(kubeconfig: Path) -> None:
+        async with asyncio.timeout(110), Kube.connect(kubeconfig) as kube:
+            task = asyncio.create_task(ActiveReplica(settings(), kube, Metrics(), Health()).run())
+            await until(lambda: bool(warnings(caplog, "Activity 'login' failed")), task)
+            incomplete.write_text(kubeconfig.read_text())
+            async with asyncio.timeout(50):
+                await until(lambda: server.watches == {"a": 2, "b": 2}, task)
+            task.cancel()
+            await asyncio.wait({task})
+
+    with server.serving(tmp_path) as kubeconfig:
+        asyncio.run(main(kubeconfig))
+
+
 class Rig:
     """Resync of these namespaces without etcd; `woken` holds the woken jobs."""
 

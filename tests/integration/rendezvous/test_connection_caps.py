@@ -187,7 +187,7 @@ def test_silent_connection_is_closed_by_every_listener() -> None:
     async def until_closed(name: str, port: int, seconds: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.timeout(seconds + 4):
+            async with asyncio.timeout(seconds + SECONDS):
                 while await reader.read(4096):  # a listener may speak first
                     pass
         except TimeoutError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from elasticjob_agent.zipapp_build import install
 from elasticjob_launcher.settings import library_beside
+from tests.integration.etcd_server import Ports
 from tests.integration.launcher_rig import process_tag
 from tests.integration.warm_start.test_equivalence import both
 from tests.integration.warm_start.warm_rig import Warm, said, said_warm, script, warm
@@ -283,10 +283,8 @@ def test_program_that_imports_torch_dynamo_makes_two_process_groups_in_turn(
 ) -> None:
     """A first group that is kept keeps its store: the second finds the first one's addresses."""
     path = script(tmp_path / "code", GROUPS_IN_TURN)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    argv = [sys.executable, path, str(port), str(tmp_path / "destroyed")]
+    ports = Ports(1)
+    argv = [sys.executable, path, str(ports.numbers[0]), str(tmp_path / "destroyed")]
 
     async def scenario(runtime: Warm) -> None:
         await runtime.prepare(*argv)
@@ -296,7 +294,10 @@ def test_program_that_imports_torch_dynamo_makes_two_process_groups_in_turn(
         ends = await runtime.ended(2)
         assert [ends[rank].exit_code for rank in range(2)] == [0, 0], ends
 
-    warm(tmp_path / "logs", scenario)
+    try:
+        warm(tmp_path / "logs", scenario)
+    finally:
+        ports.close()
     assert said(tmp_path / "logs", 1, rank=0) == "2.0\nclosed\n2.0\n"
 
 
