@@ -32,9 +32,7 @@ print(len(os.listdir("/proc/self/task")))
 """
 
 
-@pytest.mark.parametrize(
-    "env", [{}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "3"}]
-)
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "3"}])
 def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
@@ -97,9 +95,9 @@ class Squares(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return torch.tensor(i * i)
 if __name__ == "__main__":
-    for how in ("fork", "spawn"):
+    for how, workers in (("fork", 2), ("spawn", 1)):  # a spawned one imports torch
         for persistent in (False, True):
-            loader = DataLoader(Squares(), batch_size=4, num_workers=2,
+            loader = DataLoader(Squares(), batch_size=4, num_workers=workers,
                                 multiprocessing_context=how, persistent_workers=persistent)
             print(how, persistent, [batch.tolist() for batch in loader])
             del loader
