@@ -26,7 +26,7 @@ from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.keys import Keys, job_prefix
 from elasticjob_rendezvous.protocol.records.members import Round
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from tests.integration.etcd_server import EtcdServer
+from tests.integration.etcd_server import EtcdServer, pause
 from tests.paths import ROOT
 
 PYTHONPATH = ":".join(
@@ -66,10 +66,10 @@ while True:
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
     """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
-        time.sleep(0.01)
+        assert time.monotonic() < began + seconds, f"waited {seconds:g} s in vain for {what}"
+        pause(began)
     return value
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.etcd_server import pause
 from tests.paths import ROOT
 
 PYTHONPATH = os.pathsep.join(
@@ -62,10 +63,10 @@ SPEC: dict[str, Any] = {
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
     """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
-        time.sleep(0.02)
+        assert time.monotonic() < began + seconds, f"waited {seconds:g} s in vain for {what}"
+        pause(began)
     return value
 
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.integration.torch.forked_gang import fork_server
+
 CALL_SECONDS = 60.0
-MODULE = "tests.integration.torch.dynamic_gang"
 
 
 class Kind(StrEnum):
@@ -208,8 +208,7 @@ class Member:
     """Process of a member; with None as the plan it hosts a TCPStore."""
 
     def __init__(self, plan: Plan | None) -> None:
-        context = get_context("forkserver")
-        context.set_forkserver_preload([MODULE, "torch.distributed.elastic.rendezvous.registry"])
+        context = fork_server()
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, plan), daemon=True)
         self._process.start()

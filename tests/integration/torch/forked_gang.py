@@ -1,6 +1,7 @@
 """Gangs of ranks for scripts of tests: each rank is a fork, each node a folder in memory.
 
-`run` executes such a script, which ends with the results of its gangs as JSON.
+`run` executes such a script, which ends with the results of its gangs as JSON. Scripts are forks of
+a server that has imported torch: half of their processor time would be its import.
 """
 
 from __future__ import annotations
@@ -8,14 +9,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from tests.paths import ROOT
+PRELOADED = [
+    "tests.integration.torch.dynamic_gang",
+    "torch._dynamo",  # optimizers import it at their first step
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.elastic.rendezvous.registry",
+    "torch.distributed.fsdp",
+]
+"""Modules that members and scripts of tests use."""
 
 
 def gang(top: Path, name: str, nodes: Sequence[str], work: Callable[[int, int], Any]) -> list[Any]:
@@ -77,18 +87,39 @@ def lose(top: Path, *nodes: str) -> None:
         shutil.rmtree(top / node)
 
 
+def fork_server() -> ForkServerContext:
+    """Return the context of the server that has imported torch once, for all tests of a process."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 def run(script: str, *arguments: object, seconds: float = 90) -> tuple[Any, str]:
-    """Execute a script; return the JSON in its last line, and its standard error."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    """Execute a script in a fork; return the JSON in its last line, and its standard error."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+        words = ["-c", *map(str, arguments)]
+        process = fork_server().Process(target=_execute, args=(script, words, outputs))
+        process.start()
+        process.join(seconds)
+        ended = process.exitcode is not None
+        process.kill()
+        process.join()
+        stdout, stderr = (path.read_text() for path in outputs)
+    assert ended, f"no end within {seconds:g} s\n{stdout}{stderr}"
+    assert process.exitcode == 0, stdout + stderr
+    return json.loads(stdout.splitlines()[-1]), stderr
+
+
+def _execute(script: str, words: list[str], outputs: Sequence[Path]) -> None:
+    """Execute a script in this process, as `python -c` with these words does."""
+    import torch
+
+    for path, stream in zip(outputs, (sys.stdout, sys.stderr), strict=True):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
     for name in ("ELASTICJOB_SNAPSHOT_FOLDER", "MASTER_ADDR"):
-        env.pop(name, None)
-    ran = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1]), ran.stderr
+        os.environ.pop(name, None)
+    torch.set_num_threads(1)
+    sys.argv = words
+    exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})

@@ -55,6 +55,37 @@ while True:
 dist.destroy_process_group()
 """
 
+MEETING = """
+import json, os, pathlib, sys, time
+from elasticjob_rendezvous.tcpstore import TCPStore, TCPStoreServer
+folder, env = pathlib.Path(sys.argv[1]), os.environ
+rank, number, world = env["RANK"], env["ELASTICJOB_ROUND"], int(env["WORLD_SIZE"])
+
+def write(path, text):
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+write(folder / f"started-{number}-{rank}", json.dumps({"pid": os.getpid(), **env}))
+if rank == "0" and env["TORCHELASTIC_USE_AGENT_STORE"] != "True":
+    server = TCPStoreServer("0.0.0.0", int(env["MASTER_PORT"]))
+store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+if store.add(f"meeting/{number}", 1) == world:
+    store.set(f"all/{number}", "here")
+store.wait([f"all/{number}"])
+write(folder / f"reduced-{number}-{rank}", str(time.time()))
+step = 0
+while not (folder / "finish").exists():
+    step += 1
+    write(folder / f"steps-{os.getpid()}", str(step))
+    order = folder / f"fail-{rank}"
+    if order.exists():
+        order.unlink()
+        raise ValueError("told to fail by a file")
+    time.sleep(0.05)
+"""
+"""Worker that meets the others at the round's store, without torch and its import."""
+
 
 class NodeGang(Gang):
     """Gang of pods that run a shell script each."""
@@ -102,11 +133,11 @@ class NodeGang(Gang):
         return ("bash", "-euo", "pipefail", "-c", f"echo preparing; {line}; echo the rest")
 
     def reduced(self, number: int, world: int, seconds: float = START_SECONDS) -> float:
-        """Return the time of the first all-reduce of a round seen here."""
+        """Wait for the first all-reduce of a round, or for the meeting; return the time."""
         self.started(number, world, seconds)
         paths = [self.folder / f"reduced-{number}-{rank}" for rank in range(world)]
         try:
-            until(lambda: all(path.exists() for path in paths), "an all-reduce", seconds)
+            until(lambda: all(path.exists() for path in paths), "all workers to meet", seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.outputs()}") from error
         return time.monotonic()
@@ -123,6 +154,13 @@ def gang(process_tag: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[
     gang = NodeGang(tmp_path, newest_etcd)
     yield gang
     gang.close()
+
+
+@pytest.fixture
+def meeting(gang: NodeGang) -> NodeGang:
+    """Return a gang whose workers do without torch: their torchruns alone import it."""
+    gang.script.write_text(MEETING)
+    return gang
 
 
 def test_shell_script_on_two_nodes_trains_with_all_workers_and_succeeds(gang: NodeGang) -> None:
@@ -170,27 +208,27 @@ def test_killed_worker_is_replaced_by_the_same_torchrun(gang: NodeGang) -> None:
     assert all(pod.launcher.output().count("preparing") == 1 for pod in pods)
 
 
-def test_lost_node_is_left_out_and_its_replacement_joins(gang: NodeGang) -> None:
-    first, lost = gang.run(2)
-    gang.reduced(1, 2)
+def test_lost_node_is_left_out_and_its_replacement_joins(meeting: NodeGang) -> None:
+    first, lost = meeting.run(2)
+    meeting.reduced(1, 2)
     for process in (lost.launcher, lost.agent):
         process.process.kill()
-    gang.reduced(2, 1)
-    gang.add("pod-1b")
-    gang.reduced(3, 2)
-    gang.finish()
-    assert gang.ends(first) == [0], gang.outputs()
+    meeting.reduced(2, 1)
+    meeting.add("pod-1b")
+    meeting.reduced(3, 2)
+    meeting.finish()
+    assert meeting.ends(first) == [0], meeting.outputs()
     assert first.launcher.output().count("preparing") == 1
 
 
-def test_leaving_node_stops_its_workers_and_the_others_continue(gang: NodeGang) -> None:
-    first, leaving = gang.run(2)
-    gang.reduced(1, 2)
+def test_leaving_node_stops_its_workers_and_the_others_continue(meeting: NodeGang) -> None:
+    first, leaving = meeting.run(2)
+    meeting.reduced(1, 2)
     leaving.pre_stop()
-    gang.reduced(2, 1)
-    assert gang.ends(leaving) == [143], gang.outputs()
-    gang.finish()
-    assert gang.ends(first) == [0], gang.outputs()
+    meeting.reduced(2, 1)
+    assert meeting.ends(leaving) == [143], meeting.outputs()
+    meeting.finish()
+    assert meeting.ends(first) == [0], meeting.outputs()
 
 
 def test_job_grows_and_shrinks_with_its_nodes(gang: NodeGang) -> None:
@@ -206,40 +244,48 @@ def test_job_grows_and_shrinks_with_its_nodes(gang: NodeGang) -> None:
     assert first.launcher.output().count("preparing") == 1
 
 
-def test_restarted_agent_adopts_the_workers(gang: NodeGang) -> None:
+def test_restarted_agent_adopts_the_workers(meeting: NodeGang) -> None:
     # The workers' deadline follows the lease: it must leave time for a new agent on a busy machine.
-    (pod,) = gang.run(1, bounds=RendezvousParams(1, 4, expected=1, keep_alive_seconds=30.0))
-    gang.reduced(1, 1)
-    (worker,) = gang.started(1, 1)
+    (pod,) = meeting.run(1, bounds=RendezvousParams(1, 4, expected=1, keep_alive_seconds=30.0))
+    meeting.reduced(1, 1)
+    (worker,) = meeting.started(1, 1)
     pod.agent.process.kill()
     pod.agent.wait()
-    gang.stepping(worker)
+    meeting.stepping(worker)
     pod.start_agent()
     until(pod.is_ready, "readiness of the new agent")
-    gang.stepping(worker)
-    assert gang.round().number == 1
-    gang.finish()
-    assert gang.ends(pod) == [0], gang.outputs()
+    meeting.stepping(worker)
+    assert meeting.round().number == 1
+    meeting.finish()
+    assert meeting.ends(pod) == [0], meeting.outputs()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--standalone --nproc-per-node=1",
-        "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:1 --rdzv-id=x --max-restarts=0",
-        "--nnodes=4 --node-rank=0 --master-addr=127.0.0.1 --master-port=1 --monitor-interval=30",
-        "--nnodes=1 --max-restarts=0",
-    ],
+FOREIGN = (
+    "--standalone --nproc-per-node=1",
+    "--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:1 --rdzv-id=x --max-restarts=0",
+    "--nnodes=4 --node-rank=0 --master-addr=127.0.0.1 --master-port=1 --monitor-interval=30",
+    "--nnodes=1 --max-restarts=0",
 )
-def test_options_of_another_rendezvous_do_not_keep_torchrun_from_the_job(
-    gang: NodeGang, options: str
-) -> None:
-    pods = gang.run(2, f"{TORCHRUN} {options} WORKER")
-    gang.reduced(1, 2)
-    gang.fail(1)
-    gang.reduced(2, 2)
-    gang.finish()
-    assert gang.ends(*pods) == [0, 0], gang.outputs()
+"""Options of torchrun for other rendezvous, one line for each node."""
+
+
+@pytest.mark.timeout(240)
+def test_options_of_another_rendezvous_do_not_keep_torchrun_from_the_job(meeting: NodeGang) -> None:
+    """The worker of each node fails once, after which all torchruns start theirs again."""
+    world = len(FOREIGN)
+    bounds = RendezvousParams(
+        1, 4, expected=world, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=world
+    )
+    first, *others = (f"{TORCHRUN} {options} WORKER" for options in FOREIGN)
+    pods = meeting.run(1, first, bounds=bounds)
+    for index, line in enumerate(others, start=1):
+        pods = [*pods, meeting.add(f"pod-{index}", line)]
+    meeting.reduced(1, world)
+    for rank in range(world):
+        meeting.fail(rank)
+        meeting.reduced(rank + 2, world)
+    meeting.finish()
+    assert meeting.ends(*pods) == [0] * world, meeting.outputs()
 
 
 HANGING = """
@@ -264,16 +310,16 @@ def test_hanging_workers_are_replaced_and_the_hang_is_the_failure(
     assert gang.round().number == 2
 
 
-def test_spent_budget_ends_the_job_with_the_workers_traceback(gang: NodeGang) -> None:
+def test_spent_budget_ends_the_job_with_the_workers_traceback(meeting: NodeGang) -> None:
     params = RendezvousParams(
         1, 4, expected=2, keep_alive_seconds=3.0, stop_grace_seconds=3.0, max_restarts=1
     )
-    pods = gang.run(2, bounds=params)
-    gang.reduced(1, 2)
-    gang.fail(1)
-    gang.reduced(2, 2)
-    gang.fail(1)
-    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    pods = meeting.run(2, bounds=params)
+    meeting.reduced(1, 2)
+    meeting.fail(1)
+    meeting.reduced(2, 2)
+    meeting.fail(1)
+    assert meeting.ends(*pods) == [1, 1], meeting.outputs()
     for pod in pods:
         said = pod.termination_log.read_text()
         assert "rank 1" in said
@@ -295,27 +341,27 @@ def test_failing_preparation_counts_as_a_failure_with_its_error(gang: NodeGang) 
     assert "ValueError: 13" in pods[0].termination_log.read_text()
 
 
-def test_node_joins_with_the_number_of_workers_of_its_torchrun(gang: NodeGang) -> None:
-    (pod,) = gang.run(1, f"{TORCHRUN} --nproc-per-node=2 WORKER")
-    gang.reduced(1, 2)
-    gang.finish()
-    assert gang.ends(pod) == [0], gang.outputs()
+def test_node_joins_with_the_number_of_workers_of_its_torchrun(meeting: NodeGang) -> None:
+    (pod,) = meeting.run(1, f"{TORCHRUN} --nproc-per-node=2 WORKER")
+    meeting.reduced(1, 2)
+    meeting.finish()
+    assert meeting.ends(pod) == [0], meeting.outputs()
 
 
-def test_single_node_may_run_several_torchruns_one_after_the_other(gang: NodeGang) -> None:
+def test_single_node_may_run_several_torchruns_one_after_the_other(meeting: NodeGang) -> None:
     params = RendezvousParams(1, 1, expected=1, keep_alive_seconds=3.0)
     line = f"{TORCHRUN} WORKER; {TORCHRUN} WORKER"
-    (pod,) = gang.run(1, line, bounds=params, nnodes="1:1")
-    gang.reduced(1, 1)
-    gang.finish()
-    assert gang.ends(pod) == [0], gang.outputs()
+    (pod,) = meeting.run(1, line, bounds=params, nnodes="1:1")
+    meeting.reduced(1, 1)
+    meeting.finish()
+    assert meeting.ends(pod) == [0], meeting.outputs()
     assert pod.launcher.output().count("the rest") == 1
 
 
-def test_second_torchrun_of_a_job_with_several_nodes_fails(gang: NodeGang) -> None:
+def test_second_torchrun_of_a_job_with_several_nodes_fails(meeting: NodeGang) -> None:
     params = RendezvousParams(1, 4, expected=2, keep_alive_seconds=3.0, max_restarts=0)
-    pods = gang.run(2, f"{TORCHRUN} WORKER; {TORCHRUN} WORKER", bounds=params)
-    gang.reduced(1, 2)
-    gang.finish()
-    assert gang.ends(*pods) == [1, 1], gang.outputs()
+    pods = meeting.run(2, f"{TORCHRUN} WORKER; {TORCHRUN} WORKER", bounds=params)
+    meeting.reduced(1, 2)
+    meeting.finish()
+    assert meeting.ends(*pods) == [1, 1], meeting.outputs()
     assert "second torchrun" in pods[0].termination_log.read_text()

@@ -32,21 +32,38 @@ print(len(os.listdir("/proc/self/task")))
 """
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {},
-        {"OMP_NUM_THREADS": "2"},
-        {"OPENBLAS_NUM_THREADS": "3"},
-        {"OPENBLAS_NUM_THREADS": "1000"},  # more than the number of processors
-        {"OPENBLAS_NUM_THREADS": "\u00b2"},  # a digit, but no number
-    ],
-)
+@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "3"}])
 def test_torch_and_numpy_thread_counts_are_same_warm_and_cold(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
     path = script(tmp_path / "code", THREADS)
     cold, forked = both(tmp_path, sys.executable, path, env=env)
+    assert "openblas" in cold
+    assert forked == cold
+
+
+NUMPY_THREADS = """
+import numpy, os
+import threadpoolctl
+print(sorted((pool["internal_api"], pool["num_threads"], os.path.basename(pool["filepath"]))
+             for pool in threadpoolctl.threadpool_info()))
+numpy.ones((600, 600)) @ numpy.ones((600, 600))
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [
+        "1000",  # more than the number of processors
+        "\u00b2",  # a digit, but no number
+    ],
+)
+def test_numpy_thread_count_is_same_warm_and_cold_with_unusable_number(
+    tmp_path: Path, threads: str
+) -> None:
+    path = script(tmp_path / "code", NUMPY_THREADS)
+    cold, forked = both(tmp_path, sys.executable, path, env={"OPENBLAS_NUM_THREADS": threads})
     assert "openblas" in cold
     assert forked == cold
 
@@ -78,9 +95,9 @@ class Squares(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return torch.tensor(i * i)
 if __name__ == "__main__":
-    for how in ("fork", "spawn"):
+    for how, workers in (("fork", 2), ("spawn", 1)):  # a spawned one imports torch
         for persistent in (False, True):
-            loader = DataLoader(Squares(), batch_size=4, num_workers=2,
+            loader = DataLoader(Squares(), batch_size=4, num_workers=workers,
                                 multiprocessing_context=how, persistent_workers=persistent)
             print(how, persistent, [batch.tolist() for batch in loader])
             del loader
