@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from elasticjob_launcher.worker_count import usable_cpus
+from tests.integration.etcd_server import NEWEST, binary
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
@@ -72,6 +73,21 @@ def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     assert rig.call("delete", "job").returncode == 0
     gone = rig.call("get", "job")
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("version", ["3.4", NEWEST])
+def test_etcd_is_called_once_and_does_not_wait_for_the_disk(rig: LocalRig, version: str) -> None:
+    calls, program = rig.tmp / "calls", rig.tmp / "bin" / "etcd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$1" >> {calls}\nexec {binary(version)} "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{rig.env['PATH']}"
+    rig.finish()
+    ran = rig.call("run", rig.manifest(), "--plain", env={"PATH": path})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert calls.read_text().splitlines() == ["--name=local"]
+    log = (rig.state / "elasticjob/default/job/logs/etcd.log").read_text()
+    assert re.search("recognized and used environment variable.*ETCD_UNSAFE_NO_FSYNC", log)
 
 
 @pytest.mark.parametrize(
