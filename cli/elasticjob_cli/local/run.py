@@ -106,6 +106,7 @@ class LocalRun:
         try:
             self._stored.continue_former()
             self._folder.clear()
+            self._stored.save()
             scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(scratch.path, lock, user_umask)
@@ -142,7 +143,6 @@ class LocalRun:
         self._setup = asyncio.current_task()
         if self._interrupted:
             raise asyncio.CancelledError
-        self._stored.save()
         endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
         programs = PodPrograms(
             self._stored.job, self._trainer, environment, run_dir, endpoint, self._folder.claims
