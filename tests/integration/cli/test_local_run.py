@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,29 @@ def test_etcd_is_called_once_and_does_not_wait_for_the_disk(rig: LocalRig, versi
     assert calls.read_text().splitlines() == ["--name=local"]
     log = (rig.state / "elasticjob/default/job/logs/etcd.log").read_text()
     assert re.search("recognized and used environment variable.*ETCD_UNSAFE_NO_FSYNC", log)
+
+
+def test_command_that_takes_the_ranks_from_its_workers_is_reported(rig: LocalRig) -> None:
+    (rig.job / "show.py").write_text("import os; print('rank', os.environ.get('RANK'))")
+    command = ["env", "-i", sys.executable, "show.py"]
+    manifest = rig.manifest(command=command, nprocPerNode=2, nodes=1)
+    text = (
+        "env -i keeps the variables of the job from the program that it runs: workers have no RANK"
+    )
+    checked = rig.call("validate", "--strict", manifest)
+    assert (checked.returncode, text in checked.stdout + checked.stderr) == (3, True)
+    ran = rig.call("run", manifest, "--plain", "--logs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "rank None" in ran.stdout
+    assert f"warning (EnvironmentCleared): {text}" in ran.stdout + ran.stderr
+
+
+def test_script_that_takes_the_ranks_from_its_workers_is_reported(rig: LocalRig) -> None:
+    (rig.job / "run.sh").write_text("#!/bin/sh\ncd .\nexec env -i python3 -c 'print(1)'\n")
+    manifest = rig.manifest(command=["sh", "run.sh"], launch="PerWorker", nprocPerNode=2, nodes=1)
+    ran = rig.call("run", manifest, "--plain", "--logs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "elasticjob launcher: a script of the command: env -i keeps the variables" in ran.stdout
 
 
 @pytest.mark.parametrize(
