@@ -274,7 +274,7 @@ def avoided_nodes(
             what = ", ".join(dict.fromkeys(OFFENCES.get(each.what, each.what) for each in mine))
             found[name] = AvoidedNode(node=name, until=until, reason=f"{count} times: {what}")
     for name in _stuck_nodes(pods):
-        if name not in found or found[name].reason != STUCK_OFFENCE:
+        if name not in found:
             found[name] = AvoidedNode(node=name, until=now + WINDOW, reason=STUCK_OFFENCE)
     worst = sorted(found.values(), key=lambda node: (node.until, node.node), reverse=True)
     return worst[:MAX_AVOIDED]
