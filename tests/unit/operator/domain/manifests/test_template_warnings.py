@@ -379,7 +379,8 @@ def test_example_has_no_warning(path: Any) -> None:
 )
 def test_command_that_takes_the_variables_of_the_job(trainer: Json, place: str) -> None:
     wanted = [(K.ENVIRONMENT_CLEARED, f"{C0}.{place}")] if place else []
-    for spec in ({"maxNodes": 2}, {"maxNodes": 1, "nprocPerNode": 2}, {"maxNodes": 1}):
+    specs: list[Json] = [{"maxNodes": 2}, {"maxNodes": 1, "nprocPerNode": 2}, {"maxNodes": 1}]
+    for spec in specs:
         assert found(job_of(trainer=trainer, **spec)) == wanted
     assert found(job_of(trainer=trainer, maxNodes=1, nprocPerNode=1)) == []
 
