@@ -149,7 +149,8 @@ def metrics_of(record: Record) -> dict[str, float]:
 _REPORT_MAGIC = b"EJS1"
 _REPORT = struct.Struct("<qqqqQIqqQQ")
 REPORT_BYTES = _HEAD.size + _REPORT.size
-_REPORT_END = RECORD_BYTES + REPORT_BYTES
+ANSWER_START = RECORD_BYTES + REPORT_BYTES
+"""Offset of the answer, with which the file ends."""
 FITS, NO_ROOM, UNUSABLE = range(3)
 """State of the memory for snapshots: it holds two; two do not fit; another error."""
 _ERRNO_AT, _STORAGE_AT = 8, 20
@@ -214,7 +215,7 @@ def pack_report(report: SnapshotReport) -> bytes:
 
 def unpack_report(content: bytes) -> SnapshotReport | None:
     """Decode the report in a progress file; return None if it is missing or incomplete."""
-    body = _checked(content[RECORD_BYTES:_REPORT_END], _REPORT_MAGIC, REPORT_BYTES)
+    body = _checked(content[RECORD_BYTES:ANSWER_START], _REPORT_MAGIC, REPORT_BYTES)
     return None if body is None else SnapshotReport(*_REPORT.unpack(body))
 
 
@@ -225,7 +226,7 @@ ERROR_BYTES = 400
 """Maximum size of an error in an answer, in UTF-8."""
 _ANSWER = struct.Struct(f"<QQ{ERROR_BYTES}s")
 ANSWER_BYTES = _HEAD.size + _ANSWER.size
-FILE_BYTES = _REPORT_END + ANSWER_BYTES
+FILE_BYTES = ANSWER_START + ANSWER_BYTES
 
 
 class Answer(NamedTuple):
@@ -250,7 +251,7 @@ def pack_answer(answer: Answer) -> bytes:
 
 def unpack_answer(content: bytes) -> Answer | None:
     """Decode the answer in a progress file; return None if it is missing or incomplete."""
-    body = _checked(content[_REPORT_END:FILE_BYTES], _ANSWER_MAGIC, ANSWER_BYTES)
+    body = _checked(content[ANSWER_START:FILE_BYTES], _ANSWER_MAGIC, ANSWER_BYTES)
     if body is None:
         return None
     saved, failed, error = _ANSWER.unpack(body)

@@ -22,7 +22,6 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +42,11 @@ def read_error_file(path: Path) -> bytes | None:
     return found[0] or None if found is not None else None
 
 
-def _read_file(path: Path, max_bytes: int) -> tuple[bytes, int] | None:
-    """Return the content and modification time (ns) of a regular file within the limit, or None."""
+def _read_file(path: Path, max_bytes: int, tail: int = 0) -> tuple[bytes, int] | None:
+    """Return the content and modification time (ns) of a regular file within the limit, or None.
+
+    With `tail`, the bytes from that offset on are read before those in front of it.
+    """
     with contextlib.suppress(OSError):
         # Non-blocking: a user's script may have created a pipe there.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -53,7 +55,10 @@ def _read_file(path: Path, max_bytes: int) -> tuple[bytes, int] | None:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode) or about.st_size > max_bytes:
                 return None
-            return os.pread(descriptor, max_bytes, 0), about.st_mtime_ns
+            content = os.pread(descriptor, max_bytes, tail)
+            if tail:
+                content = os.pread(descriptor, tail, 0) + content
+            return content, about.st_mtime_ns
         finally:
             os.close(descriptor)
     return None
@@ -263,21 +268,15 @@ def read_progress(path: Path) -> WorkerProgress | None:
     The answer is read before the rest. A worker writes it last, so the step of a reported
     checkpoint is never older than the report.
     """
-    earlier = None
-    for _ in range(2 * TRIES):
-        opened = _read_file(path, TEXT_BYTES)
+    for _ in range(TRIES):
+        opened = _read_file(path, TEXT_BYTES, layout.ANSWER_START)
         if opened is None:
             return None
         content, written_ns = opened
         found = worker_progress(content, written_ns // 1_000_000)
-        if found is None or _is_torn(content, found):
-            continue
-        if found.answer is None or not found.answer.saved:
+        if found is not None and not _is_torn(content, found):
             return found
-        if earlier is not None:
-            return replace(found, answer=earlier.answer)
-        earlier = found
-    return earlier
+    return None
 
 
 def _is_torn(content: bytes, found: WorkerProgress) -> bool:

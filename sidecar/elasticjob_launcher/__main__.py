@@ -25,7 +25,7 @@ def main() -> None:
     from elasticjob_launcher.preparation import PreparationFailed, prepare
     from elasticjob_launcher.processes.output import write_termination_message
     from elasticjob_launcher.processes.spawn import fork_launcher
-    from elasticjob_launcher.program_check import ProgramError, node_launch
+    from elasticjob_launcher.program_check import ProgramError, cleared_environment, node_launch
     from elasticjob_launcher.settings import SettingsError, from_process, worker_environment
     from elasticjob_launcher.worker_count import CountError, count_workers
 
@@ -39,6 +39,8 @@ def main() -> None:
         settings = settings._replace(argv=prepared.argv)
         reason = node_launch(settings, prepared.environ)
         workers = None
+        if note := cleared_environment(settings.argv, prepared.environ):
+            write_line(note)
         if reason:
             write_line(f"the command is run once for the node: {reason}")
         elif settings.nproc:

@@ -13,8 +13,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
+from elasticjob_launcher.command_line.environment import clearing, clearing_in_line
 from elasticjob_launcher.command_line.interpreters import file_name, is_python, is_shell
 from elasticjob_launcher.command_line.launchers import (
     Launcher,
@@ -23,6 +25,7 @@ from elasticjob_launcher.command_line.launchers import (
 )
 from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
 from elasticjob_launcher.command_line.wrappers import program_at, split_string
+from elasticjob_launcher.command_texts import command_texts
 from elasticjob_launcher.nested_launches import NestedLaunch, find_nested_launch
 from elasticjob_launcher.program_files import MAX_SECONDS, AnalysisTooSlow
 from elasticjob_launcher.settings import Settings
@@ -84,6 +87,35 @@ def node_launch(settings: Settings, environ: Mapping[str, str]) -> str:
             "each worker is to start a job of its own"
         )
     return text
+
+
+def cleared_environment(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the note on the part of a command, or of a script that it runs, that takes the job's
+    variables from the program; empty if there is none. The files are read, not run."""
+    found = clearing(argv)
+    if found is not None:
+        return found.text
+    words = program_words(argv)
+    if words and (first := _first_line(words[0], environ.get("PATH", ""))):
+        found = clearing((*first, words[0]))
+    for text in islice(command_texts(argv, environ, Path.cwd()), len(argv), None):
+        found = found or clearing_in_line(text)
+    return "" if found is None else f"a script of the command: {found.text}"
+
+
+def _first_line(program: str, search: str) -> list[str]:
+    """Return the interpreter of a script with its arguments; empty for any other file."""
+    path = program if "/" in program else shutil.which(program, path=search)
+    try:
+        if not path or not os.path.isfile(path):  # noqa: PTH113
+            return []
+        with Path(path).open("rb") as file:
+            found = _INTERPRETER.match(file.read(HEAD_BYTES))
+    except OSError:
+        return []
+    if found is None:
+        return []
+    return [os.fsdecode(found[1]), *filter(None, [os.fsdecode(found[2]).strip()])]
 
 
 def trains_besides(launch: NestedLaunch, several_nodes: bool) -> str:

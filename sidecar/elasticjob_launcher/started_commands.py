@@ -7,10 +7,10 @@ A command is a list of words or a text for a shell. Values known only at run tim
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from elasticjob_launcher.command_line import shell
 from elasticjob_launcher.command_line.interpreters import invocation, is_shell, python_target
 from elasticjob_launcher.command_line.launchers import (
     Launcher,
@@ -18,21 +18,12 @@ from elasticjob_launcher.command_line.launchers import (
     launcher_of_program,
 )
 from elasticjob_launcher.command_line.programs import launcher_of_words, program_words
-from elasticjob_launcher.command_line.shell_words import ASSIGNMENT
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT, Unreadable
 from elasticjob_launcher.command_line.wrappers import PASSING, program_at
 
 UNKNOWN = "\0"
 _MAX_DEPTH = 8
-_TOKEN = re.compile(
-    r"""(?P<quoted>'[^']*'|"(?:\\.|[^"\\])*")|(?P<comment>(?:(?<=\s)|^)\#[^\n]*|\\\n)"""
-    r"""|(?P<word>\$\([^()]*\)|\\.|[^\s;&|()'"\\]+|['"\\])|&&|\|\||[;&|()\n]|[^\S\n]+""",
-    re.DOTALL,
-)
-"""Part of a shell's text: a quotation, a comment, a part of a word, an operator, or spaces."""
-_BEGIN = frozenset({"if", "case"})
-_END = frozenset({"fi", "esac"})
-_KEYWORDS = _BEGIN | _END | {"then", "else", "elif", "while", "until", "do", "done", "{", "}", "!"}
-_TESTS = frozenset({"test", "[", "[[", "command", "which", "type", "hash", "grep", "pgrep"})
+_TESTS = frozenset({"test", "[", "command", "which", "type", "hash", "grep", "pgrep"})
 """Commands whose result is a condition for the command after `&&`."""
 _QUESTIONS = frozenset({"--version", "-V", "--help", "-h"})
 _FIRST = ("run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput")
@@ -197,40 +188,21 @@ def launcher_of_command(command: Written) -> Launcher | None:
 
 def _in_text(text: str) -> Launcher | None:
     """Return the launcher that a shell's text starts without a condition."""
-    depth, doubt, operator, before = 0, False, "", ""
-    for words, following in _simple_commands(text):
-        if operator not in ("&&", "||", "|"):
+    try:
+        commands = shell.read(text).commands
+    except Unreadable:
+        return _of_words(text.split())
+    doubt, before, end = False, "", 0
+    for command in commands:
+        if command.joined not in ("&&", "||", "|", "|&"):
             doubt = False
-        doubt = doubt or operator == "||" or (operator == "&&" and before in _TESTS)
-        while words and words[0] in _KEYWORDS:
-            depth += (words[0] in _BEGIN) - (words[0] in _END)
-            del words[0]
-        launcher = None if depth > 0 or doubt else _of_words(list(words))
+        tested = before in _TESTS or "]]" in text[end : command.start]
+        doubt = doubt or command.joined == "||" or (command.joined == "&&" and tested)
+        launcher = None if command.chosen or doubt else _of_words(command.values)
         if launcher is not None:
             return launcher
-        before, operator = (words or [""])[0], following
+        before, end = "".join(command.values[:1]), command.end
     return None
-
-
-def _simple_commands(text: str) -> Iterator[tuple[list[str], str]]:
-    """Yield the words of each simple command of a shell's text, and the operator behind it."""
-    words: list[str] = []
-    word = ""
-    is_quoted = False
-    for found in _TOKEN.finditer(text.partition("<<")[0]):
-        token = found[0]
-        if found["quoted"]:
-            word, is_quoted = word + token[1:-1], True
-        elif found["word"]:
-            word += token
-        elif not found["comment"]:
-            if word or is_quoted:
-                words.append(word)
-            word, is_quoted = "", False
-            if (words or token != "(") and (not token.isspace() or token == "\n"):
-                yield words, token
-                words = []
-    yield ([*words, word] if word or is_quoted else words), ""
 
 
 def _of_words(words: Sequence[str]) -> Launcher | None:

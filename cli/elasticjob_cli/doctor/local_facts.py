@@ -175,7 +175,7 @@ async def _tried_etcd() -> str:
         try:
             await processes.open(scratch.path, lock.fileno(), umask)
             try:
-                server = EtcdServer(processes, scratch.path, scratch.path / "etcd.log")
+                server = EtcdServer(program, processes, scratch.path, scratch.path / "etcd.log")
                 await server.start()
                 async with Client(
                     [server.endpoint], request_timeout_seconds=REQUEST_SECONDS

@@ -45,6 +45,9 @@ NO_ROOM = os.strerror(errno.ENOSPC).lower()
 """Error text in etcd's log if the disk is full."""
 CLIENTS, PEERS = "etcd:0", "peers:0"
 """Sockets in etcd's working folder. etcd 3.4 to 3.6 take only names of the form host:port."""
+WITHOUT_SYNC = {"ETCD_UNSAFE_NO_FSYNC": "true"}
+"""Option `--unsafe-no-fsync` as a variable: etcd without that option ignores it with a warning, so
+that no call of `etcd --help` is needed. The help of etcd 3.4 omits the option."""
 
 
 class NoEtcd(CommandError):
@@ -147,10 +150,13 @@ def check_open_files(nodes: int) -> None:
 class EtcdServer:
     """etcd server of one run. Its data is discarded afterwards, so it runs without fsync.
 
-    With `v2` it also serves the v2 API.
+    `program` is the result of `find_etcd`. With `v2` it also serves the v2 API.
     """
 
-    def __init__(self, processes: Processes, data_dir: Path, log: Path, v2: bool = False) -> None:
+    def __init__(
+        self, program: Path, processes: Processes, data_dir: Path, log: Path, v2: bool = False
+    ) -> None:
+        self._program = program
         self._v2 = v2
         self._processes = processes
         self._data_dir = data_dir
@@ -160,10 +166,8 @@ class EtcdServer:
         self.endpoint = ""
 
     async def start(self) -> None:
-        """Start; return once it serves at `endpoint`. Raises `NoEtcd` or `CommandError`."""
-        program = await asyncio.to_thread(find_etcd, self._v2)
-        relax = await asyncio.to_thread(_has_option, program, "--unsafe-no-fsync")
-        options = ["--unsafe-no-fsync"] * relax + ["--enable-v2=true"] * self._v2
+        """Start; return once it serves at `endpoint`. Raises `CommandError`."""
+        program = self._program
         socket_path = self._data_dir / CLIENTS
         self._argv = [
             str(program),
@@ -175,7 +179,7 @@ class EtcdServer:
             f"--initial-advertise-peer-urls=unix://{PEERS}",
             f"--initial-cluster=local=unix://{PEERS}",
             "--log-level=warn",
-            *options,
+            *["--enable-v2=true"] * self._v2,
         ]
         await self.again()
         try:
@@ -200,7 +204,7 @@ class EtcdServer:
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._starts) > MAX_STARTS:
             raise CommandError(f"etcd keeps exiting; its output is in {self._log}{self._cause()}")
-        environment = base_environment()
+        environment = base_environment() | WITHOUT_SYNC
         try:
             await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
         except ProcessRefused as error:

@@ -168,10 +168,15 @@ class JobFolder:
         )
 
     def clear(self) -> None:
-        """Remove everything except the lock, which this process must hold."""
+        """Remove everything except the lock, which this process must hold, and the object.
+
+        Readers see the object of the former run until that of the next one replaces it.
+        """
         for entry in self.path.iterdir():
-            if entry.name != "lock":
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name not in ("lock", self.status_file.name):
+                entry.unlink()
 
     def release(self) -> None:
         if self._lock is not None:

@@ -84,6 +84,7 @@ class LocalRun:
         self._interrupted = False
         self._setup: asyncio.Task[object] | None = None
         self._backend = job.spec.rendezvous.backend
+        self._program: Path | None = None
         self._etcd: etcd.EtcdServer | None = None
         self._kubelet: Kubelet | None = None
         self._loop: ReconcileLoop | None = None
@@ -99,12 +100,13 @@ class LocalRun:
 
     async def _run(self, user_umask: int) -> RunOutcome:
         if self._backend is not Backend.C10D:
-            etcd.find_etcd(self._backend is Backend.ETCD_V2)
+            self._program = etcd.find_etcd(self._backend is Backend.ETCD_V2)
             etcd.check_open_files(wanted_size(self._stored.job).nodes)
         lock = self._folder.acquire()
         try:
             self._stored.continue_former()
             self._folder.clear()
+            self._stored.save()
             scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(scratch.path, lock, user_umask)
@@ -141,7 +143,6 @@ class LocalRun:
         self._setup = asyncio.current_task()
         if self._interrupted:
             raise asyncio.CancelledError
-        self._stored.save()
         endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
         programs = PodPrograms(
             self._stored.job, self._trainer, environment, run_dir, endpoint, self._folder.claims
@@ -233,10 +234,10 @@ class LocalRun:
 
     async def _endpoint(self, run_dir: Path) -> str:
         """Return the agents' rendezvous endpoint: this run's own etcd, or a port for c10d."""
-        if self._backend is Backend.C10D:
+        if self._program is None:
             return f"{LOOPBACK}:{etcd.free_ports(1)[0]}"
-        log = self._folder.logs / "etcd.log"
-        server = etcd.EtcdServer(self._processes, run_dir, log, v2=self._backend is Backend.ETCD_V2)
+        log, v2 = self._folder.logs / "etcd.log", self._backend is Backend.ETCD_V2
+        server = etcd.EtcdServer(self._program, self._processes, run_dir, log, v2)
         self._etcd = server
         await server.start()
         return server.endpoint

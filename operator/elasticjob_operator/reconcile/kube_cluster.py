@@ -185,7 +185,8 @@ class KubeCluster:
         namespace, access = context.job.metadata.namespace, context.memory.owned.access
         assert access is not None
         try:
-            avoid = avoided_names(context.job.status, self._now())
+            pods = context.observation.observed.pods
+            avoid = avoided_names(context.job.status, self._now(), pods)
             body = pod(context.job, action.index, action.incarnation, self._settings, access, avoid)
             # Strict: otherwise the API server silently drops a misspelt field of the template.
             raw = await self._kube.create(PODS, namespace, body, strict=True)

@@ -41,17 +41,24 @@ def program_words(argv: Sequence[str]) -> tuple[str, ...]:
         line = line_of(words) if line is None else line
         if line is not None:
             words = _only_command(line)
-        elif (split := split_string(words)) is not None:
-            words = split
-        elif is_python(words[0]) and (run := _module_run(words[1:])) is not None:
-            words = (words[0], *run)
-        elif (run := module_wrapped(file_name(words[0]), words[1:])) is not None:
-            words = ("python", *run)
-        elif (index := wrapped_at(words)) is not None:
-            words = ("python", *words[index:]) if runs_python(words, index) else words[index:]
+        elif (inner := inner_words(words)) is not None:
+            words = inner
         else:
             return words
     return ()
+
+
+def inner_words(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the words of the command that a wrapper runs without a shell; None for a program."""
+    if (split := split_string(words)) is not None:
+        return split
+    if is_python(words[0]) and (run := _module_run(words[1:])) is not None:
+        return (words[0], *run)
+    if (run := module_wrapped(file_name(words[0]), words[1:])) is not None:
+        return ("python", *run)
+    if (index := wrapped_at(words)) is not None:
+        return ("python", *words[index:]) if runs_python(words, index) else words[index:]
+    return None
 
 
 def launcher_of_words(words: Sequence[str]) -> Launcher | None:

@@ -44,6 +44,8 @@ class Simple:
         before, after: operators around it; empty at the ends of the line.
         repeated: True in the body of a `for` loop over several words, or over unknown ones.
         conditional: True after `&&` or `||`, and in a compound command.
+        joined: `before`, or for the first command of a group the operator before the group.
+        chosen: True in an `if` or a `case`.
         arrays: elements of the arrays that it assigns, by name; `name+` for those it extends.
         start, end: its position in the line.
     """
@@ -56,6 +58,8 @@ class Simple:
     after: str = ""
     repeated: bool = False
     conditional: bool = False
+    joined: str = ""
+    chosen: bool = False
     start: int = 0
     end: int = 0
 
@@ -107,6 +111,7 @@ class _Reader(Scanner):
         self._loops: list[str] = []
         self._loop_names: list[Word] = []
         self._open = 0
+        self._choices = 0
         self._heredocs: list[_Heredoc] = []
         self._depth = 0
 
@@ -132,6 +137,7 @@ class _Reader(Scanner):
         current.repeated = "for" in self._loops
         nested = self._open > 0 or self._depth > 0
         current.conditional = nested or current.before in ("&&", "||")
+        current.chosen = self._choices > 0
         if current.parts:
             current.start = min(word.start for word in current.parts)
             current.end = max(word.end for word in current.parts)
@@ -142,21 +148,21 @@ class _Reader(Scanner):
             self._mark("a function")
             if closing := _CLOSED.match(self.text, self.at):
                 self.at = closing.end()
-                return Simple(before="\n")
+                return Simple(before="\n", joined="\n")
         if operator == "(":
             self._mark("a subshell")
             self._depth += 1
         elif operator == ")":
             if self._depth == 0:  # the pattern of a case
                 self._mark("case")
-                return Simple(before=";")
+                return Simple(before=";", joined=";")
             self._depth -= 1
         self._finish(current, operator)
         if operator == "\n":
             self._skip_heredocs()
         if operator == "\n" and not current.parts and self._commands:
-            return Simple(before=current.before or "\n")
-        return Simple(before=operator)
+            return Simple(before=current.before or "\n", joined=current.joined or "\n")
+        return Simple(before=operator, joined=current.joined if operator == "(" else operator)
 
     def _redirection(self, current: Simple, operator: str) -> None:
         if operator in ("<", ">") and self.begins("("):
@@ -208,13 +214,17 @@ class _Reader(Scanner):
         if word in _LEADING:
             self._mark(word)
             self._open += word in _OPENING
+            self._choices += word == "if"
             current.before = current.before if word in ("!", "time") else ";"
+            current.joined = current.joined if word in ("!", "time", "{") else ";"
         elif word in _CLOSING:
             self._mark(word)
             self._open -= 1
+            self._choices -= word in ("fi", "esac")
         elif word in _HEADS:
             self._mark(word)
             self._open += word in _OPENING
+            self._choices += word == "case"
             self._skip_head(word)
         else:
             return False

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from elasticjob_launcher.worker_count import usable_cpus
+from tests.integration.etcd_server import NEWEST, binary
 from tests.integration.local_rig import PATIENCE_SECONDS, LocalRig, rig, until
 
 __all__ = ["rig"]
@@ -72,6 +74,44 @@ def test_job_runs_to_success_and_remains_readable(rig: LocalRig) -> None:
     assert rig.call("delete", "job").returncode == 0
     gone = rig.call("get", "job")
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("version", ["3.4", NEWEST])
+def test_etcd_is_called_once_and_does_not_wait_for_the_disk(rig: LocalRig, version: str) -> None:
+    calls, program = rig.tmp / "calls", rig.tmp / "bin" / "etcd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$1" >> {calls}\nexec {binary(version)} "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{rig.env['PATH']}"
+    rig.finish()
+    ran = rig.call("run", rig.manifest(), "--plain", env={"PATH": path})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert calls.read_text().splitlines() == ["--name=local"]
+    log = (rig.state / "elasticjob/default/job/logs/etcd.log").read_text()
+    assert re.search("recognized and used environment variable.*ETCD_UNSAFE_NO_FSYNC", log)
+
+
+def test_command_that_takes_the_ranks_from_its_workers_is_reported(rig: LocalRig) -> None:
+    (rig.job / "show.py").write_text("import os; print('rank', os.environ.get('RANK'))")
+    command = ["env", "-i", sys.executable, "show.py"]
+    manifest = rig.manifest(command=command, nprocPerNode=2, nodes=1)
+    text = (
+        "env -i keeps the variables of the job from the program that it runs: workers have no RANK"
+    )
+    checked = rig.call("validate", "--strict", manifest)
+    assert (checked.returncode, text in checked.stdout + checked.stderr) == (3, True)
+    ran = rig.call("run", manifest, "--plain", "--logs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "rank None" in ran.stdout
+    assert f"warning (EnvironmentCleared): {text}" in ran.stdout + ran.stderr
+
+
+def test_script_that_takes_the_ranks_from_its_workers_is_reported(rig: LocalRig) -> None:
+    (rig.job / "run.sh").write_text("#!/bin/sh\ncd .\nexec env -i python3 -c 'print(1)'\n")
+    manifest = rig.manifest(command=["sh", "run.sh"], launch="PerWorker", nprocPerNode=2, nodes=1)
+    ran = rig.call("run", manifest, "--plain", "--logs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "elasticjob launcher: a script of the command: env -i keeps the variables" in ran.stdout
 
 
 @pytest.mark.parametrize(

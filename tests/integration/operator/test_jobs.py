@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -291,6 +292,40 @@ def test_suspension_is_complete_once_no_pod_is_left(ns: Namespace, backend: str)
     assert ns.condition("Suspended")["status"] == "True"
     assert ns.condition("Ready")["reason"] == "Suspended"
     assert ns.status()["pods"]["terminating"] == 0
+
+
+def test_pod_whose_workers_cannot_be_ended_is_replaced_on_another_machine(ns: Namespace) -> None:
+    machine = "rack-of-a-stuck-pod"
+    ns.server.request("POST", "/api/v1/nodes", {"metadata": {"name": machine}})
+    ready = {"type": "Ready", "status": "True"}
+    ns.server.patch(f"/api/v1/nodes/{machine}/status", {"status": {"conditions": [ready]}})
+    ns.create_job(maxNodes=2)
+    ns.await_pods("job-0", "job-1")
+    bound = {"metadata": {"name": "job-1"}, "target": {"kind": "Node", "name": machine}}
+    ns.server.request("POST", ns.path("pods", "job-1") + "/binding", bound)
+    ns.run_pod("job-1")
+    given_up = {"exitCode": 5, "reason": "Error", "message": "process 7 waits"}
+    agent = {"name": "elasticjob-agent", "image": "a", "imageID": "", "restartCount": 0}
+    agent |= {"ready": False, "state": {"terminated": given_up}}
+    ns.set_pod("job-1", initContainerStatuses=[agent])
+    ns.await_pods("job-0", "job-1", "job-2")  # only the kubelet removes a pod of a machine
+    affinity = json.dumps(ns.present("pods", "job-2")["spec"]["affinity"])
+    assert f'"operator": "NotIn", "values": ["{machine}"]' in affinity
+    wait_until(
+        lambda: [each["nodeName"] for each in ns.status().get("avoidedNodes", ())] == [machine],
+        "the avoided machine",
+        SECONDS,
+    )
+    ns.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    ns.await_pods("job-1")
+    left = (
+        f"waiting for the end of job-1: the workers of job-1 on {machine} cannot be ended before "
+        "their disk answers or the machine restarts; a resumption does not wait for them"
+    )
+    wait_until(lambda: ns.condition("Suspended").get("message") == left, left, SECONDS)
+    ns.remove_pod("job-1")
+    ns.await_status(phase="Suspended")
+    ns.server.request("DELETE", f"/api/v1/nodes/{machine}")
 
 
 @pytest.mark.parametrize("backend", ["Etcd", "C10d"])

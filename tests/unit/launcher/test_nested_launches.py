@@ -274,6 +274,18 @@ ORDINARY = {
     "no launch of accelerate": "import os\nos.system('accelerate config default')",
     "syntax error": "import subprocess\nsubprocess.run(['torchrun', 't.py']",
     "recursion": "def f():\n    f()\nf()",
+    **{
+        f"condition of a shell: {line}": f"import os\nos.system({line!r})"
+        for line in (
+            "(test -x a) && torchrun t.py",
+            "[[ -x a ]] && torchrun t.py",
+            "test -x a && (cd x && torchrun t.py)",
+            "test -x a && { torchrun t.py; }",
+            "a || torchrun t.py",
+            "if [[ -x a ]]; then torchrun t.py; fi",
+            "case $X in a) torchrun t.py;; esac",
+        )
+    },
 }
 
 
@@ -328,6 +340,17 @@ CLEAR = {
         2,
     ),
     "loop of a shell": ("import os, torch\nos.system('for i in 1 2; do torchrun t.py; done')", 2),
+    **{
+        f"commands of a shell: {line}": (f"import os, torch\nos.system({line!r})", 2)
+        for line in (
+            "function f { torchrun t.py; }; f",
+            "mkdir -p x && (cd x && torchrun t.py)",
+            "if [[ -x a ]]; then b; fi; torchrun t.py",
+            "[[ -x a ]] && b; torchrun t.py > log 2>&1",
+            "torchrun t.py > >(tee log)",
+            "torchrun t.py 'an open quotation",
+        )
+    },
     "check with an error": (
         "import os, sys, torch\nif 'DATA' not in os.environ:\n    sys.exit(f'no {1}')\n"
         "try:\n    os.system('torchrun t.py')\nexcept OSError as error:\n    print(error)",

@@ -249,19 +249,54 @@ def test_checkpoint_is_written_before_its_answer(
 def test_answer_that_arrives_during_a_read_has_its_checkpoint(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    desk.link.should_checkpoint()
+    reads, pread = [0], os.pread
+
+    def interrupted(descriptor: int, size: int, offset: int) -> bytes:
+        reads[0] += 1
+        if reads[0] == 2:
+            desk.link.checkpointed(187)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", interrupted)
+    path = desk.files.file(1, 0)
+    found = [read_progress(path) for _ in range(2)]
+    shown = [(each.checkpoint_step, each.answer) for each in found if each is not None]
+    assert shown == [(187, layout.Answer()), (187, layout.Answer(saved=1))]
+
+
+def test_answer_that_is_being_written_is_read_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = desk.files.file(1, 0)
     desk.link.should_checkpoint()
-    before = path.read_bytes()
     desk.link.checkpointed(187)
-    after = path.read_bytes()
-    answer = len(after) - layout.ANSWER_BYTES
-    torn = after[:-1] + bytes([after[-1] ^ 1])
-    contents = [before[:answer] + after[answer:], torn, after]
+    whole = path.read_bytes()
+    torn = whole[:-1] + bytes([whole[-1] ^ 1])
+    contents = [torn, whole]
     monkeypatch.setattr(worker_files, "_read_file", lambda *_: (contents.pop(0), 0))
     found = read_progress(path)
     assert found is not None
     assert (found.checkpoint_step, found.answer) == (187, layout.Answer(saved=1))
     assert contents == []
+
+
+def test_progress_with_an_answer_is_parsed_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.link.should_checkpoint()
+    desk.link.checkpointed(187)
+    parsed: list[bytes] = []
+
+    def parse(content: bytes, written_ms: int) -> WorkerProgress | None:
+        parsed.append(content)
+        return worker_progress(content, written_ms)
+
+    monkeypatch.setattr(worker_files, "worker_progress", parse)
+    found = read_progress(desk.files.file(1, 0))
+    assert found is not None
+    assert found.answer == layout.Answer(saved=1)
+    assert parsed == [desk.files.file(1, 0).read_bytes()]
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,8 @@ OFFENCES: Mapping[str, str] = {
     FailureClass.HOST_OUT_OF_MEMORY: "its memory ran out",
 }
 """Phrases for offences of machines."""
+STUCK_OFFENCE = "once: its kernel did not end the workers"
+"""Reason for which a machine is avoided after a single pod."""
 
 
 class Entry(NamedTuple):

@@ -23,6 +23,7 @@ from elasticjob_operator.domain.explain.phrases import (
     clock,
     listed,
     named,
+    pods_left,
     quoted,
     sentence,
     stop_texts,
@@ -351,7 +352,9 @@ def _suspended(phase: Phase, pods: list[Pod]) -> str:
     text = f"{phase}: it resumes from its last checkpoint once runPolicy.suspend is false again"
     if not left:
         return text
-    return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
+    text += f"; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
+    reasons = pods_left(pods)
+    return f"{text}: {reasons}" if reasons else text
 
 
 def _saving(status: Status) -> Iterator[str]:

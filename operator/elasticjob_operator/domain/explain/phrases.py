@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from elasticjob_operator.domain.explain.catalog import DETAILS, PLURAL_DETAILS
-from elasticjob_operator.domain.observed.state import DISRUPTIONS, PodEnd, StopReason
+from elasticjob_operator.domain.observed.state import (
+    DISRUPTIONS,
+    NodeState,
+    Pod,
+    PodEnd,
+    StopReason,
+)
 from elasticjob_operator.model.status import (
     MAX_REASONS,
     MAX_ROUND_MEMBERS,
@@ -194,6 +200,32 @@ def listed(items: list[str]) -> str:
 def quoted(message: str, longest: int = MAX_QUOTE) -> str:
     """Return the first line of quoted text, shortened to `longest` characters."""
     return first_line(message, longest)
+
+
+def pods_left(pods: Iterable[Pod]) -> str:
+    """Return the reasons for which pods without running programs stay, or an empty text.
+
+    Other pods are being stopped, which needs no explanation.
+    """
+    stuck, unreachable, kept = [], [], []
+    for pod in pods:
+        if pod.stuck:
+            stuck.append(f"{pod.name} on {pod.node}" if pod.node else pod.name)
+        elif pod.node_state is NodeState.NOT_READY:
+            unreachable.append(f"{pod.name} on {pod.node}" if pod.node else pod.name)
+        elif pod.over and pod.terminating:
+            kept.append(pod.name)
+    clauses = []
+    if stuck:
+        clauses.append(
+            f"the workers of {named(stuck)} cannot be ended before their disk answers or the "
+            "machine restarts"
+        )
+    if unreachable:
+        clauses.append(f"the kubelet of {named(unreachable)} does not answer")
+    if kept:
+        clauses.append(f"a finalizer keeps {named(kept)}, whose containers have ended")
+    return "; ".join([*clauses, "a resumption does not wait for them"] if clauses else [])
 
 
 _COUNTED = re.compile(r"^\d+ ")

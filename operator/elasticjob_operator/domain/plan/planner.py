@@ -272,7 +272,8 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
     if not view.finishing and (view.readable or not steered):
         able_to_go = [pod for pod in counted_pods.counted if not keeps_store(job, pod.index)]
         slower = lasting_stragglers(job.status.stragglers, now)
-        disfavored = Disfavored(frozenset(avoided_names(job.status, now)), slower)
+        avoided = frozenset(avoided_names(job.status, now, observed.pods))
+        disfavored = Disfavored(avoided, slower)
         victims = surplus(able_to_go, view, -missing, given_up, disfavored)
     elif view.finishing:
         # New members cannot join; only a job below its minimum needs pods to go on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from elasticjob_operator.domain.explain.phrases import saving_text, stop_report
+from elasticjob_operator.domain.explain.phrases import pods_left, saving_text, stop_report
 from elasticjob_operator.domain.manifests.job_command import is_decided_by_pods
 from elasticjob_operator.domain.manifests.names import pod_name
 from elasticjob_operator.domain.manifests.template_warnings import TemplateWarning, warnings_of
@@ -280,8 +280,10 @@ def _suspended(pods: Sequence[Pod], phase: Phase, message: str) -> Finding:
     if phase is Phase.SUSPENDED:
         return Finding(kind, ConditionStatus.TRUE, phase.value, message)
     if phase is Phase.SUSPENDING:
-        left = _names_text([pod.name for pod in pods])
-        return Finding(kind, ConditionStatus.FALSE, phase.value, f"waiting for the end of {left}")
+        text = f"waiting for the end of {_names_text([pod.name for pod in pods])}"
+        if reasons := pods_left(pods):
+            text += f": {reasons}"
+        return Finding(kind, ConditionStatus.FALSE, phase.value, text)
     return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 
 

@@ -3,9 +3,10 @@
 Agents record failures of workers. The loss or preemption of a node, and an out-of-memory kill
 of the whole container, show only in the pod.
 
-A machine that ended two rounds of the job within an hour is avoided for an hour: new pods
-prefer other machines, and surplus pods on it are deleted first. It is only a preference, so
-that no pod waits for a machine that does not exist. Stragglers slow down their peers.
+A machine that ended two rounds of the job within an hour is avoided for an hour, and so is one
+whose kernel does not end the workers of a pod, again while it has that pod: new pods prefer other
+machines, and surplus pods on it are deleted first. It is only a preference, so that no pod waits
+for a machine that does not exist. Stragglers slow down their peers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from elasticjob_operator.domain.explain.catalog import OFFENCES
+from elasticjob_operator.domain.explain.catalog import OFFENCES, STUCK_OFFENCE
 from elasticjob_operator.domain.explain.phrases import DEPARTURES
 from elasticjob_operator.domain.observed.state import NodeState, Pod, PodEnd, RendezvousView
 from elasticjob_operator.domain.status.rounds import began_at, final_at
@@ -258,7 +259,9 @@ MIN_PEERS = 2
 FLAGGED_AFTER = timedelta(seconds=30)
 
 
-def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[AvoidedNode]:
+def avoided_nodes(
+    view: RendezvousView, before: Status, now: datetime, pods: Iterable[Pod] = ()
+) -> list[AvoidedNode]:
     """Return the machines to avoid, latest end first; known ones stay until they expire."""
     recent = [each for each in view.offences if now - each.at < WINDOW]
     found = {node.node: node for node in before.avoided_nodes if node.until > now}
@@ -270,13 +273,25 @@ def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[A
         if name not in found or until > found[name].until:
             what = ", ".join(dict.fromkeys(OFFENCES.get(each.what, each.what) for each in mine))
             found[name] = AvoidedNode(node=name, until=until, reason=f"{count} times: {what}")
+    for name in _stuck_nodes(pods):
+        if name not in found:
+            found[name] = AvoidedNode(node=name, until=now + WINDOW, reason=STUCK_OFFENCE)
     worst = sorted(found.values(), key=lambda node: (node.until, node.node), reverse=True)
     return worst[:MAX_AVOIDED]
 
 
-def avoided_names(status: Status, now: datetime) -> tuple[str, ...]:
-    """Return the names of the machines that are avoided at `now`."""
-    return tuple(node.node for node in status.avoided_nodes if node.until > now)
+def avoided_names(status: Status, now: datetime, pods: Iterable[Pod] = ()) -> tuple[str, ...]:
+    """Return the names of the machines that are avoided at `now`.
+
+    `pods` are newer than the status: a pod is replaced in the pass that sees its workers stuck.
+    """
+    known = [node.node for node in status.avoided_nodes if node.until > now]
+    return tuple(dict.fromkeys([*known, *_stuck_nodes(pods)]))
+
+
+def _stuck_nodes(pods: Iterable[Pod]) -> list[str]:
+    """Return the machines whose kernel does not end the workers of a pod."""
+    return sorted({pod.node for pod in pods if pod.stuck and pod.node and not pod.ended})
 
 
 def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Straggler]:

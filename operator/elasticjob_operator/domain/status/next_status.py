@@ -108,7 +108,7 @@ def next_status(
         wanted_nodes=size.nodes,
         selector=selector(job),
         restarts=view.failures_charged if view.readable else before.restarts,
-        avoided_nodes=avoided_nodes(view, before, now),
+        avoided_nodes=avoided_nodes(view, before, now, observed.pods),
         stragglers=stragglers(view, before, now) if view.readable else before.stragglers,
         interruptions=(
             _interruptions(view.interruptions) if view.readable else before.interruptions

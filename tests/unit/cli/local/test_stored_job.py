@@ -13,7 +13,8 @@ import pytest
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.display import View
-from elasticjob_cli.local.job_store import JobFolder
+from elasticjob_cli.local.job_store import JobFolder, write_json
+from elasticjob_cli.local.processes import Processes
 from elasticjob_cli.local.run import LocalRun
 from elasticjob_cli.local.stored_job import StoredJob, read_job
 from elasticjob_operator.domain.manifests.job_command import program_digest
@@ -106,6 +107,34 @@ def test_former_object_is_only_read_before_its_removal(folder: JobFolder) -> Non
     folder.clear()
     following.save()
     assert read_job(folder) == following.job
+    folder.release()
+
+
+@pytest.mark.parametrize("before", ["another run", "none"])
+def test_object_of_a_run_is_there_while_its_supervisor_starts(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    if before == "another run":
+        started(folder)
+        folder.release()
+    seen: list[int] = []
+
+    async def start(*_: object) -> None:
+        seen.append(read_job(folder).spec.max_restarts)
+        raise CommandError("no supervisor")
+
+    monkeypatch.setattr(Processes, "open", start)
+    with pytest.raises(CommandError, match="no supervisor"):
+        run_again()
+    assert seen == [7]
+
+
+def test_object_of_the_former_run_stays_until_it_is_replaced(folder: JobFolder) -> None:
+    former = started(folder)
+    write_json(folder.rounds_file, [])
+    folder.clear()
+    assert read_job(folder) == former.job
+    assert not folder.rounds_file.exists()
     folder.release()
 
 

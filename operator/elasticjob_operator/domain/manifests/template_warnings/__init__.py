@@ -36,6 +36,7 @@ _RULES: tuple[Rule, ...] = (
     containers.pre_stop,
     containers.accelerators,
     containers.variables,
+    containers.environment,
     containers.images,
     containers.capabilities,
     containers.host_ports,

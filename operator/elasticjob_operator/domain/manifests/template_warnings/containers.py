@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from elasticjob_launcher.command_line.environment import clearing
 from elasticjob_operator.domain.json_object import Json
 from elasticjob_operator.domain.manifests.resources import amounts, quantity, requests_devices
 from elasticjob_operator.domain.manifests.snapshots import memory_bytes
@@ -104,6 +105,16 @@ def variables(template: Template) -> Iterator[Found]:
                 f"{variable['name']} is set anew for each worker in every round: workers do not "
                 "see this value; remove it",
             )
+
+
+def environment(template: Template) -> Iterator[Found]:
+    spec, trainer = template.job.spec, template.job.trainer()
+    if spec.max_nodes == 1 and spec.nproc_per_node == 1:
+        return
+    found = clearing((*(trainer.command or spec.entrypoint), *(trainer.args or ())))
+    if found is not None:
+        field = "command" if trainer.command else "args"
+        yield WarningKind.ENVIRONMENT_CLEARED, (*template.at, field), found.text
 
 
 def snapshots(template: Template) -> Iterator[Found]:

@@ -19,6 +19,7 @@ class WarningKind(StrEnum):
     """Kind of a warning; the reason of its event and in the condition `TemplateWarnings`."""
 
     ACCELERATORS_NOT_REQUESTED = "AcceleratorsNotRequested"
+    ENVIRONMENT_CLEARED = "EnvironmentCleared"
     FLOATING_IMAGE = "FloatingImage"
     FRACTIONAL_BYTES = "FractionalBytes"
     GRACE_TOO_SHORT = "GraceTooShort"

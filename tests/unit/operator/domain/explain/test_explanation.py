@@ -639,6 +639,19 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
         "job-0 and job-1 are still being stopped.",
     ),
+    "being suspended, with pods that cannot go": (
+        observed(
+            replace(pod(0).terminating().get(), stuck="process 7 waits"),
+            pod(1).terminating().on(NodeState.NOT_READY).get(),
+            pod(2).over().terminating().get(),
+        ),
+        {"runPolicy": {"suspend": True}},
+        "Suspending: it resumes from its last checkpoint once runPolicy.suspend is false again; "
+        "job-0, job-1 and job-2 are still being stopped: the workers of job-0 on node-0 cannot be "
+        "ended before their disk answers or the machine restarts; the kubelet of job-1 on node-1 "
+        "does not answer; a finalizer keeps job-2, whose containers have ended; a resumption does "
+        "not wait for them. job-0 on node-0 was given up: process 7 waits.",
+    ),
 }
 
 

@@ -85,6 +85,11 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 FIRING: list[tuple[ElasticJob, WarningKind, str]] = [
     (
+        job_of(trainer={"command": ["env", "-i", "python3", "train.py"]}),
+        K.ENVIRONMENT_CLEARED,
+        f"{C0}.command",
+    ),
+    (
         job_of(metadata={"labels": {"elasticjob.dev/index": "0", "app": "a"}}),
         K.LABEL_REPLACED,
         'spec.template.metadata.labels["elasticjob.dev/index"]',
@@ -360,6 +365,32 @@ def test_example_has_no_warning(path: Any) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if isinstance(document, dict) and document.get("kind") == "ElasticJob":
             assert found(parse_manifest(document)) == []
+
+
+@pytest.mark.parametrize(
+    ("trainer", "place"),
+    [
+        ({"command": ["env", "-i", "python3", "train.py"]}, "command"),
+        ({"command": ["bash", "-c", "sudo -u me python3 train.py"]}, "command"),
+        ({"command": ["env", "-i"], "args": ["torchrun", "train.py"]}, "command"),
+        ({"command": ["env", "-u", "FOO", "python3", "train.py"]}, ""),
+        ({"command": ["sudo", "-E", "python3", "train.py"]}, ""),
+    ],
+)
+def test_command_that_takes_the_variables_of_the_job(trainer: Json, place: str) -> None:
+    wanted = [(K.ENVIRONMENT_CLEARED, f"{C0}.{place}")] if place else []
+    specs: list[Json] = [{"maxNodes": 2}, {"maxNodes": 1, "nprocPerNode": 2}, {"maxNodes": 1}]
+    for spec in specs:
+        assert found(job_of(trainer=trainer, **spec)) == wanted
+    assert found(job_of(trainer=trainer, maxNodes=1, nprocPerNode=1)) == []
+
+
+def test_arguments_of_an_entrypoint_that_take_the_variables_of_the_job() -> None:
+    trainer = {"command": None, "args": ["env", "-i", "python3", "train.py"]}
+    place = f"{C0}.args"
+    assert found(job_of(trainer=trainer, entrypoint=["tini", "--"])) == [
+        (K.ENVIRONMENT_CLEARED, place)
+    ]
 
 
 JUNK = st.recursive(

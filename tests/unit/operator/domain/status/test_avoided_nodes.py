@@ -14,7 +14,8 @@ from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.pod import pod as pod_of
 from elasticjob_operator.domain.observed.etcd_records import decode_records, rendezvous_view
 from elasticjob_operator.domain.observed.state import Offence, RendezvousView
-from elasticjob_operator.domain.plan.actions import DeleteReason, Disfavored, surplus
+from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason, Disfavored, surplus
+from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.domain.status.failures import (
     FLAGGED_AFTER,
     WINDOW,
@@ -35,7 +36,7 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.roster import seal
 from elasticjob_rendezvous.protocol.records.timings import History
-from tests.unit.operator.builders import NOW, ago, final_round, job, later, pod
+from tests.unit.operator.builders import NOW, ago, final_round, job, later, observed, pod
 from tests.unit.operator.domain.observed.test_etcd_records import KEYS, PREFIX, kv
 
 
@@ -56,6 +57,44 @@ def test_machine_with_one_or_old_offences_is_not_avoided() -> None:
     long_ago = WINDOW.total_seconds() + 1
     assert avoided_nodes(offending(("rack-a", 60.0)), Status(), NOW) == []
     assert avoided_nodes(offending(("rack-a", long_ago), ("rack-a", 60.0)), Status(), NOW) == []
+
+
+def test_machine_that_cannot_end_workers_is_avoided_at_once() -> None:
+    stuck = replace(pod(1).terminating().get(), stuck="process 7 waits", node="rack-a")
+    assert avoided_names(Status(), NOW, (pod(0).get(), stuck)) == ("rack-a",)
+    found = avoided_nodes(offending(), Status(), NOW, (pod(0).get(), stuck))
+    reason = "once: its kernel did not end the workers"
+    assert found == [AvoidedNode(node="rack-a", until=NOW + WINDOW, reason=reason)]
+    seconds = WINDOW.total_seconds()
+    before = Status(avoided_nodes=found)
+    assert avoided_nodes(offending(), before, later(seconds - 1), (stuck,)) == found, "no writes"
+    (renewed,) = avoided_nodes(offending(), before, later(seconds + 1), (stuck,))
+    assert renewed.until == later(seconds + 1) + WINDOW
+    assert avoided_nodes(offending(), before, later(seconds + 1)) == []
+
+
+def test_machine_whose_stuck_pod_has_ended_is_not_avoided() -> None:
+    ended = replace(pod(1).failed().get(), stuck="process 7 waits", node="rack-a")
+    assert avoided_nodes(offending(), Status(), NOW, (ended,)) == []
+
+
+def test_offences_of_a_machine_with_a_stuck_pod_do_not_change_the_status_again() -> None:
+    stuck = replace(pod(1).get(), stuck="process 7 waits", node="rack-a")
+    view = offending(("rack-a", 1200.0), ("rack-a", 60.0))
+    found = avoided_nodes(view, Status(), NOW, (stuck,))
+    assert [each.node for each in found] == ["rack-a"]
+    assert avoided_nodes(view, Status(avoided_nodes=found), later(5.0), (stuck,)) == found
+
+
+def test_surplus_pod_beside_a_stuck_one_is_deleted_first() -> None:
+    stuck = replace(pod(3).terminating().get(), stuck="process 7 waits", node="rack-a")
+    beside = replace(pod(0).get(), node="rack-a")
+    others = (pod(1).get(), pod(2).get())
+    here = observed(beside, *others, stuck, view=final_round(3))
+    found = plan(job(maxNodes=3, nodes=2), here, NOW)
+    assert [(one.name, one.reason) for one in found.actions if isinstance(one, DeletePod)] == [
+        ("job-0", DeleteReason.SURPLUS_NODE_AVOIDED)
+    ]
 
 
 def test_avoided_node_is_kept_until_its_time() -> None:

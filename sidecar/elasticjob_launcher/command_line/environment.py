@@ -1,0 +1,209 @@
+"""Wrappers that keep the variables of the job from the program that they run, such as env -i.
+
+A worker without RANK and WORLD_SIZE, and a torchrun without the variables of the rendezvous, train
+alone, and nothing fails. sudo and doas may have a configuration that keeps variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from elasticjob_launcher.command_line import shell
+from elasticjob_launcher.command_line.interpreters import (
+    file_name,
+    is_python,
+    is_shell,
+    line_after,
+)
+from elasticjob_launcher.command_line.programs import (
+    inner_words,
+    launcher_of_words,
+    program_words,
+)
+from elasticjob_launcher.command_line.shell_words import ASSIGNMENT, Unreadable
+from elasticjob_launcher.command_line.wrappers import line_of, split_string, wrapped_at
+
+_OF_WORKERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_TORCHRUN = ("PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES")
+_PASSED = frozenset({*_OF_WORKERS, *_OF_TORCHRUN})
+"""Variables of which one that a command passes on by itself shows that its author knows them."""
+_MAX_DEPTH = 8
+_REMOVE = "remove the option"
+_OTHER_USER = "or change the user with `runuser -u USER --` or `setpriv --reuid`, which keep them"
+
+
+class Clearing(NamedTuple):
+    """Part of a command that takes the variables, and the remedy."""
+
+    by: str
+    remedy: str
+
+    @property
+    def text(self) -> str:
+        """Effect and remedy in one sentence."""
+        return (
+            f"{self.by} keeps the variables of the job from the program that it runs: workers have "
+            "no RANK, WORLD_SIZE and MASTER_ADDR, torchrun does not join the other nodes, and each "
+            f"of them trains alone; {self.remedy}"
+        )
+
+
+def clearing(argv: Sequence[str]) -> Clearing | None:
+    """Return the part of a command that takes the job's variables from its program, or None."""
+    return _clearing(tuple(argv), 0)
+
+
+def clearing_in_line(text: str, depth: int = 0) -> Clearing | None:
+    """Return that part of a shell line: the last command that runs Python, a launcher or a script
+    decides, since those before it may prepare the training; without any, the last command."""
+    try:
+        commands = shell.read(text).commands if depth <= _MAX_DEPTH else ()
+    except Unreadable:
+        return None
+    deciding = None
+    for command in commands:
+        words = tuple(command.values)
+        if words and (deciding is None or _trains(words) or not _trains(deciding)):
+            deciding = words
+    return None if deciding is None else _clearing(deciding, depth + 1)
+
+
+def _trains(words: tuple[str, ...]) -> bool:
+    """Return True if a command runs a program that may be the training."""
+    found = program_words(_without_exec(words)) or words
+    known = is_python(found[0]) or is_shell(found[0]) or launcher_of_words(found) is not None
+    return known or found[0].endswith((".sh", ".py"))
+
+
+def _clearing(words: tuple[str, ...], depth: int) -> Clearing | None:
+    for _ in range(_MAX_DEPTH):
+        if not words:
+            return None
+        if found := _of_wrapper(words):
+            return found
+        line = line_after(words)
+        line = line_of(words) if line is None else line
+        if line is not None:
+            return clearing_in_line(line, depth)
+        inner = _without_exec(words) if words[0] == "exec" else inner_words(words)
+        if inner is None:
+            return None
+        words = inner
+    return None
+
+
+def _without_exec(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words after the builtin `exec` and its options."""
+    if words[:1] != ("exec",):
+        return words
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at].endswith("a") else 1
+    return words[at:]
+
+
+def _of_wrapper(words: tuple[str, ...]) -> Clearing | None:
+    """Return the first wrapper if it takes the variables."""
+    name = file_name(words[0])
+    if name == "exec":
+        letters = words[1] if len(words) > 2 and re.fullmatch(r"-[acl]+", words[1]) else ""
+        return Clearing(f"exec {letters}", _REMOVE) if "c" in letters else None
+    end = wrapped_at(words)
+    if end is None and name in ("su", "runuser"):
+        end = len(words)
+    elif split_string(words):
+        end = _string_at(words)
+    if end is None:
+        return None
+    own = words[1:end]
+    if name in ("su", "runuser"):
+        return _of_login(name, own)
+    if any(map(_may_pass, words, words[1 : end + (name == "env")])):
+        return None
+    assigned = (word.partition("=")[0] for word in own if ASSIGNMENT.fullmatch(word))
+    if not _PASSED.isdisjoint(assigned):
+        return None
+    if name == "env":
+        return _of_env(own, words[end:])
+    if name in ("sudo", "doas"):
+        return _of_sudo(name, own)
+    option = next((one for one in own if one in _OPTIONS.get(name, ())), "")
+    if not option or any(one.startswith("--env") and "RANK" in one for one in own):
+        return None
+    return Clearing(f"{name} {option}", _REMOVE)
+
+
+_CONTAINERS = frozenset({"-e", "--cleanenv", "-C", "--containall"})
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    "setpriv": frozenset({"--reset-env"}),
+    "apptainer": _CONTAINERS,
+    "singularity": _CONTAINERS,
+    "pixi": frozenset({"--clean-env"}),
+}
+"""Options with which a wrapper begins an environment of its own."""
+_SUDO_VALUED = "CDghprRtTuU"
+"""Letters of options of sudo that have a value."""
+
+
+def _may_pass(before: str, word: str) -> bool:
+    """Return True if the shell computes a word that may be variables to keep, rather than the value
+    of an option."""
+    is_value = before.startswith("-") and before[-1] in f"{_SUDO_VALUED}a"
+    return word[:1] in ("$", "`") and not is_value
+
+
+def _string_at(words: tuple[str, ...]) -> int:
+    """Return the index of the word with the option `-S` of env; `-iS` is read, too."""
+    return next(
+        (at + 1 for at, word in enumerate(words) if re.match(r"-[iv0]*S|--split-string", word)),
+        len(words),
+    )
+
+
+def _of_env(own: Sequence[str], program: Sequence[str]) -> Clearing | None:
+    removed: list[str] = []
+    for before, word in zip(("", *own), own):
+        if before in ("-C", "--chdir", "-a", "--argv0"):
+            continue
+        if before in ("-u", "--unset"):
+            removed.append(word)
+        elif word == "-" or re.fullmatch(r"-[v0]*i[iv0]*(S.*)?|--i(gnore-environment)?", word):
+            return Clearing(f"env {word}", f"{_REMOVE}, or unset single variables with `env -u`")
+        elif word.startswith("--unset="):
+            removed.append(word.partition("=")[2])
+        elif re.match(r"-u.", word):
+            removed.append(word[2:])
+    is_launcher = launcher_of_words(program_words(program)) is not None
+    name = next(
+        (one for one in removed if one in (_OF_TORCHRUN if is_launcher else _OF_WORKERS)), ""
+    )
+    return Clearing(f"env -u {name}", f"keep {name}") if name else None
+
+
+def _of_login(name: str, own: Sequence[str]) -> Clearing | None:
+    """Return su or runuser if it starts a login shell."""
+    login = ""
+    for before, word in zip(("", *own), own):
+        if before in ("-c", "--command", "-s", "--shell", "-g", "--group", "-G", "-u", "--user"):
+            continue
+        if re.fullmatch(r"-w.*|--whitelist-environment.*", word) or word == "--":
+            break
+        if re.fullmatch(r"-|-[a-z]*l[a-z]*|--login", word):
+            login = word
+    else:
+        return (
+            Clearing(f"{name} {login}", f"{_REMOVE}, which starts a login shell") if login else None
+        )
+    return None
+
+
+def _of_sudo(name: str, own: Sequence[str]) -> Clearing | None:
+    for word in own:
+        letters = re.split(f"[{_SUDO_VALUED}]", word[1:])[0] if re.match(r"-\w", word) else ""
+        listed = word.partition("=")[2].split(",")
+        if "E" in letters or word == "--preserve-env" or not _PASSED.isdisjoint(listed):
+            return None
+    remedy = "use `sudo -E`" if name == "sudo" else "set keepenv in its configuration"
+    return Clearing(name, f"{remedy}, {_OTHER_USER}")

@@ -1,0 +1,133 @@
+"""Commands that keep the variables of the job from the program that they run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticjob_launcher.command_line.environment import clearing
+from elasticjob_launcher.program_check import cleared_environment
+
+CLEARING = {
+    "env -i python t.py": "env -i",
+    "env - python t.py": "env -",
+    "env --ignore-environment python t.py": "env --ignore-environment",
+    "env -vi A=b /usr/bin/python3 t.py": "env -vi",
+    "/usr/bin/env -iS 'python t.py'": "env -iS",
+    "env -S '-i python t.py'": "env -i",
+    "env -u RANK python t.py": "env -u RANK",
+    "env -uRANK python t.py": "env -u RANK",
+    "env --unset=WORLD_SIZE python t.py": "env -u WORLD_SIZE",
+    "env -i torchrun t.py": "env -i",
+    "env -u PET_RDZV_ENDPOINT torchrun t.py": "env -u PET_RDZV_ENDPOINT",
+    "busybox env -i python t.py": "env -i",
+    "nice -n 5 env -i python t.py": "env -i",
+    "tini -- env -i bash -c 'python t.py'": "env -i",
+    "sudo python t.py": "sudo",
+    "sudo -Hu me python t.py": "sudo",
+    "sudo -nuEve python t.py": "sudo",
+    "doas -u me python t.py": "doas",
+    "su - me -c 'python t.py'": "su -",
+    "su me --login -c 'python t.py'": "su --login",
+    "su -lc 'python t.py' me": "su -lc",
+    "su -c 'env -i python t.py' me": "env -i",
+    "runuser -l me -c 'python t.py'": "runuser -l",
+    "setpriv --reuid=1 --reset-env python t.py": "setpriv --reset-env",
+    "apptainer exec --cleanenv img.sif python t.py": "apptainer --cleanenv",
+    "pixi run --clean-env python t.py": "pixi --clean-env",
+    "bash -c 'env -i python t.py'": "env -i",
+    "bash -c 'env -i python t.py; echo done'": "env -i",
+    "bash -c 'cd /x && exec env -i python t.py'": "env -i",
+    "bash -c 'exec -cl python t.py'": "exec -cl",
+    "bash -c 'if true; then sudo python t.py; fi'": "sudo",
+    "bash -c 'exec sudo -u $U python t.py'": "sudo",
+    "timeout 5 bash -c 'python p.py && sudo ./train.sh'": "sudo",
+}
+KEEPING = [
+    "python t.py",
+    "python t.py env -i",
+    "env A=b python t.py",
+    "env -u FOO python t.py",
+    "env -u RANK -u WORLD_SIZE torchrun t.py",
+    "env -C -i python t.py",
+    "env -i",
+    "sudo -E python t.py",
+    "sudo -EHu me python t.py",
+    "sudo --preserve-env python t.py",
+    "sudo --preserve-env=RANK,WORLD_SIZE python t.py",
+    "su me -c 'python t.py'",
+    "su -w RANK,WORLD_SIZE -l me -c 'python t.py'",
+    "runuser -u me python t.py -l",
+    "apptainer exec --cleanenv --env RANK=1 img.sif python t.py",
+    "bash -c 'env -i RANK=$RANK WORLD_SIZE=$WORLD_SIZE python t.py'",
+    "bash -c 'env -i $(env | grep RANK) python t.py'",
+    "bash -c 'env -i make; python t.py'",
+    "bash -c 'sudo mount /x; torchrun t.py; sudo umount /x'",
+    "bash -c 'exec -a x python t.py'",
+    "bash -c 'exec python t.py -c'",
+    'bash -c "env -i \'python t.py"',
+    "",
+]
+
+
+@pytest.mark.parametrize(("command", "by"), CLEARING.items())
+def test_part_of_a_command_that_takes_the_variables_is_found(command: str, by: str) -> None:
+    found = clearing(shlex.split(command))
+    assert found is not None
+    assert found.by.partition("S")[0] == by.partition("S")[0]
+
+
+@pytest.mark.parametrize("command", KEEPING)
+def test_command_that_keeps_the_variables_is_not_reported(command: str) -> None:
+    assert clearing(shlex.split(command)) is None
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in CLEARING if each.startswith(("env", "/usr/bin/env", "nice"))]
+)
+def test_program_behind_env_really_lacks_the_variables(command: str, tmp_path: Path) -> None:
+    """The table agrees with the program of this machine."""
+    names = ("RANK", "WORLD_SIZE", "PET_RDZV_ENDPOINT")
+    script = tmp_path / "t.py"
+    script.write_text(f"import os\nprint(all(name in os.environ for name in {names}))\n")
+    for program in ("/usr/bin/python3", "python", "torchrun"):
+        command = command.replace(f"{program} t.py", f"{sys.executable} {script}")
+    environ = {**os.environ, **dict.fromkeys(names, "1")}
+    done = subprocess.run(
+        shlex.split(command), env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/sh\ncd /tmp\nenv -i python t.py\n",
+        "#!/bin/sh\nsudo apt-get update\nsudo -u me python t.py --x 1\n",
+        "#!/usr/bin/env -iS /bin/sh\npython t.py\n",
+    ],
+)
+@pytest.mark.parametrize("shell", [[], ["bash"]])
+def test_script_that_takes_the_variables_is_reported(
+    tmp_path: Path, text: str, shell: list[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    script.chmod(0o755)
+    note = cleared_environment([*shell, str(script)], {"PATH": os.defpath})
+    read_by_kernel = not shell or "env -iS" not in text
+    assert ("a script of the command: " in note) is read_by_kernel
+    assert ("have no RANK" in note) is read_by_kernel
+
+
+@pytest.mark.parametrize("text", ["#!/usr/bin/env python3\nenv = 1\n", "#!/bin/sh\npython t.py\n"])
+def test_script_that_keeps_the_variables_is_not_reported(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    script.chmod(0o755)
+    assert cleared_environment([str(script)], {"PATH": os.defpath}) == ""
