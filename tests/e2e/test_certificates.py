@@ -43,8 +43,8 @@ def renew(installation: Installation) -> str:
     console.kubectl("-n", SYSTEM, "create", "job", ONCE, f"--from={RENEWAL}")
     try:
         console.kubectl(
-            "-n", SYSTEM, "wait", "--for=condition=Complete", "--timeout=60s", f"job/{ONCE}",
-            seconds=70,
+            "-n", SYSTEM, "wait", "--for=condition=Complete", "--timeout=120s", f"job/{ONCE}",
+            seconds=130,
         )  # fmt: skip
         return console.kubectl("-n", SYSTEM, "logs", f"job/{ONCE}")
     finally:
