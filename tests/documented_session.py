@@ -30,8 +30,8 @@ from tests.documentation import Block
 
 PLACES = ("local", "cluster")
 PROMPT = "$ "
-SECONDS = 150.0
-"""Timeout of a command, and of each wait for output."""
+SECONDS = 330.0
+"""Timeout of a command, and of each wait for output: longer than the pages' own timeouts."""
 POLL_SECONDS = 0.2
 REPEAT_SECONDS = 1.0
 """Pause between repetitions, which would otherwise take the processor from the awaited program."""

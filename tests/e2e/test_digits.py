@@ -12,7 +12,7 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.report import Report
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
 

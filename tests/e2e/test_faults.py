@@ -17,7 +17,7 @@ from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 NAME = "train"
 CHECKPOINT_STEPS = 5

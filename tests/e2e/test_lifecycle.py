@@ -11,7 +11,7 @@ from tests.e2e.installation import Installation
 from tests.e2e.job_namespace import START_SECONDS, JobNamespace
 from tests.e2e.manifests import IMAGE, counting, job
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 COMPANION = {"name": "companion", "image": IMAGE, "command": ["sleep", "10000"]}
 """Second container that never ends, so that a finished pod keeps running."""
