@@ -11,7 +11,7 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/elasticjob
 PY := .venv/bin/python
 # Tests of real processes and of pods wait for most of their time.
 JOBS ?= $(shell expr $$(nproc) + 2)
-E2E_JOBS ?= 3
+E2E_JOBS ?= 4
 export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 # The tests start thousands of interpreters, which would compile the checkout's modules each time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -10,7 +10,9 @@ commas:
     output varies                the printed lines of the page are an example
 
 Without `output varies` each line of output on the page must be printed, in this order. Numbers,
-spaces and paths below `/home/you` may differ, and a line `...` stands for any lines.
+spaces and paths below `/home/you` may differ, and a line `...` stands for any lines. A number that
+is a word may be printed as `-`, the sign of an absent value: a round that ends early has no first
+step.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from tests.documentation import Block
 
 PLACES = ("local", "cluster")
 PROMPT = "$ "
-SECONDS = 150.0
-"""Timeout of a command, and of each wait for output."""
+SECONDS = 330.0
+"""Timeout of a command, and of each wait for output: longer than the pages' own timeouts."""
 POLL_SECONDS = 0.2
 REPEAT_SECONDS = 1.0
 """Pause between repetitions, which would otherwise take the processor from the awaited program."""
@@ -37,7 +39,9 @@ _WORD = re.compile(
     r'(?P<verb>background until|repeat until) "(?P<text>[^"]+)"'
     r"|(?P<flag>interrupt|output varies)|exit (?P<code>\d+)"
 )
-_NUMBER = re.compile(r"\d[\d.,:]*(?:(?:ms|s|m|h)\b)?")
+_NUMBER = re.compile(
+    r"(?P<word>(?<!\S)\d[\d.,:]*(?:ms|s|m|h)?(?!\S))|\d[\d.,:]*(?:(?:ms|s|m|h)\b)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,13 @@ def _pattern(line: str) -> re.Pattern[str]:
     """Return a pattern of an output line, in which numbers, spaces and paths may differ."""
     text = re.escape(re.sub(r"\s+", " ", line.strip()))
     text = re.sub(r"/home/you[\w./\\-]*", r"\\S+", text)
-    text = _NUMBER.sub(lambda _: r"\d[\d.,:]*(?:ms|s|m|h)?(?:[\d.]+s)?", text.replace("\\.", "."))
-    return re.compile(text.replace("\\ ", r"\s+"))
+    text = _NUMBER.sub(_number_pattern, text.replace("\\.", ".").replace("\\ ", " "))
+    return re.compile(text.replace(" ", r"\s+"))
+
+
+def _number_pattern(found: re.Match[str]) -> str:
+    number = r"\d[\d.,:]*(?:ms|s|m|h)?(?:[\d.]+s)?"
+    return rf"(?:{number}|(?<!\S)-(?!\S))" if found["word"] else number
 
 
 @dataclass(slots=True)

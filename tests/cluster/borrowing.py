@@ -42,12 +42,16 @@ class Ledger:
     def leave(self, user: int) -> bool:
         """Remove a user; return True if tests brought it up and no user is left."""
         (self._folder / f"{user}").unlink(missing_ok=True)
-        return (self._folder / _OURS).exists() and not self.users()
+        return self.brought_up() and not self.users()
 
     def users(self) -> list[int]:
         """Return the recorded processes that still run."""
         names = [path.name for path in self._folder.iterdir() if path.name.isdecimal()]
         return [int(name) for name in names if _lives(name)]
+
+    def brought_up(self) -> bool:
+        """Return True if tests brought up the shared thing."""
+        return (self._folder / _OURS).exists()
 
     def close(self) -> None:
         """Clear the mark that tests brought up the cluster, which is gone or now a person's."""
@@ -63,6 +67,13 @@ def keep() -> None:
     ledger = Ledger(_USERS)
     with ledger.open():
         ledger.close()
+
+
+def ends_with_tests(cluster: Cluster) -> bool:
+    """Return True if the last of the tests that use this cluster now takes it down."""
+    ledger = Ledger(_USERS)
+    with ledger.open():
+        return cluster.engine is not None and ledger.brought_up()
 
 
 @contextmanager

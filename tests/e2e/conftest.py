@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 
-from tests.cluster.borrowing import Ledger
+from tests.cluster.borrowing import Ledger, ends_with_tests
 from tests.cluster.cluster import Cluster, NotOurs
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
@@ -111,7 +111,7 @@ def installation(
 ) -> Iterator[Installation]:
     """Install ElasticJob with the chart, after removing an earlier installation.
 
-    The first process of a run installs, the last one removes.
+    The first process of a run installs, the last one removes, unless the cluster ends with the run.
     """
     made, ledger = Installation(console), Ledger(BUILD / "installation-users")
     OPENED.append(DENYING)
@@ -124,7 +124,7 @@ def installation(
         ledger.enter(os.getpid(), brought_up=True)
     yield made
     with ledger.open():
-        if ledger.leave(os.getpid()):
+        if ledger.leave(os.getpid()) and not ends_with_tests(cluster):
             made.remove()
 
 

@@ -41,35 +41,88 @@ ON_CONTROL_PLANE: Claims = {CLUSTER: Use.SHARED}
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tests that run in this order in one worker: files, or single tests of a file."""
+    """Tests that run in this order in one worker: files, or single tests of a file.
+
+    Adjacent groups with the same `sequence` run one after the other in one worker.
+    """
 
     name: str
     claims: Claims
     tests: tuple[str, ...]
+    sequence: str = ""
 
 
 def _file(name: str, claims: Claims) -> Group:
     return Group(name, claims, (f"test_{name}.py",))
 
 
+def _tests(file: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"test_{file}.py::test_{name}" for name in names)
+
+
 GROUPS = (
+    # Node faults begin when the jobs on the worker nodes have ended, so those are first.
+    Group(
+        "one job on the nodes",
+        ON_WORKERS,
+        _tests(
+            "faults",
+            "job_scales_up_during_training",
+            "job_scales_down_and_reports_removed_pods",
+            "killed_worker_is_charged_one_restart",
+            "deleted_pod_leaves_and_is_replaced",
+            "leave_is_announced_before_the_grace_period_starts",
+        ),
+        sequence="faults",
+    ),
     Group(
         "node faults",
         DISTURBS_WORKERS,
-        ("test_faults.py", "test_documented_pages.py::test_tutorial_of_spot_nodes"),
+        (
+            *_tests(
+                "faults",
+                "job_leaves_drained_node",
+                "node_with_killed_processes_is_lost",
+                "node_without_network_is_lost",
+                "status_follows_etcd_within_one_second",
+                "node_drain_waits_for_job_at_its_minimum",
+            ),
+            *_tests("documented_pages", "tutorial_of_spot_nodes"),
+        ),
+        sequence="faults",
+    ),
+    Group("tutorial", ON_WORKERS, _tests("documented_pages", "tutorial_of_the_cluster")),
+    _file("templates", ON_WORKERS),
+    Group("users", ON_WORKERS, ("test_digits.py", "test_dashboard.py")),
+    Group(
+        "lifecycle",
+        ON_CONTROL_PLANE,
+        _tests(
+            "lifecycle",
+            "same_name_in_two_namespaces_gives_two_jobs",
+            "recreated_job_inherits_nothing_from_its_predecessor",
+            "deleted_job_ends_within_its_grace_period",
+            "job_is_suspended_changed_and_resumed",
+            "clean_pod_policy_selects_remaining_pods",
+            "job_beyond_active_deadline_fails",
+            "finished_job_is_deleted_after_its_time_to_live",
+        ),
+        sequence="lifecycle",
+    ),
+    # Meanwhile the operator deletes the data of deleted jobs, in up to two minutes.
+    Group("training", ON_CONTROL_PLANE, ("test_training.py",), sequence="lifecycle"),
+    Group(
+        "deleted jobs",
+        ON_CONTROL_PLANE,
+        _tests("lifecycle", "deleted_jobs_leave_nothing_in_etcd"),
+        sequence="lifecycle",
     ),
     _file("backends", ON_CONTROL_PLANE),
-    _file("lifecycle", ON_CONTROL_PLANE),
-    _file("training", ON_CONTROL_PLANE),
-    _file("agents", ON_CONTROL_PLANE),
-    _file("frameworks", ON_CONTROL_PLANE),
     _file("launches", ON_CONTROL_PLANE),
+    _file("frameworks", ON_CONTROL_PLANE),
+    _file("agents", ON_CONTROL_PLANE),
     _file("failing", ON_CONTROL_PLANE),
     _file("conflicts", ON_CONTROL_PLANE),
-    _file("templates", ON_WORKERS),
-    _file("digits", ON_WORKERS),
-    _file("dashboard", ON_WORKERS),
-    Group("tutorial", ON_WORKERS, ("test_documented_pages.py::test_tutorial_of_the_cluster",)),
     Group(
         "operator",
         DISTURBS_ALL,
@@ -77,7 +130,7 @@ GROUPS = (
             "test_certificates.py",
             "test_restarts.py",
             "test_install.py",
-            "test_documented_pages.py::test_readme_installs_and_runs_a_job",
+            *_tests("documented_pages", "readme_installs_and_runs_a_job"),
         ),
     ),
 )
@@ -100,14 +153,16 @@ def group_of(nodeid: str) -> Group:
 
 def is_pinned(file: str) -> bool:
     """Return True if the jobs of all tests of this file run on the control plane."""
-    return any(file in group.tests for group in GROUPS if group.claims == ON_CONTROL_PLANE)
+    using = [g for g in GROUPS if any(test.partition("::")[0] == file for test in g.tests)]
+    return bool(using) and all(group.claims == ON_CONTROL_PLANE for group in using)
 
 
 class ByGroup(LoadScopeScheduling):
-    """Scheduler of pytest-xdist that gives whole groups to its workers, in order."""
+    """Scheduler of pytest-xdist that gives groups and sequences to its workers, in order."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid).name
+        group = group_of(nodeid)
+        return group.sequence or group.name
 
 
 class Claimed:

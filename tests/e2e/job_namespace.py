@@ -15,7 +15,7 @@ from tests.e2e.api import Json, Refused
 from tests.e2e.console import Console, until
 from tests.e2e.manifests import on_control_plane
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 """Timeout for scheduling and starting pods and importing torch, on a busy machine."""
 LOG_SECONDS = 5.0
 

@@ -39,6 +39,21 @@ def digits(*options: object) -> Json:
     return {"command": ["python3", "train.py"], "args": [*steps, *map(str, options)]}
 
 
+DIGITS_UNTIL = """
+import pathlib, runpy, sys
+last = pathlib.Path("/tmp/last-step")
+if last.exists():
+    sys.argv += ["--steps", last.read_text()]
+runpy.run_path("train.py", run_name="__main__")
+"""
+"""Script of the real training whose next round ends at the step in /tmp/last-step."""
+
+
+def digits_until(*options: object) -> Json:
+    """Return command and arguments of real training that ends at a step chosen while it runs."""
+    return {"command": ["python3", "-c", DIGITS_UNTIL], "args": digits(*options)["args"]}
+
+
 def container(work: Json, name: str = "trainer", **fields: Any) -> Json:
     return {"name": name, "image": IMAGE, **work, **fields}
 

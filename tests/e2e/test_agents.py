@@ -11,7 +11,7 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.nodes import Nodes
 from tests.e2e.steady import NAME, recovers, restarts_of, survive
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 
 def kill_the_agent(steady_job: JobNamespace, nodes: Nodes, index: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
@@ -14,15 +15,15 @@ from tests.cluster.cluster import Cluster
 from tests.e2e import old_etcd
 from tests.e2e.console import Json
 from tests.e2e.job_namespace import JobNamespace, seconds
-from tests.e2e.manifests import digits, job
+from tests.e2e.manifests import digits_until, job
 from tests.e2e.recorder import Recorder
 from tests.e2e.report import Report
 
 pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CHECKPOINT_STEPS = 5
-STEPS = 400
-"""Number of steps, at five a second: more than the training reaches during the faults."""
+MORE_STEPS = 60
+"""Steps from the last fault to the end, at five a second."""
 RECOVERY_SECONDS = 90.0
 """Recovery timeout: torch's backends detect a loss after keepAliveSeconds or a pod's end."""
 STATUS_LAG_SECONDS = 2.0 + 1.0
@@ -42,11 +43,10 @@ class Training:
         return self.ns.status(self.name)
 
     def begun(self, rendezvous: Json) -> None:
-        options = ("--steps", STEPS, "--checkpoint-every", CHECKPOINT_STEPS)
         self.ns.apply(
             job(
                 self.name,
-                digits(*options),
+                digits_until("--checkpoint-every", CHECKPOINT_STEPS),
                 nodes=2,
                 maxRestarts=5,
                 rendezvous={"lastCallSeconds": 5, **rendezvous},
@@ -56,12 +56,11 @@ class Training:
         self.ns.advances(self.name, 2 * CHECKPOINT_STEPS)
 
     def apply_fault(self, fault: str, act: Callable[[], object]) -> None:
-        """Apply the fault; both nodes must train on in a later round, from the last checkpoint."""
+        """Apply the fault; both nodes must train on in a later round."""
         before, reached = self.status["rendezvous"]["round"], self.ns.latest(self.name)
         act()
         found = self.ns.running(self.name, 2, after=before, within=RECOVERY_SECONDS)
-        step = self.ns.advances(self.name, reached, within=RECOVERY_SECONDS)
-        assert step > reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
+        self.ns.advances(self.name, reached, within=RECOVERY_SECONDS)
         self.report.add("backends", job=self.name, fault=fault, rounds=found["rounds"][-2:])
 
     def delete(self, pod: str) -> None:
@@ -71,15 +70,31 @@ class Training:
         """Return the pods except the first one."""
         return sorted(set(self.ns.active(self.name)) - {f"{self.name}-0"})
 
-    def succeeded(self, recorder: Recorder) -> None:
-        """Check that the job succeeds, and that its status never lagged."""
+    def succeeds_after_a_killed_worker(self, recorder: Recorder) -> None:
+        """Kill a worker; check that the next round continues at the last checkpoint and succeeds,
+        and that the status never lagged.
+
+        That round is the last one, regardless of the duration of the earlier ones.
+        """
+        last = self.ns.latest(self.name) + MORE_STEPS
+        for pod in self.ns.active(self.name):
+            self.ns.exec(pod, "trainer", f"printf {last} > /tmp/last-step")
+        number = self.status["rendezvous"]["round"]
+        self.ns.kill_worker(self.others()[0])
         self.ns.in_phase(self.name, "Succeeded", within=300)
+        later = [found for found in self.status["rounds"] if found["round"] > number]
+        assert later[0]["cause"] == "failure"
+        self.report.add("backends", job=self.name, fault="worker killed", rounds=later)
+        numbers = [step.number for step in self.ns.steps(self.name)]
+        assert all(after > before - CHECKPOINT_STEPS for before, after in pairwise(numbers)), (
+            numbers
+        )
         status = self.status
         assert status["rendezvous"]["state"] == "closed"
         assert status["restarts"] == 1, "of all that was done to it one thing was a failure"
         assert status["lastFailure"]["signal"] == 9
         told = "".join(self.ns.log(pod) for pod in self.ns.pods(self.name))
-        assert f"step {STEPS} " in told
+        assert f"step {last} " in told
         lags = self._lags(recorder)
         assert len(lags) >= 3, "as many rounds as it was hurt"
         self.report.add("backendLags", job=self.name, seconds=[round(lag, 2) for lag in lags])
@@ -102,12 +117,11 @@ def test_c10d_job_survives_faults_without_etcd(
     training = Training(ns, report, "c10d")
     training.begun({"backend": "C10d"})
     assert training.status["rendezvous"]["worldSize"] == 2
-    training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
     training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
     keeper = ns.pods("c10d")["c10d-0"]["metadata"]["uid"]
     training.apply_fault("store's pod deleted", lambda: training.delete("c10d-0"))
     assert ns.pods("c10d")["c10d-0"]["metadata"]["uid"] != keeper
-    training.succeeded(recorder)
+    training.succeeds_after_a_killed_worker(recorder)
 
 
 def test_etcd_v2_job_uses_the_users_etcd(
@@ -119,10 +133,9 @@ def test_etcd_v2_job_uses_the_users_etcd(
     ns.delete("nowhere", "--wait=false")
     training = Training(ns, report, "v2")
     training.begun({"backend": "EtcdV2", "endpoints": [old_etcd.start(cluster, ns)]})
-    training.apply_fault("worker killed", lambda: ns.kill_worker(training.others()[0]))
     training.apply_fault("pod deleted", lambda: training.delete(training.others()[0]))
     training.apply_fault("first pod deleted", lambda: training.delete("v2-0"))
-    training.succeeded(recorder)
+    training.succeeds_after_a_killed_worker(recorder)
 
 
 def test_suspended_job_resumes_as_new_incarnation(ns: JobNamespace) -> None:

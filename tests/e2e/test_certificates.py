@@ -15,7 +15,7 @@ from tests.e2e.installation import ETCD_POD, SYSTEM, Installation
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 NAME = "trusting"
 SECRET = "elasticjob-etcd"
@@ -43,8 +43,8 @@ def renew(installation: Installation) -> str:
     console.kubectl("-n", SYSTEM, "create", "job", ONCE, f"--from={RENEWAL}")
     try:
         console.kubectl(
-            "-n", SYSTEM, "wait", "--for=condition=Complete", "--timeout=60s", f"job/{ONCE}",
-            seconds=70,
+            "-n", SYSTEM, "wait", "--for=condition=Complete", "--timeout=120s", f"job/{ONCE}",
+            seconds=130,
         )  # fmt: skip
         return console.kubectl("-n", SYSTEM, "logs", f"job/{ONCE}")
     finally:

@@ -8,7 +8,7 @@ from tests.e2e.console import CommandFailed
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import IMAGE, job
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 
 def test_template_typo_is_refused_by_apply(ns: JobNamespace) -> None:

@@ -14,7 +14,7 @@ from tests.e2e.installation import SYSTEM, Installation
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 
-pytestmark = pytest.mark.timeout(180, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.report import Report
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
 
@@ -57,8 +57,8 @@ def watch(example_namespace: JobNamespace) -> Iterator[Watch]:
 
 
 def test_applied_example_reaches_running(example_namespace: JobNamespace, watch: Watch) -> None:
-    wait = ("wait", "--for=condition=Running", "ej/digits", "--timeout=100s")
-    example_namespace.kubectl(*wait, seconds=110)
+    wait = ("wait", "--for=condition=Running", "ej/digits", "--timeout=150s")
+    example_namespace.kubectl(*wait, seconds=160)
 
 
 def test_applied_example_trains_to_the_end(

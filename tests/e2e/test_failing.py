@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CULPRIT = """
 import torch, torch.distributed as dist

@@ -14,7 +14,7 @@ from tests.e2e.manifests import job
 from tests.e2e.report import Report
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 COMMANDS = {
     "torchrun": ["torchrun", "--nproc-per-node=1", "/example/train.py"],

@@ -10,7 +10,7 @@ from tests.e2e.installation import SYSTEM, Installation
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import counting, job
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CRD = "elasticjobs.elasticjob.dev"
 

@@ -8,7 +8,7 @@ from tests.e2e.console import Json
 from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 NAME = "launches"
 FOLDER = "/launches"

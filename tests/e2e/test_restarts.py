@@ -10,7 +10,7 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.nodes import Nodes
 from tests.e2e.steady import NAME, pids, recovers, restarts_of, survive
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 
 def test_killed_operator_does_not_disturb_training(

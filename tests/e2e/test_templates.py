@@ -16,7 +16,7 @@ from tests.e2e.manifests import IMAGE, counting, digits, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.policies import enforced
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 ONE_NODE_IMAGE = "elasticjob/on-one-node:dev"
 RESTRICTED = {

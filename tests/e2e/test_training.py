@@ -17,7 +17,7 @@ from tests.e2e.job_namespace import JobNamespace
 from tests.e2e.manifests import job
 from tests.e2e.report import Report
 
-pytestmark = pytest.mark.timeout(240, func_only=True)
+pytestmark = pytest.mark.timeout(600, func_only=True)
 
 NAME = "training"
 SCRIPT = Path(__file__).parent / "training_script.py"
@@ -188,7 +188,6 @@ def test_hung_rank_is_reported_with_its_stack(training: TrainingJob) -> None:
             for reason, text in training.ns.events(NAME)
         ),
         "the event",
-        20,
     )
     assert "it was in read_batch" in training.explained()
     training.ns.until(lambda: training.status["restarts"] == restarts + 1, "the charge")

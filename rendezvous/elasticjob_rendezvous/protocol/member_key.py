@@ -130,6 +130,7 @@ class MemberKey:
             snapshots=local.snapshots,
             ended_round=local.ended_round,
             ended_step=local.ended_step,
+            cut_off_round=local.cut_off_round,
         )
 
 

@@ -40,7 +40,7 @@ class Local:
             unknown.
         step: the last step that they reported, updated now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
-        busy_ms, ended_round, ended_step: see `members.Member`.
+        busy_ms, ended_round, ended_step, cut_off_round: see `members.Member`.
         live_until: deadline of the workers that this agent found, on the machine's monotonic
             clock; None if there were none, or their launcher has no deadline.
         saves, passed, saved, completed, save_error, cold, lost_steps, lost_ms, snapshots: see
@@ -72,6 +72,7 @@ class Local:
     snapshots: Snapshots | None = None
     ended_round: int = 0
     ended_step: int = -1
+    cut_off_round: int = 0
 
 
 @dataclass(slots=True)

@@ -108,6 +108,7 @@ class WorkerGroup:
         busy_seconds: smoothed time per step excluding waits for peers, by local rank, for
             workers that report it.
         request: the checkpoint request, if any.
+        cut_off: True if the worker runtime ended the workers without an order.
     """
 
     round: int
@@ -129,6 +130,7 @@ class WorkerGroup:
     advanced_at: float | None = None
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
     request: CheckpointRequest | None = None
+    cut_off: bool = False
 
     @property
     def leftovers_at(self) -> float | None:
@@ -236,6 +238,7 @@ class State:
         group: worker group of the last round that ran here, running or not.
         ran: highest earlier round in which a worker ran here.
         past: round and last step of the last group before `group` that reported a step.
+        past_cut_off: round of the last group before `group` that was cut off; 0 without one.
         port: port held for the next round; 0 before one is held.
         served: True if a store already listens at `port`.
         prepare_by: deadline up to which this node waits for its preloaded interpreter before it
@@ -259,6 +262,7 @@ class State:
     group: WorkerGroup | None = None
     ran: int = 0
     past: tuple[int, int] = (0, -1)
+    past_cut_off: int = 0
     port: int = 0
     served: bool = False
     prepare_by: float | None = None
@@ -285,6 +289,14 @@ class State:
             return self.past
         step = max((worker.step for worker in group.progress.values()), default=-1)
         return (group.round, step) if step >= 0 else self.past
+
+    @property
+    def cut_off_round(self) -> int:
+        """Round of the last group that has ended and was cut off, 0 without one."""
+        group = self.group
+        if group is None or self.busy or not group.cut_off:
+            return self.past_cut_off
+        return group.round
 
     @property
     def saved_workers_until(self) -> float | None:

@@ -248,6 +248,7 @@ def local_state(state: State) -> Local:
         snapshots=None if reported_progress is None else reported_progress.snapshots,
         ended_round=ended_round,
         ended_step=ended_step,
+        cut_off_round=state.cut_off_round,
     )
 
 

@@ -284,7 +284,12 @@ def _mark_as_run(state: State) -> State:
         return state
     if group is not None and not group.empty:
         return state
-    return replace(state, group=None, ran=directive.round, past=state.ended_progress)
+    return replace(_with_past(state), group=None, ran=directive.round)
+
+
+def _with_past(state: State) -> State:
+    """Keep the facts about the ended group that outlive it."""
+    return replace(state, past=state.ended_progress, past_cut_off=state.cut_off_round)
 
 
 def _seated(state: State) -> State:
@@ -426,7 +431,7 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     if assignment is None or state.hello is None or roster.number <= state.round:
         return state, ()
     group = WorkerGroup(roster.number, assignment.slots, assignment.base_rank, now)
-    state = replace(state, group=group, ran=state.round, past=state.ended_progress)
+    state = replace(_with_past(state), group=group, ran=state.round)
     if state.served:
         # The worker runtime reports when a store is used and when another is available.
         return state, (StartGroup(roster, assignment, directive.max_restarts),)

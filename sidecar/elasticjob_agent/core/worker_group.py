@@ -57,6 +57,7 @@ def _after_exit(
     group = replace(
         group,
         exits=(*group.exits, WorkerEnded(exit_, during)),
+        cut_off=group.cut_off or (exit_.unasked and group.order is None),
         reports={**group.reports, **reports},
     )
     found = first_failure_of(group, facts)

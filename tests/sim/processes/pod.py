@@ -36,6 +36,7 @@ class Pod:
         hung: its workers wait forever in a broken collective.
         frozen_until: end of the excuse that freezing gives to workers that should have stopped.
         live_until: the workers' deadline, as known to their launcher; None before any.
+        cut_off: last round whose workers ended at that deadline without an order.
     """
 
     def __init__(self, world: World, identity: Identity) -> None:
@@ -74,6 +75,7 @@ class Pod:
         self._killing = False
         self._given_up = 0
         self._found_deadline: float | None = None
+        self.cut_off = 0
 
     @property
     def workers_alive(self) -> bool:
@@ -103,6 +105,7 @@ class Pod:
             completed=self.script.completed,
             save_error=self.script.save_error,
             live_until=self._found_deadline,
+            cut_off_round=0 if self.workers_alive and self.cut_off == self.round else self.cut_off,
         )
 
     def changed(self) -> None:
@@ -194,6 +197,8 @@ class Pod:
             self._watch_deadline()
         elif self.workers_alive:
             self.world.note(self.name, "deadline", self.round)
+            if self.phase is not Workers.STOPPING:
+                self.cut_off = self.round
             self._stop(kill=True, grace=0.0)
 
     def told_absent(self, newest: int) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,23 @@ def test_tests_that_change_the_installation_are_last_and_in_order() -> None:
     )
 
 
+def test_groups_of_a_sequence_are_adjacent() -> None:
+    names = [key for key, _ in groupby(group.sequence or group.name for group in GROUPS)]
+    assert len(names) == len(set(names))
+
+
 def test_tests_with_node_faults_do_not_run_beside_jobs_on_these_nodes() -> None:
     assert [g.name for g in GROUPS if g.claims == DISTURBS_WORKERS] == ["node faults"]
     sources = {path.name: path.read_text() for path in FOLDER.glob("test_*.py")}
     words = ("drain(", "cut_off(", "kill_pods(")
-    disturbing = {name for name, text in sources.items() if any(w in text for w in words)}
-    assert {group_of(f"{name}::x").name for name in disturbing} == {"node faults"}
+    disturbing = {
+        f"{file}::{test.partition('(')[0]}"
+        for file, text in sources.items()
+        for test in re.split(r"^def ", text, flags=re.M)
+        if test.startswith("test_") and any(word in test for word in words)
+    }
+    assert len(disturbing) == 4
+    assert {group_of(name).name for name in disturbing} == {"node faults"}
 
 
 def test_only_files_whose_jobs_stay_on_the_control_plane_are_pinned() -> None:
@@ -204,7 +216,7 @@ def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
         with (tmp_path / file).open("a") as module:
             module.write(f"{TIMED}\n{test} = timed({name!r})\n")
     folder = str(tmp_path)
-    options = ["-q", "-n3", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null"]
+    options = ["-q", "-n4", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null"]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, folder],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=100,
@@ -213,13 +225,17 @@ def test_workers_run_whole_groups_in_order_and_apart_from_those_they_disturb(
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     ran = sorted((float(began), float(end), name, pid) for name, began, end, pid in rows)
     assert sorted(name for *_, name, _ in ran) == sorted(tests)
-    assert len({pid for *_, pid in ran}) == 3
+    assert len({pid for *_, pid in ran}) == 4
     for group in GROUPS:
         of_group = [(name, pid) for *_, name, pid in ran if group_of(name) is group]
         assert [name for name, _ in of_group] == [
             name for name in sorted(tests, key=place_of) if group_of(name) is group
         ]
         assert len({pid for _, pid in of_group}) == 1
+    for sequence in {group.sequence for group in GROUPS} - {""}:
+        in_one = [pid for *_, name, pid in ran if group_of(name).sequence == sequence]
+        assert len(in_one) > 5
+        assert len({*in_one}) == 1, sequence
     for one, two in combinations(ran, 2):
         claims = (group_of(one[2]).claims, group_of(two[2]).claims)
         if one[3] != two[3] and conflict(*claims):

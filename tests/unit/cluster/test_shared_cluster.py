@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.borrowing import Ledger, named
+from tests.cluster import borrowing
+from tests.cluster.borrowing import Ledger, ends_with_tests, named
+from tests.cluster.cluster import Cluster
+from tests.cluster.engine import Engine
 
 ME = os.getpid()
 MY_PARENT = os.getppid()
@@ -51,6 +54,29 @@ def test_cluster_kept_by_a_person_stays(ledger: Ledger) -> None:
         ledger.enter(ME, brought_up=True)
         ledger.close()
         assert not ledger.leave(ME)
+
+
+@pytest.mark.parametrize(
+    ("engine", "brought_up", "kept", "ends"),
+    [
+        (Engine(Path("docker"), ""), True, False, True),
+        (Engine(Path("docker"), ""), True, True, False),
+        (Engine(Path("docker"), ""), False, False, False),
+        (None, True, False, False),
+    ],
+    ids=["of the tests", "kept by a person", "of a person", "existing"],
+)
+def test_only_the_cluster_of_the_tests_ends_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine | None,
+    brought_up: bool, kept: bool, ends: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(borrowing, "_USERS", tmp_path)
+    ledger, nowhere = Ledger(tmp_path), Path("nowhere")
+    with ledger.open():
+        ledger.enter(ME, brought_up=brought_up)
+    if kept:
+        borrowing.keep()
+    assert ends_with_tests(Cluster(nowhere, nowhere, nowhere, "any", (), engine)) is ends
 
 
 def test_own_cluster_is_default() -> None:

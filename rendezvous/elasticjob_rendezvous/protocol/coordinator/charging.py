@@ -35,9 +35,9 @@ from elasticjob_rendezvous.protocol.replica import View
 def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause | None:
     """Return the real cause of the round's end: members lost, or else leaving; None without any.
 
-    A member that came back under a new session was lost in between, but where others leave, the
-    leave may have caused that. Finished members are not missed. The cause is urgent: peers may be
-    stuck.
+    A member that came back under a new session was lost in between, and one that was cut off had
+    ended its workers; but where others leave, the leave may have caused that. Finished members are
+    not missed. The cause is urgent: peers may be stuck.
     """
     if roster is None:
         return None
@@ -58,6 +58,8 @@ def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams
         elif (drain_request := bounds.marked(assignment.id)) is not None:
             # Asked to leave; its own leave notice may have been lost.
             reasons[assignment.id] = drain_request.reason
+        elif member.record.cut_off_round == roster.number:
+            returned.append(assignment)
     if lost or (returned and not reasons):
         return cause_with_reasons(
             CauseKind.LOSS, (assignment.name for assignment in lost or returned), (ABORTED,)

@@ -223,6 +223,8 @@ class Member:
         checkpoint_step: the last step that a checkpoint of this round contains, or -1.
         ended_round, ended_step: the last round whose workers have all ended here, and the last step
             that they reported; 0 and -1 while there is none.
+        cut_off_round: the last round whose workers its launcher ended without an order, because
+            nothing confirmed in time that it is the newest; 0 without one.
         busy_ms: duration of a step of its slowest worker without the wait for others, where the
             script reports it; 0 else.
         saves: its workers want to save before a planned stop.
@@ -276,6 +278,7 @@ class Member:
     ended_round: int = 0
     ended_step: int = -1
     launch: str = ""
+    cut_off_round: int = 0
 
     @property
     def runs(self) -> bool:

@@ -233,6 +233,24 @@ def test_workers_ended_by_launcher_without_agent_did_not_fail() -> None:
     assert told(hung).failure is None
 
 
+def test_round_cut_off_by_the_launcher_is_reported_until_another_one_is() -> None:
+    gone = ended(0, signum=9).event
+    assert isinstance(gone, WorkerExited)
+    driven = running(1)
+    for rank in range(2):
+        driven.feed(RuntimeEvent(replace(gone, local_rank=rank, unasked=True)))
+    assert told(driven).cut_off_round == 0, "not all of its processes have ended"
+    driven.feed(stopped())
+    assert (told(driven).cut_off_round, told(driven).workers) == (1, Workers.NONE)
+    driven.feed(run(2))
+    driven.feed(started(2))
+    assert told(driven).cut_off_round == 1
+    driven.feed(stop(2, CauseKind.JOIN))
+    driven.feed(ended(0, signum=15, number=2))
+    driven.feed(stopped(2))
+    assert told(driven).cut_off_round == 1, "the second round was stopped by order"
+
+
 def test_run_duration_of_adopted_workers_is_unknown() -> None:
     gone = ended(0, code=1).event
     assert isinstance(gone, WorkerExited)

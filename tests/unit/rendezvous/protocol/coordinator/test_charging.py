@@ -184,6 +184,13 @@ def test_loss_prevents_charge_of_aborted_collective() -> None:
     assert current.cause.members == ("c",)
 
 
+def test_cut_off_member_reported_after_the_aborts_prevents_the_charge() -> None:
+    """Its launcher ended its workers; its record came after those of its peers' failures."""
+    current = aborted().later(2).change("c", cut_off_round=1).act()
+    assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
+    assert (current.cause.kind, current.cause.members) == (CauseKind.LOSS, ("c",))
+
+
 def test_corrected_cause_is_corrected_in_the_history() -> None:
     job = aborted()
     job.put(KEYS.history(2), History(2, job.current().cause, 2, stop_ms=7))

@@ -51,6 +51,18 @@ def test_member_with_a_new_session_was_lost() -> None:
     assert found(job) == cause_with_reasons(CauseKind.LOSS, ("b",), [ABORTED])
 
 
+def test_member_that_was_cut_off_in_that_round_prevents_the_charge() -> None:
+    """Its record may arrive after the next round began for the aborts of its peers."""
+    job = gang().change("b", state=MemberState.WAITING, round=1, cut_off_round=1)
+    assert found(job) == cause_with_reasons(CauseKind.LOSS, ("b",), [ABORTED])
+    assert found(gang().change("b", state=MemberState.WAITING, round=1)) is None
+    assert found(gang().change("b", round=2, cut_off_round=2)) is None
+    job.change("c", state=MemberState.LEAVING, reason="drained")
+    found_ = found(job)
+    assert found_ is not None
+    assert (found_.kind, found_.members) == (CauseKind.LEAVE, ("c",))
+
+
 def test_rank_assignment_without_a_session_is_not_compared() -> None:
     """Rosters of an earlier release name no session."""
     job = Job("a", "b", max_nodes=3)
