@@ -33,7 +33,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.reconcile.watches import login
 from elasticjob_operator.reconcile.watches import settings as kopf_settings
 from elasticjob_operator.replica.health import Health, serve_health
-from elasticjob_operator.replica.lifecycle import run_until_signal
+from elasticjob_operator.replica.signals import run_until_signal
 
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings")
 CLUSTER_ROLES = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", namespaced=False)

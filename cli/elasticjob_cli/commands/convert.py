@@ -11,7 +11,7 @@ import typer
 
 from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
-from elasticjob_cli.convert.source import Json, Remark, Unconvertible
+from elasticjob_cli.convert.field_reader import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_cli.manifest_job import script_hint
 from elasticjob_cli.output import replace_file, show_text

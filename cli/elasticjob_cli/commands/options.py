@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticjob_cli.cluster import Kubectl, selects_cluster
 from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.kubectl import Kubectl, selects_cluster
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 from elasticjob_cli.output import show, show_error
 from elasticjob_rendezvous.protocol.text import printable

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.convert import policy
+from elasticjob_cli.convert.field_reader import Json, Part, Remark, Unconvertible
 from elasticjob_cli.convert.policy import Replicas
-from elasticjob_cli.convert.source import Json, Part, Remark, Unconvertible
 from elasticjob_cli.convert.template import (
     Template,
     added_text,

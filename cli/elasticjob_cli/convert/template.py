@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from elasticjob_cli.convert.source import Json, Part, Remark
+from elasticjob_cli.convert.field_reader import Json, Part, Remark
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER
 from elasticjob_operator.domain.manifests.pod import PodSettings, traits_of
 from elasticjob_operator.domain.manifests.sidecar import resources

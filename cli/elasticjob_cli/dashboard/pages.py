@@ -15,7 +15,7 @@ from elasticjob_cli.dashboard.markup import Markup, joined, table, tag
 from elasticjob_cli.dashboard.sources import MAX_LINES, Details, Jobs, Logs, object_list
 from elasticjob_cli.log_lines import Line, LogOptions
 from elasticjob_cli.output import plain_log_line
-from elasticjob_cli.timeline import PHASES, changes_of, end_of, seconds_text, svg
+from elasticjob_cli.timeline_svg import PHASES, changes_of, end_of, seconds_text, svg
 from elasticjob_operator.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.text import one_cell, shortened
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-from elasticjob_cli.cluster import RESOURCE, Kubectl, Refused
 from elasticjob_cli.doctor.cluster_checks import VERBS, ClusterFacts, Items, Json, schema_paths
 from elasticjob_cli.doctor.findings import Unread
 from elasticjob_cli.errors import CommandError
+from elasticjob_cli.kubectl import RESOURCE, Kubectl, Refused
 from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.model.crdgen import structural_schema
 from elasticjob_operator.model.job import GROUP, PLURAL, VERSION

@@ -34,7 +34,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource

@@ -25,7 +25,7 @@ from elasticjob_operator.etcd_tls.job_users import (
 )
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
 from elasticjob_operator.rendezvous.informer_cache import InformerCache, RendezvousWriter
 from elasticjob_operator.rendezvous.sources import JobPods, PodReader, SecretReader

@@ -20,7 +20,7 @@ from elasticjob_agent.core.error_reports import (
     last_line,
 )
 from elasticjob_agent.core.hang import before_dump, last_step, parse_stack
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.state import (
     Facts,
     StopCause,
     WorkerEnded,

@@ -1,4 +1,4 @@
-"""End of a job after a checkpoint: the request to its coordinator, and the operator's own deadline.
+"""Checkpoint before a job is closed: the request to its coordinator, and the operator's deadline.
 
 Only a running round has something to save, and only if its scripts save on request. Any other job
 is closed at once.
@@ -17,10 +17,14 @@ from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import (
     STOP_MARGIN_SECONDS,
     save_error,
 )
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import (
+    NAMED_MEMBERS,
+    SaveReport,
+    SaveResult,
+)
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import natural_order
-from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
 
 COORDINATOR_SECONDS = 5.0
 """Time for a coordinator to close the job after the time for the checkpoint; also covers the

@@ -1,8 +1,7 @@
-"""Rendezvous of a job whose backend keeps no records for the operator.
+"""Records of one job without etcd v3, assembled from its agents' reports. No I/O.
 
-It is built from the agents' reports, which end with the agents. The outcome comes from their
-last report or, if that was missed, from the ends of the pods; the history is read back from
-the job's status. In a rendezvous of a torch backend (etcd-v2, c10d) the departure of a node
+Reports end with their agents. The outcome therefore comes from the last report or, if that was
+missed, from the ends of the pods, and the history of rounds from the job's status. In a rendezvous of a torch backend (etcd-v2, c10d) the departure of a node
 only shows as "a node is waiting": the pods show which node left or was lost.
 """
 
@@ -25,8 +24,9 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
+from elasticjob_operator.domain.plan.launch_failures import launch_failures, launch_limit_reason
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, shutdown_time
-from elasticjob_operator.domain.plan.sizes import count_pods, launch_failures, launch_limit_reason
+from elasticjob_operator.domain.plan.sizes import count_pods
 from elasticjob_operator.domain.status.failures import failure_of, latest_failure
 from elasticjob_operator.domain.status.rounds import cause_of, history
 from elasticjob_operator.model.job import ElasticJob

@@ -1,4 +1,4 @@
-"""Submitted job: its state, its changes and its result, by blocking and by awaitable calls."""
+"""Job that the client submitted: state, changes and result, by blocking and awaitable calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose usage errors are this program's own text, not that of the library that parses."""
+"""Usage errors in this program's own words, instead of those of the library that parses."""
 
 from __future__ import annotations
 
