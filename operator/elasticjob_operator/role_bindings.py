@@ -126,8 +126,8 @@ def due_changes(
 
 
 def _equal(found: Json, wanted: Json) -> bool:
-    owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
-    expected = [one["uid"] for one in wanted["metadata"]["ownerReferences"]]
+    owners = [reference["uid"] for reference in found["metadata"].get("ownerReferences") or ()]
+    expected = [reference["uid"] for reference in wanted["metadata"]["ownerReferences"]]
     parts = ("roleRef", "subjects")
     return owners == expected and all(found.get(part) == wanted[part] for part in parts)
 

@@ -105,7 +105,7 @@ class ClusterPlace:
         cluster_actions.applied_text(self._there, job.manifest_text())
 
     def names(self) -> Sequence[str]:
-        return [Cells(one).text("metadata", "name") for one in self._there.jobs(None)]
+        return [Cells(job).text("metadata", "name") for job in self._there.jobs(None)]
 
     def read(self, name: str) -> Reading:
         job = self._there.job(name)
@@ -128,7 +128,7 @@ class ClusterPlace:
 
     def rounds(self, name: str) -> Sequence[dict[str, Any]]:
         rounds = self._there.job(name).status.rounds
-        return [one.model_dump(by_alias=True, mode="json") for one in rounds]
+        return [round_.model_dump(by_alias=True, mode="json") for round_ in rounds]
 
     def return_values(
         self, job: model.ElasticJob, rounds: Sequence[dict[str, Any]]

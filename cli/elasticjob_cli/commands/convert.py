@@ -100,7 +100,7 @@ def _same_file(one: Path, other: Path) -> bool:
 
 def _write(path: Path | None, objects: list[Json]) -> None:
     """Write the objects to the file, or to standard output without one."""
-    text = "---\n".join(as_yaml(one) + "\n" for one in objects)
+    text = "---\n".join(as_yaml(object_) + "\n" for object_ in objects)
     if path is None:
         show_text(text)
         return

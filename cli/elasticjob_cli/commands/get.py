@@ -212,8 +212,8 @@ def _note(document: Json, running: bool) -> str:
 def _trouble(document: Json) -> str:
     """Return the message that the rendezvous store cannot be used; empty otherwise."""
     conditions = Cells(document).get(list, "status", "conditions")
-    for one in conditions if isinstance(conditions, list) else ():
-        cells = Cells(one)
+    for condition in conditions if isinstance(conditions, list) else ():
+        cells = Cells(condition)
         if cells.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE:
             is_true = cells.text("status") == ConditionStatus.TRUE
             return cells.text("message") if is_true else ""
@@ -259,15 +259,15 @@ def _get_there(there: Kubectl, name: str | None, watch: bool, table: JobTable) -
     else:
         table.show_all(objects)
         table.check(objects)
-    known = {_key(one): one for one in objects}
+    known = {_key(object_): object_ for object_ in objects}
     with until_interrupted():
         while watch:
             time.sleep(CLUSTER_POLL_SECONDS)
-            for one in there.jobs(name, everywhere):
-                before = known.get(_key(one))
-                known[_key(one)] = one
-                if before is None or table.differ(before, one):
-                    table.show_change(one)
+            for job in there.jobs(name, everywhere):
+                before = known.get(_key(job))
+                known[_key(job)] = job
+                if before is None or table.differ(before, job):
+                    table.show_change(job)
 
 
 @placed

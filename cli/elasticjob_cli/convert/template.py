@@ -150,7 +150,11 @@ def added_text(template: Template) -> str:
     """Return a remark on the container that the operator adds to each pod, and its resources."""
     spec = template.document["spec"]
     own = next(
-        (one for one in spec["containers"] if one.get("name") == template.trainer),
+        (
+            container
+            for container in spec["containers"]
+            if container.get("name") == template.trainer
+        ),
         spec["containers"][0],
     )
     added = resources(PodSettings(sidecar_image=""), traits_of(spec, own)).get("resources", {})

@@ -128,7 +128,7 @@ def read_certificate(pem: bytes) -> Certificate | None:
         for extension in found.extensions:
             match extension.value:
                 case x509.SubjectAlternativeName() as alternatives:
-                    names = frozenset(str(one.value) for one in alternatives)
+                    names = frozenset(str(alternative.value) for alternative in alternatives)
                 case x509.AuthorityKeyIdentifier(key_identifier=bytes() as identifier):
                     issuer_key = identifier.hex()
         key = _key_id(found.public_key())

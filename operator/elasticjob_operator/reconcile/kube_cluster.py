@@ -171,7 +171,7 @@ class KubeCluster:
                 break
             batch, creations = creations[:at_once], creations[at_once:]
             made = len(applied.created)
-            await _all([self._create_one(context, one, applied) for one in batch])
+            await _all([self._create_one(context, item, applied) for item in batch])
             if len(applied.created) - made < len(batch):
                 applied.refused = True
                 return
@@ -228,7 +228,7 @@ class KubeCluster:
                 applied.unfinished = True
                 return
             batch = deletions[first : first + MAX_CONCURRENT_CALLS]
-            await _all([self._delete_one(context, one, applied) for one in batch])
+            await _all([self._delete_one(context, item, applied) for item in batch])
 
     async def _delete_one(
         self, context: ReconcileContext, action: DeletePod, applied: Applied

@@ -172,7 +172,7 @@ class EtcdSource:
             names = _without_pods(job, found, own)
             names_to_check = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
             unchecked = frozenset(
-                one.id for one in found.members if one.name in names - names_to_check
+                member.id for member in found.members if member.name in names - names_to_check
             )
             await own.look_up(names_to_check)
         seen = await own.convert()

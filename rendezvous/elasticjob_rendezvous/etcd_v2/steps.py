@@ -298,7 +298,9 @@ class Steps:
         The watch can be behind a change that the caller knows of.
         """
         seen = self._waiting.current()
-        if seen.text is not None and any(parsed(seen.text).has(each, version) for each in statuses):
+        if seen.text is not None and any(
+            parsed(seen.text).has(status, version) for status in statuses
+        ):
             return seen
         self._active.state()
         return self._waiting.current()

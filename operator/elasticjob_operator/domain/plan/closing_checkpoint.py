@@ -77,7 +77,7 @@ def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: dateti
         latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
         return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
     trained = _trained(view)
-    return save_seconds(bounds) > 0 and bool(trained) and all(one.saves for one in trained)
+    return save_seconds(bounds) > 0 and bool(trained) and all(member.saves for member in trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ def _trained(view: RendezvousView) -> list[Member]:
     if view.state is not RendezvousState.FINAL:
         return []
     return [
-        one
-        for one in view.members
-        if one.round == view.round
-        and (one.runs or (one.state is MemberState.LEAVING and not one.stopped))
+        member
+        for member in view.members
+        if member.round == view.round
+        and (member.runs or (member.state is MemberState.LEAVING and not member.stopped))
     ]
 
 
@@ -123,7 +123,9 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
     requested = bounds is not None and bounds.closing is not None
     supported = all(member.saves for member in trained)
     result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
-    unsaved = [one.name for one in trained if not (one.saved if requested else one.saves)]
+    unsaved = [
+        member.name for member in trained if not (member.saved if requested else member.saves)
+    ]
     unsaved.sort(key=natural_order)
     if requested and any(member.completed for member in trained):  # the checkpoint of all
         result, unsaved = SaveResult.SAVED, []

@@ -31,7 +31,7 @@ def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
 
 
 def _last_final_at(view: RendezvousView) -> datetime | None:
-    return max((at for one in view.rounds if (at := final_at(one)) is not None), default=None)
+    return max((at for round_ in view.rounds if (at := final_at(round_)) is not None), default=None)
 
 
 def launch_backoff_until(failures: list[Pod]) -> datetime | None:

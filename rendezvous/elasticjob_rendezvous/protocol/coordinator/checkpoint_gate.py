@@ -113,7 +113,11 @@ def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> Sa
     else:
         supported = all(member.saves for member in gang)
         result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
-    unsaved = [one.name for one in roster.seats if one.id not in ready and one.id not in done]
+    unsaved = [
+        assignment.name
+        for assignment in roster.seats
+        if assignment.id not in ready and assignment.id not in done
+    ]
     return SaveReport(
         result,
         max((member.step for member in there), default=-1),
