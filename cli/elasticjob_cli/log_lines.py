@@ -147,7 +147,7 @@ def selected(
 
 def check_round(rounds: Iterable[Round], number: int | None) -> None:
     """Raise `BadInput` if there is no such round, or its lines cannot be distinguished."""
-    known = {one.number: one.time for one in rounds}
+    known = {round_.number: round_.time for round_ in rounds}
     if number is None:
         return
     if number not in known:
@@ -173,7 +173,7 @@ def _has_rank(line: Line, rank: int | None) -> bool:
 
 def _round_at(rounds: list[Round], time: str) -> int:
     """Return the round at a time; 0 before the first one."""
-    began = [one.number for one in rounds if one.time and one.time <= time]
+    began = [round_.number for round_ in rounds if round_.time and round_.time <= time]
     return began[-1] if began else 0
 
 
@@ -192,12 +192,12 @@ class _Marks:
     def between(self, lines: Iterable[Line], rounds: list[Round]) -> Iterator[Line]:
         for line in lines:
             due = [
-                one
-                for one in rounds
-                if one.number > self._shown
-                and one.time
-                and one.time <= line.time
-                and self._only in (None, one.number)
+                round_
+                for round_ in rounds
+                if round_.number > self._shown
+                and round_.time
+                and round_.time <= line.time
+                and self._only in (None, round_.number)
             ]
             for one in due if self._begun else due[-1:]:
                 if self._begun or not self._cut:

@@ -175,7 +175,7 @@ def _application(
         for name in commands:
             app.command(name, help=HELPS[name])(_group)
         return app
-    from elasticjob_cli.usage import Command
+    from elasticjob_cli.usage_errors import Command
 
     module_name, _, function = commands[first].partition(".")
     module = importlib.import_module(f"elasticjob_cli.commands.{module_name}")

@@ -46,7 +46,8 @@ def script_hint(file: str) -> str:
 def warnings(job: ElasticJob) -> list[Problem]:
     """Return the warnings for a job's template."""
     return [
-        Problem.at(one.location, f"warning ({one.kind}): {one.message}") for one in warnings_of(job)
+        Problem.at(warning.location, f"warning ({warning.kind}): {warning.message}")
+        for warning in warnings_of(job)
     ]
 
 

@@ -22,11 +22,11 @@ def main() -> int:
         case []:
             # Nothing is running yet that needs a graceful shutdown.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-            from elasticjob_operator.replica.process import serve
+            from elasticjob_operator.replica.main import serve
 
             return serve()
         case [verb, *arguments] if verb == CERTS:
-            from elasticjob_operator.etcd_tls.certs import main as certs
+            from elasticjob_operator.etcd_tls.certs_command import main as certs
 
             return certs(arguments)
         case [verb, *arguments] if verb == BIND:

@@ -33,7 +33,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.reconcile.watches import register_login
 from elasticjob_operator.reconcile.watches import settings as kopf_settings
 from elasticjob_operator.replica.health import Health, serve_health
-from elasticjob_operator.replica.lifecycle import run_until_signal
+from elasticjob_operator.replica.signals import run_until_signal
 
 ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings")
 CLUSTER_ROLES = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", namespaced=False)
@@ -126,8 +126,8 @@ def due_changes(
 
 
 def _equal(found: Json, wanted: Json) -> bool:
-    owners = [one["uid"] for one in found["metadata"].get("ownerReferences") or ()]
-    expected = [one["uid"] for one in wanted["metadata"]["ownerReferences"]]
+    owners = [reference["uid"] for reference in found["metadata"].get("ownerReferences") or ()]
+    expected = [reference["uid"] for reference in wanted["metadata"]["ownerReferences"]]
     parts = ("roleRef", "subjects")
     return owners == expected and all(found.get(part) == wanted[part] for part in parts)
 

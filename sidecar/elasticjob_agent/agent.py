@@ -37,7 +37,7 @@ from elasticjob_agent.core.events import (
     PortReserved,
     Timer,
 )
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.state import (
     Ending,
     ExitCode,
     Facts,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elasticjob_agent import settings as agent_settings
 from elasticjob_agent.agent import Agent
-from elasticjob_agent.core.model import Ending, ExitCode, State
+from elasticjob_agent.core.state import Ending, ExitCode, State
 from elasticjob_agent.core.worker_environment import command_environment
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.polling.node_rendezvous import NodeRendezvous

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from elasticjob_agent.core.events import Event
-from elasticjob_agent.core.model import State
+from elasticjob_agent.core.state import State
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_agent.worker_runtime import StartWorkers
 from elasticjob_rendezvous.protocol.directives import Directive

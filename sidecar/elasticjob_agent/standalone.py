@@ -38,7 +38,7 @@ from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
 from elasticjob_rendezvous.etcd.errors import EtcdError, InvalidConfiguration, Retryable
-from elasticjob_rendezvous.etcd.reach import UNIX, address_of, address_towards
+from elasticjob_rendezvous.etcd.reachability import UNIX, address_of, address_towards
 from elasticjob_rendezvous.etcd.shared_key import KEY_BYTES, shared_key
 from elasticjob_rendezvous.links.wire import run_key
 from elasticjob_rendezvous.protocol.kv import Range

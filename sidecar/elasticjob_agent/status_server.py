@@ -25,9 +25,9 @@ from urllib.parse import unquote
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.control import REQUEST_SECONDS
 from elasticjob_agent.core.job_records import ObservedJob, observe_step, records
-from elasticjob_agent.core.model import State
-from elasticjob_agent.core.polling import PollingState
+from elasticjob_agent.core.poll_step import PollingState
 from elasticjob_agent.core.reports import local_state
+from elasticjob_agent.core.state import State
 from elasticjob_launcher.admission import Caps
 from elasticjob_rendezvous.listener import Keep, Listener, listening_socket
 from elasticjob_rendezvous.protocol.config import Identity

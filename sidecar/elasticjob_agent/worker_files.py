@@ -27,8 +27,8 @@ from pathlib import Path
 
 from elasticjob import layout
 from elasticjob_agent.core.events import Event, WorkersProgressed
-from elasticjob_agent.core.model import State
 from elasticjob_agent.core.progress import TEXT_BYTES, WorkerProgress, with_saved, worker_progress
+from elasticjob_agent.core.state import State
 from elasticjob_agent.settings import LogSettings
 from elasticjob_agent.tempdirs import TempDir
 from elasticjob_agent.threads import in_thread

@@ -23,7 +23,7 @@ from elasticjob_agent.core.events import (
     WorkersCounted,
     WorkersProgressed,
 )
-from elasticjob_agent.core.model import State
+from elasticjob_agent.core.state import State
 from elasticjob_agent.core.worker_environment import (
     Run,
     WorkerFiles,

@@ -115,7 +115,8 @@ def _bytecode(path: Path, source: bytes, shown: str) -> bytes:
 def _renamed(code: CodeType, shown: str) -> CodeType:
     """Return the code, and that of its functions and classes, with another file name."""
     constants = (
-        _renamed(each, shown) if isinstance(each, CodeType) else each for each in code.co_consts
+        _renamed(constant, shown) if isinstance(constant, CodeType) else constant
+        for constant in code.co_consts
     )
     return code.replace(co_filename=shown, co_consts=tuple(constants))
 

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from elasticjob_rendezvous.protocol.records.saving import SaveResult
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveResult
 from tests.sim import schedule
 from tests.sim.run import report, simulate
 

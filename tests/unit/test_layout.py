@@ -32,7 +32,7 @@ SMALL = {
     "cli/elasticjob_cli/commands/version.py": _BY_NAME,
     "cli/elasticjob_cli/completion/names.py": _ALONE,
     "cli/elasticjob_cli/dashboard/markup.py": "escaped HTML, without the pages that use it",
-    "operator/elasticjob_operator/replica/process.py": _ALONE,
+    "operator/elasticjob_operator/replica/main.py": _ALONE,
     "rendezvous/elasticjob_rendezvous/etcd_v2/probe.py": "one of several probes",
     "rendezvous/elasticjob_rendezvous/protocol/coordinator/bootstrap.py": "one state of a round",
     "rendezvous/elasticjob_rendezvous/protocol/lease.py": "the lease as a value of its own",

@@ -26,7 +26,7 @@ CORES = sorted(
     module
     for pattern in (
         "operator/elasticjob_operator/domain/**/*.py",
-        "operator/elasticjob_operator/etcd_tls/rotation.py",
+        "operator/elasticjob_operator/etcd_tls/certificate_rotation.py",
         "operator/elasticjob_operator/replica/lease.py",
         "rendezvous/elasticjob_rendezvous/protocol/**/*.py",
         "rendezvous/elasticjob_rendezvous/dynamic/core/*.py",

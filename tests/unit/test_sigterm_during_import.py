@@ -45,7 +45,7 @@ def ended(program: str, part: str, run: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("package", "part"),
     [
-        ("elasticjob_operator", "elasticjob_operator.replica.process"),
+        ("elasticjob_operator", "elasticjob_operator.replica.main"),
         ("elasticjob_operator", "kopf"),
         ("elasticjob_agent", "elasticjob_agent.main"),
         ("elasticjob_agent", "grpc"),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from elasticjob_cli.client.definition import ElasticJob
 from elasticjob_cli.client.places import ClusterPlace, LocalPlace, Place
-from elasticjob_cli.client.submitted import SubmittedJob
-from elasticjob_cli.cluster import Kubectl, selects_cluster
+from elasticjob_cli.client.submitted_job import SubmittedJob
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.kubectl import Kubectl, selects_cluster
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 from elasticjob_cli.settings import is_worker
 from elasticjob_rendezvous.protocol.text import echoed

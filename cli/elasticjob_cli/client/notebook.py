@@ -29,8 +29,14 @@ def as_html(job: model.ElasticJob, sentences: Iterable[str] = ()) -> str:
     parts = [_table(header(False), [row(document, False, datetime.now(UTC))])]
     if members := job.status.members:
         rows = [
-            (one.pod, one.state, str(one.round), _number(one.step), _number(one.checkpoint_step))
-            for one in members
+            (
+                member.pod,
+                member.state,
+                str(member.round),
+                _number(member.step),
+                _number(member.checkpoint_step),
+            )
+            for member in members
         ]
         parts.append(_table(_MEMBERS, rows))
     parts += [f"<p>{_text(sentence)}</p>" for sentence in sentences]

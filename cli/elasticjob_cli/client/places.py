@@ -14,13 +14,14 @@ from typing import IO, Any, Protocol
 
 from elasticjob_cli.client.definition import ElasticJob
 from elasticjob_cli.client.functions import return_values, with_call
-from elasticjob_cli.cluster import Kubectl
-from elasticjob_cli.commands import on_cluster
+from elasticjob_cli.commands import cluster_actions
 from elasticjob_cli.commands.cluster_logs import cluster_lines
-from elasticjob_cli.commands.explain import Cluster, local_explanation
+from elasticjob_cli.commands.cluster_reader import ClusterReader
+from elasticjob_cli.commands.explain import local_explanation
 from elasticjob_cli.commands.logs import local_lines
 from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.local.control import delete_job, no_resume, send_command
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
 from elasticjob_cli.local.stored_job import read_job
@@ -90,7 +91,7 @@ class ClusterPlace:
     poll_seconds = CLUSTER_POLL_SECONDS
 
     def __init__(self, kubectl: Kubectl) -> None:
-        self._there = Cluster.of(kubectl)
+        self._there = ClusterReader.of(kubectl)
 
     def submit(self, job: ElasticJob, python: str | None) -> None:
         """Apply the job, as `elasticjob apply` does: an existing job of its name is changed."""
@@ -101,33 +102,33 @@ class ClusterPlace:
                 "a function can run on this machine alone: put it into a script in an image, and "
                 "use ElasticJob.from_command"
             )
-        on_cluster.applied_text(self._there, job.manifest_text())
+        cluster_actions.applied_text(self._there, job.manifest_text())
 
     def names(self) -> Sequence[str]:
-        return [Cells(one).text("metadata", "name") for one in self._there.jobs(None)]
+        return [Cells(job).text("metadata", "name") for job in self._there.jobs(None)]
 
     def read(self, name: str) -> Reading:
         job = self._there.job(name)
         return Reading(job, job.status.phase in FINISHED)
 
     def scale(self, name: str, nodes: int) -> int:
-        return on_cluster.scaled(self._there, name, nodes)
+        return cluster_actions.scaled(self._there, name, nodes)
 
     def suspend(self, name: str) -> None:
-        on_cluster.set_suspended(self._there, name, True)
+        cluster_actions.set_suspended(self._there, name, True)
 
     def resume(self, name: str, job: ElasticJob | None, python: str | None) -> None:
-        on_cluster.set_suspended(self._there, name, False)
+        cluster_actions.set_suspended(self._there, name, False)
 
     def delete(self, name: str) -> None:
-        on_cluster.deletion(self._there, [name]).check()
+        cluster_actions.deletion(self._there, [name]).check()
 
     def lines(self, name: str, options: LogOptions) -> Iterator[Line]:
         return cluster_lines(self._there, name, options)
 
     def rounds(self, name: str) -> Sequence[dict[str, Any]]:
         rounds = self._there.job(name).status.rounds
-        return [one.model_dump(by_alias=True, mode="json") for one in rounds]
+        return [round_.model_dump(by_alias=True, mode="json") for round_ in rounds]
 
     def return_values(
         self, job: model.ElasticJob, rounds: Sequence[dict[str, Any]]

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import typer
 
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.core.state import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import explain_end, log_to_standard_error, run_agent, session_nonce
 from elasticjob_agent.polling.backends import job_handler
 from elasticjob_agent.runtimes.local import LocalRuntime

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.commands import on_cluster
-from elasticjob_cli.commands.explain import Cluster
+from elasticjob_cli.commands import cluster_actions
+from elasticjob_cli.commands.cluster_reader import ClusterReader
 from elasticjob_cli.commands.options import (
     Name,
     Names,
@@ -68,7 +68,7 @@ def scale(
 
     def scaled(name: str) -> str:
         if place.kubectl is not None:
-            wanted = on_cluster.scaled(Cluster.of(place.kubectl), name, nodes)
+            wanted = cluster_actions.scaled(ClusterReader.of(place.kubectl), name, nodes)
         else:
             folder = find_job(place.namespace, name)
             wanted = send_command(folder, "scale", nodes=nodes)["wanted"]
@@ -93,7 +93,7 @@ def suspend(
 
     def suspended(name: str) -> str:
         if place.kubectl is not None:
-            on_cluster.set_suspended(Cluster.of(place.kubectl), name, True)
+            cluster_actions.set_suspended(ClusterReader.of(place.kubectl), name, True)
         else:
             send_command(find_job(place.namespace, name), "suspend")
         return f"elasticjob.elasticjob.dev/{name} suspended"
@@ -118,7 +118,7 @@ def resume(
     def resumed(name: str) -> str:
         if place.kubectl is None:
             raise no_resume(find_job(place.namespace, name))
-        on_cluster.set_suspended(Cluster.of(place.kubectl), name, False)
+        cluster_actions.set_suspended(ClusterReader.of(place.kubectl), name, False)
         return f"elasticjob.elasticjob.dev/{name} resumed"
 
     for_each(names, resumed)
@@ -150,7 +150,7 @@ def apply(
             "apply needs a cluster: add --cluster for the current context, or --context; "
             f"`elasticjob run {shown(file)}` runs it on this machine"
         )
-    show(*on_cluster.applied(Cluster.of(there), file))
+    show(*cluster_actions.applied(ClusterReader.of(there), file))
 
 
 @placed
@@ -174,7 +174,7 @@ def events(
     if output is Output.NAME:
         raise BadInput("events have no names: use -o json, yaml or wide")
     if place.kubectl is not None:
-        found = on_cluster.events(Cluster.of(place.kubectl), name)
+        found = cluster_actions.events(ClusterReader.of(place.kubectl), name)
         gone = "a cluster keeps them for an hour"
     else:
         found = [dict(event) for event in find_job(place.namespace, name).events()]
@@ -224,9 +224,9 @@ def delete(
         raise BadInput("a name, --all or --finished must be given")
     given = list(dict.fromkeys(names or ()))
     if place.kubectl is not None:
-        chosen = on_cluster.chosen_names(place.kubectl, given, finished)
+        chosen = cluster_actions.chosen_names(place.kubectl, given, finished)
         if chosen:
-            on_cluster.delete(place.kubectl, chosen)
+            cluster_actions.delete(place.kubectl, chosen)
     else:
         space = place.namespace
         here = given or [folder.name for folder in list_jobs(space)]

@@ -15,9 +15,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_cli.cluster import Kubectl
-from elasticjob_cli.commands.explain import Cluster
+from elasticjob_cli.commands.cluster_reader import ClusterReader
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.log_lines import (
     Line,
     LogOptions,
@@ -42,7 +42,7 @@ BATCH_SECONDS = 0.2
 
 def cluster_lines(kubectl: Kubectl, name: str, options: LogOptions) -> Iterator[Line]:
     """Return the chosen lines of a job. Raises `CommandError`."""
-    there = Cluster.of(kubectl)
+    there = ClusterReader.of(kubectl)
     job = there.job(name)
     check_round(_rounds(job), options.round)
     launch = job.status.launch
@@ -60,7 +60,7 @@ def _rounds(job: ElasticJob) -> list[Round]:
     return parsed_rounds(item.model_dump(by_alias=True, mode="json") for item in job.status.rounds)
 
 
-def _pods(there: Cluster, job: ElasticJob) -> dict[str, str]:
+def _pods(there: ClusterReader, job: ElasticJob) -> dict[str, str]:
     """Return the phase of each pod of a job by name, in order."""
     pods = there.items("pods", "--selector", uid_selector(job.metadata.uid))
     found: dict[str, Any] = {raw["metadata"]["name"]: raw.get("status") or {} for raw in pods}
@@ -70,7 +70,7 @@ def _pods(there: Cluster, job: ElasticJob) -> dict[str, str]:
 class _Reader:
     """Reader of the pods' logs in batches of lines."""
 
-    def __init__(self, there: Cluster, job: ElasticJob, options: LogOptions) -> None:
+    def __init__(self, there: ClusterReader, job: ElasticJob, options: LogOptions) -> None:
         self._there = there
         self._job = job
         self._options = options

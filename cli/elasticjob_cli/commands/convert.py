@@ -11,7 +11,7 @@ import typer
 
 from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
-from elasticjob_cli.convert.source import Json, Remark, Unconvertible
+from elasticjob_cli.convert.field_reader import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_cli.manifest_job import script_hint
 from elasticjob_cli.output import replace_file, show_text
@@ -100,7 +100,7 @@ def _same_file(one: Path, other: Path) -> bool:
 
 def _write(path: Path | None, objects: list[Json]) -> None:
     """Write the objects to the file, or to standard output without one."""
-    text = "---\n".join(as_yaml(one) + "\n" for one in objects)
+    text = "---\n".join(as_yaml(object_) + "\n" for object_ in objects)
     if path is None:
         show_text(text)
         return

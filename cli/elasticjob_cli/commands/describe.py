@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.commands.explain import Cluster, local_explanation
+from elasticjob_cli.commands.cluster_reader import ClusterReader
+from elasticjob_cli.commands.explain import local_explanation
 from elasticjob_cli.commands.options import Name, Output, Place, placed
 from elasticjob_cli.commands.tables import NONE, age, aligned, round_lines, wrapped
 from elasticjob_cli.errors import BadInput
@@ -51,7 +52,7 @@ def describe(
     wide = output is Output.WIDE
     width = None if wide else terminal_width()
     if place.kubectl is not None:
-        found, explained = Cluster.of(place.kubectl).described(name)
+        found, explained = ClusterReader.of(place.kubectl).described(name)
         logs = "`kubectl elasticjob logs`"
         lines = description(found, "a cluster", logs, explained.sentences, wide, width)
         lines += (

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.commands.options import Place, as_json, placed, until_interrupted
 from elasticjob_cli.doctor.findings import Finding, as_document, finding_lines, has_failed
 from elasticjob_cli.errors import ExitCode
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.output import show, show_text
 
 SHM = Path("/dev/shm")

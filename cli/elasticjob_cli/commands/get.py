@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.commands.options import (
     Name,
     Output,
@@ -36,6 +35,7 @@ from elasticjob_cli.commands.tables import (
     unreadable_row,
 )
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.local.job_store import RUNNER_GONE, JobFolder, find_job, list_jobs
 from elasticjob_cli.output import show, show_text, terminal_width
 from elasticjob_operator.enums import ConditionStatus, ConditionType, Phase
@@ -153,7 +153,7 @@ def _key(document: Json) -> tuple[str, str]:
 
 def _fault(document: Json) -> str:
     """Return the first fault of a document that has one."""
-    from elasticjob_cli.commands.explain import parsed  # takes longer to load than a listing
+    from elasticjob_cli.commands.cluster_reader import parsed  # takes longer to load than a listing
 
     try:
         parsed(document)
@@ -212,8 +212,8 @@ def _note(document: Json, running: bool) -> str:
 def _trouble(document: Json) -> str:
     """Return the message that the rendezvous store cannot be used; empty otherwise."""
     conditions = Cells(document).get(list, "status", "conditions")
-    for one in conditions if isinstance(conditions, list) else ():
-        cells = Cells(one)
+    for condition in conditions if isinstance(conditions, list) else ():
+        cells = Cells(condition)
         if cells.text("type") == ConditionType.RENDEZVOUS_UNAVAILABLE:
             is_true = cells.text("status") == ConditionStatus.TRUE
             return cells.text("message") if is_true else ""
@@ -222,7 +222,7 @@ def _trouble(document: Json) -> str:
 
 def _recovery(document: Json) -> str:
     """Return the message that the rendezvous store can be used again; empty without one."""
-    from elasticjob_cli.commands.explain import parsed  # takes longer to load than a listing
+    from elasticjob_cli.commands.cluster_reader import parsed  # takes longer to load than a listing
     from elasticjob_operator.domain.status.store_condition import recovered_text
 
     try:
@@ -259,15 +259,15 @@ def _get_there(there: Kubectl, name: str | None, watch: bool, table: JobTable) -
     else:
         table.show_all(objects)
         table.check(objects)
-    known = {_key(one): one for one in objects}
+    known = {_key(object_): object_ for object_ in objects}
     with until_interrupted():
         while watch:
             time.sleep(CLUSTER_POLL_SECONDS)
-            for one in there.jobs(name, everywhere):
-                before = known.get(_key(one))
-                known[_key(one)] = one
-                if before is None or table.differ(before, one):
-                    table.show_change(one)
+            for job in there.jobs(name, everywhere):
+                before = known.get(_key(job))
+                known[_key(job)] = job
+                if before is None or table.differ(before, job):
+                    table.show_change(job)
 
 
 @placed

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticjob_cli.cluster import Kubectl, selects_cluster
 from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.kubectl import Kubectl, selects_cluster
 from elasticjob_cli.local.job_store import DEFAULT_NAMESPACE
 from elasticjob_cli.output import show, show_error
 from elasticjob_rendezvous.protocol.text import printable
@@ -81,7 +81,7 @@ def placed(verb: Callable[..., None]) -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [one.replace(kind=keyword) for one in (*own, *where.values())]
     command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 

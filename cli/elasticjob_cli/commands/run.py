@@ -35,7 +35,7 @@ from elasticjob_cli.local.logs import command_logs, find_worker, last_line, work
 from elasticjob_cli.local.stored_job import RunOutcome
 from elasticjob_cli.manifest_job import folder_of, manifest_job
 from elasticjob_cli.output import final_summary, show, show_text, terminal_width
-from elasticjob_cli.usage import TARGET, TargetCommand
+from elasticjob_cli.usage_errors import TARGET, TargetCommand
 from elasticjob_operator.domain.explain.phrases import stop_report
 from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.domain.status.failures import latest_failure

@@ -138,7 +138,7 @@ def command_of(kind: Target, words: Sequence[str]) -> list[str]:
 def _nearest(script: Path) -> str:
     """Return a question for the script of a similar name in the same folder; empty without one."""
     try:
-        found = {each.stem: each for each in script.parent.iterdir() if each.suffix == ".py"}
+        found = {path.stem: path for path in script.parent.iterdir() if path.suffix == ".py"}
     except OSError:
         return f": there is no folder {echoed(str(script.parent))}"
     near = difflib.get_close_matches(script.stem, found, 1)

@@ -16,7 +16,7 @@ from elasticjob_cli.commands.tables import Cells
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.job_store import find_job
 from elasticjob_cli.output import replace_file, show
-from elasticjob_cli.timeline import changes_of, end_of, page, svg
+from elasticjob_cli.timeline_svg import changes_of, end_of, page, svg
 from elasticjob_rendezvous.protocol.text import counted, one_line
 
 CONVERTER = "rsvg-convert"

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.commands.options import (
     Output,
     Place,
@@ -20,6 +19,7 @@ from elasticjob_cli.commands.options import (
 )
 from elasticjob_cli.commands.tables import INVALID, NONE, Cells, aligned
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.local.job_store import JobFolder, find_job, list_jobs
 from elasticjob_cli.output import can_redraw, clear_screen, show, show_text, terminal_width
 from elasticjob_operator.enums import Phase

@@ -129,7 +129,7 @@ def _place_value(place: dict[str, Any], option: str, value: str) -> None:
 
 def _option(command: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     found: Mapping[str, Any] | None = next(
-        (one for one in command["options"] if name in one["names"]), None
+        (option for option in command["options"] if name in option["names"]), None
     )
     return found
 
@@ -138,7 +138,7 @@ def _values(option: Mapping[str, Any], begun: str, place: Place, lookup: Lookup)
     """Return the candidates for the value of an option."""
     name = option["names"][0]
     if option["choices"]:
-        return Candidates(_matching([(one, "") for one in option["choices"]], begun))
+        return Candidates(_matching([(choice, "") for choice in option["choices"]], begun))
     if name in ("--context", "--namespace"):
         found = lookup(name.removeprefix("--"), place)
         return Candidates(_matching([(one, "") for one in found], begun))
@@ -149,15 +149,15 @@ def _arguments(
     command: Mapping[str, Any], incomplete: str, line: _Line, lookup: Lookup
 ) -> Candidates:
     if command["choices"]:
-        free = [(one, "") for one in command["choices"] if not line.arguments]
+        free = [(choice, "") for choice in command["choices"] if not line.arguments]
         return Candidates(_matching(free, incomplete))
     if command["argument"] != NAME:
         return Candidates(files=bool(command["argument"]))
     if line.arguments and not command["many"]:
         return Candidates()
-    found = [one for one in lookup("job", line.place) if one not in line.arguments]
+    found = [name for name in lookup("job", line.place) if name not in line.arguments]
     return Candidates(_matching([(one, "") for one in found], incomplete))
 
 
 def _matching(values: Sequence[tuple[str, str]], incomplete: str) -> tuple[tuple[str, str], ...]:
-    return tuple(one for one in values if one[0].startswith(incomplete))
+    return tuple(value for value in values if value[0].startswith(incomplete))

@@ -9,9 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from elasticjob_cli.cluster import RESOURCE, Kubectl, selects_cluster
 from elasticjob_cli.completion.candidates import Place, candidates
 from elasticjob_cli.errors import CommandError
+from elasticjob_cli.kubectl import RESOURCE, Kubectl, selects_cluster
 from elasticjob_cli.settings import state_root
 from elasticjob_rendezvous.protocol.text import one_cell, printable
 

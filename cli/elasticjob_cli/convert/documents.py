@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.convert import policy
+from elasticjob_cli.convert.field_reader import Json, Part, Remark, Unconvertible
 from elasticjob_cli.convert.policy import Replicas
-from elasticjob_cli.convert.source import Json, Part, Remark, Unconvertible
 from elasticjob_cli.convert.template import (
     Template,
     added_text,
@@ -235,9 +235,9 @@ def _list(items: list[Any], at: Location, autoscaler: Path | None) -> Converted:
     if problems:
         raise Unconvertible(*problems)
     return Converted(
-        jobs=tuple(job for one in found for job in one.jobs),
-        autoscalers=tuple(scaler for one in found for scaler in one.autoscalers),
-        remarks=tuple(remark for one in found for remark in one.remarks),
+        jobs=tuple(job for converted in found for job in converted.jobs),
+        autoscalers=tuple(scaler for converted in found for scaler in converted.autoscalers),
+        remarks=tuple(remark for converted in found for remark in converted.remarks),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from elasticjob_cli.convert.source import Json, Part
+from elasticjob_cli.convert.field_reader import Json, Part
 from elasticjob_cli.convert.template import Template
 from elasticjob_operator.model.job import NPROC_WORDS
 from elasticjob_rendezvous.protocol.text import echoed

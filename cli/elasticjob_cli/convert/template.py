@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from elasticjob_cli.convert.source import Json, Part, Remark
+from elasticjob_cli.convert.field_reader import Json, Part, Remark
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER
 from elasticjob_operator.domain.manifests.pod import PodSettings, traits_of
 from elasticjob_operator.domain.manifests.sidecar import resources
@@ -150,7 +150,11 @@ def added_text(template: Template) -> str:
     """Return a remark on the container that the operator adds to each pod, and its resources."""
     spec = template.document["spec"]
     own = next(
-        (one for one in spec["containers"] if one.get("name") == template.trainer),
+        (
+            container
+            for container in spec["containers"]
+            if container.get("name") == template.trainer
+        ),
         spec["containers"][0],
     )
     added = resources(PodSettings(sidecar_image=""), traits_of(spec, own)).get("resources", {})

@@ -6,7 +6,7 @@ nodes of a page that the server made.
 
 from __future__ import annotations
 
-from elasticjob_cli.timeline import STYLE as TIMELINE_STYLE
+from elasticjob_cli.timeline_svg import STYLE as TIMELINE_STYLE
 
 STYLE = (
     """

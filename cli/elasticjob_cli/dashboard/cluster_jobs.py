@@ -14,7 +14,6 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from elasticjob_cli.cluster import Kubectl, Refused
 from elasticjob_cli.commands.tables import INVALID, Cells
 from elasticjob_cli.dashboard.sources import (
     BYTES_PER_PAGE,
@@ -33,6 +32,7 @@ from elasticjob_cli.dashboard.sources import (
     object_list,
 )
 from elasticjob_cli.errors import CommandError
+from elasticjob_cli.kubectl import Kubectl, Refused
 from elasticjob_cli.log_lines import LogOptions, parsed_lines
 from elasticjob_operator.domain.manifests.names import uid_selector
 from elasticjob_rendezvous.protocol.records.roster import natural_order

@@ -45,7 +45,7 @@ def tag(name: str, /, *content: str | Markup | None, **attributes: str | bool | 
 
 def joined(content: Iterable[str | Markup | None]) -> Markup:
     """Return texts and elements one after another; None is left out."""
-    return Markup("".join(_written(one) for one in content if one is not None))
+    return Markup("".join(_written(part) for part in content if part is not None))
 
 
 def _written(one: str | Markup) -> str:

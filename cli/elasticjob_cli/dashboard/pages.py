@@ -15,7 +15,7 @@ from elasticjob_cli.dashboard.markup import Markup, joined, table, tag
 from elasticjob_cli.dashboard.sources import MAX_LINES, Details, Jobs, Logs, object_list
 from elasticjob_cli.log_lines import Line, LogOptions
 from elasticjob_cli.output import plain_log_line
-from elasticjob_cli.timeline import PHASES, changes_of, end_of, seconds_text, svg
+from elasticjob_cli.timeline_svg import PHASES, changes_of, end_of, seconds_text, svg
 from elasticjob_operator.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_rendezvous.protocol.text import one_cell, shortened
 
@@ -100,12 +100,12 @@ def jobs_page(found: Jobs, place: str, namespace: str | None, now: datetime) -> 
     """Return the page of all jobs, of one namespace or of all."""
     depth = 0 if namespace is None else 2
     documents = sorted(found.documents, key=_order)
-    spaces = {Cells(one).text("metadata", "namespace") for one in documents}
+    spaces = {Cells(document).text("metadata", "namespace") for document in documents}
     where = "" if namespace is None else f" in namespace {one_cell(namespace)}"
     titles = ["Name", "Namespace", "Phase", "Nodes", "Round", "Restarts", "Last recovery", "Age"]
     minor = {"Namespace", "Restarts", "Last recovery"} if len(spaces) < 2 else {"Last recovery"}
-    rows = [_job_row(one, "../" * depth, now) for one in documents]
-    errors = [tag("p", one, class_="note") for one in found.errors]
+    rows = [_job_row(document, "../" * depth, now) for document in documents]
+    errors = [tag("p", error, class_="note") for error in found.errors]
     content = table(titles, rows, minor) if rows else tag("p", f"No jobs{where}.", class_="soft")
     return page(f"Jobs{where}", depth, place, _section("jobs", f"Jobs{where}", content, *errors))
 
@@ -158,7 +158,7 @@ def job_page(found: Details, end_of_log: Logs, place: str, now: datetime) -> str
     head = tag(
         "section",
         tag("h1", one_cell(name), " ", _badge(job.text("status", "phase"))),
-        tag("div", *(tag("p", one) for one in found.explanation), class_="explanation"),
+        tag("div", *(tag("p", sentence) for sentence in found.explanation), class_="explanation"),
         _facts(job, now),
         id="job",
     )
@@ -182,7 +182,7 @@ def _facts(job: Cells, now: datetime) -> Markup:
     most = job.number("spec", "maxNodes", absent=NONE)
     least = job.number("spec", "minNodes", absent=most)
     members = object_list(job.get(list, "status", "members"))
-    steps = [step for one in members if isinstance(step := Cells(one).get(int, "step"), int)]
+    steps = [step for member in members if isinstance(step := Cells(member).get(int, "step"), int)]
     facts = {
         "Namespace": one_cell(job.text("metadata", "namespace")),
         "Nodes": f"{job.number('status', 'nodes')} of {job.number('status', 'wantedNodes')}, "
@@ -230,13 +230,13 @@ def _rounds(rounds: Sequence[Any]) -> Markup | None:
     titles = ["Round", "Final", "Cause", "Nodes", "Recovery", *phases.values(), "Lost steps"]
     minor = {"Final", "Nodes", *phases.values()}
     rows: list[list[str | Markup]] = []
-    for one in list(reversed(known))[:MAX_ROWS]:
-        cells = Cells(one)
+    for round_ in list(reversed(known))[:MAX_ROWS]:
+        cells = Cells(round_)
         rows.append(
             [
                 cells.number("round"),
-                _clock(one.get("finalTime")),
-                _cause(one),
+                _clock(round_.get("finalTime")),
+                _cause(round_),
                 cells.number("nodes"),
                 tag("strong", _time(cells, "recoveryMs")),
                 *(_time(cells, field) for field in phases),
@@ -308,8 +308,8 @@ def _members(job: Cells) -> Markup | None:
         return None
     titles = ["Pod", "Rank", "State", "Round", "Step", "Checkpoint", "Start", "Node"]
     rows: list[list[str | Markup]] = []
-    for one in members[:MAX_ROWS]:
-        cells = Cells(one)
+    for member in members[:MAX_ROWS]:
+        cells = Cells(member)
         pod = cells.text("pod")
         link = tag("a", one_cell(pod), href=f"logs/?{urlencode({'pod': pod})}")
         start = [part for key in ("start", "coldReason") if (part := cells.get(str, key))]

@@ -22,7 +22,6 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from elasticjob_cli.cluster import checked_name
 from elasticjob_cli.dashboard import assets
 from elasticjob_cli.dashboard.pages import (
     TAIL,
@@ -35,6 +34,7 @@ from elasticjob_cli.dashboard.pages import (
 )
 from elasticjob_cli.dashboard.sources import MAX_LINES, Json, Logs, Source, Unavailable
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.kubectl import checked_name
 from elasticjob_cli.log_lines import LogOptions
 from elasticjob_cli.output import show_error
 

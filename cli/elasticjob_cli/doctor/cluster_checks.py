@@ -135,13 +135,18 @@ def definition_finding(facts: ClusterFacts) -> Finding:
         if found.absent:
             return fail(check, "elasticjobs.elasticjob.dev is not installed", INSTALL)
         return unread(check, found)
-    versions = {one["name"]: one for one in found["spec"]["versions"] if one.get("served")}
+    versions = {
+        version["name"]: version for version in found["spec"]["versions"] if version.get("served")
+    }
     ours = versions.get(facts.schema_version)
     upgrade = "apply crds/elasticjobs.elasticjob.dev.yaml of this release"
     if ours is None:
         served = ", ".join(versions) or "none"
         return fail(check, f"{facts.schema_version} is not served, only: {served}", upgrade)
-    conditions = {one["type"]: one for one in found.get("status", {}).get("conditions") or ()}
+    conditions = {
+        condition["type"]: condition
+        for condition in found.get("status", {}).get("conditions") or ()
+    }
     established = conditions.get("Established", {})
     if established.get("status") != "True":
         return fail(check, "it is not established", established.get("message") or upgrade)
@@ -286,11 +291,11 @@ def services_finding(facts: ClusterFacts) -> Finding:
     if isinstance(slices, Unread):
         return unread(check, slices)
     served = {
-        one["metadata"].get("labels", {}).get("kubernetes.io/service-name")
-        for one in slices
-        if one.get("endpoints")
+        slice_["metadata"].get("labels", {}).get("kubernetes.io/service-name")
+        for slice_ in slices
+        if slice_.get("endpoints")
     }
-    empty = sorted(_name(one) for one in services if _name(one) not in served)
+    empty = sorted(_name(service) for service in services if _name(service) not in served)
     if empty:
         remedy = "their pods do not run: see the checks of the operator and of etcd"
         return fail(check, f"no endpoints: {', '.join(empty)}", remedy)
@@ -321,9 +326,9 @@ def storage_findings(facts: ClusterFacts) -> list[Finding]:
     else:
         default = "storageclass.kubernetes.io/is-default-class"
         marked = [
-            _name(one)
-            for one in classes
-            if one["metadata"].get("annotations", {}).get(default) == "true"
+            _name(storage_class)
+            for storage_class in classes
+            if storage_class["metadata"].get("annotations", {}).get(default) == "true"
         ]
         if marked:
             findings.append(ok("storage classes", f"default: {', '.join(marked)}"))
@@ -333,13 +338,13 @@ def storage_findings(facts: ClusterFacts) -> list[Finding]:
             findings.append(warn("storage classes", f"no default; there is: {names}", remedy))
     if isinstance(claims, Unread):
         return [*findings, unread("claims", claims)]
-    pending = [_place(one) for one in claims if one.get("status", {}).get("phase") != "Bound"]
+    pending = [_place(claim) for claim in claims if claim.get("status", {}).get("phase") != "Bound"]
     if pending:
         remedy = "see `kubectl describe pvc`; with WaitForFirstConsumer the pod must start first"
         findings.append(warn("claims", f"not bound: {', '.join(pending)}", remedy))
     if isinstance(jobs, Unread):
         return [*findings, unread("claims of jobs", jobs)]
-    there = {_name(one) for one in claims if one["metadata"]["namespace"] == facts.namespace}
+    there = {_name(claim) for claim in claims if claim["metadata"]["namespace"] == facts.namespace}
     missing = sorted(
         f"{claim} (of {_name(job)})" for job in jobs for claim in _claims(job) if claim not in there
     )
@@ -429,7 +434,7 @@ def network_finding(facts: ClusterFacts) -> Finding:
         return warn(check, "none of the chart", remedy)
     text = f"{len(found)} of the chart"
     sets = facts.daemon_sets
-    names = [] if isinstance(sets, Unread) else [_name(one) for one in sets]
+    names = [] if isinstance(sets, Unread) else [_name(daemon_set) for daemon_set in sets]
     enforcing = [name for name in names if any(known in name for known in ENFORCING)]
     if enforcing:
         return ok(check, f"{text}, enforced by {', '.join(enforcing)}")

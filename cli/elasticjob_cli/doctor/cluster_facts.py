@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-from elasticjob_cli.cluster import RESOURCE, Kubectl, Refused
 from elasticjob_cli.doctor.cluster_checks import VERBS, ClusterFacts, Items, Json, schema_paths
 from elasticjob_cli.doctor.findings import Unread
 from elasticjob_cli.errors import CommandError
+from elasticjob_cli.kubectl import RESOURCE, Kubectl, Refused
 from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.model.crdgen import structural_schema
 from elasticjob_operator.model.job import GROUP, PLURAL, VERSION
@@ -162,7 +162,7 @@ class _Gathering:
         for items in (self._items("pvc", place=place), self._items("pvc")):
             if isinstance(items, Unread):
                 return items
-            found |= {one["metadata"]["uid"]: one for one in items}
+            found |= {item["metadata"]["uid"]: item for item in items}
         return list(found.values())
 
     def _policies(self) -> Items:
@@ -195,9 +195,9 @@ class _Gathering:
         if isinstance(pods, Unread):
             return {}
         names = [
-            one["metadata"]["name"]
-            for one in pods
-            if one["metadata"].get("labels", {}).get(COMPONENT) == "etcd"
+            pod["metadata"]["name"]
+            for pod in pods
+            if pod["metadata"].get("labels", {}).get(COMPONENT) == "etcd"
         ]
         path = f"/api/v1/namespaces/{place}/pods/{{}}:2381/proxy/health"
         reads = {
@@ -216,7 +216,7 @@ class _Gathering:
         if isinstance(deployments, Unread) or not deployments:
             return ""
         volumes = deployments[0]["spec"]["template"]["spec"].get("volumes") or ()
-        names = [one["secret"]["secretName"] for one in volumes if one.get("secret")]
+        names = [volume["secret"]["secretName"] for volume in volumes if volume.get("secret")]
         return names[0] if names else ""
 
     def _secrets(
@@ -244,8 +244,10 @@ def _ends(secret: Json) -> dict[str, datetime]:
     for key, value in secret.get("data", {}).items():
         if not key.endswith(".crt"):
             continue
-        for one in x509.load_pem_x509_certificates(base64.b64decode(value)):
-            ends[key] = min(ends.get(key, one.not_valid_after_utc), one.not_valid_after_utc)
+        for certificate in x509.load_pem_x509_certificates(base64.b64decode(value)):
+            ends[key] = min(
+                ends.get(key, certificate.not_valid_after_utc), certificate.not_valid_after_utc
+            )
     return ends
 
 
@@ -254,7 +256,9 @@ def _environment(deployments: Items) -> dict[str, str]:
     if isinstance(deployments, Unread) or not deployments:
         return {}
     containers = deployments[0]["spec"]["template"]["spec"]["containers"]
-    return {one["name"]: one.get("value", "") for one in containers[0].get("env") or ()}
+    return {
+        variable["name"]: variable.get("value", "") for variable in containers[0].get("env") or ()
+    }
 
 
 def _installed() -> str:

@@ -82,11 +82,11 @@ def as_document(place: str, findings: Sequence[Finding]) -> dict[str, Any]:
         "ok": not has_failed(findings),
         "checks": [
             {
-                "check": one.check,
-                "grade": one.grade.value,
-                "found": one.found,
-                "remedy": one.remedy,
+                "check": finding.check,
+                "grade": finding.grade.value,
+                "found": finding.found,
+                "remedy": finding.remedy,
             }
-            for one in findings
+            for finding in findings
         ],
     }

@@ -18,7 +18,7 @@ from elasticjob_operator.kubernetes.errors import NotFound
 from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.rendezvous.agent_poller import Polling
 from elasticjob_operator.rendezvous.report_client import REQUEST_SECONDS, Agent, request_report
 

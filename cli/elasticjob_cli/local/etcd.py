@@ -24,7 +24,7 @@ from elasticjob_cli.errors import CommandError, no_answer
 from elasticjob_cli.local.logs import last_line
 from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
-from elasticjob_rendezvous.etcd.reach import UNIX
+from elasticjob_rendezvous.etcd.reachability import UNIX
 from elasticjob_rendezvous.protocol.text import printable
 
 NAME = "etcd"

@@ -21,13 +21,13 @@ from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.observed.etcd_records import Records, outcome_record
 from elasticjob_operator.domain.observed.state import Observed, StopReason
 from elasticjob_operator.domain.plan.actions import WriteParams
+from elasticjob_operator.domain.plan.closing_checkpoint import save_report, save_seconds
+from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, shutdown_time
-from elasticjob_operator.domain.plan.saving import save_report, save_seconds
-from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import Phase
 from elasticjob_operator.reconcile.cluster import Applied
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.plan_pass import Applier, Observer, run_pass
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind

@@ -50,7 +50,12 @@ from elasticjob_operator.domain.observed.state import Observed
 from elasticjob_operator.domain.plan.sizes import wanted_size
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.types import Backend
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory, RendezvousMemory
+from elasticjob_operator.reconcile.job_memory import (
+    JobKey,
+    JobMemory,
+    OwnedMemory,
+    RendezvousMemory,
+)
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.etcd_source import Etcd, EtcdSource

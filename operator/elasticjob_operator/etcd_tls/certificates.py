@@ -1,7 +1,7 @@
 """Certificates and keys of etcd: issued and signed in PEM, and kept in Secrets.
 
-`rotation` decides what is due. Formats follow RFC 5280; keys are on P-256, which every etcd
-and gRPC accepts. The names of the Secrets' keys are spelled in this module alone.
+`certificate_rotation` decides which changes are due. Formats follow RFC 5280; keys are on P-256,
+which every etcd and gRPC accepts. The names of the Secrets' keys are spelled in this module alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from elasticjob_operator.etcd_tls.rotation import (
+from elasticjob_operator.etcd_tls.certificate_rotation import (
     AUTHORITY_LIFE,
     BACKDATED,
     LEAF_LIFE,
@@ -128,7 +128,7 @@ def read_certificate(pem: bytes) -> Certificate | None:
         for extension in found.extensions:
             match extension.value:
                 case x509.SubjectAlternativeName() as alternatives:
-                    names = frozenset(str(one.value) for one in alternatives)
+                    names = frozenset(str(alternative.value) for alternative in alternatives)
                 case x509.AuthorityKeyIdentifier(key_identifier=bytes() as identifier):
                     issuer_key = identifier.hex()
         key = _key_id(found.public_key())

@@ -79,7 +79,7 @@ def _has_member(peer: str, name: str, tls: Path) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=REQUEST_SECONDS, context=context) as reply:
             members = json.loads(reply.read(MAX_ANSWER_BYTES))
-        return any(one.get("name") == name and one.get("clientURLs") for one in members)
+        return any(member.get("name") == name and member.get("clientURLs") for member in members)
     except (OSError, ValueError, AttributeError):
         return False  # it does not run, or has not formed a cluster
 
@@ -135,5 +135,5 @@ def main(arguments: Sequence[str]) -> int:
 
 def _others(initial_cluster: str, name: str) -> list[str]:
     """Return the peer addresses of all members except this one."""
-    members = dict(one.split("=", 1) for one in initial_cluster.split(",") if "=" in one)
+    members = dict(part.split("=", 1) for part in initial_cluster.split(",") if "=" in part)
     return [url for other, url in members.items() if other != name and urlsplit(url).hostname]

@@ -20,7 +20,7 @@ from elasticjob_operator.domain.manifests.owned_objects import (
     is_owned,
     secret_data,
 )
-from elasticjob_operator.domain.plan.credentials import secret_annotations
+from elasticjob_operator.domain.plan.user_rotation import secret_annotations
 from elasticjob_operator.kubernetes.errors import NotFound
 from elasticjob_operator.kubernetes.kinds import SECRETS, Json, Kind
 from elasticjob_operator.model import ElasticJob

@@ -341,8 +341,8 @@ def read_file(
             checked.warnings += _placed(
                 name,
                 (
-                    (document.place_of(one.location), one.location, one.message)
-                    for one in warnings_of(job)
+                    (document.place_of(warning.location), warning.location, warning.message)
+                    for warning in warnings_of(job)
                 ),
             )
     if not given:
@@ -434,7 +434,7 @@ def _holds_jobs(value: Mapping[str, object]) -> bool:
     """Return True for a list, such as kubectl prints, with a job among its items."""
     items = value.get("items")
     given = items if str(value.get("kind")).endswith("List") and isinstance(items, list) else []
-    return any(isinstance(one, Mapping) and one.get("kind") == KIND for one in given)
+    return any(isinstance(file, Mapping) and file.get("kind") == KIND for file in given)
 
 
 def _kind(value: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from elasticjob_operator.domain.plan.actions import Action, CreatePod, DeletePod
 from elasticjob_operator.domain.plan.planner import Plan
 from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 
 

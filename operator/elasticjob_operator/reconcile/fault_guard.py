@@ -32,7 +32,7 @@ from elasticjob_operator.kubernetes.client import (
 )
 from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
-from elasticjob_operator.reconcile.jobs import Faults, JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.job_memory import Faults, JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.plan_pass import EXPECTED
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.workqueue import Retry

@@ -34,7 +34,7 @@ from elasticjob_operator.kubernetes.client import (
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.owned_objects import NotServed
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
@@ -171,7 +171,7 @@ class KubeCluster:
                 break
             batch, creations = creations[:at_once], creations[at_once:]
             made = len(applied.created)
-            await _all([self._create_one(context, one, applied) for one in batch])
+            await _all([self._create_one(context, item, applied) for item in batch])
             if len(applied.created) - made < len(batch):
                 applied.refused = True
                 return
@@ -229,7 +229,7 @@ class KubeCluster:
                 applied.unfinished = True
                 return
             batch = deletions[first : first + MAX_CONCURRENT_CALLS]
-            await _all([self._delete_one(context, one, applied) for one in batch])
+            await _all([self._delete_one(context, item, applied) for item in batch])
 
     async def _delete_one(
         self, context: ReconcileContext, action: DeletePod, applied: Applied

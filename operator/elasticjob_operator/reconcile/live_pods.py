@@ -25,7 +25,7 @@ from elasticjob_operator.kubernetes.client import PODS, Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.types import MAX_NODES
 from elasticjob_operator.reconcile.cluster import Applied
-from elasticjob_operator.reconcile.jobs import JobMemory, PodMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory, PodMemory
 from elasticjob_operator.reconcile.watches import NodeCache
 from elasticjob_operator.rendezvous.report_client import Agent
 from elasticjob_rendezvous.protocol.records.roster import natural_order

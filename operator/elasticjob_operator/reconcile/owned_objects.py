@@ -25,7 +25,8 @@ from elasticjob_operator.domain.manifests.owned_objects import (
     access_in,
     secret_data,
 )
-from elasticjob_operator.domain.plan.credentials import (
+from elasticjob_operator.domain.plan.sizes import min_available
+from elasticjob_operator.domain.plan.user_rotation import (
     CredentialsState,
     RotationReason,
     due_rotation,
@@ -33,7 +34,6 @@ from elasticjob_operator.domain.plan.credentials import (
     requested_rotation,
     secret_annotations,
 )
-from elasticjob_operator.domain.plan.sizes import min_available
 from elasticjob_operator.domain.status.events import Event, credentials_rotated
 from elasticjob_operator.etcd_tls.job_users import rotations
 from elasticjob_operator.kubernetes.client import (
@@ -53,7 +53,7 @@ from elasticjob_operator.kubernetes.event_recorder import Subject
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import NameTaken
-from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobMemory
+from elasticjob_operator.reconcile.job_memory import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.sources import RendezvousSource
 

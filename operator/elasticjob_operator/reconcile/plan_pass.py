@@ -23,7 +23,7 @@ from elasticjob_operator.domain.plan.planner import Plan, plan
 from elasticjob_operator.kubernetes.errors import KubeError
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, Cluster, NameTaken, ReconcileContext
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.informer_cache import Contended
 from elasticjob_operator.rendezvous.sources import PodReader, RendezvousSource

@@ -49,7 +49,7 @@ from elasticjob_operator.reconcile.fault_guard import (
     FaultGuard,
     JobApi,
 )
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs
 from elasticjob_operator.reconcile.owned_objects import forget_access, note_revoked
 from elasticjob_operator.reconcile.plan_pass import EXPECTED, JobObserver, PlanApplier, run_pass
 from elasticjob_operator.reconcile.processor_time import ProcessorTime

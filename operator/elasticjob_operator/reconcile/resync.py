@@ -21,7 +21,7 @@ from elasticjob_operator.domain.manifests.names import UID_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import controlling_job
 from elasticjob_operator.domain.observed.etcd_records import outcome_record, rendezvous_view
 from elasticjob_operator.domain.observed.state import UNREADABLE, StopReason
-from elasticjob_operator.domain.plan.saving import closing_step
+from elasticjob_operator.domain.plan.closing_checkpoint import closing_step
 from elasticjob_operator.etcd_tls.job_users import (
     forget_job,
     forget_user,
@@ -36,7 +36,7 @@ from elasticjob_operator.kubernetes.client import (
     Kube,
     TooManyObjects,
 )
-from elasticjob_operator.reconcile.jobs import JobKey, Jobs
+from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.plan_pass import EXPECTED
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck

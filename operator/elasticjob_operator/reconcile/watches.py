@@ -27,7 +27,7 @@ from elasticjob_operator.kubernetes.client import (
     Kind,
     Kube,
 )
-from elasticjob_operator.reconcile.jobs import JobKey, Jobs
+from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.workqueue import WorkQueue
 
 

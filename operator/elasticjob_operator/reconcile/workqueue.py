@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 
 from elasticjob_operator.logs import of_job
-from elasticjob_operator.reconcile.jobs import JobKey
+from elasticjob_operator.reconcile.job_memory import JobKey
 from elasticjob_rendezvous.token_bucket import TokenBuckets
 
 log = logging.getLogger(__name__)

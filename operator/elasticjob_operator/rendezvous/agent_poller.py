@@ -214,12 +214,16 @@ class AgentPoller:
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.target.agents}
         reports = (
-            [] if job is None else [one for one in self._valid_reports(job) if one.member in there]
+            []
+            if job is None
+            else [report for report in self._valid_reports(job) if report.member in there]
         )
         trouble = store_trouble(reports)
         if trouble is None:
             return None
-        return SeenTrouble(trouble, tuple(sorted(one.member for one in reports if one.store)))
+        return SeenTrouble(
+            trouble, tuple(sorted(report.member for report in reports if report.store))
+        )
 
     def is_settling(self, uid: str) -> bool:
         """Return True while the first poll of the job's agents is incomplete and still recent.
@@ -256,14 +260,14 @@ class AgentPoller:
     async def _poll_all(self, job: _PolledJob) -> None:
         target = job.target
         try:
-            job.agents = {one: job.agents.get(one) or _AgentMemory() for one in target.agents}
+            job.agents = {agent: job.agents.get(agent) or _AgentMemory() for agent in target.agents}
             if target.sampled:  # its reports do not contain members whose pods are gone
-                present = {one.member for one in target.agents}
+                present = {agent.member for agent in target.agents}
                 job.reports = {
                     name: report for name, report in job.reports.items() if name in present
                 }
             now = self._clock()
-            due = [one for one in _sample(job) if job.agents[one].due <= now]
+            due = [agent for agent in _sample(job) if job.agents[agent].due <= now]
             due.sort(key=lambda one: (job.agents[one].failures, job.agents[one].requested_at))
             await self._poll_some(job, due, target.job_key)
             job.polled_all = target.sampled or all(

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from elasticjob_operator.domain.manifests.names import secret_name
 from elasticjob_operator.domain.manifests.owned_objects import Access, access_in, is_owned
-from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import (
+from elasticjob_operator.domain.observed.agent_records import (
     agent_view,
     rendezvous_from_status,
     with_causes,
 )
+from elasticjob_operator.domain.observed.etcd_records import Records
 from elasticjob_operator.domain.observed.pod_state import without_members
 from elasticjob_operator.domain.observed.state import Observation, Observed, Pod, RendezvousView
 from elasticjob_operator.etcd_tls.job_users import access_for, access_of_author
 from elasticjob_operator.kubernetes.errors import NotFound
 from elasticjob_operator.kubernetes.kinds import SECRETS
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory, RendezvousMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
 from elasticjob_operator.rendezvous.sources import PodReader, SecretReader, Unsteered
 from elasticjob_rendezvous.protocol.records.keys import job_prefix

@@ -235,7 +235,9 @@ class EtcdRegistry:
                 "--enable-v2) for backend EtcdV2: the operator's own etcd speaks v3 alone; or use "
                 "backend Etcd",
             )
-        refused = [one for one in wanted.endpoints if one not in self._settings.allowed]
+        refused = [
+            endpoint for endpoint in wanted.endpoints if endpoint not in self._settings.allowed
+        ]
         if refused:
             raise EtcdRefused(
                 Obstacle.ENDPOINT,

@@ -25,7 +25,7 @@ from elasticjob_operator.etcd_tls.job_users import (
 )
 from elasticjob_operator.logs import of_job
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller, PollTarget
 from elasticjob_operator.rendezvous.informer_cache import InformerCache, RendezvousWriter
 from elasticjob_operator.rendezvous.sources import JobPods, PodReader, SecretReader
@@ -172,7 +172,7 @@ class EtcdSource:
             names = _without_pods(job, found, own)
             names_to_check = frozenset(sorted(names, key=natural_order)[:MAX_LOOKUPS])
             unchecked = frozenset(
-                one.id for one in found.members if one.name in names - names_to_check
+                member.id for member in found.members if member.name in names - names_to_check
             )
             await own.look_up(names_to_check)
         seen = await own.convert()

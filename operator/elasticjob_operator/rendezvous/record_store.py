@@ -209,7 +209,7 @@ class RecordStore:
         return self.jobs[prefix]
 
     def _drop_all(self, folder: str) -> None:
-        for prefix in [one for one in self.jobs if folder_of(one) == folder]:
+        for prefix in [key for key in self.jobs if folder_of(key) == folder]:
             self._drop(prefix)
 
     def _drop(self, prefix: str) -> None:

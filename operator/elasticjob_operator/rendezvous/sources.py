@@ -15,7 +15,7 @@ from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observation, Observed, Pod
 from elasticjob_operator.kubernetes.kinds import Json, Kind
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.report_client import Agent
 from elasticjob_rendezvous.protocol.records.members import Outcome

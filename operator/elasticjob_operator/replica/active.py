@@ -22,7 +22,7 @@ from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.kubernetes.client import Kube, KubeError
 from elasticjob_operator.kubernetes.event_recorder import EventRecorder
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.reconcile.jobs import Jobs
+from elasticjob_operator.reconcile.job_memory import Jobs
 from elasticjob_operator.reconcile.kube_cluster import KubeCluster
 from elasticjob_operator.reconcile.live_pods import LivePods
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces

@@ -44,7 +44,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
 from elasticjob_rendezvous.dynamic.master_address import Masters, Sharing
 from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
 from elasticjob_rendezvous.dynamic.ports import Clock, RendezvousBackend
-from elasticjob_rendezvous.dynamic.shared import SharedState
+from elasticjob_rendezvous.dynamic.shared_state import SharedState
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, appl
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import NodeDesc, State, is_torch_node
 from elasticjob_rendezvous.dynamic.ports import Clock
-from elasticjob_rendezvous.dynamic.shared import SharedState
+from elasticjob_rendezvous.dynamic.shared_state import SharedState
 
 log = logging.getLogger(__name__)
 

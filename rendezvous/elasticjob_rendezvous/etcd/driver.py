@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from elasticjob_launcher.proof import Peer
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, LeaseLost, Terminal
-from elasticjob_rendezvous.etcd.reach import all_refuse
+from elasticjob_rendezvous.etcd.reachability import all_refuse
 from elasticjob_rendezvous.links import dial, wire
 from elasticjob_rendezvous.links.server import PeerServer
 from elasticjob_rendezvous.protocol.effects import (

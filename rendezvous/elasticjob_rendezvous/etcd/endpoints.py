@@ -19,7 +19,7 @@ from pyetcd.etcdrpc import rpc_pb2, rpc_pb2_grpc
 
 from elasticjob_rendezvous.etcd.errors import InvalidConfiguration, Unavailable
 from elasticjob_rendezvous.etcd.forking import use_grpc
-from elasticjob_rendezvous.etcd.reach import socket_path
+from elasticjob_rendezvous.etcd.reachability import socket_path
 
 DEFAULT_PORT = 2379
 

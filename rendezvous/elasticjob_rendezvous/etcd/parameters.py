@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.etcd.client import Tls
 from elasticjob_rendezvous.etcd.member import MemberSettings
-from elasticjob_rendezvous.etcd.reach import DEFAULT_PORT, address_of, address_towards
+from elasticjob_rendezvous.etcd.reachability import DEFAULT_PORT, address_of, address_towards
 from elasticjob_rendezvous.links.wire import run_key
 from elasticjob_rendezvous.protocol.config import Config, Identity
 from elasticjob_rendezvous.protocol.records.keys import job_prefix

@@ -19,7 +19,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousUnsupportedError,
 )
-from elasticjob_rendezvous.etcd.reach import socket_path
+from elasticjob_rendezvous.etcd.reachability import socket_path
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger(__name__)

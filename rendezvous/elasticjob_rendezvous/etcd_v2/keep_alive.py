@@ -16,7 +16,7 @@ import etcd
 
 from elasticjob_rendezvous.etcd_v2.core.delays import Retries
 from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Paths, Status, read
-from elasticjob_rendezvous.etcd_v2.layout import is_lost, put_back
+from elasticjob_rendezvous.etcd_v2.directories import is_lost, put_back
 
 log = logging.getLogger(__name__)
 

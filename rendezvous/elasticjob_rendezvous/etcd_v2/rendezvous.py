@@ -2,7 +2,7 @@
 
 Names, phases and the data in etcd are those of
 `torch.distributed.elastic.rendezvous.etcd_rendezvous`; members of both kinds can join the same
-version. The differences are the wait (one stream, see `feed`) and the handling of members that
+version. The differences are the wait (one stream, see `watch`) and the handling of members that
 leave or die; `docs/reference.md` lists them.
 """
 
@@ -20,7 +20,7 @@ import etcd
 
 from elasticjob_rendezvous.api import RendezvousClosedError
 from elasticjob_rendezvous.etcd_v2 import store
-from elasticjob_rendezvous.etcd_v2.active import parsed
+from elasticjob_rendezvous.etcd_v2.active_version import parsed
 from elasticjob_rendezvous.etcd_v2.core import delays
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FIRST_VERSION,
@@ -33,9 +33,9 @@ from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )
-from elasticjob_rendezvous.etcd_v2.endings import Endings
+from elasticjob_rendezvous.etcd_v2.directories import is_lost, lay_out, make_folder
 from elasticjob_rendezvous.etcd_v2.keep_alive import renew
-from elasticjob_rendezvous.etcd_v2.layout import is_lost, lay_out, make_folder
+from elasticjob_rendezvous.etcd_v2.leaving import Endings
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import etcd
 import urllib3
 
 from elasticjob_rendezvous.api import RendezvousStateError
-from elasticjob_rendezvous.etcd_v2.active import ActiveVersion, parsed
+from elasticjob_rendezvous.etcd_v2.active_version import ActiveVersion, parsed
 from elasticjob_rendezvous.etcd_v2.core import delays, transitions
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FIRST_VERSION,
@@ -30,9 +30,9 @@ from elasticjob_rendezvous.etcd_v2.core.transitions import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
 )
-from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen, Waiting
+from elasticjob_rendezvous.etcd_v2.directories import lay_out
 from elasticjob_rendezvous.etcd_v2.keep_alive import Holder, Place
-from elasticjob_rendezvous.etcd_v2.layout import lay_out
+from elasticjob_rendezvous.etcd_v2.watch import Feed, Seen, Waiting
 from elasticjob_rendezvous.protocol.text import echoed
 
 log = logging.getLogger(__name__)
@@ -298,7 +298,9 @@ class Steps:
         The watch can be behind a change that the caller knows of.
         """
         seen = self._waiting.current()
-        if seen.text is not None and any(parsed(seen.text).has(each, version) for each in statuses):
+        if seen.text is not None and any(
+            parsed(seen.text).has(status, version) for status in statuses
+        ):
             return seen
         self._active.state()
         return self._waiting.current()

@@ -135,7 +135,7 @@ def _reason(document: Mapping[str, object], state: StoreState, text: str) -> Sto
     """Return the reason in a document, `OTHER` for one of a newer release; without one, as the
     previous release wrote it, the reason that etcd's text names."""
     if "reason" in document:
-        known = {str(one): one for one in StoreFailure}
+        known = {str(failure): failure for failure in StoreFailure}
         return known.get(str(document["reason"]), StoreFailure.OTHER)
     return failure_in(text) if state is StoreState.REFUSING else StoreFailure.OTHER
 

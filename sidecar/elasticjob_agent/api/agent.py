@@ -36,8 +36,8 @@ from elasticjob_agent.api.spec import (
     WorkerState,
 )
 from elasticjob_agent.core.events import Event
-from elasticjob_agent.core.model import Ending, State
-from elasticjob_agent.core.polling import JoinTrouble, PollingTerms
+from elasticjob_agent.core.poll_step import JoinTrouble, PollingTerms
+from elasticjob_agent.core.state import Ending, State
 from elasticjob_agent.polling.agreement import (
     RestartBudget,
     RoleInstanceInfo,

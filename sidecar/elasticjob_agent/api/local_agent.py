@@ -44,7 +44,7 @@ from elasticjob_agent.api.spec import (
     streams_of,
 )
 from elasticjob_agent.core.commands import StartGroup
-from elasticjob_agent.core.model import Ending
+from elasticjob_agent.core.state import Ending
 from elasticjob_agent.ports import NodeSettings
 from elasticjob_agent.runtimes.forked import ForkedRuntime
 from elasticjob_agent.runtimes.function_entrypoint import CallFolder, FunctionCall, with_local_rank

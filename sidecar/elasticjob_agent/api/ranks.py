@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerState
 from elasticjob_agent.core.events import Event, RuntimeEvent
-from elasticjob_agent.core.model import State
+from elasticjob_agent.core.state import State
 from elasticjob_agent.polling.agreement import AssignedRanks, RoleInstanceInfo
 from elasticjob_agent.polling.join import HandlerAnswer, hosts_store, partial_roster
 from elasticjob_agent.worker_runtime import Started

@@ -19,9 +19,9 @@ from elasticjob_agent.api.spec import (
     WorkerGroup,
     WorkerState,
 )
-from elasticjob_agent.core.model import Ending, ExitCode, WorkerEnded
-from elasticjob_agent.core.model import WorkerGroup as NodeGroup
-from elasticjob_agent.core.polling import JoinTrouble
+from elasticjob_agent.core.poll_step import JoinTrouble
+from elasticjob_agent.core.state import Ending, ExitCode, WorkerEnded
+from elasticjob_agent.core.state import WorkerGroup as NodeGroup
 from elasticjob_agent.polling.poll import trouble_of
 from elasticjob_agent.worker_files import RunLogs
 from elasticjob_rendezvous.api import (

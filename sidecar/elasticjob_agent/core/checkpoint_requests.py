@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from elasticjob.layout import Request
 from elasticjob_agent.core.commands import RequestCheckpoint
-from elasticjob_agent.core.model import CheckpointRequest, State, WorkerGroup
 from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.state import CheckpointRequest, State, WorkerGroup
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import ASK_SECONDS
 from elasticjob_rendezvous.protocol.directives import Run
 from elasticjob_rendezvous.protocol.records.members import Save

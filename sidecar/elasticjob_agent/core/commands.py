@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob.layout import Request
-from elasticjob_agent.core.model import Ending
+from elasticjob_agent.core.state import Ending
 from elasticjob_rendezvous.protocol.records.roster import RankAssignment, Roster
 from elasticjob_rendezvous.protocol.worker_group import Local
 

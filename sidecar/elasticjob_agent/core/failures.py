@@ -20,7 +20,7 @@ from elasticjob_agent.core.error_reports import (
     last_line,
 )
 from elasticjob_agent.core.hang import before_dump, last_step, parse_stack
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.state import (
     Facts,
     StopCause,
     WorkerEnded,
@@ -173,7 +173,7 @@ def _helper_killed(exit_: WorkerExited, error_report: ErrorReport | None) -> boo
     if error_report is None:
         return _HELPER_KILLED.search(exit_.stderr_tail) is not None
     messages = (error_report.message, *(cause.message for cause in error_report.causes))
-    return any(_HELPER_KILLED.search(each) for each in messages)
+    return any(_HELPER_KILLED.search(message) for message in messages)
 
 
 MESSAGE_CHARACTERS = 1000

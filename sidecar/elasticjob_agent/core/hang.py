@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from elasticjob_agent.core.error_reports import encodable
-from elasticjob_agent.core.model import State, WorkerGroup
+from elasticjob_agent.core.state import State, WorkerGroup
 from elasticjob_rendezvous.protocol.records.failures import STACK_HEADER
 
 DUMP_SECONDS = 3.0

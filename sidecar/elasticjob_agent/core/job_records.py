@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elasticjob_agent.core.polling import Phase, PollingState
+from elasticjob_agent.core.poll_step import Phase, PollingState
 from elasticjob_rendezvous.protocol.config import Identity
 from elasticjob_rendezvous.protocol.directives import Finish, Stop
 from elasticjob_rendezvous.protocol.records.failures import Failure

@@ -29,8 +29,8 @@ from elasticjob_agent.core.events import (
     WorkersProgressed,
 )
 from elasticjob_agent.core.failures import ending_text
-from elasticjob_agent.core.model import ReportedProgress, State, WorkerGroup
 from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.state import ReportedProgress, State, WorkerGroup
 from elasticjob_agent.worker_runtime import (
     Hello,
     LogTrouble,
@@ -41,6 +41,7 @@ from elasticjob_agent.worker_runtime import (
     WorkersSucceeded,
 )
 from elasticjob_rendezvous.protocol.directives import Directive, Finish, Idle, Run, Stop
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport
 from elasticjob_rendezvous.protocol.records.failures import ECHOES, Failure
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
@@ -49,7 +50,6 @@ from elasticjob_rendezvous.protocol.records.members import (
     Snapshots,
     SnapshotTrouble,
 )
-from elasticjob_rendezvous.protocol.records.saving import SaveReport
 from elasticjob_rendezvous.protocol.worker_group import Local, Workers
 
 STEP_SECONDS = 5.0

@@ -41,7 +41,14 @@ from elasticjob_agent.core.events import (
 )
 from elasticjob_agent.core.failures import SIGNALS
 from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, makes_no_progress
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.reports import (
+    local_state,
+    log_lines,
+    record_progress,
+    report_due_at,
+    report_progress,
+)
+from elasticjob_agent.core.state import (
     LEFT_CODE,
     Ending,
     ExitCode,
@@ -49,13 +56,6 @@ from elasticjob_agent.core.model import (
     StopCause,
     StopOrder,
     WorkerGroup,
-)
-from elasticjob_agent.core.reports import (
-    local_state,
-    log_lines,
-    record_progress,
-    report_due_at,
-    report_progress,
 )
 from elasticjob_agent.worker_runtime import (
     Hello,

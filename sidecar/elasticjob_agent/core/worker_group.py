@@ -8,7 +8,7 @@ from typing import assert_never
 
 from elasticjob_agent.core.events import RuntimeEvent
 from elasticjob_agent.core.failures import UNKNOWN_RANK, first_failure_of
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.state import (
     Facts,
     StopCause,
     WorkerEnded,

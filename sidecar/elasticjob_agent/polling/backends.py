@@ -20,7 +20,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.etcd.reach import UNIX
+from elasticjob_rendezvous.etcd.reachability import UNIX
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from elasticjob_rendezvous.protocol.store_trouble import C10D_STORE, endpoints_text
 from elasticjob_rendezvous.store_monitor import StoreProbe

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from elasticjob_agent.core.polling import BarrierTimedOut, Polled
+from elasticjob_agent.core.poll_step import BarrierTimedOut, Polled
 from elasticjob_agent.polling.join import Place
 from elasticjob_agent.polling.poll import kept_by_etcd
 from elasticjob_agent.polling.round_store import (

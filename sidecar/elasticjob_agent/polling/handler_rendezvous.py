@@ -1,6 +1,6 @@
 """Rendezvous of an agent over any `RendezvousHandler`: ElasticJob's, torch's or a user's own.
 
-`core.polling` decides; this module makes the handler's blocking calls, each in a thread of its
+`core.poll_step` decides; this module makes the handler's blocking calls, each in a thread of its
 own, since a call that waits for minutes cannot be interrupted otherwise. It leaves notes to
 the other agents in the round's store; their delivery is best effort.
 """
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, assert_never
 
-from elasticjob_agent.core.polling import (
+from elasticjob_agent.core.poll_step import (
     CloseAll,
     Depart,
     Departed,

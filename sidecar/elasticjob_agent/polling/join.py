@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from elasticjob_agent.core.polling import Join, JoinTrouble
+from elasticjob_agent.core.poll_step import Join, JoinTrouble
 from elasticjob_agent.polling.agreement import AssignedRanks
 from elasticjob_agent.polling.poll import ENDED_NOTE, read_note, trouble_of
 from elasticjob_agent.polling.round_store import RETRY_SECONDS, TERMINAL_STATE_SYNC_ID, last_member

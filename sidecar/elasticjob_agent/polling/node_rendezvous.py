@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
-from elasticjob_agent.core.polling import PollingState, PollingTerms
+from elasticjob_agent.core.poll_step import PollingState, PollingTerms
+from elasticjob_agent.core.state import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.polling.agreement import (
     AssignedRanks,
     RestartBudget,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob_agent.core.polling import JoinTrouble, Polled
+from elasticjob_agent.core.poll_step import JoinTrouble, Polled
 
 FAILED_NOTE = "elasticjob/failed"
 ENDED_NOTE = "elasticjob/ended"

@@ -18,7 +18,7 @@ import pytest
 
 from elasticjob_agent.agent import PortHolder
 from elasticjob_agent.core.failures import first_failure_of
-from elasticjob_agent.core.model import WorkerEnded, WorkerGroup
+from elasticjob_agent.core.state import WorkerEnded, WorkerGroup
 from elasticjob_agent.runtimes.local import LocalRuntime
 from elasticjob_agent.worker_runtime import Stopped, WorkerExited
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.keys import Keys
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind, RoundState
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.integration.agent.test_checkpoints import SCRIPT, begin, script, steps, trained
 from tests.integration.agent_rig import Gang, Pod, gang, until
 from tests.integration.launcher_rig import launcher_file, process_tag

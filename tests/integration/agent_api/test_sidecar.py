@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob_agent.agent import Agent
-from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.core.state import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.main import job_reporter, member_settings, run_agent
 from elasticjob_agent.polling.node_rendezvous import NodeRendezvous
 from elasticjob_agent.runtimes.local import LocalRuntime

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from elasticjob_operator.etcd_tls.certificate_rotation import Wanted, due_changes
 from elasticjob_operator.etcd_tls.certificates import (
     AGENTS_CERT,
     AGENTS_KEY,
@@ -27,7 +28,6 @@ from elasticjob_operator.etcd_tls.certificates import (
     apply_changes,
     parse_data,
 )
-from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from tests.integration.etcd_server import Ports, binary, wait_until
 from tests.integration.helm_chart import NAMESPACE, Json, Rendered, pod_template, render

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_operator.etcd_tls.certs import Exit, Request
-from elasticjob_operator.etcd_tls.certs import _parsed as parsed
+from elasticjob_operator.etcd_tls.certs_command import Exit, Request
+from elasticjob_operator.etcd_tls.certs_command import _parsed as parsed
 from elasticjob_operator.settings import from_environment
 from tests.integration.helm_chart import (
     EXTERNAL,

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.commands.dashboard import local_opener
 from elasticjob_cli.dashboard.cluster_jobs import ClusterJobs, by_kubectl
 from elasticjob_cli.dashboard.server import LOOPBACK_NAMES, Server
+from elasticjob_cli.kubectl import Kubectl
 from tests.cluster.programs import programs
 from tests.integration.apiserver import ADMIN, NOBODY, ApiServer
 from tests.integration.browser import NARROW, browser

@@ -16,6 +16,14 @@ from pathlib import Path
 import pytest
 
 from elasticjob_operator.etcd_tls import certificates as authority
+from elasticjob_operator.etcd_tls.certificate_rotation import (
+    AUTHORITY_LIFE,
+    TRUST_TIME,
+    Change,
+    Wanted,
+    Work,
+    due_changes,
+)
 from elasticjob_operator.etcd_tls.certificates import (
     BUNDLE,
     CERT,
@@ -25,20 +33,12 @@ from elasticjob_operator.etcd_tls.certificates import (
     apply_changes,
     parse_data,
 )
-from elasticjob_operator.etcd_tls.certs import (
+from elasticjob_operator.etcd_tls.certs_command import (
     BUNDLE_ANNOTATION,
     Exit,
     ForeignSecret,
     Request,
     renew,
-)
-from elasticjob_operator.etcd_tls.rotation import (
-    AUTHORITY_LIFE,
-    TRUST_TIME,
-    Change,
-    Wanted,
-    Work,
-    due_changes,
 )
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.errors import Unavailable

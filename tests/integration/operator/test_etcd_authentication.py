@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob_operator.domain.manifests.names import ROTATE_ANNOTATION
+from elasticjob_operator.etcd_tls.certificate_rotation import Wanted, due_changes
 from elasticjob_operator.etcd_tls.certificates import (
     AGENTS_CERT,
     AGENTS_KEY,
@@ -25,7 +26,6 @@ from elasticjob_operator.etcd_tls.certificates import (
     parse_data,
 )
 from elasticjob_operator.etcd_tls.initial_data import PREPARED, prepare
-from elasticjob_operator.etcd_tls.rotation import Wanted, due_changes
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unauthenticated
 from elasticjob_rendezvous.etcd.users import ROOT, Users

@@ -26,7 +26,7 @@ from elasticjob_operator.kubernetes.client import Forbidden, Kube, Unauthorized
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.reconcile import namespaces as namespaces_module
 from elasticjob_operator.reconcile import resync as resync_module
-from elasticjob_operator.reconcile.jobs import JobKey, Jobs
+from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.resync import Resync
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck

@@ -15,7 +15,7 @@ from elasticjob_operator.domain.manifests.owned_objects import PolicyPeer, netwo
 from elasticjob_operator.kubernetes.client import NETWORK_POLICIES, SECRETS, SERVICES, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
 from elasticjob_operator.reconcile.cluster import NameTaken
-from elasticjob_operator.reconcile.jobs import RECHECK_SECONDS, JobKey, JobMemory
+from elasticjob_operator.reconcile.job_memory import RECHECK_SECONDS, JobKey, JobMemory
 from elasticjob_operator.reconcile.owned_objects import Credentials, OwnedObjects
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
+from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_rendezvous.protocol.records.failures import Failure, FailureClass
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind, Outcome, OutcomeKind
 from tests.integration.apiserver import ApiServer

@@ -16,7 +16,7 @@ from elasticjob_operator.domain.observed.state import Obstacle
 from elasticjob_operator.etcd_tls.job_users import access_for, uids_with_users, user_name
 from elasticjob_operator.kubernetes.client import ELASTICJOBS, PODS, Kube
 from elasticjob_operator.model import ElasticJob, parse_manifest
-from elasticjob_operator.reconcile.jobs import JobKey, Jobs, PodMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, Jobs, PodMemory
 from elasticjob_operator.reconcile.namespaces import ServedNamespaces
 from elasticjob_operator.reconcile.resync import Resync
 from elasticjob_operator.reconcile.watches import NodeCache, StalenessCheck

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import save_seconds
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveResult
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind, Round, RoundState
-from elasticjob_rendezvous.protocol.records.saving import SaveResult
 from elasticjob_rendezvous.protocol.worker_group import Workers
 
 if TYPE_CHECKING:

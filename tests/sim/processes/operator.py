@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS
+from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
 from elasticjob_rendezvous.protocol.kv import Delete, Put, Txn
 from elasticjob_rendezvous.protocol.records.codec import decode, encode

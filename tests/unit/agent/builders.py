@@ -12,7 +12,7 @@ from elasticjob_agent.core.events import (
     PortReserved,
     RuntimeEvent,
 )
-from elasticjob_agent.core.model import Facts, State
+from elasticjob_agent.core.state import Facts, State
 from elasticjob_agent.core.step import step
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.worker_runtime import Hello, Started, Stopped, WorkerExited

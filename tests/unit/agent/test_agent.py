@@ -17,9 +17,9 @@ from typing import Self
 import pytest
 
 from elasticjob_agent.agent import Agent
-from elasticjob_agent.core.model import Ending, ExitCode
-from elasticjob_agent.core.polling import LocalChanged as ToldLocal
-from elasticjob_agent.core.polling import Phase, Polled, PollingState, PollingTerms, poll_step
+from elasticjob_agent.core.poll_step import LocalChanged as ToldLocal
+from elasticjob_agent.core.poll_step import Phase, Polled, PollingState, PollingTerms, poll_step
+from elasticjob_agent.core.state import Ending, ExitCode
 from elasticjob_agent.main import LogFormatter
 from elasticjob_agent.settings import AgentSettings, LogSettings
 from elasticjob_agent.status_server import JobReporter, serve_status

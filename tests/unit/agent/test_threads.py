@@ -12,7 +12,7 @@ import pytest
 
 from elasticjob_agent import main
 from elasticjob_agent.core.events import Event, WorkersProgressed
-from elasticjob_agent.core.model import State, WorkerGroup
+from elasticjob_agent.core.state import State, WorkerGroup
 from elasticjob_agent.settings import Launch, LogSettings
 from elasticjob_agent.threads import in_thread
 from elasticjob_agent.worker_files import ProgressFiles, post_progress

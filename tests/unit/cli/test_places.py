@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from elasticjob_cli.cluster import Answer, selects_cluster
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.kubectl import Answer, selects_cluster
 from elasticjob_cli.log_lines import duration, merged, parsed_lines
 from elasticjob_cli.main import (
     CLUSTER_COMMANDS,

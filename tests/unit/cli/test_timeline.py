@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from elasticjob_cli.timeline import MAX_ROWS, WIDTH, changes_of, page, seconds_text, svg
+from elasticjob_cli.timeline_svg import MAX_ROWS, WIDTH, changes_of, page, seconds_text, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -23,7 +23,7 @@ from elasticjob_operator.kubernetes.event_recorder import EventRecorder, Subject
 from elasticjob_operator.logs import JsonFormatter, TextFormatter, of_job
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status, StopStatus
-from elasticjob_operator.reconcile.jobs import JobKey, Jobs
+from elasticjob_operator.reconcile.job_memory import JobKey, Jobs
 from elasticjob_operator.reconcile.watches import StalenessCheck
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.replica.health import Health, serve_health

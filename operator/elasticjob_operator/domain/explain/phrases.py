@@ -26,9 +26,9 @@ from elasticjob_operator.model.status import (
     Status,
     StopStatus,
 )
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import ABORTED, CauseKind, reasons_in_detail
 from elasticjob_rendezvous.protocol.records.roster import natural_order
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.text import first_line
 
 MAX_NAMES = 5

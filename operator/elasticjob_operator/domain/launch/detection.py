@@ -72,7 +72,14 @@ def launcher_started(command: shell.Simple, known: Variables) -> str:
     """Return the launcher that a command of a line starts and that joins the job's rendezvous;
     empty if there is none."""
     found = _in_simple(command, (), Place(known, depth=1))
-    return next((one.name for one in found if one.launcher is not None and one.launcher.joins), "")
+    return next(
+        (
+            finding.name
+            for finding in found
+            if finding.launcher is not None and finding.launcher.joins
+        ),
+        "",
+    )
 
 
 def _find(words: tuple[str, ...], at: Place) -> list[Finding]:
@@ -100,7 +107,7 @@ def _find(words: tuple[str, ...], at: Place) -> list[Finding]:
     if is_script(program) or is_entrypoint(program) or runs_task(name, words[1:]):
         return [Finding(FindingKind.SCRIPT, program, None, at.inside)]
     known = program.startswith("-")  # an option of the reserved word `time`
-    found = [replace(one, guessed=not known) for one in _in_arguments(words, at)]
+    found = [replace(finding, guessed=not known) for finding in _in_arguments(words, at)]
     return found or in_options(program, words[1:], at)
 
 
@@ -153,7 +160,7 @@ def _in_foreign_shell(words: tuple[str, ...], at: Place) -> list[Finding]:
     """Return the findings of a shell whose grammar is not read: a launcher in its text, otherwise
     its script."""
     inner = at.within(words[0])
-    if found := [one for word in words[1:] for one in in_text(word, inner)]:
+    if found := [finding for word in words[1:] for finding in in_text(word, inner)]:
         return found
     script = next((word for word in words[1:] if not word.startswith("-")), "")
     is_line = any(re.fullmatch(r"-\w*[ce]|-Command", word) for word in words[1:])
@@ -181,7 +188,9 @@ def _in_line(text: str, positional: tuple[str, ...], at: Place) -> list[Finding]
             for known in branches.others:
                 other = replace(inner, known=known, branches=False)
                 found = _in_command(command, positional, other)
-                findings += [one for one in found if one.kind is not FindingKind.COMPUTED]
+                findings += [
+                    finding for finding in found if finding.kind is not FindingKind.COMPUTED
+                ]
         findings += in_document(command, text)
     return findings
 
@@ -192,12 +201,12 @@ def _in_command(command: shell.Simple, positional: tuple[str, ...], at: Place) -
     if _sources(command) and not at.followed:
         findings.append(Finding(FindingKind.SCRIPT, command.words[1].value, None, at.inside))
     substitutions = (text for word in command.parts for text in word.substitutions)
-    inner = (one for text in substitutions for one in _in_line(text, positional, at))
+    inner = (finding for text in substitutions for finding in _in_line(text, positional, at))
     return [*findings, *_launchers(inner)]
 
 
 def _launchers(found: Iterable[Finding]) -> list[Finding]:
-    return [one for one in found if one.kind is FindingKind.LAUNCHER]
+    return [finding for finding in found if finding.kind is FindingKind.LAUNCHER]
 
 
 def _positional(command: shell.Simple, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -228,7 +237,7 @@ def _in_simple(command: shell.Simple, positional: tuple[str, ...], at: Place) ->
         return _in_line(" ".join(_values(words[1:])), positional, at.within(name))
     if name == "alias":
         values = [word.value.partition("=")[2] for word in words[1:]]
-        return [one for value in values for one in _in_line(value, (), at.within("alias"))]
+        return [finding for value in values for finding in _in_line(value, (), at.within("alias"))]
     if name in _SOURCING:
         return []
     begin = _expansion_at(words, at)
@@ -273,8 +282,8 @@ def _in_expanded(words: list[Word], positional: tuple[str, ...], at: Place) -> l
     head = at.known.words(words[0])
     if not head or not _COMPUTED.search(head[0]):
         return _find((*head, *values[1:]), at)
-    if found := [one for one in _in_arguments(values, at) if one.launcher is not None]:
-        return [replace(one, guessed=True) for one in found]
+    if found := [finding for finding in _in_arguments(values, at) if finding.launcher is not None]:
+        return [replace(finding, guessed=True) for finding in found]
     if found := in_text(program, at, values[1:]):
         return found
     ending = file_name(program)

@@ -56,13 +56,17 @@ def deciding(
         guesses: False ignores what only the arguments of unknown programs show.
         is_ignored: returns True for a finding that does not count.
     """
-    found = [one for one in found if (guesses or not one.guessed) and not is_ignored(one)]
-    certain = [one for one in found if one.kind is FindingKind.LAUNCHER]
-    options = [one for one in found if one.kind is FindingKind.OPTION and not one.numbers]
+    found = [
+        finding for finding in found if (guesses or not finding.guessed) and not is_ignored(finding)
+    ]
+    certain = [finding for finding in found if finding.kind is FindingKind.LAUNCHER]
+    options = [
+        finding for finding in found if finding.kind is FindingKind.OPTION and not finding.numbers
+    ]
     # An option of a helper program does not decide about a script after it.
     last = max((at for at, one in enumerate(found) if one.kind in _UNCERTAIN), default=-1)
-    numbering = [one for one in found[last + 1 :] if one.numbers]
-    uncertain = [one for one in found if one.kind in _UNCERTAIN]
+    numbering = [finding for finding in found[last + 1 :] if finding.numbers]
+    uncertain = [finding for finding in found if finding.kind in _UNCERTAIN]
     return next(iter((*certain, *options, *numbering, *uncertain)), None)
 
 

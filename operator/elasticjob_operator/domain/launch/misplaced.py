@@ -162,7 +162,7 @@ def _misspelled(words: Sequence[str]) -> str:
             return _several(script)
     if launcher_of_program(program, words[1:]) is not None:
         at = next((at for at, one in enumerate(words) if at and one[:1] != "-"), len(words))
-        before = (one for one in words[1:at] if _OPTION_AND_VALUE.fullmatch(one))
+        before = (word for word in words[1:at] if _OPTION_AND_VALUE.fullmatch(word))
         found = next(before, "") or _unsplit_option(words[at + 1 :])
         return _several(found) if found else ""
     return ""

@@ -149,8 +149,8 @@ def split(words: Sequence[str]) -> Prepared | Whole | None:
         return inserted
     rest = tuple(words[place + 1 :])
     sets = any(
-        one.words[:1] and one.words[0].value == "set" and "--" in one.values
-        for one in line.commands
+        command.words[:1] and command.words[0].value == "set" and "--" in command.values
+        for command in line.commands
     )
     positional = ("sh", UNKNOWN) if sets else rest
     return Prepared((*words[:place], inserted, *rest), text[last.start : last.end], positional)
@@ -188,7 +188,9 @@ def _nested(words: Sequence[str], depth: int = 0, searches: bool = True) -> Whol
         given = inner[:MAX_ARGUMENTS] if searches else ()
         # Each place is tried here: a search in the arguments of the arguments would repeat it.
         tries = (given[at:] for at in range(len(given)) if _may_run_line(given[at:]))
-        return next((found for one in tries if (found := _nested(one, depth + 1, False))), None)
+        return next(
+            (found for attempt in tries if (found := _nested(attempt, depth + 1, False))), None
+        )
     try:
         line = shell.read(text)
     except Unreadable as error:
@@ -251,8 +253,8 @@ def _obstacle(text: str, line: shell.Line, positional: Sequence[str]) -> str:
 
 
 def _is_comment(rest: str) -> bool:
-    lines = [one.strip(" \t;") for one in rest.splitlines()]
-    return all(not one or one.startswith("#") for one in lines)
+    lines = [line.strip(" \t;") for line in rest.splitlines()]
+    return all(not line or line.startswith("#") for line in lines)
 
 
 def _unquoted(line: shell.Line) -> str:
@@ -309,7 +311,11 @@ def _training(command: shell.Simple) -> str:
 
 def _files(command: shell.Simple) -> list[shell.Redirection]:
     """Return the redirections of a command to files, without those to its other streams."""
-    return [one for one in command.redirections if one.operator not in (">&", "<&")]
+    return [
+        redirection
+        for redirection in command.redirections
+        if redirection.operator not in (">&", "<&")
+    ]
 
 
 def _inserted(
@@ -350,9 +356,15 @@ def _inserted(
 
 def _left_in_the_shell(names: Sequence[str], before: Sequence[shell.Simple]) -> str:
     """Return a variable that the workers' own shell may lack: one that is not exported."""
-    sourced = any(one.words and one.words[0].value in ("source", ".", "read") for one in before)
+    sourced = any(
+        redirection.words and redirection.words[0].value in ("source", ".", "read")
+        for redirection in before
+    )
     assigned = {
-        word.value.partition("=")[0] for one in before if not one.words for word in one.assignments
+        word.value.partition("=")[0]
+        for redirection in before
+        if not redirection.words
+        for word in redirection.assignments
     }
     for name in names:
         if not _WORKER_VARIABLE.fullmatch(name) and (sourced or name in assigned):

@@ -113,7 +113,9 @@ def in_document(command: shell.Simple, text: str) -> list[Finding]:
     """Return the launcher that a line's text names, if a command of it is Python that reads its
     program from a here-document."""
     words = command.values
-    given = any(one.operator in ("<<", "<<-", "<<<") for one in command.redirections)
+    given = any(
+        redirection.operator in ("<<", "<<-", "<<<") for redirection in command.redirections
+    )
     if not given or not words or not is_python(words[0]) or python_target(words[1:]) is not None:
         return []
     found = _IN_CODE.search(text)

@@ -45,7 +45,9 @@ def structural(text: str, values: Mapping[str, str]) -> str:
     """Return the first `NAME` of a `$(NAME)` whose value would change the structure of a shell
     line; empty if there is none."""
     names = (match[2] for match in _KUBELET_REFERENCE.finditer(text))
-    return next((one for one in names if one and not _HARMLESS.fullmatch(values.get(one, ""))), "")
+    return next(
+        (name for name in names if name and not _HARMLESS.fullmatch(values.get(name, ""))), ""
+    )
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Variables:
             name = target.rstrip("+")
             if (elements := command.arrays.get(target)) is not None:
                 before = self.arrays.get(name, (UNKNOWN,)) if target != name else ()
-                given = (self.resolved(one.value) for one in elements)
+                given = (self.resolved(element.value) for element in elements)
                 self.arrays[name] = (*before, *given)
                 self.values[name] = self.arrays[name][0] if self.arrays[name] else ""
                 continue

@@ -125,7 +125,9 @@ def pod(
     template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
     spec: Json = template["spec"]
     template_rules.check_template(spec, job.trainer().name)
-    [own] = [one for one in spec["containers"] if one["name"] == job.trainer().name]
+    [own] = [
+        container for container in spec["containers"] if container["name"] == job.trainer().name
+    ]
     command = command_for(job)
     shm = needs_shm(spec, own)
     name = names.pod_name(job.metadata.name, index)
@@ -164,8 +166,8 @@ def pod(
                 ours,
             ],
             "containers": [
-                trainer(job, own, command, workers, shm) if one is own else one
-                for one in spec["containers"]
+                trainer(job, own, command, workers, shm) if container is own else container
+                for container in spec["containers"]
             ],
             "volumes": [*mappings(spec, "volumes", ()), *_volumes(job, shm, traits)],
         },

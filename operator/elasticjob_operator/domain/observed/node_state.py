@@ -56,7 +56,9 @@ def state_for_pod(node: Node, tolerations: Sequence[Mapping[str, Any]]) -> NodeS
         return NodeState.NOT_READY
     if node.cordoned:
         return NodeState.CORDONED
-    if not all(any(_tolerates(one, taint) for one in tolerations) for taint in node.taints):
+    if not all(
+        any(_tolerates(toleration, taint) for toleration in tolerations) for taint in node.taints
+    ):
         return NodeState.TAINTED
     return NodeState.READY
 

@@ -86,7 +86,10 @@ def incarnation_of(raw: Json) -> int:
 
 def has_agent(raw: Json) -> bool:
     """Return True if the pod has the container of the job's agents."""
-    return any(one["name"] == AGENT_CONTAINER for one in raw["spec"].get("initContainers") or ())
+    return any(
+        container["name"] == AGENT_CONTAINER
+        for container in raw["spec"].get("initContainers") or ()
+    )
 
 
 def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
@@ -164,15 +167,17 @@ def used_fields(raw: Json) -> Json:
     kept = {name: metadata[name] for name in _METADATA if name in metadata}
     kept["labels"] = {key: labels[key] for key in labels if key.startswith(f"{GROUP}/")}
     kept["ownerReferences"] = [
-        one for one in metadata.get("ownerReferences") or () if one.get("controller") is True
+        reference
+        for reference in metadata.get("ownerReferences") or ()
+        if reference.get("controller") is True
     ]
     return {
         "metadata": kept,
         "spec": {
             "nodeName": spec.get("nodeName"),
             "tolerations": (spec.get("tolerations") or [])[:MAX_TOLERATIONS],
-            "initContainers": [_agent(one) for one in spec.get("initContainers") or ()],
-            "containers": [_limits(one) for one in spec.get("containers") or ()],
+            "initContainers": [_agent(container) for container in spec.get("initContainers") or ()],
+            "containers": [_limits(container) for container in spec.get("containers") or ()],
         },
         "status": {name: status[name] for name in _STATUS if name in status},
     }
@@ -183,7 +188,7 @@ def _agent(container: Json) -> Json:
     env = container.get("env") or () if container["name"] == AGENT_CONTAINER else ()
     return {
         "name": container["name"],
-        "env": [one for one in env if one["name"] == PREFIX_VARIABLE],
+        "env": [variable for variable in env if variable["name"] == PREFIX_VARIABLE],
     }
 
 

@@ -102,8 +102,9 @@ class RendezvousView:
 
     def ranks_by_name(self) -> dict[str, int]:
         """Return the group ranks in the current round by name of the pod."""
-        ids = {one.name: one.id for one in reversed(self.members)}  # of equal names, the first one
-        return {name: self.ranks[one] for name, one in ids.items() if one in self.ranks}
+        # Of equal names the first one counts.
+        ids = {member.name: member.id for member in reversed(self.members)}
+        return {name: self.ranks[id] for name, id in ids.items() if id in self.ranks}
 
 
 NO_MEMBERS = RendezvousView()

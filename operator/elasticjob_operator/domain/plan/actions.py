@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from elasticjob_operator.domain.observed.etcd_records import outcome_record
 from elasticjob_operator.domain.observed.state import NodeState, Pod, RendezvousView, StopReason
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.saving import SaveReport
 
 
 class DeleteReason(StrEnum):

@@ -13,7 +13,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
-from elasticjob_operator.domain.plan.saving import is_saving
+from elasticjob_operator.domain.plan.closing_checkpoint import is_saving
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import (
     Backend,

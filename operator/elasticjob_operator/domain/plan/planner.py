@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from elasticjob_operator.domain.manifests.names import pod_name
-from elasticjob_operator.domain.observed.from_agents import undecided_until
+from elasticjob_operator.domain.observed.agent_records import undecided_until
 from elasticjob_operator.domain.observed.state import Observed, Pod, StopReason
 from elasticjob_operator.domain.plan.actions import (
     Action,
@@ -35,6 +35,13 @@ from elasticjob_operator.domain.plan.backends import (
     rendezvous_params,
     stale_store_host,
 )
+from elasticjob_operator.domain.plan.closing_checkpoint import closing_step
+from elasticjob_operator.domain.plan.launch_failures import (
+    MOST_LAUNCH_FAILURES,
+    launch_backoff_until,
+    launch_failures,
+    launch_limit_reason,
+)
 from elasticjob_operator.domain.plan.lifecycle import (
     FINISHED,
     cleanup_at,
@@ -47,16 +54,11 @@ from elasticjob_operator.domain.plan.lifecycle import (
     suspended_at,
     with_own_grace,
 )
-from elasticjob_operator.domain.plan.saving import closing_step
 from elasticjob_operator.domain.plan.sizes import (
-    MOST_LAUNCH_FAILURES,
     CountedPods,
     WantedSize,
     count_pods,
     gives_up_at,
-    launch_backoff_until,
-    launch_failures,
-    launch_limit_reason,
     wanted_size,
 )
 from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers

@@ -1,13 +1,8 @@
-"""Sizes of a job: wanted nodes, counted pods, disruption budget.
-
-Launch failures are pods that could not be started or failed right after their start. They are
-not charged as restarts, because no worker of a round failed. Without a back-off a job whose
-image lacks Python would create and lose a pod every second, forever.
-"""
+"""Sizes of a job: wanted nodes, counted pods, disruption budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,11 +12,8 @@ from elasticjob_operator.domain.observed.state import (
     Observed,
     Pod,
     PodPhase,
-    RendezvousView,
 )
-from elasticjob_operator.domain.status.rounds import final_at
 from elasticjob_operator.model.job import ElasticJob, ElasticJobSpec
-from elasticjob_operator.model.types import RendezvousState
 
 
 class Clamp(StrEnum):
@@ -144,48 +136,3 @@ def min_available(job: ElasticJob, ready: int) -> int | None:
         return None
     least = job.spec.min_nodes
     return least if ready > least else least - 1
-
-
-MOST_LAUNCH_FAILURES = 5
-"""Launch failures in a row after which a job without a round fails."""
-FIRST_DELAY_SECONDS = 2
-"""Back-off after the second failure in a row, in seconds; doubles with each further one. The first
-failed pod is replaced at once."""
-
-
-def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
-    """Return the pods that failed at launch since the last round became final, oldest first."""
-    since = view.since if view.state is RendezvousState.FINAL else _last_final_at(view)
-    found = [
-        pod for pod in failed if pod.launch_failed and (since is None or _end_time(pod) > since)
-    ]
-    return sorted(found, key=lambda pod: (_end_time(pod), pod.index))
-
-
-def _last_final_at(view: RendezvousView) -> datetime | None:
-    return max((at for one in view.rounds if (at := final_at(one)) is not None), default=None)
-
-
-def launch_backoff_until(failures: list[Pod]) -> datetime | None:
-    """Return the end of the back-off after these launch failures; None if there is none."""
-    if len(failures) < 2:
-        return None
-    delay = FIRST_DELAY_SECONDS * 2 ** (len(failures) - 2)
-    return _end_time(failures[-1]) + timedelta(seconds=delay)
-
-
-def launch_limit_reason(
-    failures: list[Pod], view: RendezvousView, able: int, min_nodes: int
-) -> str | None:
-    """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
-    if no round is final and fewer than `min_nodes` pods run a launcher."""
-    sealed = view.state is RendezvousState.FINAL
-    if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
-        return None
-    last = failures[-1]
-    reason = f": {last.end_message}" if last.end_message else ""
-    return f"{len(failures)} pods in a row could not be started, the last one {last.name}{reason}"
-
-
-def _end_time(pod: Pod) -> datetime:
-    return pod.ended_at or pod.created_at

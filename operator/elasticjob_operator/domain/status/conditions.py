@@ -208,7 +208,7 @@ NO_WARNINGS = "NoWarnings"
 
 def warnings_text(found: Iterable[TemplateWarning]) -> str:
     """Return as many warnings as fit, each with its field, and the number of the others."""
-    texts, length = [str(one.problem) for one in found], 0
+    texts, length = [str(warning.problem) for warning in found], 0
     for count, text in enumerate(texts):
         length += len(text) + 2
         if count and length > MAX_WARNINGS_TEXT:
@@ -221,7 +221,7 @@ def _warning_findings(job: ElasticJob) -> list[Finding]:
     """Return TemplateWarnings, only if it is or has been true. Its reason lists the kinds."""
     kind, found = ConditionType.TEMPLATE_WARNINGS, warnings_of(job)
     if found:
-        reason = ",".join(sorted({one.kind for one in found}))
+        reason = ",".join(sorted({warning.kind for warning in found}))
         return [Finding(kind, ConditionStatus.TRUE, reason, warnings_text(found))]
     if any(condition.type is kind for condition in job.status.conditions):
         return [Finding(kind, ConditionStatus.FALSE, NO_WARNINGS)]

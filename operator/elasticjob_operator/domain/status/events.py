@@ -96,11 +96,15 @@ def without_recent_changes(status: Status, since: datetime) -> Status:
     failure = latest_failure(status)
     if failure is not None and _round_key(status, failure.round):
         changed = status.rendezvous is not None and _is_since(status.rendezvous.since, since)
-        if ended or changed or any(one >= failure.round for one in fresh):
+        if ended or changed or any(number >= failure.round for number in fresh):
             failure = None
     return status.model_copy(
         update={
-            "conditions": [one for one in status.conditions if not _is_fresh_warning(one, since)],
+            "conditions": [
+                condition
+                for condition in status.conditions
+                if not _is_fresh_warning(condition, since)
+            ],
             "rounds": [found for found in status.rounds if found.round not in fresh],
             "first_failure": None if failure is None else status.first_failure,
             "last_failure": failure,
@@ -127,8 +131,8 @@ def template_warnings(job: ElasticJob, before: Status, after: Status) -> tuple[E
     """Return the events for the template's warnings, one of each kind, once they are in the status
     or have changed there. The generation makes each unique."""
     kind = ConditionType.TEMPLATE_WARNINGS
-    was = next((one for one in before.conditions if one.type is kind), None)
-    now = next((one for one in after.conditions if one.type is kind), None)
+    was = next((condition for condition in before.conditions if condition.type is kind), None)
+    now = next((condition for condition in after.conditions if condition.type is kind), None)
     if now is None or now.status is not ConditionStatus.TRUE or _same(was, now):
         return ()
     found = warnings_of(job)
@@ -136,11 +140,11 @@ def template_warnings(job: ElasticJob, before: Status, after: Status) -> tuple[E
         Event(
             EventType.WARNING,
             reason.value,
-            warnings_text(one for one in found if one.kind is reason),
+            warnings_text(warning for warning in found if warning.kind is reason),
             f"generation {job.metadata.generation}",
         )
         for reason in WarningKind
-        if any(one.kind is reason for one in found)
+        if any(warning.kind is reason for warning in found)
     )
 
 
@@ -398,7 +402,7 @@ def _end_key(status: Status) -> str:
 def _round_key(status: Status, number: int) -> str:
     """Return the deduplication key of a round: its number and final time, since a resumed job
     counts its rounds from one again."""
-    found = next((one for one in status.rounds if one.round == number), None)
+    found = next((round_ for round_ in status.rounds if round_.round == number), None)
     if found is None or found.final_time is None:
         return ""
     return f"{number} {found.final_time:{_STAMP}}"

@@ -263,15 +263,17 @@ def avoided_nodes(
     view: RendezvousView, before: Status, now: datetime, pods: Iterable[Pod] = ()
 ) -> list[AvoidedNode]:
     """Return the machines to avoid, latest end first; known ones stay until they expire."""
-    recent = [each for each in view.offences if now - each.at < WINDOW]
+    recent = [offence for offence in view.offences if now - offence.at < WINDOW]
     found = {node.node: node for node in before.avoided_nodes if node.until > now}
-    for name, count in Counter(each.node for each in recent).items():
+    for name, count in Counter(offence.node for offence in recent).items():
         if count < MIN_OFFENCES:
             continue
-        mine = [each for each in recent if each.node == name]
-        until = max(each.at for each in mine) + WINDOW
+        mine = [offence for offence in recent if offence.node == name]
+        until = max(offence.at for offence in mine) + WINDOW
         if name not in found or until > found[name].until:
-            what = ", ".join(dict.fromkeys(OFFENCES.get(each.what, each.what) for each in mine))
+            what = ", ".join(
+                dict.fromkeys(OFFENCES.get(offence.what, offence.what) for offence in mine)
+            )
             found[name] = AvoidedNode(node=name, until=until, reason=f"{count} times: {what}")
     for name in _stuck_nodes(pods):
         if name not in found:
@@ -297,7 +299,9 @@ def _stuck_nodes(pods: Iterable[Pod]) -> list[str]:
 def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Straggler]:
     """Return the nodes of this round whose own work per step takes longer than their peers'."""
     timed = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
-    known = {each.pod: each for each in before.stragglers if each.round == view.round}
+    known = {
+        straggler.pod: straggler for straggler in before.stragglers if straggler.round == view.round
+    }
     times = sorted(each.busy_ms for each in timed)
     if len(times) <= MIN_PEERS:
         return []
@@ -321,4 +325,4 @@ def _median_of_others(ordered: Sequence[int], one: int) -> float:
 
 def lasting_stragglers(members: Iterable[Straggler], now: datetime) -> frozenset[str]:
     """Return the pods that have been stragglers for at least `FLAGGED_AFTER`."""
-    return frozenset(each.pod for each in members if now - each.since >= FLAGGED_AFTER)
+    return frozenset(member.pod for member in members if now - member.since >= FLAGGED_AFTER)

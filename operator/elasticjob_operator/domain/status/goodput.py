@@ -42,8 +42,10 @@ def with_lost_steps(
         return list(rounds)
     if before.reached_round == view.round or not _is_of_last_round(before, view.round):
         return list(rounds)
-    unseen = (one for one in rounds if before.counted_round < one.round < view.round)
-    recorded = sum(max(0, one.lost_steps or 0) for one in unseen if one.first_step_ms is not None)
+    unseen = (round_ for round_ in rounds if before.counted_round < round_.round < view.round)
+    recorded = sum(
+        max(0, round_.lost_steps or 0) for round_ in unseen if round_.first_step_ms is not None
+    )
     lost = {"lost_steps": max(0, reached - began - recorded)}
     return [
         found.model_copy(update=lost)
@@ -71,7 +73,11 @@ def with_reached(after: SnapshotsStatus, view: RendezvousView, program: str) -> 
         return after
     is_known = after.reached_round == view.round
     began = _began_step(view)
-    known = (after.reached_step, began, *(one.step for one in _current(view) if one.step >= 0))
+    known = (
+        after.reached_step,
+        began,
+        *(member.step for member in _current(view) if member.step >= 0),
+    )
     steps = [step for step in (known if is_known else known[1:]) if step is not None]
     if not steps:
         return after
@@ -98,7 +104,7 @@ def of_this_round(
         return None
     number = before.counted_round
     counted = next((one for one in known if one.round == number), None)
-    current = next((one for one in rounds if one.round == number), None)
+    current = next((round_ for round_ in rounds if round_.round == number), None)
     stepped = None if counted is None else _first_step_at(counted)
     final = None if current is None else current.final_time
     if stepped is None or final is None or final <= stepped:
@@ -123,7 +129,9 @@ def is_carried_over(found: SnapshotsStatus) -> bool:
 
 def _began_step(view: RendezvousView) -> int | None:
     """Return the step with which the current round began; None if unknown."""
-    restored = [one.snapshots.restored for one in _current(view) if one.snapshots is not None]
+    restored = [
+        member.snapshots.restored for member in _current(view) if member.snapshots is not None
+    ]
     return max((step for step in restored if step >= 0), default=None)
 
 
@@ -221,7 +229,7 @@ def _estimated_ms(
     the mean of the run's kept steps up to it, counted from step 0, which is a minimum. Both
     together never exceed the time of the run without its losses.
     """
-    counted = (one for one in rounds if one.round == before.counted_round)
+    counted = (round_ for round_ in rounds if round_.round == before.counted_round)
     stepped = next(map(_first_step_at, counted), None)
     since, reached, began = before.since, before.reached_step, before.began_step
     lost = max(0, found.lost_steps or 0)

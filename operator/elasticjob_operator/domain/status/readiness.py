@@ -118,10 +118,12 @@ def final_conditions(job: ElasticJob, now: datetime) -> list[Condition]:
     Ready, Reconciling and Stalled are added to a status that an earlier release wrote.
     """
     generation, known = job.metadata.generation, job.status.conditions
-    kept = [one.model_copy(update={"observed_generation": generation}) for one in known]
-    if any(one.type is ConditionType.STALLED for one in known):
+    kept = [condition.model_copy(update={"observed_generation": generation}) for condition in known]
+    if any(condition.type is ConditionType.STALLED for condition in known):
         return kept
-    failed = next((one for one in known if one.type is ConditionType.FAILED), None)
+    failed = next(
+        (condition for condition in known if condition.type is ConditionType.FAILED), None
+    )
     end = (failed.reason, failed.message) if failed is not None else (Phase.FAILED.value, "")
     at_rest = Finding(ConditionType.RESIZING, ConditionStatus.FALSE, "")
     added = summary(job.status.phase or Phase.FAILED, at_rest, end, None)

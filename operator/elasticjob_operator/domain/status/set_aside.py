@@ -112,11 +112,15 @@ def set_aside_status(raw: Json, aside: SetAside, now: datetime) -> Json:
 
 def _conditions(raw: Json) -> list[Json]:
     found = _mapping(raw.get("status")).get("conditions")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return (
+        [condition for condition in found if isinstance(condition, dict)]
+        if isinstance(found, list)
+        else []
+    )
 
 
 def _condition(conditions: list[Json], kind: ConditionType) -> Json:
-    return next((one for one in conditions if one.get("type") == kind.value), {})
+    return next((condition for condition in conditions if condition.get("type") == kind.value), {})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -53,16 +53,19 @@ def snapshots_status(
         counted = with_reached(counted, view, program)
     if not reports or phase in FINISHED:
         return counted
-    memory, stored = min(each.step for each in reports), max(each.stored for each in reports)
+    memory, stored = (
+        min(report.step for report in reports),
+        max(report.stored for report in reports),
+    )
     # Right after a restore the memory has the version with which the round began.
-    memory = max([memory, *(each.restored for each in reports if each.restored > 0)])
+    memory = max([memory, *(report.restored for report in reports if report.restored > 0)])
     return counted.model_copy(
         update={
             "restorable_step": _step(max(memory, stored)),
             "stored_step": _step(stored) if stored >= 0 else counted.stored_step,
-            "replicated_step": _step(min(each.replicated for each in reports)),
+            "replicated_step": _step(min(report.replicated for report in reports)),
             "replicas": _replicas(reports),
-            "bytes_per_node": max(each.bytes for each in reports),
+            "bytes_per_node": max(report.bytes for report in reports),
         }
     )
 
@@ -88,8 +91,10 @@ def memory_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
         return [Finding(kind, ConditionStatus.FALSE, reason, f"{name}{more}: {message}")]
     if reports and all(found.step >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Held")]
-    known = [one for one in job.status.conditions if one.type is kind]
-    return [Finding(kind, one.status, one.reason, one.message) for one in known]
+    known = [condition for condition in job.status.conditions if condition.type is kind]
+    return [
+        Finding(kind, condition.status, condition.reason, condition.message) for condition in known
+    ]
 
 
 def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
@@ -97,7 +102,7 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     kind = ConditionType.SNAPSHOTS_IN_STORAGE
     reports = _reports(view)
     bad = [(each.name, found.storage_error) for each, found in reports if found.storage_error]
-    known = [one for one in job.status.conditions if one.type is kind]
+    known = [condition for condition in job.status.conditions if condition.type is kind]
     if bad:
         name, error = bad[0]
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -106,7 +111,9 @@ def storage_finding(job: ElasticJob, view: RendezvousView) -> list[Finding]:
     # The workers of a new round have no error before their first write.
     if known and any(found.stored >= 0 for _, found in reports):
         return [Finding(kind, ConditionStatus.TRUE, "Written")]
-    return [Finding(kind, one.status, one.reason, one.message) for one in known]
+    return [
+        Finding(kind, condition.status, condition.reason, condition.message) for condition in known
+    ]
 
 
 def _storage_trouble(error: int) -> tuple[str, str]:
@@ -132,9 +139,9 @@ _SENTENCES = {
 
 def place_sentences(status: Status) -> Iterator[str]:
     """Yield a sentence for each place that has no snapshots at present."""
-    for one in status.conditions:
-        if one.type in _SENTENCES and one.status is ConditionStatus.FALSE:
-            yield f"{_SENTENCES[one.type]}: {one.message}"
+    for condition in status.conditions:
+        if condition.type in _SENTENCES and condition.status is ConditionStatus.FALSE:
+            yield f"{_SENTENCES[condition.type]}: {condition.message}"
 
 
 def size_text(size: int) -> str:
@@ -183,9 +190,9 @@ def _trouble(found: Snapshots) -> tuple[str, str]:
 
 
 def _replicas(reports: list[Snapshots]) -> ReplicaState:
-    if not any(each.replicas for each in reports):
+    if not any(report.replicas for report in reports):
         return ReplicaState.NOT_USED
-    whole = all(each.replicated >= 0 for each in reports)
+    whole = all(report.replicated >= 0 for report in reports)
     return ReplicaState.HEALTHY if whole else ReplicaState.INCOMPLETE
 
 

@@ -98,7 +98,9 @@ def store_refusal(observed: Observed, phase: Phase) -> StoreRefusal | None:
 
 def find_store_condition(status: Status) -> Condition | None:
     """Return the condition in a status, or None."""
-    return next((one for one in status.conditions if one.type is STORE_CONDITION), None)
+    return next(
+        (condition for condition in status.conditions if condition.type is STORE_CONDITION), None
+    )
 
 
 def trouble_text(status: Status) -> str:

@@ -13,6 +13,11 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.protocol.clock import Timers
 from elasticjob_rendezvous.protocol.coordinator.round_end import RoundEnd
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import (
+    NAMED_MEMBERS,
+    SaveReport,
+    SaveResult,
+)
 from elasticjob_rendezvous.protocol.records.members import (
     Cause,
     CauseKind,
@@ -24,7 +29,6 @@ from elasticjob_rendezvous.protocol.records.members import (
 )
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import Roster
-from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.replica import View
 
 STOP_MARGIN_SECONDS = 5.0
@@ -109,7 +113,11 @@ def save_report(view: View, roster: Roster, current: Round, end: RoundEnd) -> Sa
     else:
         supported = all(member.saves for member in gang)
         result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
-    unsaved = [one.name for one in roster.seats if one.id not in ready and one.id not in done]
+    unsaved = [
+        assignment.name
+        for assignment in roster.seats
+        if assignment.id not in ready and assignment.id not in done
+    ]
     return SaveReport(
         result,
         max((member.step for member in there), default=-1),

@@ -19,9 +19,9 @@ from elasticjob_rendezvous.protocol.coordinator.round_writes import RoundUpdate,
 from elasticjob_rendezvous.protocol.events import Clock
 from elasticjob_rendezvous.protocol.liveness import member_loss
 from elasticjob_rendezvous.protocol.liveness.failure_detector import gone_keys
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import Member, RoundState
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.replica import Versioned, View
 
 

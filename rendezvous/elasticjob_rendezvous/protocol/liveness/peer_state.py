@@ -354,4 +354,4 @@ class PeerState:
     @property
     def open(self) -> bool:
         """True if the coordinator has something to do for this member."""
-        return self.inquiry is not None or any(each.open for each in self.sessions.values())
+        return self.inquiry is not None or any(session.open for session in self.sessions.values())

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport
 from elasticjob_rendezvous.protocol.records.codec import prepare
-from elasticjob_rendezvous.protocol.records.saving import SaveReport
 
 
 class RoundState(StrEnum):

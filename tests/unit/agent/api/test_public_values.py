@@ -21,7 +21,7 @@ from elasticjob_agent.api.spec import (
     WorkerState,
     streams_of,
 )
-from elasticjob_agent.core.polling import JoinTrouble
+from elasticjob_agent.core.poll_step import JoinTrouble
 from elasticjob_agent.polling import agreement, round_store
 from elasticjob_agent.polling.agreement import (
     CHARGED_KEY,

@@ -21,7 +21,7 @@ from elasticjob_agent.core.error_reports import (
     from_stderr,
 )
 from elasticjob_agent.core.failures import failure_class, first_failure_of, fit_to_limit
-from elasticjob_agent.core.model import StopCause, WorkerEnded, WorkerGroup
+from elasticjob_agent.core.state import StopCause, WorkerEnded, WorkerGroup
 from elasticjob_agent.worker_runtime import WorkerExited
 from elasticjob_rendezvous.protocol.records.codec import encode
 from elasticjob_rendezvous.protocol.records.failures import FAILURE_BYTES, Failure, FailureClass

@@ -13,8 +13,8 @@ from elasticjob_agent.core.events import (
     WorkersProgressed,
 )
 from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hangs_at, parse_stack
-from elasticjob_agent.core.model import State
 from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.state import State
 from elasticjob_agent.core.step import step, wake_at
 from elasticjob_agent.worker_runtime import WorkersSucceeded
 from elasticjob_rendezvous.protocol.coordinator.failure_policy import culprit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_agent.core.job_records import ObservedJob, observe_step, records
-from elasticjob_agent.core.polling import (
+from elasticjob_agent.core.poll_step import (
     BarrierTimedOut,
     Departed,
     Event,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.core.polling import (
+from elasticjob_agent.core.poll_step import (
     STEADY_SECONDS,
     UNCHARGED_IN_A_ROW,
     BarrierTimedOut,

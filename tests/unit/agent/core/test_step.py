@@ -23,8 +23,8 @@ from elasticjob_agent.core.events import (
     Timer,
     WorkersProgressed,
 )
-from elasticjob_agent.core.model import LEFTOVER_SECONDS, ExitCode
 from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.state import LEFTOVER_SECONDS, ExitCode
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.worker_runtime import (
     Hello,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_agent.core.model import (
+from elasticjob_agent.core.state import (
     LEFT_CODE,
     Ending,
     ExitCode,

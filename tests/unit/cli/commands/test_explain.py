@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from elasticjob_cli.commands.explain import (
-    INTERRUPTED,
-    JUST_BEGUN,
-    Cluster,
-    event_line,
-)
+from elasticjob_cli.commands.cluster_reader import ClusterReader, event_line
+from elasticjob_cli.commands.explain import INTERRUPTED, JUST_BEGUN
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.job_store import RUNNER_GONE, JobFolder, write_json
 from elasticjob_cli.main import application, plugin
@@ -113,14 +109,14 @@ def test_pods_without_label_are_requested_by_name(
     lost["metadata"] |= {"labels": {}, "ownerReferences": [owner_reference(a_job)]}
     asked: list[tuple[str, ...]] = []
 
-    def items(_: Cluster, *arguments: str) -> list[Json]:
+    def items(_: ClusterReader, *arguments: str) -> list[Json]:
         asked.append(arguments)
         if arguments[0] != "pods":
             return []
         return [RawPod(0).ready().raw] if arguments[1] == "--selector" else [lost, stranger]
 
-    monkeypatch.setattr(Cluster, "items", items)
-    told = Cluster().explain("job").sentences
+    monkeypatch.setattr(ClusterReader, "items", items)
+    told = ClusterReader().explain("job").sentences
     assert ("pods", "job-1", "job-3", "--ignore-not-found") in asked
     [said] = [said for said in told if " lost the labels " in said]
     assert said.startswith("job-1 has lost")
@@ -128,7 +124,7 @@ def test_pods_without_label_are_requested_by_name(
 
 def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
     said = whole(kubectl)
-    told = Cluster("team-a", "ctx", Path("/kube")).explain("job")
+    told = ClusterReader("team-a", "ctx", Path("/kube")).explain("job")
     assert list(told.sentences) == said
     assert "job-2 is Pending: Insufficient nvidia.com/gpu" in said[0]
     assert "job-1 cannot be reached" in said[0]
@@ -144,14 +140,16 @@ def test_cluster_job_is_explained_in_operator_phrases(kubectl: Path) -> None:
 
 def test_newest_events_come_last(kubectl: Path) -> None:
     whole(kubectl)
-    assert Cluster().explain("job").events == tuple(f"12:00:0{n} E{n}: said" for n in range(3, 8))
+    assert ClusterReader().explain("job").events == tuple(
+        f"12:00:0{n} E{n}: said" for n in range(3, 8)
+    )
 
 
 def test_missing_permission_for_nodes_and_events_still_explains_job(kubectl: Path) -> None:
     whole(kubectl)
     (kubectl / "nodes").unlink()
     (kubectl / "events").unlink()
-    told = Cluster().explain("job")
+    told = ClusterReader().explain("job")
     assert told.events == ()
     assert "job-2 is Pending: Insufficient nvidia.com/gpu" in told.sentences[0]
     assert "job-1 is starting" in told.sentences[0], "its node is taken for ready"
@@ -159,7 +157,7 @@ def test_missing_permission_for_nodes_and_events_still_explains_job(kubectl: Pat
 
 def test_unknown_job(kubectl: Path) -> None:
     with pytest.raises(CommandError, match=r"^the cluster's answer: elasticjobs"):
-        Cluster().explain("job")
+        ClusterReader().explain("job")
     asked = calls(kubectl)
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
     assert isinstance(result.exception, CommandError)
@@ -178,7 +176,7 @@ def test_name_is_no_option_of_kubectl(kubectl: Path, name: str) -> None:
 def test_missing_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(kubectl))
     with pytest.raises(CommandError, match="kubectl was not found on PATH"):
-        Cluster().explain("job")
+        ClusterReader().explain("job")
 
 
 def test_job_of_another_release(kubectl: Path) -> None:
@@ -187,7 +185,7 @@ def test_job_of_another_release(kubectl: Path) -> None:
     document["spec"]["warpNodes"] = 5
     served(kubectl, elasticjobs=document)
     with pytest.raises(CommandError, match=r"another release: .*warpNodes"):
-        Cluster().explain("job")
+        ClusterReader().explain("job")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from elasticjob_cli.cluster import Kubectl
 from elasticjob_cli.dashboard import cluster_jobs as module
 from elasticjob_cli.dashboard.cluster_jobs import MAX_JOBS, PAGE, ClusterJobs, by_kubectl
 from elasticjob_cli.dashboard.pages import jobs_page
@@ -26,6 +25,7 @@ from elasticjob_cli.dashboard.sources import (
     Unavailable,
     last_lines,
 )
+from elasticjob_cli.kubectl import Kubectl
 from elasticjob_cli.log_lines import LogOptions, parsed_lines
 from tests.unit.cli.dashboard.test_pages import NOW, document
 

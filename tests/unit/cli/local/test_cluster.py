@@ -18,7 +18,12 @@ from elasticjob_cli.local.kubelet import Kubelet, LocalPod, PodFiles, Programs
 from elasticjob_cli.local.processes import Exit, Processes
 from elasticjob_operator.domain.manifests.owned_objects import Access
 from elasticjob_operator.domain.observed.state import PodPhase
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory, RendezvousMemory
+from elasticjob_operator.reconcile.job_memory import (
+    JobKey,
+    JobMemory,
+    OwnedMemory,
+    RendezvousMemory,
+)
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller
 from elasticjob_operator.rendezvous.agents_source import AgentsSource
 from elasticjob_operator.rendezvous.report_client import Agent

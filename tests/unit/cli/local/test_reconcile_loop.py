@@ -17,7 +17,7 @@ from elasticjob_cli.local.reconciler import LocalRendezvous, ReconcileLoop
 from elasticjob_cli.local.round_log import RoundLog
 from elasticjob_cli.local.stored_job import StoredJob
 from elasticjob_operator.domain.observed.state import Observed
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory
 from elasticjob_rendezvous.etcd.errors import EtcdError, Unavailable
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams
 from tests.unit.operator.builders import job

@@ -8,7 +8,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from elasticjob_operator.etcd_tls import certificates, certs
+from elasticjob_operator.etcd_tls import certificates, certs_command
+from elasticjob_operator.etcd_tls.certificate_rotation import (
+    AUTHORITY_LIFE,
+    BACKDATED,
+    LEAF_LIFE,
+    TRUST_TIME,
+    Certificate,
+    CertificateState,
+    Wanted,
+    Work,
+    due_changes,
+)
 from elasticjob_operator.etcd_tls.certificates import (
     BUNDLE,
     CERT,
@@ -21,18 +32,7 @@ from elasticjob_operator.etcd_tls.certificates import (
     apply_changes,
     parse_data,
 )
-from elasticjob_operator.etcd_tls.certs import Exit, ForeignSecret
-from elasticjob_operator.etcd_tls.rotation import (
-    AUTHORITY_LIFE,
-    BACKDATED,
-    LEAF_LIFE,
-    TRUST_TIME,
-    Certificate,
-    CertificateState,
-    Wanted,
-    Work,
-    due_changes,
-)
+from elasticjob_operator.etcd_tls.certs_command import Exit, ForeignSecret
 from elasticjob_operator.kubernetes.client import AlreadyExists, Conflict, Forbidden, Unreachable
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -251,7 +251,7 @@ def test_exit_status_says_if_retry_is_useful(
     async def fails(request: object) -> list[str]:
         raise error
 
-    monkeypatch.setattr(certs, "_connected", fails)
+    monkeypatch.setattr(certs_command, "_connected", fails)
     arguments = ["--namespace=ns", "--secret=etcd", "--dns-name=etcd"]
-    assert certs.main(arguments) == status
+    assert certs_command.main(arguments) == status
     assert capsys.readouterr().err == f"error: {error}\n"

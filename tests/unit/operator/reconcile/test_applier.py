@@ -24,7 +24,7 @@ from elasticjob_operator.kubernetes.client import SERVICES, AlreadyExists, Json,
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.reconcile.cluster import Applied, NameTaken, ReconcileContext
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, OwnedMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, OwnedMemory
 from elasticjob_operator.reconcile.kube_cluster import (
     MAX_CONCURRENT_CALLS,
     PODS_SECONDS,

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import elasticjob_operator
-from elasticjob_operator.reconcile.jobs import JobMemory, PendingChange
+from elasticjob_operator.reconcile.job_memory import JobMemory, PendingChange
 
 OPERATOR = Path(elasticjob_operator.__file__).parent
 WRITERS = {

@@ -11,7 +11,7 @@ from elasticjob_operator.domain.plan.actions import CreatePod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, PodMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, PodMemory
 from elasticjob_operator.reconcile.live_pods import LivePods
 from elasticjob_operator.reconcile.plan_pass import Observer
 from elasticjob_operator.reconcile.watches import NodeCache

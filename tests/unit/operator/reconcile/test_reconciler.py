@@ -36,7 +36,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.reconcile.cluster import Applied, ReconcileContext
 from elasticjob_operator.reconcile.fault_guard import MAX_EXCESSES, MAX_FAULTS, RECONCILE_SECONDS
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, Jobs, PodMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, Jobs, PodMemory
 from elasticjob_operator.reconcile.processor_time import ProcessorTime, TooLong
 from elasticjob_operator.reconcile.reconciler import Dependencies, Reconciler
 from elasticjob_operator.reconcile.workqueue import Retry

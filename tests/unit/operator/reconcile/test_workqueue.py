@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob_operator.reconcile.jobs import JobKey
+from elasticjob_operator.reconcile.job_memory import JobKey
 from elasticjob_operator.reconcile.workqueue import (
     BURST,
     MOST_BACKOFF_SECONDS,

@@ -11,7 +11,7 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
 )
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobMemory
+from elasticjob_operator.reconcile.job_memory import JobMemory
 from elasticjob_operator.rendezvous.sources import PodReader, UnusableSource
 from elasticjob_rendezvous.protocol.records.members import Outcome
 from elasticjob_rendezvous.protocol.records.params import RendezvousParams

@@ -17,7 +17,7 @@ from elasticjob_operator.domain.plan.actions import RemoveMembers
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, RendezvousMemory
 from elasticjob_operator.reconcile.live_pods import PodObjects
 from elasticjob_operator.rendezvous.etcd_source import MAX_LOOKUPS, Etcd, EtcdSource
 from elasticjob_operator.rendezvous.informer_cache import InformerCache

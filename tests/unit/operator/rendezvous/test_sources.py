@@ -13,13 +13,13 @@ import pytest
 
 from elasticjob_operator.domain.manifests.names import AGENT_CONTAINER, INCARNATION_LABEL
 from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.agent_records import Participant, PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import Participant, PodHistory
 from elasticjob_operator.domain.observed.pod_state import PREFIX_VARIABLE
 from elasticjob_operator.domain.observed.state import UNREADABLE, Observed, Pod
 from elasticjob_operator.kubernetes.client import Json, Kind, NotFound
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.reconcile.jobs import JobKey, JobMemory, RendezvousMemory
+from elasticjob_operator.reconcile.job_memory import JobKey, JobMemory, RendezvousMemory
 from elasticjob_operator.reconcile.live_pods import SPARE_AGENTS, PodObjects, agents_of
 from elasticjob_operator.reconcile.workqueue import Retry
 from elasticjob_operator.rendezvous.agent_poller import AgentPoller

@@ -120,6 +120,8 @@ def _file_faults(spec: Field, reference: Field) -> Iterator[Fault]:
     yield from DNS_LABEL.faults(name)
     yield from must_be_set(reference.child("path"))
     yield from backstep_faults(reference.child("path"))
-    volumes = [one for one in spec.items("volumes") if one.child("name").value == name.value]
+    volumes = [
+        volume for volume in spec.items("volumes") if volume.child("name").value == name.value
+    ]
     if not volumes or not volumes[0].child("emptyDir").present:
         yield name.fault("must be the name of an emptyDir volume")

@@ -248,4 +248,6 @@ def volumes(template: Template) -> Iterator[Found]:
 
 def _is_written(template: Template, volume: object) -> bool:
     mounts = mappings(template.trainer.get("volumeMounts"))
-    return any(one.get("name") == volume and one.get("readOnly") is not True for one in mounts)
+    return any(
+        mount.get("name") == volume and mount.get("readOnly") is not True for mount in mounts
+    )

@@ -23,7 +23,7 @@ def host_ipc(template: Template) -> Iterator[Found]:
     if template.spec.get("hostIPC") is not True:
         return
     mounts = mappings(template.trainer.get("volumeMounts"))
-    if any(is_same(one.get("mountPath"), SHM_PATH) for one in mounts):
+    if any(is_same(mount.get("mountPath"), SHM_PATH) for mount in mounts):
         effect = f"its volume at {SHM_PATH} hides the machine's from the trainer"
     else:
         effect = (

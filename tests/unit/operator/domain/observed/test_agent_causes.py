@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_operator.domain.observed.from_agents import Departure, PodHistory, with_causes
+from elasticjob_operator.domain.observed.agent_records import Departure, PodHistory, with_causes
 from elasticjob_operator.domain.observed.state import NodeState, Pod, RendezvousView
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.protocol.records.members import Cause, CauseKind

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.domain.observed.agent_records import agent_view, undecided_until
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import agent_view, undecided_until
 from elasticjob_operator.domain.observed.state import NodeState, Pod, PodPhase, RendezvousView
 from elasticjob_operator.domain.plan.actions import CreatePod
 from elasticjob_operator.domain.plan.planner import plan

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import EnumType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from elasticjob_operator.domain.observed.from_agents import rendezvous_from_status
+from elasticjob_operator.domain.observed.agent_records import rendezvous_from_status
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model.status import (

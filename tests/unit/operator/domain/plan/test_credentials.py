@@ -11,7 +11,7 @@ from elasticjob_operator.domain.manifests.names import (
     ROTATE_ANNOTATION,
     ROTATED_ANNOTATION,
 )
-from elasticjob_operator.domain.plan.credentials import (
+from elasticjob_operator.domain.plan.user_rotation import (
     CredentialsState,
     RotationReason,
     due_rotation,

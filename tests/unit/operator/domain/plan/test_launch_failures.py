@@ -9,8 +9,8 @@ import pytest
 from elasticjob_operator.domain.observed.state import UNREADABLE, Pod, RendezvousView, StopReason
 from elasticjob_operator.domain.plan.actions import CloseRendezvous, CreatePod, WriteParams
 from elasticjob_operator.domain.plan.backends import rendezvous_params
+from elasticjob_operator.domain.plan.launch_failures import MOST_LAUNCH_FAILURES
 from elasticjob_operator.domain.plan.planner import Plan, plan
-from elasticjob_operator.domain.plan.sizes import MOST_LAUNCH_FAILURES
 from elasticjob_rendezvous.protocol.records.members import OutcomeKind
 from tests.unit.operator.builders import (
     NOW,

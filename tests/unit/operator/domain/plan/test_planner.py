@@ -35,19 +35,19 @@ from elasticjob_operator.domain.plan.actions import (
     WriteParams,
 )
 from elasticjob_operator.domain.plan.backends import rendezvous_params
+from elasticjob_operator.domain.plan.closing_checkpoint import COORDINATOR_SECONDS, closing_step
 from elasticjob_operator.domain.plan.planner import KEPT_FAILED_PODS, MAX_POD_ACTIONS, Plan, plan
-from elasticjob_operator.domain.plan.saving import COORDINATOR_SECONDS, closing_step
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
 from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import STOP_MARGIN_SECONDS
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import (
     ClosingRequest,
     DrainRequest,
     RendezvousParams,
 )
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.operator.builders import (
     NOW,
     ago,

@@ -30,9 +30,9 @@ from elasticjob_operator.domain.status.events import (
 from elasticjob_operator.domain.status.next_status import next_status
 from elasticjob_operator.model.status import CauseStatus, FailureStatus, RoundStatus, Status
 from elasticjob_operator.model.types import Phase
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.failures import FailureClass
 from elasticjob_rendezvous.protocol.records.members import CauseKind, OutcomeKind
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.operator.builders import (
     NOW,
     ago,

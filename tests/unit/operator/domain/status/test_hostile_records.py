@@ -8,13 +8,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elasticjob_operator.domain.observed.agent_records import agent_view
 from elasticjob_operator.domain.observed.etcd_records import (
     Records,
     decode_records,
     merge_reports,
     rendezvous_view,
 )
-from elasticjob_operator.domain.observed.from_agents import agent_view
 from elasticjob_operator.domain.observed.state import RendezvousView
 from elasticjob_operator.domain.plan.planner import plan
 from elasticjob_operator.domain.status.next_status import next_status

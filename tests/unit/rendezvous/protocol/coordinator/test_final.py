@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.members import (
     CauseKind,
     MemberState,
@@ -16,7 +17,6 @@ from elasticjob_rendezvous.protocol.records.members import (
     Streak,
 )
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 from tests.unit.rendezvous.builders import Job, identity, lose_link
 
 LEAVING = MemberState.LEAVING

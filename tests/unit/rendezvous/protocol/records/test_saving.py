@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import SaveReport, SaveResult
 from elasticjob_rendezvous.protocol.records.codec import decode, encode
 from elasticjob_rendezvous.protocol.records.members import Outcome, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
-from elasticjob_rendezvous.protocol.records.saving import SaveReport, SaveResult
 
 
 @pytest.mark.parametrize(

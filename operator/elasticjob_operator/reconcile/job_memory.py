@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from elasticjob_operator.domain.manifests.owned_objects import Access
+from elasticjob_operator.domain.observed.agent_records import PodHistory
 from elasticjob_operator.domain.observed.etcd_records import Records
-from elasticjob_operator.domain.observed.from_agents import PodHistory
 from elasticjob_operator.domain.observed.state import Pod, Refusal
 from elasticjob_operator.domain.status.set_aside import SetAside
 from elasticjob_operator.model import Phase, Status

@@ -1,4 +1,4 @@
-"""Lifecycle of a process of the operator's image: its signals, its fatal errors, its exit code."""
+"""Signals, fatal errors and exit codes of the processes of the operator's image."""
 
 from __future__ import annotations
 

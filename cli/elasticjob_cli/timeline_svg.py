@@ -192,17 +192,17 @@ def _overview(changes: Sequence[Change], end: float, top: int) -> list[str]:
             f'height="{bottom - y:.1f}"><title>{_text(_sentence(one))}</title></rect>'
         )
     labels: list[tuple[int, float]] = []
-    for one in changes:
-        if one.first or one.recovery_ms is None:
+    for change in changes:
+        if change.first or change.recovery_ms is None:
             continue
-        started = one.phases.get("startMs", 0)
-        left = x(max(begin, one.at - (one.recovery_ms - started) / 1000))
-        width = max(x(min(end, one.at + started / 1000)) - left, 2.0)
+        started = change.phases.get("startMs", 0)
+        left = x(max(begin, change.at - (change.recovery_ms - started) / 1000))
+        width = max(x(min(end, change.at + started / 1000)) - left, 2.0)
         found.append(
             f'<rect class="loss" x="{left:.1f}" y="{top}" width="{width:.1f}" '
-            f'height="{OVERVIEW_HEIGHT}"><title>{_text(_sentence(one))}</title></rect>'
+            f'height="{OVERVIEW_HEIGHT}"><title>{_text(_sentence(change))}</title></rect>'
         )
-        labels.append((one.recovery_ms, left))
+        labels.append((change.recovery_ms, left))
     found += [
         _label(left, top - 5, seconds_text(ms), "", "middle")
         for ms, left in _without_overlap(labels)
@@ -223,7 +223,7 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
     A change far shorter than the longest one is magnified, and its label has the factor.
     """
     left, room = MARGIN + LABEL_WIDTH, WIDTH - 2 * MARGIN - LABEL_WIDTH - 80
-    longest = max((sum(one.phases.values()) for one in rows), default=0) or 1
+    longest = max((sum(row.phases.values()) for row in rows), default=0) or 1
     found, at = [], left
     for name, colour in PHASES.values():
         found.append(f'<rect x="{at}" y="{top - 22}" width="10" height="10" fill="{colour}"/>')
@@ -250,7 +250,7 @@ def _zoom(rows: Sequence[Change], total: int, top: int) -> list[str]:
         found.append(_label(x + 6, y + 15, _cost(one) + factor, "soft"))
     y = top + ROW_HEIGHT * len(rows) + 22
     cut = f"the newest {len(rows)} of {total} rounds; " if len(rows) < total else ""
-    zoomed = "; x: magnified" if any("(x" in one for one in found) else ""
+    zoomed = "; x: magnified" if any("(x" in element for element in found) else ""
     text = f"{cut}bars: {seconds_text(longest)} at full width{zoomed}"
     found.append(_label(MARGIN, y, text, "soft"))
     return found

@@ -19,6 +19,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 
+from elasticjob_operator.etcd_tls.certificate_rotation import (
+    CertificateState,
+    Change,
+    Wanted,
+    Work,
+    due_changes,
+)
 from elasticjob_operator.etcd_tls.certificates import (
     BUNDLE,
     FOLLOWING_KEY,
@@ -26,13 +33,6 @@ from elasticjob_operator.etcd_tls.certificates import (
     Data,
     apply_changes,
     parse_data,
-)
-from elasticjob_operator.etcd_tls.rotation import (
-    CertificateState,
-    Change,
-    Wanted,
-    Work,
-    due_changes,
 )
 from elasticjob_operator.kubernetes.client import (
     SECRETS,

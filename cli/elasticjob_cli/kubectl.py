@@ -1,4 +1,4 @@
-"""Jobs on a cluster: the choice of the place, and calls of the user's kubectl.
+"""Calls of the user's kubectl, and the choice between a cluster and this machine.
 
 kubectl has the user's contexts and credentials. Its messages are shown after the request that
 failed, without its prefixes.

@@ -1,4 +1,4 @@
-"""End of a job after a checkpoint: the request to its coordinator, and the operator's own deadline.
+"""Checkpoint before a job is closed: the request to its coordinator, and the operator's deadline.
 
 Only a running round has something to save, and only if its scripts save on request. Any other job
 is closed at once.
@@ -17,10 +17,14 @@ from elasticjob_rendezvous.protocol.coordinator.checkpoint_gate import (
     STOP_MARGIN_SECONDS,
     save_error,
 )
+from elasticjob_rendezvous.protocol.records.closing_checkpoint import (
+    NAMED_MEMBERS,
+    SaveReport,
+    SaveResult,
+)
 from elasticjob_rendezvous.protocol.records.members import Member, MemberState, OutcomeKind
 from elasticjob_rendezvous.protocol.records.params import ClosingRequest, RendezvousParams
 from elasticjob_rendezvous.protocol.records.roster import natural_order
-from elasticjob_rendezvous.protocol.records.saving import NAMED_MEMBERS, SaveReport, SaveResult
 
 COORDINATOR_SECONDS = 5.0
 """Time for a coordinator to close the job after the time for the checkpoint; also covers the
@@ -73,7 +77,7 @@ def is_saving(view: RendezvousView, bounds: RendezvousParams | None, now: dateti
         latest = now + _wait(bounds) + timedelta(seconds=CLOCK_SECONDS)
         return now < due <= latest and (not view.readable or view.state is RendezvousState.FINAL)
     trained = _trained(view)
-    return save_seconds(bounds) > 0 and bool(trained) and all(one.saves for one in trained)
+    return save_seconds(bounds) > 0 and bool(trained) and all(member.saves for member in trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +108,10 @@ def _trained(view: RendezvousView) -> list[Member]:
     if view.state is not RendezvousState.FINAL:
         return []
     return [
-        one
-        for one in view.members
-        if one.round == view.round
-        and (one.runs or (one.state is MemberState.LEAVING and not one.stopped))
+        member
+        for member in view.members
+        if member.round == view.round
+        and (member.runs or (member.state is MemberState.LEAVING and not member.stopped))
     ]
 
 
@@ -119,7 +123,9 @@ def save_report(view: RendezvousView, bounds: RendezvousParams | None) -> SaveRe
     requested = bounds is not None and bounds.closing is not None
     supported = all(member.saves for member in trained)
     result = SaveResult.NO_TIME if supported else SaveResult.NOT_SUPPORTED
-    unsaved = [one.name for one in trained if not (one.saved if requested else one.saves)]
+    unsaved = [
+        member.name for member in trained if not (member.saved if requested else member.saves)
+    ]
     unsaved.sort(key=natural_order)
     if requested and any(member.completed for member in trained):  # the checkpoint of all
         result, unsaved = SaveResult.SAVED, []

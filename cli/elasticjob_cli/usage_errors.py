@@ -1,4 +1,4 @@
-"""Commands whose usage errors are this program's own text, not that of the library that parses."""
+"""Usage errors in this program's own words, instead of those of the library that parses."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class TargetCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from elasticjob_cli.commands.script_job import arranged  # loads the models
 
-        options = [one for one in self.params if one.param_type_name == "option"]
+        options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
         takes_value = {
-            name: not getattr(one, "is_flag", False)
-            for one in options
-            for name in (*one.opts, *one.secondary_opts)
+            name: not getattr(option, "is_flag", False)
+            for option in options
+            for name in (*option.opts, *option.secondary_opts)
         }
         words, kind = arranged(args, {**takes_value, "-h": False, "--help": False})
         ctx.meta[TARGET] = kind
@@ -82,7 +82,7 @@ class TargetCommand(Command):
 
 def _arguments(parameters: Sequence[Any]) -> str:
     """Return the arguments of a command in words."""
-    found = [one for one in parameters if one.param_type_name == "argument"]
+    found = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     names = ", ".join(one.metavar or one.name.upper() for one in found)
     return f"one {names}" if len(found) == 1 else names or "no argument"
 

@@ -1,4 +1,4 @@
-"""Operator process: logging, signals and exit code."""
+"""Entry point of the operator's process: settings, logging, standby, service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.replica.active import ActiveReplica
 from elasticjob_operator.replica.health import Health, serve_health
 from elasticjob_operator.replica.leader import hold_lease
-from elasticjob_operator.replica.lifecycle import run_until_signal
+from elasticjob_operator.replica.signals import run_until_signal
 from elasticjob_operator.settings import Settings, SettingsError
 
 

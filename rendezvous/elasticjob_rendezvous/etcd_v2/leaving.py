@@ -1,4 +1,4 @@
-"""End of a member's participation: it gives up its rank, or closes the rendezvous for all."""
+"""Leave of a member: give up its rank, or close the rendezvous for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitted job: its state, its changes and its result, by blocking and by awaitable calls."""
+"""Job that the client submitted: state, changes and result, by blocking and awaitable calls."""
 
 from __future__ import annotations
 
@@ -265,9 +265,9 @@ def failure_text(job: model.ElasticJob) -> str:
     status = job.status
     name, phase = job.metadata.name, status.phase or "without a status"
     reasons = [
-        f": {one.reason}: {one.message}"
-        for one in status.conditions
-        if one.type in ("Failed", "Suspended") and one.status == "True"
+        f": {condition.reason}: {condition.message}"
+        for condition in status.conditions
+        if condition.type in ("Failed", "Suspended") and condition.status == "True"
     ]
     lines = [f'job "{name}" did not succeed: {phase}{reasons[0] if reasons else ""}']
     failure = latest_failure(status)

@@ -1,4 +1,4 @@
-"""Rotation of a job's etcd user: the rotation that is due, and the end of the former users.
+"""Rotation of a job's etcd user: the rotation that is due, and the removal of former users.
 
 A rotation adds a user with the same role and writes its name and password to the job's Secret. The
 former user stays until the agents have read the Secret again. All state is in the annotations of

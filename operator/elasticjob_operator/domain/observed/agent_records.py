@@ -1,9 +1,9 @@
-"""Rendezvous of a job whose backend keeps no records for the operator.
+"""Records of one job without etcd v3, assembled from its agents' reports. No I/O.
 
-It is built from the agents' reports, which end with the agents. The outcome comes from their
-last report or, if that was missed, from the ends of the pods; the history is read back from
-the job's status. In a rendezvous of a torch backend (etcd-v2, c10d) the departure of a node
-only shows as "a node is waiting": the pods show which node left or was lost.
+Reports end with their agents. The outcome therefore comes from the last report or, if that was
+missed, from the ends of the pods, and the history of rounds from the job's status. A torch backend
+(etcd-v2, c10d) shows the departure of a node only as "a node is waiting": the pods show which node
+left or was lost.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from elasticjob_operator.domain.observed.state import (
     RendezvousView,
     StopReason,
 )
+from elasticjob_operator.domain.plan.launch_failures import launch_failures, launch_limit_reason
 from elasticjob_operator.domain.plan.lifecycle import FINISHED, shutdown_time
-from elasticjob_operator.domain.plan.sizes import count_pods, launch_failures, launch_limit_reason
+from elasticjob_operator.domain.plan.sizes import count_pods
 from elasticjob_operator.domain.status.failures import failure_of, latest_failure
 from elasticjob_operator.domain.status.rounds import cause_of, history
 from elasticjob_operator.model.job import ElasticJob
@@ -58,7 +59,7 @@ def rendezvous_from_status(status: Status) -> RendezvousView:
         found["first_failure"] = failure_of(failure)
     return RendezvousView(
         **found,
-        rounds=tuple(one for one in map(history, status.rounds) if one is not None),
+        rounds=tuple(round_ for round_ in map(history, status.rounds) if round_ is not None),
         failures_charged=status.restarts,
         interruptions=Counts(**_fields(Counts, status.interruptions)),
     )
@@ -261,8 +262,8 @@ def with_causes(
         found.number: found.cause for found in before.rounds if found.cause.kind in _DEPARTURES
     }
     by_round: dict[int, list[Departure]] = {}
-    for one in gone:
-        by_round.setdefault(one.round + 1, []).append(one)
+    for departure in gone:
+        by_round.setdefault(departure.round + 1, []).append(departure)
     rounds = tuple(_corrected_round(found, known, by_round) for found in view.rounds)
     return replace(view, rounds=rounds, cause=_corrected_cause(view, before, by_round))
 
@@ -309,14 +310,14 @@ def _explaining(
 ) -> list[Departure]:
     """Return the departures that explain the cause: they abort a peer's collective, but do not
     explain a failure of a departed pod itself."""
-    own = cause is CauseKind.FAILURE and any(one.pod in members for one in gone)
+    own = cause is CauseKind.FAILURE and any(departure.pod in members for departure in gone)
     return [] if own else gone
 
 
 def _kind(gone: list[Departure]) -> CauseKind:
-    lost = any(one.kind is CauseKind.LOSS for one in gone)
+    lost = any(departure.kind is CauseKind.LOSS for departure in gone)
     return CauseKind.LOSS if lost else CauseKind.LEAVE
 
 
 def _names(gone: list[Departure]) -> tuple[str, ...]:
-    return tuple(sorted((one.pod for one in gone), key=natural_order))
+    return tuple(sorted((departure.pod for departure in gone), key=natural_order))

@@ -109,7 +109,7 @@ def _changes(held: CertificateState, wanted: Wanted, now: datetime) -> Iterator[
     elif authority and authority.work is Work.MAKE_AUTHORITY:
         issuer = None
     faults = [_fault(held.leaf, issuer, wanted.names, now)]
-    faults += [_fault(one, issuer, frozenset(), now) for one in held.clients]
+    faults += [_fault(client, issuer, frozenset(), now) for client in held.clients]
     if found := next(filter(None, faults), ""):
         yield Change(Work.SIGN, found)
     if not held.password:

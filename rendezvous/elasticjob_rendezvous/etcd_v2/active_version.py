@@ -9,7 +9,7 @@ import etcd
 from elasticjob_rendezvous.api import RendezvousStateError
 from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, Paths, State, read
 from elasticjob_rendezvous.etcd_v2.core.transitions import Write
-from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
+from elasticjob_rendezvous.etcd_v2.watch import Feed, Seen
 
 
 class ActiveVersion:
