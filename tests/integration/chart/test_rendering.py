@@ -54,6 +54,20 @@ def test_objects_have_labels_and_namespace(rendered: Rendered) -> None:
         seen.add(place)
 
 
+def test_python_programs_have_five_minutes_to_start(rendered: Rendered) -> None:
+    """On an overloaded node their imports take minutes, and each restart begins again."""
+    found = 0
+    for name, pod in rendered.pods():
+        for container in pod["spec"]["containers"]:
+            if "livenessProbe" not in container or container["name"] == "etcd":
+                continue
+            found += 1
+            startup = container["startupProbe"]
+            assert startup["httpGet"] == container["livenessProbe"]["httpGet"], name
+            assert startup["periodSeconds"] * startup["failureThreshold"] >= 300, name
+    assert found > 0
+
+
 def test_pod_labels_do_not_depend_on_version(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & pod["metadata"]["labels"].keys()
