@@ -43,7 +43,7 @@ TARGET = "elasticjob_cli.target"
 
 
 class Command(TyperCommand):
-    """Command that states what a value must be, and repeats it."""
+    """Command whose usage errors state the expected value and repeat the given one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = tuple(args)

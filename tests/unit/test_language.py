@@ -34,6 +34,8 @@ DETERMINER = re.compile(r"(an?|the|this|that|these|those|its?|they|their|we|our|
 THIRD_PERSON = re.compile(r"(?!Pass|Process|Discard)[A-Z][a-z]*s\b")
 """First word of a function's docstring that is no imperative."""
 QUOTED = re.compile(r"``?[^`]*``?|\"[^\"]*\"")
+FILES_SAY = ("if its checkpoint says that all is done, remove that to begin again",)
+"""Messages in which a file, and no program, says something."""
 LONGEST_SUBJECT = 72
 
 
@@ -129,9 +131,24 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string.lstrip("# ")
 
 
+def messages(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each literal of three words or more that is no docstring."""
+    documented = {line for line, _ in docstrings(tree)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if (
+            node.value.count(" ") >= 2
+            and node.lineno not in documented
+            and node.value not in FILES_SAY
+        ):
+            yield node.lineno, node.value
+
+
 def nonstandard(text: str) -> list[tuple[int, str]]:
-    """Return docstrings and comments with a verb of people or a clause in place of a noun."""
-    prose = [*docstrings(ast.parse(text)), *comments(text)]
+    """Return prose with a verb of people, a dated word or a clause in place of a noun."""
+    tree = ast.parse(text)
+    prose = [*docstrings(tree), *comments(text), *messages(tree)]
     words = ((line, found, QUOTED.sub("", found)) for line, found in prose)
     return [
         (line, found.strip().splitlines()[0])
@@ -141,7 +158,7 @@ def nonstandard(text: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("folder", PRODUCT)
-def test_docstrings_and_comments_use_verbs_for_programs(folder: str) -> None:
+def test_docstrings_comments_and_messages_use_verbs_for_programs(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
     found = [(path, *one) for path in paths for one in nonstandard(path.read_text())]
@@ -157,6 +174,8 @@ def test_docstrings_and_comments_use_verbs_for_programs(folder: str) -> None:
         'SIZE = 1\n"""Maximum size, whatever the number."""',
         "x = 1  # the launcher said hello",
         "x = 1  # the count begins anew",
+        'log.warning("the agent told %s of the end", name)',
+        'raise ValueError(f"{name} is set anew in every round")',
     ],
 )
 def test_planted_verbs_of_people_are_found(text: str) -> None:

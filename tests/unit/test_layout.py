@@ -26,12 +26,12 @@ _BY_NAME = "a group of commands, which the command line loads by name"
 _ALONE = "a process loads it without the modules beside it"
 SMALL = {
     "cli/elasticjob_cli/client/functions.py": "function jobs, apart from the places of all jobs",
-    "cli/elasticjob_cli/client/notebook.py": "HTML of a job, without its state",
     "cli/elasticjob_cli/commands/completion.py": _BY_NAME,
     "cli/elasticjob_cli/commands/doctor.py": _BY_NAME,
     "cli/elasticjob_cli/commands/version.py": _BY_NAME,
     "cli/elasticjob_cli/completion/names.py": _ALONE,
     "cli/elasticjob_cli/dashboard/markup.py": "escaped HTML, without the pages that use it",
+    "operator/elasticjob_operator/domain/plan/surplus.py": "the choice of pods, apart from the plan",
     "operator/elasticjob_operator/replica/main.py": _ALONE,
     "rendezvous/elasticjob_rendezvous/etcd_v2/probe.py": "one of several probes",
     "rendezvous/elasticjob_rendezvous/protocol/coordinator/bootstrap.py": "one state of a round",

@@ -233,3 +233,14 @@ def test_architecture_page_maps_every_package_and_protocol_module() -> None:
     modules = {path.stem for path in (rendezvous / "protocol").rglob("*.py")} - {"__init__"}
     section = text.partition("## Modules of the protocol")[2].partition("\n## ")[0]
     assert modules - set(re.findall(r"`([^`]+)`", section)) == set()
+
+
+def test_architecture_page_names_existing_modules_by_subject() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("## Modules by subject")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([^`]+\.py)`", section))
+    modules = [f"/{path}" for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert len(named) >= 25
+    assert {
+        name for name in named if sum(path.endswith(f"/{name}") for path in modules) != 1
+    } == set()

@@ -255,7 +255,7 @@ def _lines(errors: IO[bytes]) -> list[str]:
 
 
 def _end(runner: subprocess.Popen[bytes]) -> None:
-    """End a runner whose job has not begun; it removes what it has set up."""
+    """End a runner whose job has not begun; it removes its files and processes."""
     if runner.poll() is not None:
         return
     runner.terminate()

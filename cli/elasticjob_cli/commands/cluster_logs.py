@@ -1,7 +1,7 @@
 """Logs of a job's pods on a cluster: kubectl reads each pod.
 
-The log so far is merged by time. When following, a thread for each pod reads what comes later, also
-of pods that the operator creates meanwhile.
+The log so far is merged by time. When following, a thread for each pod reads later lines, also of
+pods that the operator creates meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Reader:
         self.rounds = _rounds(job)
 
     def batches(self) -> Iterator[Iterator[Line]]:
-        """Yield the log so far, then, when following, what comes later."""
+        """Yield the log so far, then, when following, later lines."""
         yield merged([self._so_far(pod) for pod in self._begun()])
         if not self._options.follow:
             return

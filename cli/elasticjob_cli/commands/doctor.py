@@ -34,7 +34,7 @@ def doctor(
         Path, typer.Option("--shm", help="Folder of shared memory.", metavar="DIR")
     ] = SHM,
 ) -> None:
-    """Check this machine, or a cluster and its operator, for what jobs need.
+    """Check this machine, or a cluster and its operator, for the requirements of jobs.
 
     Each line has the result of one check: ok, warn or fail, the observation, and the remedy. The
     exit code is 1 if a check fails. Nothing on the cluster is changed.

@@ -87,7 +87,8 @@ def placed(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def for_each(names: Sequence[str], act: Callable[[str], str]) -> None:
-    """Apply a verb to each name and print its results; report errors, and go on, as kubectl does.
+    """Apply a verb to each name and print its results; report errors, and continue, as kubectl
+    does.
 
     The exit code is that of the first error. An error that is the same for two names is no name's.
     """

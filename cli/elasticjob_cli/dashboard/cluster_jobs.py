@@ -86,7 +86,7 @@ class _Reads:
     def listed(
         self, path: str, keep: Callable[[Json], Json], most: int, **query: str
     ) -> tuple[list[Json], bool]:
-        """Return what `keep` leaves of a list's objects, and True if there are more than `most`.
+        """Return a list's objects, each reduced by `keep`, and True if there are more than `most`.
 
         The list is read in parts, so that few whole objects are in memory. A part that is too
         large is read again with fewer objects. Raises `Unavailable`.
@@ -190,10 +190,10 @@ def _listed_pod(document: Json) -> Json:
 def _log(
     reads: _Reads, path: str, container: str, tail: int, room: int
 ) -> tuple[Sequence[str], bool]:
-    """Return the last lines of a pod's log, and True if there are fewer, as they were too large.
+    """Return the last lines of a pod's log, and True if lines were left out because of their size.
 
-    The kubelet cuts the end of a tail that is larger than the limit, so the newest lines: an answer
-    of the whole limit is asked for again with fewer lines.
+    The kubelet cuts the newest lines of a tail that is larger than the limit: if an answer has the
+    size of the limit, fewer lines are requested.
     """
     query = {"timestamps": "true", "limitBytes": str(room)}
     query |= {"container": container} if container else {}

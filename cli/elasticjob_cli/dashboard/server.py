@@ -348,7 +348,7 @@ class _Handler(BaseHTTPRequestHandler):
             except Denied as refusal:
                 return _plain(refusal.status, str(refusal))
             return answer(source, path, query)
-        except Exception:  # the top loop of a request: the others go on
+        except Exception:  # the top loop of a request: the others continue
             show_error(f"cannot answer a request:\n{traceback.format_exc()}")
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the server's log has the error")
 

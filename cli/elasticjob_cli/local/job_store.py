@@ -228,7 +228,7 @@ class JobFolder:
         there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return CommandError(
             f'the status of local job "{self.name}" cannot be read: {self.status_file}: {cause}. '
-            "It was damaged, or written by another release: `elasticjob run` starts the job anew, "
+            "It was damaged, or written by another release: `elasticjob run` starts the job again, "
             f"`elasticjob delete {self.name}{there}` deletes it"
         )
 

@@ -83,8 +83,8 @@ def sign_certificate(authority: Pair, names: Iterable[str], now: datetime) -> Pa
 def sign_client_certificate(authority: Pair, user: str, now: datetime) -> Pair:
     """Return a certificate of a client of etcd, which is this user there.
 
-    etcd takes the common name for the user of a request without a token. Without a user the name is
-    empty, which no user of etcd can have: the certificate opens the port and permits nothing.
+    For a request without a token etcd reads the user from the common name. Without a user the name
+    is empty, which no user of etcd can have: the certificate permits a connection and no request.
     """
     name = _name(user) if user else x509.Name([_AGENTS])
     return _sign(authority, name, (ExtendedKeyUsageOID.CLIENT_AUTH,), now, None)
@@ -206,9 +206,9 @@ FOLLOWING_KEY = "ca-next.key"
 not sign yet."""
 CERT, KEY = "tls.crt", "tls.key"
 OPERATOR_CERT, OPERATOR_KEY = "operator.crt", "operator.key"
-"""Keys of the operator's certificate, which etcd takes for root."""
+"""Keys of the operator's certificate, whose user in etcd is root."""
 AGENTS_CERT, AGENTS_KEY = "agents.crt", "agents.key"
-"""Keys of the certificate of all agents, which is nobody in etcd. The operator copies it into the
+"""Keys of the certificate of all agents, which has no user in etcd. The operator copies it into the
 jobs' Secrets."""
 _CLIENTS = ((OPERATOR_CERT, OPERATOR_KEY, ROOT), (AGENTS_CERT, AGENTS_KEY, ""))
 """Keys of each client's certificate, and its user."""

@@ -5,7 +5,7 @@ data starts from a snapshot in which authentication is on and root is the only u
 was random and is stored nowhere: the operator authenticates by its certificate, and sets its own.
 
 `etcdutl snapshot restore` runs between the two steps, in etcd's image. It refuses a folder that
-exists, so `prepare` removes what an earlier start of the pod left.
+exists, so `prepare` removes the files of an earlier start of the pod.
 """
 
 from __future__ import annotations

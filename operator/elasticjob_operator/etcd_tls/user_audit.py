@@ -1,8 +1,8 @@
 """Audit of etcd's users: access that neither root nor the user of a job accounts for.
 
 A client that reached etcd while authentication was off could leave itself a user, or a grant of the
-role root, for later. The operator keeps no list of what it created: names and key ranges alone
-decide, so that an operator that has just started finds the same.
+role root, for later. The operator keeps no list of the users that it created: names and key ranges
+alone decide, so that an operator that has just started finds the same.
 """
 
 from __future__ import annotations

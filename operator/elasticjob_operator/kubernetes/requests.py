@@ -2,10 +2,10 @@
 
 Only requests that are safe to repeat are retried, within the timeout.
 
-A pod's age is the present time minus its `creationTimestamp`, which the API server sets. If
-the operator's clock differed from the API server's by more than `pendingTimeoutSeconds`, a new
-pod would be given up at once, or a pod that never starts would be waited for forever. The
-present time therefore follows the clock that the responses show.
+A pod's age is the present time minus its `creationTimestamp`, which the API server sets. If the
+operator's clock differed from the API server's by more than `pendingTimeoutSeconds`, a new pod
+would be replaced immediately, or a pod that never starts would never be replaced. The present time
+therefore follows the clock that the responses show.
 """
 
 from __future__ import annotations

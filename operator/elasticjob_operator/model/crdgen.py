@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = (str(options.output), "generated from the models")
     difference = difflib.unified_diff(found.splitlines(True), wanted.splitlines(True), *names)
     sys.stdout.writelines(difference)
-    sys.stderr.write(f"{options.output} must be generated anew: run `make generate`\n")
+    sys.stderr.write(f"{options.output} must be generated again: run `make generate`\n")
     return 1
 
 

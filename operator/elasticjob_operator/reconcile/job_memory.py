@@ -105,7 +105,7 @@ class ReportMemory:
     """Status and events that this process wrote for a job; the reconciler replaces it.
 
     Args:
-        version: resourceVersion of the last status written; its watch event wakes nobody.
+        version: resourceVersion of the last status written; its watch event causes no reconcile.
         phase: phase in that status.
         goodput: goodput in that status in percent; None if it is unknown or the job has finished.
         unanswered: status before a status write without an answer; the events of that write are

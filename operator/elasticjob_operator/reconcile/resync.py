@@ -292,7 +292,7 @@ class Resync:
 def _jobs_with_pods(pods: Iterable[Json]) -> frozenset[tuple[str, str]]:
     """Return namespace and uid of the jobs that control one of these pods.
 
-    A label alone proves nothing: its author may be anybody who may create pods somewhere.
+    A label alone proves nothing: every user who may create pods can set it.
     """
     return frozenset(
         (raw["metadata"]["namespace"], raw["metadata"]["labels"][UID_LABEL])

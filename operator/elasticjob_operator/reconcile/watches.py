@@ -4,8 +4,8 @@ Handlers turn watch events into wake-ups of the work queue. They decide nothing 
 nothing. Only kopf's watches are used: no finalizers, annotations, events, timers or peering.
 
 A watch can die silently. The staleness check compares the object versions that the watches
-delivered with those of a LIST. The proof is a version that one LIST shows and the watch has
-still not delivered by the next.
+delivered with those of a LIST. A watch is dead if it has not delivered, by the next LIST, a version
+that one LIST showed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NodeCache:
         self.known = {raw["metadata"]["name"]: parse_node(raw) for raw in found}
 
     def take(self, raw: Json, deleted: bool) -> bool:
-        """Apply a watch event of a Node; return True if it changes anything for its pods."""
+        """Apply a watch event of a Node; return True if the change affects its pods."""
         if self.known is None:
             return False
         name: str = raw["metadata"]["name"]
@@ -175,7 +175,7 @@ class Handlers:
 
 
 def _is_unchanged(pod: Json) -> bool:
-    """Return True if a pod is unchanged since its creation, which its creator already knows of."""
+    """Return True if a pod is unchanged since its creation, which the reconcile itself has made."""
     bound = (pod.get("spec") or {}).get("nodeName")
     return not bound and not (pod.get("status") or {}).get("conditions")
 

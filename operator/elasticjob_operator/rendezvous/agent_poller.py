@@ -3,10 +3,10 @@
 Polls about once a second, and at once when a job is reconciled, but only while it has pods that can
 answer. A report expires when its agent stops answering.
 
-An agent that does not answer holds a request for its whole time. Pods are made by tenants, so each
-job has a budget of requests, and within it a smaller one for agents that did not answer their last
-request or were never asked; these are asked again after growing delays. Each namespace has a budget
-too, so that many jobs of one tenant do not take those of others.
+A request to an agent that does not answer lasts until its timeout. Tenants create pods, so each job
+has a budget of concurrent requests, and within it a smaller one for agents that did not answer
+their last request or were never asked; these are asked again after growing delays. Each namespace
+has a budget too, so that the jobs of one tenant do not use up those of others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ JOB_UNPROVEN_REQUESTS = 8
 NAMESPACE_REQUESTS = 64
 MAX_CONCURRENT_REQUESTS = 512
 POLL_SECONDS = 1.0
-"""Time after which a poll of a job begins no further request; the next poll goes on."""
+"""Time after which a poll of a job begins no further request; the next poll continues."""
 LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 2.0
 SLOW_SECONDS = 0.5

@@ -2,7 +2,7 @@
 
 Any pod of a job may hold the job's etcd user, which may write any key below the job's folder. The
 operator keeps these records in memory, so their number and size are bounded. etcd keeps the former
-values of a key until its next compaction, so the bytes written in a while are bounded too.
+values of a key until its next compaction, so the rate of written bytes is bounded too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Usage:
 
     @property
     def known(self) -> bool:
-        """True if all records of the job are known."""
+        """True if all records of the job have been read."""
         return not (self.exceeded or self.unread)
 
     def put(self, size: int, before: int | None) -> bool:

@@ -77,10 +77,11 @@ class RendezvousSource(Protocol):
         """True if the source reads nothing before the job's Secret exists."""
 
     def is_settling(self, now: float) -> bool:
-        """Return True if it has been unreadable for too short a time to report."""
+        """Return True if the rendezvous has been unreadable only for a time too short to report."""
 
     async def observe(self, job: ElasticJob, memory: JobMemory, pods: PodReader) -> Observation:
-        """Observe the job, the rendezvous first: a member without a pod is then really gone."""
+        """Observe the job, the rendezvous before the pods: a member without a pod is then really
+        gone."""
 
     def observe_again(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> Observed:
         """Return this observation with the rendezvous read again."""
@@ -159,9 +160,9 @@ class Unsteered:
 
 
 class UnusableSource(Unsteered):
-    """Rendezvous in a store that must not be used; the job's refusal has the reason.
+    """Rendezvous in a store that must not be used; the refusal of the job gives the reason.
 
-    The job's pods are still observed.
+    The pods of the job are still observed.
     """
 
     @property

@@ -77,8 +77,8 @@ def error_of(
 ) -> Failure | None:
     """Return the failure to report for workers that ended without a request to stop.
 
-    Their cause of death is unknown here. PEER_ABORT is therefore used: it is not charged if a
-    member was lost or left at that time, and charged otherwise.
+    Their error is unknown here. The class is therefore PEER_ABORT: it is not charged if a member
+    was lost or left at that time, and charged otherwise.
     """
     assignment = roster.assignment(identity.id) if roster else None
     ran = local.workers in (Workers.STARTING, Workers.RUNNING)
@@ -272,7 +272,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
     async def _await_run(self) -> Directive:
         """Announce that this node is ready, and wait for a round newer than the last.
 
-        Both happen in one call into the loop, since every call contends for the GIL.
+        One call into the loop does both, since every call contends for the GIL.
         """
         member = self._background.member
         assert member is not None

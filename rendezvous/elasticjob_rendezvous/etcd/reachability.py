@@ -21,7 +21,7 @@ def socket_path(endpoint: str) -> str | None:
 
 
 async def all_refuse(endpoints: Iterable[str]) -> bool:
-    """Return True if every endpoint actively refuses a connection. A timeout proves nothing."""
+    """Return True if every endpoint refuses a connection. A timeout proves nothing."""
     answers = await asyncio.gather(*(_refuses(endpoint) for endpoint in endpoints))
     return bool(answers) and all(answers)
 

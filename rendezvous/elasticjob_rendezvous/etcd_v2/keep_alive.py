@@ -36,8 +36,8 @@ def renew(
 
     torch's thread ends on almost any error. This one soon retries after every error: during an
     outage of etcd nothing expires, and no other member can observe an expiry. Only if the path no
-    longer exists does `lost` decide whether to continue. The thread calls `failed` after every
-    failure. `refresh` replaces the default request.
+    longer exists, `lost` is called: it returns True to continue. The thread calls `failed` after
+    every failure. `refresh` replaces the default request.
     """
     stop = threading.Event()
     refresh_key = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
@@ -189,7 +189,7 @@ class Place:
         self.failed_at = time.monotonic()
 
     def _restored(self) -> bool:
-        """Set our expired key again if the final version still exists; return True to go on.
+        """Set our expired key again if the final version still exists; return True to continue.
 
         All keys expire during a long outage of etcd, although all members live. Before the
         version is final, members join again instead: in an etcd that lost its data the key may

@@ -113,7 +113,7 @@ class Feed:
                 self._update(replace(seen, text=text, index=index), changed)
 
     def forget(self) -> None:
-        """Discard the known state: it belongs to another cluster."""
+        """Discard the state that was read: it belongs to another cluster."""
         with self._changed:
             self._seen = replace(self._seen, index=-1)
 
@@ -184,7 +184,7 @@ class Feed:
             text, index = self._read(quorum=True)
         lost = index < before
         if lost:
-            log.warning("etcd has lost its data: %s starts anew", self._paths.rendezvous)
+            log.warning("etcd has lost its data: %s starts again", self._paths.rendezvous)
         with self._changed:
             seen = self._seen
             if index < seen.index and not lost:

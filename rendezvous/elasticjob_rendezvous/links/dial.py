@@ -240,8 +240,8 @@ async def _permit(
 def _judge(probe: Probe, answer: Answer, address: str) -> Verdict:
     """Return the verdict that a launcher's or an agent's answer implies for the member.
 
-    Another member at the probed address proves that the probed one is gone. One that was reached
-    through another address, for example by a relay, proves nothing.
+    The answer of another member at the probed address proves that the probed one is gone. An answer
+    through another address, for example of a relay, proves nothing.
     """
     if answer.answerer.member != probe.member:
         return Verdict.GONE if answer.at == address else Verdict.UNKNOWN

@@ -1,8 +1,9 @@
 """Events: the inputs of the protocol.
 
-`Event`s go in, `effects` come out, and the `directives` state at any moment what the agent should
-do with its workers. The driver on a real etcd (`elasticjob_rendezvous.etcd.driver`) and the
-simulation (`tests/sim`) both use exactly this interface; nothing here does I/O.
+The protocol takes in `Event`s and returns `effects`; the `directives` are at any moment the state
+that the agent should bring its workers into. The driver on a real etcd
+(`elasticjob_rendezvous.etcd.driver`) and the simulation (`tests/sim`) both use exactly this
+interface; nothing here does I/O.
 """
 
 from __future__ import annotations

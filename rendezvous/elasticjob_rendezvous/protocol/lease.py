@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OVERDUE_SECONDS = 1.0
-"""Maximum pause between two renewals once an answer is overdue. Each attempt finds out whether
-etcd is down for everybody: workers without peers run on only as long as that is certain
-(`self_fencing`), however long the lease is."""
+"""Maximum pause between two renewals once an answer is overdue. Each attempt shows if etcd is down
+for all members: workers without peers continue only while that is certain (`self_fencing`),
+independent of the duration of the lease."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """Lease on which this member's key hangs; `id` 0 is none."""
+    """Lease to which this member's key is attached; `id` 0 is none."""
 
     id: int = 0
     deadline: float = 0.0

@@ -1,7 +1,7 @@
 """Rehearsal of a rendezvous: two members in memory, run once before the real one. No I/O.
 
-Code that a process runs for the first time costs several times its later cost. A member runs this
-while it connects, so that no round has to wait for it. Nothing of it is kept.
+The first execution of code takes several times as long as later ones. A member runs this while it
+connects, so that no round waits for first executions. The results are discarded.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ class View:
     ) -> bool:
         """Return True if a read at `revision` cannot come from the store known so far.
 
-        In one and the same store a key never goes back to an older revision, and nobody deletes
-        the round. An etcd that was set up again under its old names keeps its cluster id, so that
-        only this and a lower revision show it.
+        In one store the revision of a key never decreases, and the round is never deleted. An etcd
+        that was set up again under its old names keeps its cluster id, so that only this and a
+        lower revision show it.
         """
         for target, found in ranges:
             for kv in found:

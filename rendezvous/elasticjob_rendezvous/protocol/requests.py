@@ -32,7 +32,7 @@ class InFlight:
         self.revision = view.revision
 
     def taken(self) -> tuple[Request | None, str]:
-        """End the flight; return the request and its note."""
+        """Return the request and its note; none is in flight any more."""
         request, note = self.request, self.note
         self.request, self.note = None, ""
         return request, note

@@ -34,7 +34,7 @@ def restart_session(state: EngineState) -> None:
 
 
 def _reset(state: EngineState) -> None:
-    """Drop the session and the role; links stay, as the evidence that lets workers go on."""
+    """Drop the session and the role; links stay, as the evidence that lets workers continue."""
     state.self_fencing.lost_its_lease(state.now)
     state.session = ""
     state.leader_link.key = ""

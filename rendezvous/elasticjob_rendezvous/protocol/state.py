@@ -52,7 +52,8 @@ class RoundMemory:
         return self.last[1] if self.last else None
 
     def update(self, view: View) -> bool:
-        """Keep what is known now; return True if another round is final than before."""
+        """Record the newest rounds of the view; return True if another round is final than
+        before."""
         if view.round is None:
             return False
         current = view.round.record
@@ -82,7 +83,8 @@ class LeaveState:
     idle_since: float | None = None
 
     def update(self, leaving: bool, idle: bool, now: float) -> None:
-        """Note whether this member leaves; a drain request may be withdrawn before it is gone."""
+        """Record the start or withdrawal of this member's leave; a drain request may be
+        withdrawn."""
         if not leaving:
             self.since = self.idle_since = None
             return

@@ -27,9 +27,9 @@ LONGEST_PROBE_SECONDS = 1.2
 ANSWER_SECONDS = 1.5
 """Maximum duration of a probe."""
 TOLERATED_SECONDS = 1.4
-"""Maximum duration of a trouble that is not reported. Less than `ANSWER_SECONDS`: a store that
-does not answer one probe is in trouble. With the pause it leaves a slow machine half a second of
-the 3 s in which a trouble is named."""
+"""Minimum duration of a trouble that is reported. Less than `ANSWER_SECONDS`, so that one probe
+without an answer counts as trouble. With the pause, a slow machine has half a second left
+of the 3 s in which a trouble is reported."""
 CONFIRM_SECONDS = 0.25
 """Pause after a failed probe, until the trouble is reported."""
 SPARING_SECONDS = 3.0

@@ -1,7 +1,7 @@
 """State, events, orders and step function of an agent that polls a torch `RendezvousHandler`.
 
-A handler gives no directives. It only answers: a place in a round, the number of waiting nodes,
-whether it is closed. `poll_step` derives from these answers and the agent's local state the
+A handler gives no directives. It only returns a place in a round, the number of waiting nodes, and
+True if it is closed. `poll_step` derives from these answers and the agent's local state the
 directives that the v3 engine would give. `elasticjob_agent.polling.handler_rendezvous` does the
 I/O: it polls the handler and executes the orders.
 
@@ -78,7 +78,7 @@ class PollingState:
         restarts: failures charged to the job so far.
         uncharged: consecutive failures that were not charged.
         noted: round whose failure this agent has noted for the others.
-        alone: True if this agent ended as done without knowing whether the others are.
+        alone: True if this agent ended as done without knowledge of the others.
     """
 
     terms: PollingTerms

@@ -147,8 +147,7 @@ def _reasons(cause: CauseStatus) -> Sequence[str]:
 
 
 def _has_other_causes(known: str, reasons: Iterable[str]) -> bool:
-    """Return True if other members departed for other causes than the known one, which then does
-    not speak for all."""
+    """Return True if other members departed for other causes than the known one."""
     ends = {DISRUPTIONS[reason] for reason in reasons if reason in DISRUPTIONS}
     return bool(ends - {known})
 

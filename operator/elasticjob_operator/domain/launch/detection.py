@@ -61,7 +61,7 @@ def find(
 
     Args:
         values: variables of the container with a known value.
-        guesses: False ignores what only the arguments of unknown programs show.
+        guesses: False ignores findings in the arguments of unknown programs.
         is_ignored: returns True for a finding that does not count.
     """
     found = _find(tuple(words), Place(Variables(dict(values or {}))))

@@ -53,7 +53,7 @@ def deciding(
 
     Args:
         found: findings in the order of the command.
-        guesses: False ignores what only the arguments of unknown programs show.
+        guesses: False ignores findings in the arguments of unknown programs.
         is_ignored: returns True for a finding that does not count.
     """
     found = [

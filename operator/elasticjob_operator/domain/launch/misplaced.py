@@ -2,8 +2,8 @@
 
 A container's command is a list of words that no shell reads: `["python", "t.py", "&&", "echo"]`
 gives the program an argument `&&`, and `["cd", "x"]` starts a program that does not exist. Such a
-command runs, or ends at once, without doing what its author meant. So does an interpreter that is
-given nothing to run: the standard input of a container is empty.
+command runs, or ends immediately, without the effect that its author meant. So does an interpreter
+that is given nothing to run: the standard input of a container is empty.
 """
 
 from __future__ import annotations

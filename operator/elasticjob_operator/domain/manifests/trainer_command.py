@@ -293,7 +293,7 @@ def _per_worker(
 
 def _options(words: Sequence[str], workers: int | str | None, spec: LaunchSpec) -> tuple[str, ...]:
     """Return the options by which the launcher checks the program's files; the program of a job
-    with one worker may start what it likes, but a shell script may be meant for several."""
+    with one worker may start any process, but a shell script may be written for several workers."""
     found = _checked(words, spec)
     return found[1:] if spec.has_one_worker(workers) else found
 

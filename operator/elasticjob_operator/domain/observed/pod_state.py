@@ -384,7 +384,7 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
     status = raw.get("status") or {}
     if disrupted.get("status") == "True":
         return _joined(disrupted.get("reason"), disrupted.get("message"))
-    if status.get("reason"):  # the kubelet's verdict on the whole pod, e.g. Evicted
+    if status.get("reason"):  # the kubelet's reason for the whole pod, e.g. Evicted
         return _joined(status["reason"], status.get("message"))
     if trainer is not None and (end := ended(trainer)):
         name = trainer["name"]

@@ -1,4 +1,4 @@
-"""Plan of a job: the actions that turn its observed state into the wanted one.
+"""Plan of a job: the actions that turn its observed state into the desired state.
 
 Level-triggered: it depends only on the present state. Planning again after a plan was applied
 yields no further actions, and the next pass completes one that failed half-way. A plan creates
@@ -21,11 +21,9 @@ from elasticjob_operator.domain.plan.actions import (
     DeleteJob,
     DeletePod,
     DeleteReason,
-    Disfavored,
     RemoveMembers,
     WriteNodes,
     WriteParams,
-    surplus,
 )
 from elasticjob_operator.domain.plan.backends import (
     drain_requests,
@@ -61,6 +59,7 @@ from elasticjob_operator.domain.plan.sizes import (
     gives_up_at,
     wanted_size,
 )
+from elasticjob_operator.domain.plan.surplus import Disfavored, surplus
 from elasticjob_operator.domain.status.failures import avoided_names, lasting_stragglers
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.types import CleanPodPolicy, Phase
@@ -278,7 +277,7 @@ def _plan_active(job: ElasticJob, observed: Observed, phase: Phase, now: datetim
         disfavored = Disfavored(avoided, slower)
         victims = surplus(able_to_go, view, -missing, given_up, disfavored)
     elif view.finishing:
-        # New members cannot join; only a job below its minimum needs pods to go on.
+        # New members cannot join; only a job below its minimum needs pods to continue.
         missing = min(missing, job.spec.min_nodes - len(counted_pods.counted))
     bounds = rendezvous_params(
         job,

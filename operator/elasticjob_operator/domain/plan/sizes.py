@@ -26,7 +26,7 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """Wanted size: `requested` is spec.nodes (maxNodes if nobody has set it), `nodes` the legal
+    """Wanted size: `requested` is spec.nodes (maxNodes if it was never set), `nodes` the legal
     size."""
 
     nodes: int

@@ -1,4 +1,4 @@
-"""Goodput of a run: share of its time in which steps were completed that were kept. No I/O.
+"""Goodput of a run: share of its time spent on steps that were not lost later. No I/O.
 
 The time begins with the run's first step and ends with the run; a run begins with the job's start
 or resumption, so a suspension is no part of it. Repeated steps, recoveries, rounds without a first

@@ -1,4 +1,4 @@
-"""Readiness of a job: the conditions by which kstatus judges any object.
+"""Readiness of a job: the conditions that kstatus reads of any object.
 
 Argo CD, Flux and kpt use kstatus: an object is InProgress while `Reconciling`, Failed while
 `Stalled`, and otherwise Current if `Ready`. All three are always present.
@@ -77,7 +77,7 @@ _READY = {
     Phase.SUSPENDED: "Suspended",
     Phase.SUCCEEDED: "Succeeded",
 }
-"""Reason of condition Ready in the phases in which the job does what its spec asks for."""
+"""Reason of condition Ready in the phases that fulfil the job's spec."""
 
 
 def summary(

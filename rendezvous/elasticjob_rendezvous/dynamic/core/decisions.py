@@ -133,7 +133,7 @@ def close(s: Situation) -> Action:
 
 
 def keep_alive(s: Situation) -> Action:
-    """Decide whether to write a heartbeat: only if due and the node is still listed."""
+    """Write a heartbeat, only if it is due and the node is still listed."""
     if not s.beat_due or s.node not in s.state.last_heartbeats:
         return Action.FINISH
     return Action.ERROR_TIMEOUT if s.now > s.deadline else Action.KEEP_ALIVE

@@ -80,7 +80,7 @@ def verdict_on_final(
     announced_seconds: float,
     notice_seconds: float,
 ) -> Stay | Free:
-    """Decide whether a waiting member keeps or destroys a final version.
+    """Decide if a waiting member keeps or destroys a final version.
 
     The version is over if a member's key is missing, or if we are a member (`own` is our key)
     and wait again. Its working members poll `num_workers_waiting`, so it is kept for

@@ -1,7 +1,7 @@
 """Counts of ended rounds by cause. Pure.
 
 A final round that did not end with its job counts once: as a charged failure (`Round.charged`), or
-here. A failure that awaits its verdict is counted by the verdict.
+here. A failure that may still be charged is counted by that decision.
 """
 
 from __future__ import annotations

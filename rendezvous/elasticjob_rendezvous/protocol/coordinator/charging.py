@@ -1,4 +1,4 @@
-"""Judgement of ended rounds: failures charged or not, and leaves by preemption. No I/O."""
+"""Charging of ended rounds: failures charged or excused, leaves turned into preemptions. No I/O."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from elasticjob_rendezvous.protocol.replica import View
 def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams) -> Cause | None:
     """Return the real cause of the round's end: members lost, or else leaving; None without any.
 
-    A member that came back under a new session was lost in between, and one that was cut off had
-    ended its workers; but where others leave, the leave may have caused that. Finished members are
-    not missed. The cause is urgent: peers may be stuck.
+    A member with a new session was lost in between, and one that was cut off had ended its workers,
+    unless others left: then their leave may have caused that. Finished members do not count as
+    absent. The cause is urgent: peers may be stuck in a collective.
     """
     if roster is None:
         return None
@@ -71,8 +71,10 @@ def cause_of_absence(view: View, roster: Roster | None, bounds: RendezvousParams
     return cause_with_reasons(found.kind, found.members, (*found.reasons, ABORTED), urgent=True)
 
 
-def pass_verdicts(snapshot: Snapshot, peers: FailureDetector, timers: Timers) -> RoundUpdate | None:
-    """Decide if the failure of an ended round is charged, once its verdict is due."""
+def decide_charges(
+    snapshot: Snapshot, peers: FailureDetector, timers: Timers
+) -> RoundUpdate | None:
+    """Charge or excuse the failure of an ended round, once the decision is due."""
     current = snapshot.current
     if current.state is RoundState.CLOSED:
         return None
@@ -83,7 +85,7 @@ def pass_verdicts(snapshot: Snapshot, peers: FailureDetector, timers: Timers) ->
             )
             if reason is not None:
                 return _leave_uncharged(snapshot, number, reason)
-            if not _verdict_is_due(snapshot, number, peers, timers):
+            if not _decision_is_due(snapshot, number, peers, timers):
                 continue
         return _charge(snapshot, number, timers)
     return None
@@ -123,17 +125,17 @@ def _without(pending: tuple[int, ...], number: int) -> tuple[int, ...]:
     return tuple(other for other in pending if other != number)
 
 
-def _verdict_is_due(
+def _decision_is_due(
     snapshot: Snapshot, number: int, peers: FailureDetector, timers: Timers
 ) -> bool:
-    """Return True if nothing can explain a failure any more.
+    """Return True if no loss or leave that explains the failure can be reported any more.
 
-    The wait is twice as long while a member of that round answers nothing, since its lease decides
-    whether it is lost, and while a member has not reported the end of its workers, since it may be
-    about to report its own failure or leave.
+    The wait doubles while a member of that round is silent, since only its lease shows if it is
+    lost, and while a member has not reported the end of its workers, since it may be about to
+    report a failure or a leave.
     """
     window = failure_policy.window_seconds(snapshot.bounds)
-    if not timers.over(("verdict", number), window):
+    if not timers.over(("charge", number), window):
         return False
     roster = snapshot.view.rosters.get(number)
     seats = roster.seats if roster else ()
@@ -143,7 +145,7 @@ def _verdict_is_due(
     )
     if not silent and not _awaits_reports(snapshot.view, number):
         return True
-    return timers.over(("verdict", number), 2 * window)
+    return timers.over(("charge", number), 2 * window)
 
 
 def _awaits_reports(view: View, number: int) -> bool:

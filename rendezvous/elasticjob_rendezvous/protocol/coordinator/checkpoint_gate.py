@@ -1,9 +1,9 @@
 """Checkpoint of the whole gang before the planned end of a final round or of the job. No I/O.
 
-First all are asked (`Round.save`), and each member reports the last save point that its script
+First all members are asked (`Round.save`), and each reports the last save point that its script
 passed. From then on no worker passes another one, so the save point after the highest report is
-ahead of every rank: all save there, in the same call, so that saving may use collectives. Losses
-and failures wait for nothing, nor does a gang whose workers all report that the save failed.
+ahead of every rank: all save there, in the same call, so that saving may use collectives. A loss or
+a failure ends the wait, as does a gang whose workers all report that the save failed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def before_end(
     if judgement.cause is not None:
         return judgement
     if done:
-        return None  # the script has finished: a newcomer stops nobody any more
+        return None  # the script has finished: a newcomer stops no worker any more
     return RoundEnd(cause=save.cause, symptom=timers.known(("save", roster.number)))
 
 

@@ -11,7 +11,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_rendezvous.protocol.coordinator import bootstrap, data_loss, final, frozen, joinable
-from elasticjob_rendezvous.protocol.coordinator.charging import apply_late_preemption, pass_verdicts
+from elasticjob_rendezvous.protocol.coordinator.charging import (
+    apply_late_preemption,
+    decide_charges,
+)
 from elasticjob_rendezvous.protocol.coordinator.closing import close
 from elasticjob_rendezvous.protocol.coordinator.fencing import duplicates, fence_over
 from elasticjob_rendezvous.protocol.coordinator.memory import Coordinator
@@ -68,7 +71,7 @@ def _in_round(memory: Coordinator, snapshot: Snapshot) -> RoundUpdate | None:
         report = SaveReport(SaveResult.NOT_TRAINING)
         return close(snapshot, replace(closing.outcome, save=report))
     if current.state is not RoundState.FROZEN and (
-        act := pass_verdicts(snapshot, memory.peers, timers) or apply_late_preemption(snapshot)
+        act := decide_charges(snapshot, memory.peers, timers) or apply_late_preemption(snapshot)
     ):
         return act
     match current.state:

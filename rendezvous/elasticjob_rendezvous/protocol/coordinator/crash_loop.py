@@ -31,7 +31,7 @@ _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "sevent
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Final round as the coordinator saw it: its duration, and whether a step was reported."""
+    """Duration of a final round as observed by the coordinator, and True if a step was reported."""
 
     seconds: float
     stepped: bool = False
@@ -42,7 +42,8 @@ class Life:
 
 
 def lived(number: int, timers: Timers) -> Life:
-    """Return what the coordinator saw of a final round; a new coordinator saw less of it."""
+    """Return the observed life of a final round; a new coordinator has observed only its last
+    part."""
     began = timers.known(("state", number, RoundState.FINAL))
     ended = timers.known(("state", number + 1, RoundState.JOINABLE))
     end = timers.now if ended is None else ended
@@ -67,7 +68,7 @@ def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> 
 
 
 def after_round(streak: Streak, life: Life) -> Streak:
-    """Return the streak after a round that ended for another reason, or whose verdict is open."""
+    """Return the streak after a round that ended for another reason, or is not decided yet."""
     return replace(streak, row=0) if life.was_long else streak
 
 

@@ -1,7 +1,7 @@
 """Recovery after etcd lost its data: no round number is used twice. No I/O.
 
-The round is restored if no member knows more than this one; else the next round takes a number
-above all that any member has seen.
+The coordinator restores the round if no member has seen a newer one; else the next round takes a
+number above all that members have seen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Charging rules: failures that count against the budget, and the time of the decision. Pure.
 
-A failure that speaks for itself is charged at once. An aborted collective, or one whose wait timed
-out, is only charged when, for a lease and a second, no member of its round was lost or left: a
-silent node first shows as its peers' aborted collectives.
+A failure with a cause of its own is charged immediately. An aborted collective, or one that timed
+out, is charged only if no member of its round is lost or leaves within the duration of a lease plus
+one second: the loss of a node first shows as aborted collectives of its peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMOTENESS = {
 
 
 def window_seconds(bounds: RendezvousParams) -> float:
-    """Return the time that a verdict waits for a loss or a leave."""
+    """Return the time to wait for a loss or a leave before a failure is charged."""
     return bounds.keep_alive_seconds + 1.0
 
 

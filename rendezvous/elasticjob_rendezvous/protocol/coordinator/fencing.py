@@ -1,4 +1,4 @@
-"""Deletion of sessions by the coordinator, each on the revision at which it was judged. Pure.
+"""Deletion of sessions by the coordinator, each only at the revision that was evaluated. Pure.
 
 A session is fenced when another has replaced it, when a probe proved it gone (see
 `failure_detector`), or when its workers did not stop in time.

@@ -68,7 +68,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Decision to ask nobody yet; `reason` is for people."""
+    """Decision to ask no member yet; `reason` is a text for users."""
 
     reason: str
     last_call: bool = False
@@ -77,11 +77,11 @@ class Wait:
 def choose(
     quorum: Quorum, bounds: RendezvousParams, previous: int, last_call_over: bool
 ) -> Freeze | Wait:
-    """Decide whether to freeze now, and with which members.
+    """Return the members to freeze the round with, or the reason to wait.
 
     Survivors of the last roster come first, then the rest, each in rank order. After the first
-    round nobody waits out the last call once all survivors wait, if they are enough: idle training
-    costs more than a later join.
+    round the last call ends once all survivors wait, if they are enough: idle workers cost more
+    than a later join.
     """
     target = legal_size(bounds, len(quorum.waiting))
     if target < bounds.min_nodes or target == 0:

@@ -97,9 +97,9 @@ def _lost(
     timers: Timers,
     leavers: Container[str],
 ) -> tuple[list[RankAssignment], bool]:
-    """Return the members that are gone though they neither left nor were done.
+    """Return the absent members that neither left nor were done.
 
-    Also return whether another member is absent without proof, which holds back every planned end.
+    Also return True if another member is absent without proof, which delays every planned end.
     """
     lost, unproven = [], False
     for assignment in seats:

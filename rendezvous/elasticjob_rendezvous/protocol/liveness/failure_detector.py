@@ -1,8 +1,8 @@
 """Failure detector of the coordinator: links, probes and orphaned workers. No I/O.
 
-A closed link is a question, not an answer: the member's launcher is probed. Only a refusal, or a
-launcher without workers, proves that a member is gone; silence proves nothing and leaves the
-verdict to the lease.
+A closed link proves nothing: the member's launcher is probed. A refused connection, or a launcher
+without workers, proves that a member is gone. If the launcher is silent, the end of the lease
+decides.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ class FailureDetector:
                 self.take_session(member, other, SessionEvent.OTHER_LINK_OPENED)
 
     def is_routine(self, event: PeerUp | PeerHeartbeat) -> bool:
-        """Return True if a heartbeat only confirms what is already known.
+        """Return True if a heartbeat changes nothing in the state of its member.
 
-        Nothing is suspected of the member then, and the members need no new judgement: with a
-        thousand members and a heartbeat per second from each, it would take all the time.
+        The member is not suspected then, and the members need no new evaluation: with a thousand
+        members and a heartbeat per second from each, evaluations would take all processor time.
         """
         session = self.session(event.member, event.session)
         if isinstance(event, PeerHeartbeat) and not session.linked:

@@ -174,8 +174,8 @@ class LeaderLink:
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
         """Return the coordinator if it fell silent and this member is its successor.
 
-        Only the successor probes it then, to know by the end of its lease whether anything
-        answers: probes of all members would be too many.
+        Only the successor probes it then, so that the result is known when the lease ends: probes
+        of all members would be too many.
         """
         leader = self.leader(view)
         if leader is None or not self._named(view):

@@ -14,7 +14,7 @@ from elasticjob_rendezvous.protocol.state import EngineState
 def receive(state: EngineState, event: LeaveNoticesReceived) -> list[Effect]:
     """Note the leave notices, and forward them.
 
-    No judgement is repeated: a notice has no effect while the leaver's key is there.
+    The members are not evaluated again: a notice has no effect while the leaver's key exists.
     """
     state.view.merge_leave_notices(event.leaving)
     state.effects = []

@@ -1,9 +1,9 @@
 """Failure detector: loss of a member without a key, and the end of its workers. No I/O.
 
-Two questions of different weight. *Is the member lost?* If so, a new round opens. An etcd outage
-that costs a member its lease must not stop a healthy gang, so a member has time to register again
-after a change of coordinator and while a link to it is alive. *Have its workers stopped?* If so,
-the new round may start. The coordinator probes the member first; only its answer, or a silence
+Two questions with different consequences. *Is the member lost?* If so, a new round opens. An etcd
+outage that costs a member its lease must not stop a healthy gang, so a member has time to register
+again after a change of coordinator and while a link to it is alive. *Have its workers stopped?* If
+so, the new round may start. The coordinator probes the member first; only its answer, or a silence
 after which the member must have fenced itself, proves that they have.
 """
 

@@ -307,7 +307,7 @@ class SessionState:
 
     @property
     def known(self) -> bool:
-        """True if the session differs from one of which nothing is known."""
+        """True if anything is known about the session."""
         return self.linked or self.open or self.answers > 0
 
 

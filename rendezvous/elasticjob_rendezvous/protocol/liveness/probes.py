@@ -1,9 +1,9 @@
 """Repeated probes of silent members until one answers. No I/O.
 
-Probes begin when a link falls quiet or closes, while the member's lease still has seconds to run:
-when the lease ends it is known by then whether anything answers there. At the latest they begin
-when a member has no key. `RepeatedProbe` owns the schedule and the last answers; what an answer
-proves is in `failure_detector` and `member_loss`.
+Probes begin when heartbeats are missing or a link closes, seconds before the member's lease ends,
+so that their result is known by then. At the latest they begin when a member has no key.
+`RepeatedProbe` owns the schedule and the last answers; `failure_detector` and `member_loss`
+interpret them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_rendezvous.protocol.records.roster import RankAssignment
 from elasticjob_rendezvous.protocol.replica import View
 
 PROBE_INTERVAL_SECONDS = 0.5
-"""Interval of the probes, and delay of the first one: a judged silence is no older."""
+"""Interval of the probes, and delay of the first one: the maximum age of a reported silence."""
 LONGEST_PROBE_SECONDS = 4.5
 """Maximum probe duration. A timeout proves nothing about the time after the probe was sent."""
 _UNANSWERED = (None, Verdict.UNKNOWN)

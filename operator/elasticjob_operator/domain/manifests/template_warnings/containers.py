@@ -102,7 +102,7 @@ def variables(template: Template) -> Iterator[Found]:
             yield (
                 WarningKind.VARIABLE_REPLACED,
                 (*template.at, "env", index, "name"),
-                f"{variable['name']} is set anew for each worker in every round: workers do not "
+                f"{variable['name']} is set for each worker in every round: workers do not "
                 "see this value; remove it",
             )
 

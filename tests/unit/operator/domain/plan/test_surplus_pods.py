@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elasticjob_operator.domain.observed.state import NodeState
-from elasticjob_operator.domain.plan.actions import DeleteReason, surplus
+from elasticjob_operator.domain.plan.actions import DeleteReason
+from elasticjob_operator.domain.plan.surplus import surplus
 from tests.unit.operator.builders import final_round, pod
 
 GANG = [

@@ -14,8 +14,9 @@ from elasticjob_operator.domain.manifests.pod import PodSettings
 from elasticjob_operator.domain.manifests.pod import pod as pod_of
 from elasticjob_operator.domain.observed.etcd_records import decode_records, rendezvous_view
 from elasticjob_operator.domain.observed.state import Offence, RendezvousView
-from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason, Disfavored, surplus
+from elasticjob_operator.domain.plan.actions import DeletePod, DeleteReason
 from elasticjob_operator.domain.plan.planner import plan
+from elasticjob_operator.domain.plan.surplus import Disfavored, surplus
 from elasticjob_operator.domain.status.failures import (
     FLAGGED_AFTER,
     WINDOW,
