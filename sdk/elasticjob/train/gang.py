@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNK_BYTES = 1 << 30
+_UNKNOWN = -1
+"""Number of an unknown checksum."""
 
 
 class Gang:
@@ -83,15 +85,16 @@ def _transferred(body: Body | None, transfer: Callable[[torch.Tensor], object]) 
     """Send a body, or receive one into new memory with None. Its content is not copied."""
     import torch
 
-    sizes = torch.zeros(2, dtype=torch.int64)
+    sizes = torch.zeros(3, dtype=torch.int64)
     if body is not None:
-        sizes[0], sizes[1] = body.head_bytes, body.size
+        checksum = _UNKNOWN if body.checksum is None else body.checksum
+        sizes = torch.tensor([body.head_bytes, body.size, checksum])
     transfer(sizes)
-    head, size = map(int, sizes)
+    head, size, checksum = map(int, sizes)
     view = allocated(size) if body is None else body.contiguous()
     for first in range(0, size, _CHUNK_BYTES):
         transfer(torch.frombuffer(view[first : first + _CHUNK_BYTES], dtype=torch.uint8))
-    return Body(head, [view])
+    return Body(head, [view], None if checksum == _UNKNOWN else checksum)
 
 
 def exchanged(gang: Gang, plan: Plan, bodies: dict[Part, Body]) -> tuple[Body, Body | None]:

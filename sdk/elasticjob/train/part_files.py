@@ -39,10 +39,15 @@ class CorruptSnapshot(Exception):
 
 
 class Body(NamedTuple):
-    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views."""
+    """Content of a part: a description of `head_bytes` bytes and the data, in consecutive views.
+
+    `checksum` is that of the record with which the content was read and verified; otherwise None.
+    A copy with it as its own is damaged, not valid, if the content has changed in between.
+    """
 
     head_bytes: int
     views: Sequence[memoryview]
+    checksum: int | None = None
 
     @property
     def size(self) -> int:
@@ -80,6 +85,8 @@ def part_of(step: int, gang: int, rank: int, ranks: int, before: int) -> Part:
 
 def pack_record(part: Part, body: Body) -> bytes:
     """Encode the record of a part."""
+    if body.checksum is not None:
+        return _record_of(part, body, body.checksum)
     checksum = 0
     for view in body.views:
         checksum = zlib.crc32(view, checksum)
@@ -149,7 +156,7 @@ def read(path: Path, part: Part, moved: Callable[[], None] = no_report) -> Body:
         raise CorruptSnapshot(f"{path} cannot be read: {error.strerror}") from error
     if found_checksum != checksum:
         raise CorruptSnapshot(f"{path}: checksum mismatch")
-    return Body(head, [view])
+    return Body(head, [view], checksum)
 
 
 def overwrite(path: Path, part: Part, body: Body) -> None:

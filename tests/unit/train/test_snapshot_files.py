@@ -161,6 +161,17 @@ def test_changed_byte_is_detected(tmp_path: Path, at: int) -> None:
         read(path, part(1))
 
 
+def test_content_that_changed_after_its_read_is_detected_in_the_copy(tmp_path: Path) -> None:
+    part_files.overwrite(tmp_path / "shared.0", part(1), body(1))
+    found = read(tmp_path / "shared.0", part(1))
+    part_files.overwrite(tmp_path / "good", part(1), found)
+    assert content(tmp_path / "good", part(1)) == bytes(found.views[0])
+    found.views[0][4000] ^= 1
+    part_files.overwrite(tmp_path / "bad", part(1), found)
+    with pytest.raises(CorruptSnapshot, match="checksum mismatch"):
+        read(tmp_path / "bad", part(1))
+
+
 @pytest.mark.parametrize(
     "change",
     [
